@@ -1,0 +1,82 @@
+"""What every source of data yields: one picture with everything that is said about it."""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from PIL import Image
+
+Span = tuple[str, int, int]
+"""Where words stand: ("long", 3, 17) or ("captions.0", 3, 17), characters from 3 up to, not including, 17."""
+
+
+class Region(NamedTuple):
+    """A phrase and the part of the picture that it speaks of."""
+
+    phrase: str
+    box: tuple[float, float, float, float] | None = (
+        None  # left, top, right, bottom in pixels of the stored picture
+    )
+    mask: np.ndarray | None = None  # [H, W] bool over the stored picture
+    span: Span | None = None
+
+
+class Foil(NamedTuple):
+    """A text that is almost a caption of the picture, and wrong in exactly one thing."""
+
+    text: str
+    true: str  # the caption it was made from, right in that thing
+    kind: str  # what is wrong: "colour", "size", "relation", "noun", ...
+
+
+class Record(NamedTuple):
+    """One picture with at least one caption.
+
+    `captions` are alternative descriptions of the whole picture (five in Flickr8k, one in OpenStax).
+    `long` is a longer description, where the source has one beside its captions.
+    """
+
+    key: str  # unique in its source; what logs and reports call it
+    image: bytes | Image.Image  # an encoded file, or a picture that was drawn just now
+    captions: tuple[str, ...]
+    long: str | None = None
+    regions: tuple[Region, ...] = ()
+    foils: tuple[Foil, ...] = ()
+
+    @property
+    def whole(self) -> str:
+        """The fullest text there is: the long description, else all captions joined as sentences.
+
+        >>> Record("a", b"", ("A dog runs .", "It is brown")).whole
+        'A dog runs. It is brown.'
+        >>> Record("a", b"", ("A dog runs.",), long="A dog runs over wet sand. The sea is grey.").whole
+        'A dog runs over wet sand. The sea is grey.'
+        """
+        if self.long:
+            return self.long
+        if len(self.captions) == 1:
+            return self.captions[0]
+        return " ".join(text.rstrip(" .") + "." for text in self.captions)
+
+
+class Damaged(Exception):
+    """A sample that cannot be used. Never reaches the user as an exception: it is replaced and counted."""
+
+    def __init__(self, cause: str, where: str) -> None:
+        super().__init__(f"{cause}: {where}")
+        self.cause = cause  # one of a few fixed phrases, the key of the counts: "damaged image", "missing caption", ...
+        self.where = where  # the file, and the row or member inside it
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Random access to records. Opening it reads an index, never the pictures."""
+
+    path: str
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Record:
+        """The record at a position; raises Damaged where there is none to be had."""
+
+    def fingerprint(self) -> str:
+        """Hex digest of what the source holds (names, sizes, texts, not pixels): equal data, equal digest."""

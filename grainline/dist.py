@@ -1,0 +1,89 @@
+"""The only module that exchanges tensors between processes; alone, every function is the identity."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from grainline.types import Encoded, Mean, each
+
+
+def world_size() -> int:
+    """Number of processes."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """This process's number, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+class _Gather(torch.autograd.Function):
+    """Rows of all ranks, in rank order. Backward sums what every rank says about my rows.
+
+    rank 0: [a b]                 [a b c d]  on both ranks
+    rank 1: [c d]   -- forward ->
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
+        return _all_rows(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004
+        grad = grads[0].contiguous()
+        dist.all_reduce(grad)
+        return grad.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def gather(batch: Encoded, fields: Iterable[str]) -> Encoded:
+    """This rank's rows -> the rows of all ranks, differentiable.
+
+    batch   every rank must hold equally many rows; the collate function pads (item = -1) to make it so
+    fields  the fields of Encoded that the method compares across images. Tokens that are not named
+            travel nowhere and come back with L = 0: patches of a batch of 16k are gigabytes per rank.
+    """
+    if world_size() == 1:
+        return batch
+    wanted = set(fields)
+    kept = batch
+    if "tokens" not in wanted:
+        kept = kept._replace(tokens=batch.tokens[:, :0], mask=batch.mask[:, :0])
+    if "extra" not in wanted:
+        kept = kept._replace(extra=None)
+    return each(_gathered, kept)
+
+
+def finish(mean: Mean) -> Tensor:
+    """The value whose average over ranks (what DDP does to gradients) is the mean over all rows."""
+    return mean.total / share(mean.number)
+
+
+def share(number: Tensor) -> Tensor:
+    """The number of rows per rank, averaged over ranks."""
+    return average(number.detach().float()).clamp(min=1e-8)
+
+
+def average(x: Tensor) -> Tensor:
+    """Mean over ranks, without a gradient."""
+    if world_size() > 1:
+        x = x.detach().clone()
+        dist.all_reduce(x)
+        x = x / world_size()
+    return x
+
+
+def _gathered(x: Tensor) -> Tensor:
+    out: Tensor = _Gather.apply(x) if x.is_floating_point() else _all_rows(x)
+    return out
+
+
+def _all_rows(x: Tensor) -> Tensor:
+    as_bytes = x.dtype == torch.bool  # gloo and nccl disagree about bool
+    x = x.to(torch.uint8) if as_bytes else x
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x.contiguous())
+    rows = torch.cat(parts)
+    return rows.bool() if as_bytes else rows

@@ -1,0 +1,1 @@
+"""Things that turn pixels or token ids into tokens. Each file: config, then class."""

@@ -1,0 +1,42 @@
+"""What an encoder is to a method: pixels or ids in; tokens and a pooled vector of its own width out."""
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class ImageTokens(NamedTuple):
+    """A picture, before any projection into a shared space."""
+
+    pooled: Tensor  # [N, W]
+    cls: Tensor | None  # [N, W] the class token, where the encoder has one; never mixed in with the patches
+    patches: Tensor  # [N, L, W] in reading order where the backbone has a grid
+
+
+class TextTokens(NamedTuple):
+    """A text, before any projection into a shared space."""
+
+    pooled: Tensor  # [M, W]
+    tokens: Tensor  # [M, L, W]
+    mask: Tensor  # [M, L] bool, True = real token
+
+
+class ImageBackbone(Protocol):
+    """Anything that reads pictures. `grid` is None where tokens do not lie on one (superpixels)."""
+
+    width: int
+    size: int  # side of its square input in pixels
+    grid: tuple[int, int] | None  # rows and columns of patches
+
+    def __call__(self, pixels: Tensor) -> ImageTokens:
+        """pixels [N, 3, H, W] uint8 in 0..255 or float in 0..1"""
+
+
+class TextBackbone(Protocol):
+    """Anything that reads token ids."""
+
+    width: int
+    context: int  # longest text in tokens
+
+    def __call__(self, ids: Tensor, mask: Tensor) -> TextTokens:
+        """ids [M, L] int64, mask [M, L] bool; padding stands on the right and may be of any length"""

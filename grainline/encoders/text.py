@@ -1,0 +1,130 @@
+"""A text transformer, causal or bidirectional, of any context length, trained from scratch.
+
+A batch is cut at its longest text, and a batch of very unequal lengths is encoded in a few groups of similar
+length; both change nothing but the cost.
+"""
+
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from grainline.config import Config
+from grainline.encoders.base import TextTokens
+from grainline.nn.block import Stack
+from grainline.nn.pool import mean_pool
+
+SIZES: dict[str, dict[str, int]] = {
+    "toy": {"width": 32, "depth": 1, "heads": 2},
+    "Mi": {"width": 128, "depth": 4, "heads": 4},
+    "Ti": {"width": 256, "depth": 6, "heads": 4},
+    "S": {"width": 384, "depth": 12, "heads": 6},
+    "B": {"width": 512, "depth": 12, "heads": 8},
+    "L": {"width": 768, "depth": 12, "heads": 12},
+}
+
+
+class TextConfig(Config):
+    """`name` such as "B" (CLIP ViT-B's text side) fills in width, depth and heads; fields beside it win."""
+
+    name: str | None = None
+    width: int = Field(gt=0)
+    depth: int = Field(gt=0)
+    heads: int = Field(gt=0)
+    vocab: int = Field(
+        8192, gt=256
+    )  # entries of the tokenizer; training replaces it by what its tokenizer holds
+    context: int = Field(77, gt=2)  # longest text in tokens; longer ones are cut, counted and reported
+    causal: bool = True
+    pool: Literal["end", "mean"] = "end"  # the end token's state, or the mean of all
+    drop_path: float = Field(0.0, ge=0.0, lt=1.0)
+    buckets: int = Field(4, ge=1)  # at most so many groups of similar length; 1 pads all to the longest
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        name = values.get("name") if isinstance(values, dict) else None
+        if name is None:
+            return values
+        if name not in SIZES:
+            raise ValueError(f"allowed names of text encoders are {', '.join(SIZES)}")
+        return SIZES[name] | values
+
+    @model_validator(mode="after")
+    def _fits(self) -> "TextConfig":
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
+        return self
+
+
+class TextTransformer(nn.Module):
+    """Token ids to tokens and a pooled vector."""
+
+    def __init__(self, cfg: TextConfig) -> None:
+        super().__init__()
+        self.width, self.context = cfg.width, cfg.context
+        self.causal, self.pool, self.buckets = cfg.causal, cfg.pool, cfg.buckets
+        self.words = nn.Embedding(cfg.vocab, cfg.width)
+        self.position = nn.Parameter(torch.randn(cfg.context, cfg.width) * 0.01)
+        self.stack = Stack(cfg.width, cfg.depth, cfg.heads, drop_path=cfg.drop_path)
+        self.norm = nn.LayerNorm(cfg.width)
+        nn.init.normal_(self.words.weight, std=0.02)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> TextTokens:
+        """ids [M, L], mask [M, L] -> TextTokens of the same L; padding may be longer than the context"""
+        length = ids.shape[1]
+        if length > self.context and bool(mask[:, self.context :].any()):
+            raise ValueError(f"a text has more than {self.context} tokens; the tokenizer must cut it there")
+        groups = length_groups(mask.sum(1), self.buckets)
+        parts = [self._read(ids[group, :longest], mask[group, :longest]) for group, longest in groups]
+        back = torch.cat([group for group, _ in groups]).argsort()
+        tokens = torch.cat([nn.functional.pad(x, (0, 0, 0, length - x.shape[1])) for x, _ in parts])
+        return TextTokens(torch.cat([pooled for _, pooled in parts])[back], tokens[back], mask)
+
+    def _read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.norm(self.stack(self.words(ids) + self.position[: ids.shape[1]], mask, self.causal))
+        return x, self._summary(x, mask)
+
+    def _summary(self, x: Tensor, mask: Tensor) -> Tensor:
+        if self.pool == "mean":
+            return mean_pool(x, mask).vector
+        last = (mask.sum(1) - 1).clamp(min=0)
+        return x[torch.arange(len(x), device=x.device), last] * mask.any(1, keepdim=True)
+
+
+def length_groups(lengths: Tensor, most: int) -> list[tuple[Tensor, int]]:
+    """Rows in at most `most` groups of similar length, so that little padding is computed.
+
+    lengths  [M] real tokens of each row
+    returns  (row numbers [m], longest length in the group, at least 1), shortest group first; every row once
+
+    The cuts are those that minimise the number of padded tokens over groups of neighbours in sorted order,
+    found on a grid of 16 quantiles. Lengths are read on the host once.
+
+    >>> length_groups(torch.tensor([5, 90, 4, 88]), most=2)
+    [(tensor([0, 2]), 5), (tensor([3, 1]), 90)]
+    """
+    order = lengths.argsort(stable=True)
+    length = lengths[order].clamp(min=1).tolist()  # the one wait for the device
+    grid = sorted({len(length) * i // 16 for i in range(17)})
+    return [(order[a:b], length[b - 1]) for a, b in pairwise(_best_cuts(grid, length, most))]
+
+
+def _best_cuts(grid: list[int], length: list[int], most: int) -> list[int]:
+    """Cut points 0 .. len(length) among `grid` with the fewest computed tokens, in at most `most` groups.
+
+    A group costs its padded tokens and 64 tokens more for starting its kernels, so a small gain is no group.
+    """
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [0])}
+    for _ in range(most):
+        step = dict(best)
+        for a, (cost, cuts) in best.items():
+            for b in grid:
+                if b > a:
+                    total = cost + (b - a) * length[b - 1] + 64
+                    if b not in step or total < step[b][0]:
+                        step[b] = (total, [*cuts, b])
+        best = step
+    return best[len(length)][1]

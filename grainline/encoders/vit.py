@@ -1,0 +1,112 @@
+"""A plain vision transformer, trained from scratch (Dosovitskiy et al., arXiv 2010.11929).
+
+Pixels are normalised here, because mean and spread belong to the weights; the stem cuts patches (or looks at
+them through a few small convolutions, which learns faster from little data: Xiao et al., arXiv 2106.14881).
+"""
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from grainline.config import Config
+from grainline.encoders.base import ImageTokens
+from grainline.nn.block import Stack
+from grainline.nn.pool import AttentionPool
+
+SIZES: dict[str, dict[str, int]] = {
+    "toy": {"width": 32, "depth": 1, "heads": 2},
+    "Mi": {"width": 128, "depth": 6, "heads": 4},
+    "Ti": {"width": 192, "depth": 12, "heads": 3},
+    "S": {"width": 384, "depth": 12, "heads": 6},
+    "B": {"width": 768, "depth": 12, "heads": 12},
+    "L": {"width": 1024, "depth": 24, "heads": 16},
+}
+
+
+class ViTConfig(Config):
+    """`name` such as "B/16" fills in width, depth, heads and patch; fields given beside it win."""
+
+    name: str | None = None
+    width: int = Field(gt=0)
+    depth: int = Field(gt=0)
+    heads: int = Field(gt=0)
+    patch: int = Field(gt=0)
+    size: int = Field(224, gt=0)  # side of the square input in pixels
+    stem: Literal["patch", "conv"] = "patch"
+    pool: Literal["class", "mean", "attention"] = "class"
+    drop_path: float = Field(0.0, ge=0.0, lt=1.0)  # share of rows that skip a branch of the last block
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        name = values.get("name") if isinstance(values, dict) else None
+        if name is None:
+            return values
+        size, _, patch = str(name).partition("/")
+        if size not in SIZES or not patch.isdigit():
+            raise ValueError(f"allowed are {', '.join(SIZES)}, a slash and the patch side, such as B/16")
+        return SIZES[size] | {"patch": int(patch)} | values
+
+    @model_validator(mode="after")
+    def _fits(self) -> "ViTConfig":
+        if self.size % self.patch:
+            raise ValueError(f"size {self.size} is not a multiple of patch {self.patch}")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
+        if self.stem == "conv" and self.patch & (self.patch - 1):
+            raise ValueError(f"the conv stem halves the picture: patch {self.patch} is not a power of two")
+        return self
+
+
+class ViT(nn.Module):
+    """Pixels to patches, a class token where the config pools by one, and a pooled vector."""
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, cfg: ViTConfig) -> None:
+        super().__init__()
+        self.width, self.size = cfg.width, cfg.size
+        self.grid = (cfg.size // cfg.patch, cfg.size // cfg.patch)
+        self.register_buffer("mean", torch.full((3, 1, 1), 0.5))
+        self.register_buffer("spread", torch.full((3, 1, 1), 0.25))
+        self.stem = nn.Conv2d(3, cfg.width, cfg.patch, cfg.patch) if cfg.stem == "patch" else _conv_stem(cfg)
+        self.position = nn.Parameter(torch.randn(self.grid[0] * self.grid[1], cfg.width) * 0.02)
+        self.class_token = nn.Parameter(torch.randn(cfg.width) * 0.02) if cfg.pool == "class" else None
+        self.stack = Stack(cfg.width, cfg.depth, cfg.heads, drop_path=cfg.drop_path)
+        self.norm = nn.LayerNorm(cfg.width)
+        self.pool = AttentionPool(cfg.width, cfg.heads) if cfg.pool == "attention" else None
+
+    def forward(self, pixels: Tensor) -> ImageTokens:
+        """pixels [N, 3, H, W] uint8 or float -> ImageTokens with L = grid[0] * grid[1]"""
+        x = self.stem(normalised(pixels, self.mean, self.spread)).flatten(2).transpose(1, 2)  # [N, L, W]
+        x = x + self.position
+        if self.class_token is not None:
+            x = torch.cat([self.class_token.to(x.dtype).expand(len(x), 1, -1), x], dim=1)
+        x = self.norm(self.stack(x))
+        if self.class_token is not None:
+            return ImageTokens(x[:, 0], x[:, 0], x[:, 1:])
+        return ImageTokens(x.mean(1) if self.pool is None else self.pool(x).vector, None, x)
+
+
+def normalised(pixels: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
+    """(pixels - mean) / spread, for pixels [N, 3, H, W] uint8 in 0..255 or float in 0..1."""
+    x = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
+    return (x - mean) / spread
+
+
+def _conv_stem(cfg: ViTConfig) -> nn.Sequential:
+    """3 x 3 convolutions of stride 2 down to one cell a patch, then a 1 x 1 one to the full width.
+
+    GroupNorm, not BatchNorm: what a picture becomes must not depend on its batch.
+    """
+    steps = cfg.patch.bit_length() - 1
+    layers: list[nn.Module] = []
+    before = 3
+    for step in range(steps):
+        after = max(16, cfg.width >> (steps - 1 - step))
+        layers += [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.GroupNorm(1, after), nn.GELU()]
+        before = after
+    return nn.Sequential(*layers, nn.Conv2d(before, cfg.width, 1))

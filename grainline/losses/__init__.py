@@ -1,0 +1,1 @@
+"""Losses as pure functions: mine against everyone's, no ranks, no parameters, no state."""

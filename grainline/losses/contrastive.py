@@ -1,0 +1,54 @@
+"""Losses over a matrix of scores between my rows and everyone's. Each docstring holds the slow program."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from grainline.types import Mean
+
+
+def soft_info_nce(logits: Tensor, weight: Tensor) -> Mean:
+    """Cross-entropy of every row against the weights of its positives.
+
+    logits  [n, M]  row i scored against every candidate; -inf takes a candidate out
+    weight  [n, M]  >= 0, normalised per row here; a row of zeros is padding and is skipped
+
+    for i in rows with weight[i].sum() > 0:
+        target = weight[i] / weight[i].sum()
+        total += -(target * log_softmax(logits[i])).sum()
+        number += 1
+
+    With one positive per row this is InfoNCE (van den Oord et al., arXiv 1807.03748, eq. 4; CLIP,
+    arXiv 2103.00020, figure 3); with several of equal weight, its multi-positive form.
+
+    >>> logits = torch.tensor([[2.0, 0.0, -torch.inf], [1.0, 1.0, 0.0]])
+    >>> soft_info_nce(logits, torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+    Mean(total=tensor(0.1269), number=tensor(1))
+    """
+    mass = weight.sum(1)
+    real = mass > 0
+    target = weight / mass.clamp(min=1e-8)[:, None]
+    # A row without positives may hold nothing but -inf (padding): keep its NaN out of the gradient.
+    logits = logits.float().masked_fill(~real[:, None], 0.0)
+    log_prob = F.log_softmax(logits, dim=1).masked_fill(target == 0, 0.0)
+    return Mean(-(target * log_prob).sum(), real.sum())
+
+
+def sigmoid(logits: Tensor, positive: Tensor, real: Tensor) -> Mean:
+    """Each pair is a question of its own: does the text describe the image? SigLIP, arXiv 2303.15343, eq. 1.
+
+    logits    [n, M]  scaled and shifted scores
+    positive  [n, M] bool
+    real      [n, M] bool, False takes a pair out (padding)
+
+    for i, j with real[i, j]:
+        sign = +1 if positive[i, j] else -1
+        total += log(1 + exp(-sign * logits[i, j]))
+    number = rows with any real pair    (the loss is per image, not per pair: eq. 1 divides by |B|)
+
+    >>> sigmoid(torch.tensor([[2.0, -1.0]]), torch.tensor([[True, False]]), torch.tensor([[True, True]]))
+    Mean(total=tensor(0.4402), number=tensor(1))
+    """
+    signed = torch.where(positive, logits, -logits).float()
+    losses = F.softplus(-signed).masked_fill(~real, 0.0)
+    return Mean(losses.sum(), real.any(1).sum())

@@ -1,0 +1,11 @@
+"""All methods by name. A plain dict: adding one is adding a line."""
+
+from grainline.config import Config
+from grainline.methods.base import Method
+from grainline.methods.clip import CLIP, CLIPConfig
+from grainline.methods.siglip import SigLIP, SigLIPConfig
+
+METHODS: dict[str, tuple[type[Method], type[Config]]] = {
+    "clip": (CLIP, CLIPConfig),
+    "siglip": (SigLIP, SigLIPConfig),
+}

@@ -1,0 +1,62 @@
+"""What every method can do: six verbs. Training, retrieval, evaluation and drawing use nothing else."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
+
+
+class Method(ABC, nn.Module):
+    """Abstract: never instantiated. Subclasses are final: never subclassed again.
+
+    A subclass takes its config as the only argument of its constructor.
+    """
+
+    pairwise: bool
+    """False promises score(a, b) == a.vector @ b.vector.T"""
+
+    distribution: bool
+    """True promises that every row of `heat` is >= 0 and sums to 1; otherwise heat is signed."""
+
+    gathers: ClassVar[tuple[str, ...]] = ("vector", "item", "image")
+    """The fields of Encoded that `loss` compares across images: what travels between processes."""
+
+    size: int
+    """Side of the square pictures that encode_images reads, in pixels."""
+
+    context: int
+    """The longest text that encode_texts reads, in tokens."""
+
+    grid: tuple[int, int] | None
+    """Rows and columns of the image tokens; None where they do not lie on a grid."""
+
+    @abstractmethod
+    def encode_images(self, images: Images) -> Encoded:
+        """N pictures -> Encoded of N rows."""
+
+    @abstractmethod
+    def encode_texts(self, texts: Texts) -> Encoded:
+        """M texts -> Encoded of M rows."""
+
+    @abstractmethod
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Every image against every text: [N, M], higher is closer. A pair's score knows no other pair."""
+
+    @abstractmethod
+    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
+        """What depends on other rows: mine against everyone's. On one process they are the same objects."""
+
+    @abstractmethod
+    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:
+        """What depends on one text and its encoding alone, such as a reconstruction; {} if nothing does."""
+
+    @abstractmethod
+    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Where text i shows in image i: [N, L] over the image tokens."""
+
+
+def dot(images: Encoded, texts: Encoded) -> Tensor:
+    """Cosine of the two summaries: [N, M]."""
+    return images.vector @ texts.vector.T

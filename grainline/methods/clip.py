@@ -1,0 +1,56 @@
+"""CLIP: a picture and its caption are one vector each, and each finds the other among the batch.
+
+Radford et al., arXiv 2103.00020. In three steps:
+  1. encode picture and caption into unit vectors of one shared space;
+  2. multiply all cosines of the batch by a learnt, bounded scale;
+  3. cross-entropy both ways, half each (figure 3 of the paper).
+
+Differs from the paper's pseudo-code: several captions of one picture are positives of equal weight, a picture
+that comes twice in a batch is not its own negative, and foils (hard negative captions) join as candidates.
+"""
+
+from pydantic import Field
+from torch import Tensor
+
+from grainline.encoders.towers import Towers, TowersConfig
+from grainline.methods.base import Method, dot
+from grainline.methods.common import both_ways, cosine_heat
+from grainline.nn.scale import LogitScale
+from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
+
+
+class CLIPConfig(TowersConfig):
+    """Encoders, and the scale of the logits: 1 / temperature."""
+
+    scale: float = Field(1 / 0.07, gt=0)
+    max_scale: float = Field(100.0, gt=1)
+
+
+class CLIP(Method):
+    """Dual encoder with InfoNCE."""
+
+    def __init__(self, cfg: CLIPConfig) -> None:
+        super().__init__()
+        self.pairwise, self.distribution = False, False
+        self.towers = Towers(cfg)
+        self.size, self.grid, self.context = cfg.image.size, self.towers.image.grid, cfg.text.context
+        self.scale = LogitScale(cfg.scale, cfg.max_scale)
+
+    def encode_images(self, images: Images) -> Encoded:
+        return self.towers.encode_images(images)
+
+    def encode_texts(self, texts: Texts) -> Encoded:
+        return self.towers.encode_texts(texts)
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        return dot(images, texts)
+
+    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
+        scale = self.scale()
+        return both_ways(lambda images, texts: scale * dot(images, texts), mine, everyone)
+
+    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
+        return {}
+
+    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
+        return cosine_heat(images, texts)

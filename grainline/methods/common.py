@@ -1,0 +1,32 @@
+"""Steps that several methods share, as functions."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from grainline.losses.contrastive import soft_info_nce
+from grainline.types import Encoded, Pair, Term, same_image
+
+
+def both_ways(
+    score: Callable[[Encoded, Encoded], Tensor], mine: Pair, everyone: Pair, weight: float = 1.0
+) -> dict[str, Term]:
+    """InfoNCE of my images against all texts and of my texts against all images, half each.
+
+    Texts of the same image are positives of equal weight. Foils are candidates for every image and ask for
+    none themselves; padding is no candidate.
+    """
+    i2t = score(mine.images, everyone.texts).masked_fill(everyone.texts.item < 0, -torch.inf)  # [n, M]
+    t2i = score(everyone.images, mine.texts).T.masked_fill(everyone.images.item < 0, -torch.inf)  # [m, N]
+    return {
+        "i2t": Term(weight / 2, soft_info_nce(i2t, same_image(mine.images, everyone.texts).float())),
+        "t2i": Term(weight / 2, soft_info_nce(t2i, same_image(mine.texts, everyone.images).float())),
+    }
+
+
+def cosine_heat(images: Encoded, texts: Encoded) -> Tensor:
+    """Signed cosine of every image token with the summary of the text: [N, L]; 0 at masked tokens."""
+    tokens = F.normalize(images.tokens, dim=-1)
+    return torch.einsum("nld,nd->nl", tokens, texts.vector).masked_fill(~images.mask, 0.0)

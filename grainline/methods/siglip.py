@@ -1,0 +1,62 @@
+"""SigLIP: every picture and caption of the batch is a yes-or-no question of its own.
+
+Zhai et al., arXiv 2303.15343. In three steps:
+  1. encode picture and caption into unit vectors of one shared space;
+  2. scale all cosines of the batch and shift them by a learnt bias;
+  3. a sigmoid loss for each pair, summed over texts and averaged over pictures (equation 1).
+
+Differs from the paper: several captions of one picture are all positives; foils join as negatives of every
+picture. The bias starts at -10 as in section 3, because negatives are many.
+"""
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from grainline.encoders.towers import Towers, TowersConfig
+from grainline.losses.contrastive import sigmoid
+from grainline.methods.base import Method, dot
+from grainline.methods.common import cosine_heat
+from grainline.nn.scale import LogitScale
+from grainline.types import Clock, Encoded, Images, Pair, Term, Texts, same_image
+
+
+class SigLIPConfig(TowersConfig):
+    """Encoders, and the scale and bias of the logits."""
+
+    scale: float = Field(10.0, gt=0)
+    max_scale: float = Field(1000.0, gt=1)  # the paper sets no bound; this one only guards against overflow
+    bias: float = -10.0
+
+
+class SigLIP(Method):
+    """Dual encoder with the pairwise sigmoid loss."""
+
+    def __init__(self, cfg: SigLIPConfig) -> None:
+        super().__init__()
+        self.pairwise, self.distribution = False, False
+        self.towers = Towers(cfg)
+        self.size, self.grid, self.context = cfg.image.size, self.towers.image.grid, cfg.text.context
+        self.scale = LogitScale(cfg.scale, cfg.max_scale)
+        self.bias = nn.Parameter(torch.full((1,), cfg.bias))
+
+    def encode_images(self, images: Images) -> Encoded:
+        return self.towers.encode_images(images)
+
+    def encode_texts(self, texts: Texts) -> Encoded:
+        return self.towers.encode_texts(texts)
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        return dot(images, texts)
+
+    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
+        logits = self.scale() * dot(mine.images, everyone.texts) + self.bias  # [n, M]
+        real = (mine.images.item >= 0)[:, None] & (everyone.texts.item >= 0)
+        positive = same_image(mine.images, everyone.texts)
+        return {"pairs": Term(1.0, sigmoid(logits, positive, real))}
+
+    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
+        return {}
+
+    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
+        return cosine_heat(images, texts)

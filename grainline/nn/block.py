@@ -1,0 +1,103 @@
+"""The pre-norm transformer block and a stack of them, with recomputation of activations as an option."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention through SDPA."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} is not a multiple of {heads} heads")
+        self.heads = heads
+        self.to_qkv = nn.Linear(width, 3 * width)
+        self.to_out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """x [N, L, W], mask [N, L] bool or None (everything is real) -> [N, L, W]
+
+        With `causal`, padding must stand on the right: real tokens then never see it and no mask is needed.
+        """
+        q, k, v = (
+            self.to_qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        )  # [N, heads, L, W/heads]
+        seen = None
+        if mask is not None and not causal:
+            seen = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # a row of padding sees itself: no NaN
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal)
+        return self.to_out(out.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """x + Attention(LN(x)), then x + MLP(LN(x)); in training a share of the rows skips each branch."""
+
+    def __init__(self, width: int, heads: int, mlp_ratio: float = 4.0, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.drop_path = drop_path
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, int(width * mlp_ratio)), nn.GELU(), nn.Linear(int(width * mlp_ratio), width)
+        )
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """x [N, L, W], mask [N, L] -> [N, L, W]"""
+        x = x + self._dropped(self.attention(self.norm1(x), mask, causal))
+        return x + self._dropped(self.mlp(self.norm2(x)))
+
+    def _dropped(self, branch: Tensor) -> Tensor:
+        if not self.training or self.drop_path == 0.0:
+            return branch
+        keep = 1.0 - self.drop_path
+        kept = torch.empty(len(branch), 1, 1, device=branch.device).bernoulli_(keep)
+        return branch * (kept / keep).to(branch.dtype)
+
+
+class Stack(nn.Module):
+    """Blocks one after the other. `recompute` trades a second forward for the memory of their activations."""
+
+    def __init__(
+        self, width: int, depth: int, heads: int, mlp_ratio: float = 4.0, drop_path: float = 0.0
+    ) -> None:
+        super().__init__()
+        rates = [drop_path * i / max(1, depth - 1) for i in range(depth)]
+        self.blocks = nn.ModuleList(Block(width, heads, mlp_ratio, rate) for rate in rates)
+        self.recompute = False
+        self._initialise(width, depth)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """x [N, L, W], mask [N, L] -> [N, L, W]"""
+        for block in self.blocks:
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(block, x, mask, causal, use_reentrant=False)
+            else:
+                x = block(x, mask, causal)
+        return x
+
+    def _initialise(self, width: int, depth: int) -> None:
+        """CLIP's spreads: what writes into the residual stream is smaller the more blocks write."""
+        into, out = width**-0.5, width**-0.5 * (2 * depth) ** -0.5
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            hidden, _, back = block.mlp
+            for layer, spread in (
+                (block.attention.to_qkv, into),
+                (block.attention.to_out, out),
+                (hidden, (2 * width) ** -0.5),
+                (back, out),
+            ):
+                assert isinstance(layer, nn.Linear)
+                nn.init.normal_(layer.weight, std=spread)
+                nn.init.zeros_(layer.bias)
+
+
+def recompute_activations(model: nn.Module, on: bool) -> None:
+    """Switch activation checkpointing of every Stack inside a model."""
+    for module in model.modules():
+        if isinstance(module, Stack):
+            module.recompute = on

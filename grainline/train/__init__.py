@@ -1,0 +1,1 @@
+"""Training: one step, the loop around it, and what it writes."""

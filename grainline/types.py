@@ -1,0 +1,135 @@
+"""What one batch is, and what an encoder returns.
+
+Letters used for shapes in every file of the package:
+    N images   M texts   S parts of a text   L tokens   D shared width   W width of an encoder
+    H, W (after a 3) height and width of a picture in pixels   G side of the patch grid
+    n, m       rows held by this rank, when N, M are the rows of all ranks
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+CAPTION, SENTENCE, PHRASE, FOIL = 0, 1, 2, 3  # Texts.level
+
+
+class Texts(NamedTuple):
+    """All texts of a batch in one flat list, whatever image they describe.
+
+    Texts of different granularity are different rows; the S parts of one row are what an encoder
+    composes into one whole (the chunks of a long caption in CAFT; S is 1 elsewhere).
+
+    A foil (hard negative) is a row with its own `item` and `image` = -1: it is a candidate for every
+    image and a positive of none. A padding row has `item` = -1 as well, and is not even a candidate.
+    """
+
+    ids: Tensor  # [M, S, L] int64
+    mask: Tensor  # [M, S, L] bool, True = real token
+    item: Tensor  # [M] int64, id of the text itself; -1 = padding row
+    image: Tensor  # [M] int64, id of the image it describes; -1 = describes none of them
+    level: Tensor  # [M] int64, one of CAPTION, SENTENCE, PHRASE, FOIL
+
+
+class Images(NamedTuple):
+    """Pictures as they leave the loader; encoders normalise them, because mean and spread go with weights."""
+
+    pixels: Tensor  # [N, 3, H, W] uint8 in 0..255, or float in 0..1
+    image: Tensor  # [N] int64, id in the dataset
+    regions: Tensor | None = None  # [N, H, W] int64 superpixel labels (CAFT)
+    dense: Texts | None = None  # generated description of each image, one row per image (SEPS)
+
+
+class Encoded(NamedTuple):
+    """One side of the comparison. Losses, indexes and metrics see only this."""
+
+    vector: Tensor  # [N, D] unit length: all that an index has to store
+    tokens: Tensor  # [N, L, D] patches, regions, words, parts or groups; L may be 0
+    mask: Tensor  # [N, L] bool, True = real token
+    item: Tensor  # [N] int64, id of the row itself; -1 = padding row
+    image: Tensor  # [N] int64, id of the image behind the row; -1 = none
+    extra: Any = None  # a NamedTuple of further tensors [N, ...] that only this method reads
+
+
+class Pair(NamedTuple):
+    """Both sides of one batch."""
+
+    images: Encoded
+    texts: Encoded
+
+
+class Clock(NamedTuple):
+    """When a loss is computed: for warm-ups, and for random choices that must not depend on the rank."""
+
+    step: int = 0
+    epoch: float = 0.0
+    seed: int = 0
+
+
+class Mean(NamedTuple):
+    """A mean in two halves, so that ranks with different numbers of rows still add up."""
+
+    total: Tensor  # []
+    number: Tensor  # [] of rows that were summed
+
+
+class Term(NamedTuple):
+    """One summand of a loss."""
+
+    weight: float
+    mean: Mean
+
+
+def each(f: Callable[[Tensor], Tensor], batch: T) -> T:
+    """Apply f to every tensor of nested NamedTuples; everything else stays as it is."""
+    out: Any = batch
+    if isinstance(batch, Tensor):
+        out = f(batch)
+    elif isinstance(batch, tuple):
+        out = type(batch)(*(each(f, field) for field in batch))
+    return out
+
+
+def rows(batch: T, index: Tensor | slice) -> T:
+    """The chosen rows of every tensor."""
+    return each(lambda x: x[index], batch)
+
+
+def concat(batches: Sequence[T]) -> T:
+    """Stack NamedTuples of equal trailing shapes along their rows.
+
+    >>> one, two = Pair(torch.zeros(1), torch.zeros(2)), Pair(torch.ones(1), torch.ones(1))
+    >>> concat([one, two]).texts
+    tensor([0., 0., 1.])
+    """
+    first: Any = batches[0]
+    out: Any = first
+    if isinstance(first, Tensor):
+        out = torch.cat([x for x in batches if isinstance(x, Tensor)])
+    elif isinstance(first, tuple):
+        parts: list[Any] = list(batches)
+        out = type(first)(*(concat([part[i] for part in parts]) for i in range(len(first))))
+    return out
+
+
+def to(batch: T, device: torch.device | str) -> T:
+    """Every tensor on the device; copies from pinned memory do not wait."""
+    return each(lambda x: x.to(device, non_blocking=True), batch)
+
+
+def vectors_only(encoded: Encoded) -> Encoded:
+    """The same rows without tokens and extras: 1 kB a row instead of hundreds."""
+    return encoded._replace(tokens=encoded.tokens[:, :0], mask=encoded.mask[:, :0], extra=None)
+
+
+def same_image(a: Encoded, b: Encoded) -> Tensor:
+    """Which rows belong to the same image: [len(a), len(b)] bool. Padding and foils match nothing."""
+    return (a.image[:, None] == b.image[None]) & (a.image >= 0)[:, None]
+
+
+def same_item(a: Encoded, b: Encoded) -> Tensor:
+    """Which rows are the same text (or image): [len(a), len(b)] bool. Padding matches nothing."""
+    return (a.item[:, None] == b.item[None]) & (a.item >= 0)[:, None]

@@ -1,0 +1,26 @@
+"""Shared fixtures. Every test starts from the same random numbers and two threads at most."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """No test depends on the tests before it."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data sets named by GRAINLINE_DATA; tests that read it skip where there is none."""
+    folder = Path(os.environ.get("GRAINLINE_DATA", Path(__file__).parent.parent.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder}; set GRAINLINE_DATA (docs/data.md says how to build it)")
+    return folder
