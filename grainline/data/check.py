@@ -1,0 +1,255 @@
+"""What a source holds and what is wrong with it, found by reading it: `grainline data check PATH`.
+
+`check` reads and decodes every sample, or an even choice of them (JPEGs at an eighth of their size, which
+still meets every byte); `render` makes a page of its report. Damage is counted by cause, never raised.
+"""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from grainline.data.decode import decode, picture_size
+from grainline.data.record import Damaged, Record, Source
+from grainline.data.sources.joined import remarks
+
+EXAMPLES = 5  # files named for each kind of damage, and longest texts shown
+CLIP_WORDS = 55  # what CLIP's 77 tokens hold of ordinary English, roughly
+
+
+class Spread(NamedTuple):
+    """How a number varies: least, 10 %, middle, 90 %, greatest. Values that occur, no averages."""
+
+    least: int
+    low: int
+    median: int
+    high: int
+    most: int
+
+
+class Fault(NamedTuple):
+    """Samples that cannot be used for the same cause."""
+
+    cause: str
+    number: int
+    first: tuple[str, ...]  # where the first few are
+
+
+class CheckReport(NamedTuple):
+    """All that `check` found. Spreads are None where no sample could be read."""
+
+    path: str
+    kind: str
+    samples: int  # in the source
+    checked: int  # of them read here
+    fingerprint: str
+    captions: Spread | None  # captions per picture
+    words: Spread | None  # words per caption; long descriptions are captions here
+    sentences: Spread | None  # sentences per caption
+    short_side: Spread | None  # pixels
+    long_side: Spread | None
+    longs: int  # records with a long description beside their captions
+    regions: int  # records with boxes or masks
+    faults: tuple[Fault, ...]
+    same_key: tuple[str, ...]  # keys that come more than once
+    same_image: tuple[tuple[str, ...], ...]  # keys of pictures that are equal byte by byte
+    same_caption: int  # captions that stand at more than one picture, counted once each
+    longest: tuple[tuple[str, int], ...]  # key and words of the longest texts
+    remarks: tuple[str, ...]  # what the source said when it was opened
+    suggestions: tuple[str, ...]
+
+    @property
+    def damaged(self) -> int:
+        """How many of the samples that were read cannot be used."""
+        return sum(fault.number for fault in self.faults)
+
+
+class _Tally:
+    """What is counted on the way through a source."""
+
+    def __init__(self) -> None:
+        self.captions: list[int] = []
+        self.words: list[int] = []
+        self.sentences: list[int] = []
+        self.sides: list[tuple[int, int]] = []
+        self.longs = self.regions = 0
+        self.faults: dict[str, list[str]] = defaultdict(list)
+        self.keys: Counter[str] = Counter()
+        self.images: dict[bytes, list[str]] = defaultdict(list)
+        self.pictures_of: dict[bytes, set[bytes]] = defaultdict(set)  # from a caption to its pictures
+        self.longest: list[tuple[str, int]] = []
+
+    def add(self, record: Record, split: Callable[[str], Sequence[object]]) -> None:
+        """Count one sample. Raises Damaged if its picture is."""
+        with decode(record, draft=1):
+            width, height = picture_size(record)
+        self.sides.append((min(width, height), max(width, height)))
+        self.keys[record.key] += 1
+        image = _hash(record.image)
+        self.images[image].append(record.key)
+        self.captions.append(len(record.captions))
+        self.longs += record.long is not None
+        self.regions += bool(record.regions)
+        for text in (*record.captions, *([record.long] if record.long else [])):
+            self.words.append(len(text.split()))
+            self.sentences.append(len(split(text)))
+            self.pictures_of[hashlib.sha256(text.encode()).digest()].add(image)
+            self.longest.append((record.key, self.words[-1]))
+        self.longest = sorted(self.longest, key=lambda entry: -entry[1])[:EXAMPLES]
+
+
+def check(
+    source: Source,
+    split: Callable[[str], Sequence[object]],
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> CheckReport:
+    """Read a source through, or `limit` samples spread evenly over it.
+
+    split     a text to its sentences, as grainline.data.captions.sentences does it
+    progress  is called with (samples read, samples to read) after each one
+    """
+    number = len(source) if limit is None else min(limit, len(source))
+    tally = _Tally()
+    for done in range(number):
+        index = done * len(source) // number
+        try:
+            tally.add(source[index], split)
+        except Damaged as damaged:
+            tally.faults[damaged.cause].append(damaged.where)
+        if progress is not None:
+            progress(done + 1, number)
+    report = CheckReport(
+        path=source.path,
+        kind=type(source).__name__,
+        samples=len(source),
+        checked=number,
+        fingerprint=source.fingerprint(),
+        captions=spread(tally.captions),
+        words=spread(tally.words),
+        sentences=spread(tally.sentences),
+        short_side=spread([short for short, _ in tally.sides]),
+        long_side=spread([long for _, long in tally.sides]),
+        longs=tally.longs,
+        regions=tally.regions,
+        faults=tuple(
+            Fault(cause, len(places), tuple(places[:EXAMPLES]))
+            for cause, places in sorted(tally.faults.items(), key=lambda entry: -len(entry[1]))
+        ),
+        same_key=tuple(key for key, times in tally.keys.items() if times > 1),
+        same_image=tuple(tuple(keys) for keys in tally.images.values() if len(keys) > 1),
+        same_caption=sum(len(pictures) > 1 for pictures in tally.pictures_of.values()),
+        longest=tuple(tally.longest),
+        remarks=remarks(source),
+        suggestions=(),
+    )
+    return report._replace(suggestions=tuple(suggestions(report)))
+
+
+def spread(values: Sequence[int]) -> Spread | None:
+    """Quantiles of whole numbers; None of nothing.
+
+    >>> spread([5, 1, 9, 2, 2])
+    Spread(least=1, low=1, median=2, high=9, most=9)
+    """
+    if not values:
+        return None
+    found = np.quantile(values, (0, 0.1, 0.5, 0.9, 1), method="nearest")
+    return Spread(*(int(value) for value in found))
+
+
+def suggestions(report: CheckReport) -> list[str]:
+    """What the user may want to do about it, in plain words."""
+    found: list[str] = []
+    if report.damaged == report.checked:
+        found.append("No sample can be used. Mend the first one named above, then check again.")
+    elif report.damaged:
+        share = report.damaged / report.checked
+        found.append(
+            f"{share:.1%} of the samples cannot be used. Training replaces and counts them, and stops where"
+            " they are too many; mend or remove the files named above."
+        )
+    if report.same_key:
+        found.append("Keys that come twice make reports ambiguous. Give each picture a name of its own.")
+    if report.same_image:
+        copies = sum(len(keys) - 1 for keys in report.same_image)
+        found.append(
+            f"{copies} pictures are copies of others: wrong answers in retrieval, and a leak where one is in"
+            " the training set and one in the test set. Remove them, or list all captions under one picture."
+        )
+    if report.same_caption:
+        found.append(
+            f"{report.same_caption} captions stand at more than one picture. No model can tell those apart;"
+            " make them say more, or expect a lower best score."
+        )
+    if report.words and report.words.high > CLIP_WORDS:
+        found.append(
+            f"One caption in ten has {report.words.high} words or more; CLIP's 77 tokens hold about"
+            f" {CLIP_WORDS}. Choose a longer context, or those texts will be cut."
+        )
+    if report.sentences and report.sentences.median <= 1 and report.captions and report.captions.median == 1:
+        found.append(
+            "Most captions are a single sentence. Methods that align sentences have little to align."
+        )
+    if report.short_side and report.short_side.median < 128:
+        found.append(
+            f"Half of the pictures have a short side of {report.short_side.median} pixels or less: to train"
+            " at 224 they would be enlarged. Choose a smaller size, or larger pictures."
+        )
+    if report.checked < report.samples:
+        found.append(
+            f"Only {report.checked} of {report.samples} samples were read; check all of them before training."
+        )
+    return found
+
+
+def render(report: CheckReport) -> str:
+    """The report as lines for a terminal."""
+    lines = [
+        f"{report.path}",
+        f"  kind            {report.kind}",
+        f"  samples         {report.samples}"
+        + (f", {report.checked} read" if report.checked < report.samples else ""),
+        f"  fingerprint     {report.fingerprint[:16]}",
+    ]
+    spreads = {
+        "captions/image": report.captions,
+        "words/caption": report.words,
+        "sentences/capt.": report.sentences,
+        "short side, px": report.short_side,
+        "long side, px": report.long_side,
+    }
+    if report.captions is not None:
+        lines += ["", f"  {'':15} {'min':>6} {'10 %':>6} {'median':>6} {'90 %':>6} {'max':>6}"]
+        lines += [
+            f"  {name:15} " + " ".join(f"{v:6d}" for v in values)
+            for name, values in spreads.items()
+            if values
+        ]
+        lines += ["", f"  with a long description {report.longs}, with regions {report.regions}"]
+        lines.append(
+            "  longest texts   " + ", ".join(f"{key} ({words} words)" for key, words in report.longest)
+        )
+    lines += ["", f"  cannot be used  {report.damaged} of {report.checked}"]
+    for fault in report.faults:
+        lines.append(f"    {fault.cause}: {fault.number}")
+        lines += [f"      {place}" for place in fault.first]
+        lines += [f"      and {fault.number - len(fault.first)} more"] * (fault.number > len(fault.first))
+    lines += _copies("key of several samples", [(key,) for key in report.same_key])
+    lines += _copies("equal pictures", report.same_image)
+    lines += [f"  note: {remark}" for remark in report.remarks]
+    lines += [""] * bool(report.suggestions) + [f"  * {line}" for line in report.suggestions]
+    return "\n".join(lines)
+
+
+def _copies(title: str, groups: Sequence[Sequence[str]]) -> list[str]:
+    lines = [f"    {' = '.join(keys[:EXAMPLES])}" for keys in groups[:EXAMPLES]]
+    return [f"  {title}: {len(groups)}", *lines] if groups else []
+
+
+def _hash(image: bytes | Image.Image) -> bytes:
+    data = image if isinstance(image, bytes) else repr(image.size).encode() + image.tobytes()
+    return hashlib.sha256(data).digest()

@@ -1,0 +1,204 @@
+"""Where records come from: one file per kind, opened by the look of a path.
+
+    scenes, scenes:...                  pictures drawn on the fly, with known truth
+    a.tar, a-*.tar, a-{0000..0004}.tar  WebDataset tars, or a folder of them
+    a folder of pictures                with NAME.txt or NAME.json beside each, or a metadata.csv or .jsonl
+    a.jsonl, a.csv, a.tsv, a.json       rows with the paths of pictures
+    a.parquet, a-*.parquet              rows with the pictures inside, or a folder of them (extra `data`)
+    coco-karpathy:dataset_coco.json?images=DIR&split=test
+    coco-val2017:captions_val2017.json?images=DIR
+
+Any path can be opened as another kind with KIND:PATH. A source raises UserError when it is opened and
+Damaged, with a cause from grainline.data.causes, when one of its samples is asked for.
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+
+from grainline.data.record import Source
+from grainline.data.sources.coco import CocoKarpathy, CocoVal2017, is_karpathy, is_official
+from grainline.data.sources.common import HELP, divide, read_text, some
+from grainline.data.sources.folder import Folder, files_below, suffix
+from grainline.data.sources.joined import Joined, remarks
+from grainline.data.sources.parquet import Parquet
+from grainline.data.sources.paths import expand, is_pattern
+from grainline.data.sources.table import Table, json_rows, parse_json
+from grainline.data.sources.tars import Tars
+from grainline.errors import UserError
+
+__all__ = ["SOURCES", "Joined", "Opener", "open_source", "open_sources", "remarks"]
+
+Opener = Callable[[str, str | None, int | None], Source]
+"""Path, folder of pictures, side of drawn pictures in pixels."""
+
+
+def _scenes(path: str, _images: str | None, size: int | None) -> Source:
+    from grainline.data.sources.scenes import Scenes
+
+    return Scenes(path, size)
+
+
+def _tars(path: str, _images: str | None, _size: int | None) -> Source:
+    return Tars(_files(path, ("tar",)), path)
+
+
+def _folder(path: str, _images: str | None, _size: int | None) -> Source:
+    return Folder(path)
+
+
+def _table(path: str, images: str | None, _size: int | None) -> Source:
+    base, query = divide(path)
+    tables = [Table(f"{file}?{query}" if query else file, images) for file in expand(base)]
+    return tables[0] if len(tables) == 1 else Joined(tables)
+
+
+def _parquet(path: str, images: str | None, _size: int | None) -> Source:
+    base, query = divide(path)
+    files = _files(base, ("parquet",))
+    return Parquet([f"{file}?{query}" if query else file for file in files], path, images)
+
+
+def _json(path: str, images: str | None, _size: int | None) -> Source:
+    """COCO, Karpathy or rows: only a look inside can tell."""
+    file, _ = divide(path)
+    data = parse_json(file, read_text(file))
+    if is_official(data):
+        return CocoVal2017(path, images, data)
+    if is_karpathy(data):
+        return CocoKarpathy(path, images, data)
+    return Table(path, images, json_rows(file, data))
+
+
+def _karpathy(path: str, images: str | None, _size: int | None) -> Source:
+    return CocoKarpathy(path, images)
+
+
+def _val2017(path: str, images: str | None, _size: int | None) -> Source:
+    return CocoVal2017(path, images)
+
+
+SOURCES: dict[str, Opener] = {
+    "scenes": _scenes,
+    "tars": _tars,
+    "folder": _folder,
+    "table": _table,
+    "parquet": _parquet,
+    "json": _json,
+    "coco-karpathy": _karpathy,
+    "coco-val2017": _val2017,
+}
+
+_BY_SUFFIX = {
+    "tar": "tars",
+    "jsonl": "table",
+    "ndjson": "table",
+    "csv": "table",
+    "tsv": "table",
+    "json": "json",
+    "parquet": "parquet",
+}
+_WITH_FOLDER_OF_PICTURES = ("table", "parquet", "json", "coco-karpathy", "coco-val2017")
+_PACKED = ("gz", "tgz", "bz2", "xz", "zst", "zip")
+
+
+def open_source(path: str, *, images: str | None = None, size: int | None = None) -> Source:
+    """Open what lies at a path; its kind is found by its look, or named as in "table:rows.txt".
+
+    images  folder of the pictures, for kinds that name their pictures by path; an error for the others
+    size    side of drawn pictures in pixels; all others come as large as they are stored
+    """
+    kind, rest = _kind(path)
+    if images is not None and kind not in _WITH_FOLDER_OF_PICTURES:
+        raise UserError(
+            f"--images {images} does not go with {path}: {kind} hold their own pictures;"
+            f" it is for {', '.join(_WITH_FOLDER_OF_PICTURES)}; {HELP}"
+        )
+    return SOURCES[kind](rest, images, size)
+
+
+def open_sources(paths: Sequence[str], *, images: str | None = None, size: int | None = None) -> Source:
+    """Several paths as one source, in their order. `images` goes to those that name pictures by path."""
+    if not paths:
+        raise UserError(f"no data was named: give at least one path, or 'scenes'; {HELP}")
+    takes = [_kind(path)[0] in _WITH_FOLDER_OF_PICTURES for path in paths]
+    if images is not None and not any(takes):
+        return open_source(paths[0], images=images, size=size)  # says why not
+    opened = [
+        open_source(path, images=images if taken else None, size=size)
+        for path, taken in zip(paths, takes, strict=True)
+    ]
+    return opened[0] if len(opened) == 1 else Joined(opened)
+
+
+def _kind(path: str) -> tuple[str, str]:
+    """The kind of a path, and the path without the name of the kind."""
+    if re.match(r"scenes($|[:?])", path):
+        return "scenes", path
+    named = re.match(r"([a-z][a-z0-9-]+):(?!//)", path)
+    if named and named[1] in SOURCES and not os.path.exists(path):
+        return named[1], path[named.end() :]
+    if re.match(r"[a-z0-9]+://", path) or path.startswith("pipe:"):
+        raise UserError(
+            f"{path} is not on this machine: download it first, only local paths are read; {HELP}"
+        )
+    base, query = divide(path)
+    first = expand(base)[0] if is_pattern(base) else base
+    if named and not os.path.exists(first):
+        raise UserError(f"{path} names no known kind: {named[1]} is none of {', '.join(SOURCES)}; {HELP}")
+    if not os.path.exists(first):
+        raise UserError(
+            f"nothing at {base} (from {os.getcwd()}): name a file, a folder, a pattern or 'scenes'; {HELP}"
+        )
+    if os.path.isdir(first):
+        return _kind_of_folder(first, query)
+    return _kind_of_file(first), path
+
+
+def _kind_of_file(path: str) -> str:
+    kind = _BY_SUFFIX.get(suffix(path))
+    if kind is None:
+        advice = (
+            "unpack it first"
+            if suffix(path) in _PACKED
+            else "name its kind as KIND:PATH if it is one of them"
+        )
+        raise UserError(
+            f"{path} is of no known kind: allowed are .{', .'.join(_BY_SUFFIX)} and folders; {advice}; {HELP}"
+        )
+    return kind
+
+
+def _kind_of_folder(path: str, query: str) -> tuple[str, str]:
+    files = files_below(path)
+    held = {"tars": _ending(files, "tar"), "parquet": _ending(files, "parquet")}
+    held = {kind: names for kind, names in held.items() if names}
+    table = [name for name in files if name in ("metadata.csv", "metadata.jsonl")]
+    if len(held) > 1:
+        raise UserError(
+            f"{path} holds tars and parquet files: say which with tars:{path} or parquet:{path}; {HELP}"
+        )
+    if held:
+        kind = next(iter(held))
+        return kind, f"{path}?{query}" if query else path
+    if table:
+        return "table", os.path.join(path, table[0]) + (f"?{query}" if query else "")
+    return "folder", path
+
+
+def _ending(files: Sequence[str], *wanted: str) -> list[str]:
+    return [name for name in files if suffix(name) in wanted]
+
+
+def _files(path: str, wanted: Sequence[str]) -> list[str]:
+    """The files that a path, a pattern or a folder stands for. Raises UserError."""
+    if os.path.isdir(path):
+        found = [os.path.join(path, name) for name in _ending(files_below(path), *wanted)]
+        if not found:
+            raise UserError(f"{path} holds no .{', .'.join(wanted)} files; {HELP}")
+        return found
+    found = expand(path)
+    others = [name for name in found if suffix(name) not in wanted]
+    if len(found) > 1 and others:
+        raise UserError(f"{path} stands for {some(others)} too, which is no .{', .'.join(wanted)}; {HELP}")
+    return found

@@ -1,0 +1,144 @@
+"""A folder of pictures, subfolders included, each with its texts in a file of the same name beside it.
+
+    cats/a.jpg   cats/a.txt    one caption per line that is not empty
+    cats/b.png   cats/b.json   the fields of grainline.data.sources.common; its texts win if both are there
+
+Keys are the paths of the pictures below the folder, in sorted order. Hidden files and folders are left alone.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from grainline.data.causes import MISSING_CAPTION, UNREADABLE_FILE
+from grainline.data.record import Damaged, Record
+from grainline.data.sources.common import (
+    HELP,
+    IMAGE_SUFFIXES,
+    FileSource,
+    Said,
+    digest,
+    read_picture,
+    said,
+    some,
+    strings,
+    text_of,
+)
+from grainline.errors import UserError
+
+_TEXT_SUFFIXES = ("json", "txt")
+
+
+class Folder(FileSource):
+    """The pictures below a folder, or the given ones of them (paths relative to it).
+
+    `remarks` names texts that have no picture.
+    """
+
+    def __init__(self, path: str, files: Sequence[str] | None = None) -> None:
+        self.path = path
+        listed = list(files) if files is not None else files_below(path)
+        self._names = sorted(name for name in listed if suffix(name) in IMAGE_SUFFIXES)
+        if not self._names:
+            kinds = sorted({suffix(name) for name in listed})
+            found = f"{len(listed)} files of the kinds {some(kinds, 8)}" if listed else "nothing"
+            raise UserError(
+                f"{path} holds no pictures ({', '.join(IMAGE_SUFFIXES)}), no tars and no parquet files,"
+                f" but {found}; {HELP}"
+            )
+        beside = {name for name in listed if suffix(name) in _TEXT_SUFFIXES}
+        stems = {os.path.splitext(name)[0] for name in self._names}
+        if files is None:
+            if not any(os.path.splitext(name)[0] in stems for name in beside):
+                raise UserError(
+                    f"{path} holds {len(self._names)} pictures without captions: put NAME.txt or NAME.json"
+                    f" beside NAME.{suffix(self._names[0])}, or name a table (jsonl, csv); {HELP}"
+                )
+            alone = sorted(name for name in beside if os.path.splitext(name)[0] not in stems)
+            self.remarks = (f"{len(alone)} texts have no picture: {some(alone)}",) if alone else ()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> Record:
+        name = self._names[index]
+        texts = self._texts(name)
+        path = os.path.join(self.path, name)
+        if texts.silent:
+            raise Damaged(MISSING_CAPTION, path)
+        return texts.record(name, read_picture([path], path))
+
+    def _texts(self, name: str) -> Said:
+        stem = os.path.join(self.path, os.path.splitext(name)[0])
+        texts = Said()
+        fields = _beside(f"{stem}.json")
+        if fields is not None:
+            try:
+                parsed = json.loads(fields)
+            except (ValueError, RecursionError):
+                parsed = None
+            texts = said(parsed, f"{stem}.json") if isinstance(parsed, dict) else texts
+        if texts.silent:
+            lines = _beside(f"{stem}.txt")
+            if lines is not None:
+                texts = texts._replace(captions=tuple(strings(text_of(lines).splitlines())))
+        return texts
+
+    def keys(self) -> Iterable[str]:
+        """The paths of the pictures below the folder."""
+        return iter(self._names)
+
+    def fingerprint(self) -> str:
+        """sha256 over names and sizes of the pictures, and their texts; reads every text file."""
+        parts: list[str | int] = []
+        for name in self._names:
+            path = Path(self.path, name)
+            parts += [name, path.stat().st_size if path.exists() else -1]
+            try:
+                texts = self._texts(name)
+                parts += [len(texts.captions), *texts.captions, texts.long or ""]
+            except Damaged as damaged:
+                parts.append(damaged.cause)
+        return digest(parts)
+
+
+def suffix(name: str) -> str:
+    """The lower-case suffix without its dot.
+
+    >>> suffix("a/b.tar.JPG"), suffix("README")
+    ('jpg', '')
+    """
+    return os.path.splitext(name)[1][1:].lower()
+
+
+def files_below(path: str) -> list[str]:
+    """Paths of all files below a folder, relative to it, sorted. Links are followed, circles are not."""
+    found: list[str] = []
+    visited: set[tuple[int, int]] = set()
+    for folder, below, files in os.walk(path, onerror=_refuse, followlinks=True):
+        state = os.stat(folder)
+        if (state.st_dev, state.st_ino) in visited:
+            below.clear()
+            continue
+        visited.add((state.st_dev, state.st_ino))
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        inside = os.path.relpath(folder, path)
+        found += [os.path.normpath(os.path.join(inside, name)) for name in files if not name.startswith(".")]
+    return sorted(found)
+
+
+def _refuse(error: OSError) -> None:
+    raise UserError(
+        f"{error.filename} cannot be read ({error.strerror}): change its permissions or leave it out; {HELP}"
+    )
+
+
+def _beside(path: str) -> bytes | None:
+    """A file that may be absent. Raises Damaged where it is there and cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Damaged(UNREADABLE_FILE, f"{path} ({error.strerror})") from error

@@ -1,0 +1,65 @@
+"""Several sources as one."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain
+from pathlib import Path
+
+from grainline.data.record import Record, Source
+from grainline.data.sources.common import FileSource, digest
+
+
+class Joined(FileSource):
+    """One source after the other. If two of them share a key, or might, all keys are prefixed.
+
+    A source that cannot list its keys (scenes) might share any, so then all are prefixed.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        assert sources, "no source"
+        self.sources = list(sources)
+        self.path = " ".join(source.path for source in sources)
+        self._ends = list(accumulate(len(source) for source in sources))
+        self._prefixes = _prefixes(self.sources)
+        self.remarks = tuple(f"{source.path}: {remark}" for source in sources for remark in remarks(source))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Record:
+        index = range(len(self))[index]
+        number = bisect_right(self._ends, index)
+        source = self.sources[number]
+        record = source[index - self._ends[number] + len(source)]
+        return record._replace(key=self._prefixes[number] + record.key)
+
+    def keys(self) -> Iterable[str]:
+        """The keys of all records in order; reads the records of sources that cannot list them."""
+        for prefix, source in zip(self._prefixes, self.sources, strict=True):
+            listed = (
+                source.keys()
+                if isinstance(source, FileSource)
+                else (source[n].key for n in range(len(source)))
+            )
+            yield from (prefix + key for key in listed)
+
+    def fingerprint(self) -> str:
+        """sha256 over the fingerprints of the sources, in order."""
+        return digest(source.fingerprint() for source in self.sources)
+
+
+def remarks(source: Source) -> tuple[str, ...]:
+    """What a source found at opening and is worth knowing."""
+    return source.remarks if isinstance(source, FileSource) else ()
+
+
+def _prefixes(sources: Sequence[Source]) -> list[str]:
+    listed = [source for source in sources if isinstance(source, FileSource)]
+    if len(listed) == len(sources):
+        keys = set(chain.from_iterable(source.keys() for source in listed))
+        if len(keys) == sum(map(len, sources)):
+            return [""] * len(sources)
+    names = [Path(source.path).stem for source in sources]
+    if len(set(names)) < len(names):
+        names = [f"{name}.{number}" for number, name in enumerate(names)]
+    return [f"{name}/" for name in names]

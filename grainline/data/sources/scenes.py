@@ -1,0 +1,143 @@
+"""The procedural world of grainline.data.scenes as a source of records.
+
+    scenes                                   50,000 training scenes at 224 pixels
+    scenes:dev                               1,000 held-out scenes
+    scenes:compose?count=500&size=96&seed=1  scenes that hold pairs of shape and colour never seen in training
+
+Keys: count (scenes), size (pixels of a side), seed, regions (1 adds the noun phrases with their masks, which
+takes about a fifth longer). Nothing is stored: a record is drawn when it is asked for.
+"""
+
+import hashlib
+import re
+
+import numpy as np
+
+from grainline.data.record import Record, Region
+from grainline.data.scenes import SPLITS, VERSION, Scene, Told, label_map, picture, sample, tell
+from grainline.errors import UserError
+
+SIZE = 224
+COUNT = {"train": 50_000, "dev": 1_000, "test": 1_000, "compose": 1_000}
+_LIMITS = {"count": (1, 10**9), "size": (32, 2048), "seed": (0, 2**31 - 1), "regions": (0, 1)}
+_USE = "such as scenes:dev?count=500&size=96&seed=1"
+
+
+def is_scenes(path: str) -> bool:
+    """Whether a data path means this source.
+
+    >>> is_scenes("scenes:dev"), is_scenes("scenes/"), is_scenes("./scenes")
+    (True, False, False)
+    """
+    return re.match(r"scenes(?![^:?])", path) is not None
+
+
+class Scenes:
+    """Scenes by position. The same path and size give the same records, whatever was read before.
+
+    path  `scenes`, optionally `:SPLIT` and `?key=value&...`, as in the head of this file
+    size  pixels of a side; used where the path names none, else 224
+
+    Raises UserError on a path that it does not understand.
+
+    >>> source = Scenes("scenes:dev?count=2", size=64)
+    >>> len(source), source[1].image.size, source[1].key
+    (2, (64, 64), 'scenes-dev-0-000001')
+    """
+
+    def __init__(self, path: str, size: int | None = None) -> None:
+        self.path = path
+        self.split, given = _parse(path)
+        self.count = given.get("count", COUNT[self.split])
+        self.size = (
+            given["size"] if "size" in given else _checked("size", SIZE if size is None else size, path)
+        )
+        self.seed = given.get("seed", 0)
+        self.regions = bool(given.get("regions", 0))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Record:
+        """The record at a position: picture, a short and a long caption, six foils, regions if asked for."""
+        scene = self.scene(index)
+        told = tell(scene)
+        return Record(
+            key=f"scenes-{self.split}-{self.seed}-{index:06d}",
+            image=picture(scene, self.size),
+            captions=(told.short,),
+            long=told.long,
+            regions=regions(told, label_map(scene, self.size)) if self.regions else (),
+            foils=told.foils,
+        )
+
+    def scene(self, index: int) -> Scene:
+        """All that is true of the picture at a position."""
+        if not 0 <= index < self.count:
+            raise IndexError(f"scene {index} of {self.count}")
+        return sample(self.seed, self.split, index)
+
+    def labels(self, index: int) -> np.ndarray:
+        """Whose pixel is it: [size, size] uint8, 0 for the background, k + 1 for scene(index).things[k]."""
+        return label_map(self.scene(index), self.size)
+
+    def told(self, index: int) -> Told:
+        """What is said about the picture at a position, with the place of every sentence and noun phrase."""
+        return tell(self.scene(index))
+
+    def fingerprint(self) -> str:
+        """Hex digest of the parameters and of the version of the world."""
+        facts = (VERSION, self.split, self.count, self.size, self.seed, self.regions)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def regions(told: Told, labels: np.ndarray) -> tuple[Region, ...]:
+    """The noun phrases of the long caption with the pixels of their objects, in the order of the text.
+
+    labels  [H, W] uint8, as label_map gives it
+    """
+    masks = {}
+    for thing in {mention.thing for mention in told.mentions}:
+        mask = labels == thing + 1
+        masks[thing] = (mask, _box(mask))
+    return tuple(
+        Region(told.long[start:end], masks[thing][1], masks[thing][0], ("long", start, end))
+        for thing, start, end in told.mentions
+    )
+
+
+def _box(mask: np.ndarray) -> tuple[float, float, float, float]:
+    """Left, top, right, bottom in pixels; right and bottom are one past the last pixel."""
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
+
+
+def _parse(path: str) -> tuple[str, dict[str, int]]:
+    name, _, query = path.partition("?")
+    head, colon, split = name.partition(":")
+    if head != "scenes":
+        raise UserError(f"data path {path!r}: a path of the scenes source begins with 'scenes', {_USE}")
+    if not colon:
+        split = "train"
+    if split not in SPLITS:
+        raise UserError(
+            f"data path {path!r}: no split {split!r}; the splits of scenes are {', '.join(SPLITS)}"
+        )
+    given: dict[str, int] = {}
+    for pair in query.split("&") if "?" in path else ():
+        key, _, value = pair.partition("=")
+        if key not in _LIMITS:
+            raise UserError(f"data path {path!r}: no key {key!r}; scenes has {', '.join(_LIMITS)}, {_USE}")
+        if key in given:
+            raise UserError(f"data path {path!r}: {key} is given twice; once is allowed")
+        if not re.fullmatch(r"[0-9]{1,10}", value):
+            raise UserError(f"data path {path!r}: {key} is {value!r}; it must be a whole number, {_USE}")
+        given[key] = _checked(key, int(value), path)
+    return split, given
+
+
+def _checked(key: str, value: int, path: str) -> int:
+    low, high = _LIMITS[key]
+    if not low <= value <= high:
+        raise UserError(f"data path {path!r}: {key} is {value}; it must be from {low} to {high}")
+    return value

@@ -1,0 +1,154 @@
+"""What `grainline data check` finds, on small sources that are known by heart, and on a real one."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from grainline.data.captions import sentences
+from grainline.data.check import Spread, check, render, spread, suggestions
+from grainline.data.record import Damaged, Record
+from grainline.data.sources import open_source
+
+
+class Listed:
+    """A source in memory; a string in place of a record is a cause of damage."""
+
+    path = "listed"
+
+    def __init__(self, *records: Record | str) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Record:
+        record = self.records[index]
+        if isinstance(record, str):
+            raise Damaged(record, f"place {index}")
+        return record
+
+    def fingerprint(self) -> str:
+        return "f" * 64
+
+
+def png(shade: int, size: tuple[int, int] = (300, 200)) -> bytes:
+    data = io.BytesIO()
+    Image.new("L", size, shade).save(data, "png")
+    return data.getvalue()
+
+
+def test_everything_is_counted_once() -> None:
+    report = check(
+        Listed(
+            Record("a", png(1), ("One two. Three four.", "One."), long="One two three four five."),
+            "missing caption",
+            Record("b", png(2, (100, 400)), ("A b c",)),
+            Record("c", png(1), ("A b c",)),
+            "missing image",
+            Record("b", png(3), ("Unlike.",)),
+            "missing caption",
+            Record("d", b"no picture", ("D.",)),
+        ),
+        sentences,
+    )
+    assert (report.kind, report.samples, report.checked, report.damaged) == ("Listed", 8, 8, 4)
+    assert report.captions == Spread(1, 1, 1, 2, 2)
+    assert report.words == Spread(1, 1, 3, 4, 5)
+    assert report.sentences == Spread(1, 1, 1, 1, 2)
+    assert report.short_side == Spread(100, 100, 200, 200, 200)
+    assert report.long_side == Spread(300, 300, 300, 400, 400)
+    assert (report.longs, report.regions) == (1, 0)
+    assert [(fault.cause, fault.number) for fault in report.faults] == [
+        ("missing caption", 2),
+        ("missing image", 1),
+        ("damaged image", 1),
+    ]
+    assert report.faults[0].first == ("place 1", "place 6")
+    assert report.same_key == ("b",)
+    assert report.same_image == (("a", "c"),)
+    assert report.same_caption == 1
+    assert report.longest[:2] == (("a", 5), ("a", 4))
+
+
+def test_the_page_says_what_is_wrong_and_what_to_do() -> None:
+    long = " ".join(["word"] * 99)
+    records = [Record(f"k{n}", png(n, (50, 60)), (long,)) for n in range(4)]
+    page = render(
+        check(
+            Listed(*records, Record("k0", png(0, (50, 60)), ("Short.",)), *["truncated tar"] * 7), sentences
+        )
+    )
+    assert "cannot be used  7 of 12" in page
+    assert "truncated tar: 7\n      place 5\n" in page
+    assert "      and 2 more" in page
+    assert "key of several samples: 1\n    k0" in page
+    assert "equal pictures: 1\n    k0 = k0" in page
+    for advice in (
+        "58.3% of the samples",
+        "a name of its own",
+        "1 pictures are copies",
+        "99 words or more",
+        "50 pixels",
+    ):
+        assert advice in page, advice
+    assert "1 captions stand at more than one picture" in page
+
+
+def test_a_sound_source_needs_no_advice() -> None:
+    records = [Record(f"k{n}", png(n), (f"Number {n}. It is grey.",)) for n in range(3)]
+    report = check(Listed(*records), sentences)
+    assert report.suggestions == ()
+    assert report.damaged == 0
+
+
+def test_a_source_without_one_usable_sample_is_reported_too() -> None:
+    report = check(Listed("missing image", "missing image"), sentences)
+    assert report.captions is None
+    assert "No sample can be used" in render(report)
+    assert suggestions(report)[0].startswith("No sample")
+
+
+def test_a_limit_reads_an_even_choice_and_says_so() -> None:
+    seen: list[tuple[int, int]] = []
+    records = [Record(f"k{n}", png(n), ("A.",)) for n in range(10)]
+    report = check(Listed(*records), sentences, 4, lambda done, of: seen.append((done, of)))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert {key for key, _ in report.longest} == {"k0", "k2", "k5", "k7"}
+    assert (report.samples, report.checked) == (10, 4)
+    assert "samples         10, 4 read" in render(report)
+    assert any("Only 4 of 10" in line for line in report.suggestions)
+
+
+def test_the_way_to_split_is_the_callers() -> None:
+    report = check(Listed(Record("a", png(1), ("a|b|c",))), lambda text: text.split("|"))
+    assert report.sentences is not None
+    assert report.sentences.most == 3
+
+
+def test_a_spread_takes_values_that_occur() -> None:
+    assert spread(list(range(101))) == Spread(0, 10, 50, 90, 100)
+    assert spread([]) is None
+
+
+def test_remarks_of_the_source_are_on_the_page(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png(1))
+    (tmp_path / "a.json").write_text(json.dumps({"caption": "A. B."}))
+    (tmp_path / "b.txt").write_text("B.")
+    assert "note: 1 texts have no picture: b.txt" in render(check(open_source(str(tmp_path)), sentences))
+
+
+@pytest.mark.parametrize("name", ["openstax/dev-0000.tar", "benchmarks/cc12m/cc12m-train-0000.tar"])
+def test_real_tars_are_sound(
+    shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    report = check(open_source(str(shared_data / name)), sentences)
+    assert report.damaged == 0
+    assert report.samples == report.checked == (575 if "openstax" in name else 32)
+    assert report.captions == Spread(1, 1, 1, 1, 1)
+    if "openstax" in name:
+        assert report.sentences is not None
+        assert report.sentences.least == 2  # the README of the set: at least 2 sentences

@@ -1,0 +1,173 @@
+"""Every kind of picture that people keep, and every kind of broken one."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from grainline.data import decode as module
+from grainline.data.decode import decode, picture_size
+from grainline.data.record import Damaged, Record
+
+
+def record(image: bytes | Image.Image) -> Record:
+    return Record("key", image, ("A.",))
+
+
+def stored(image: Image.Image, kind: str = "png", **options: object) -> bytes:
+    data = io.BytesIO()
+    image.save(data, kind, **options)
+    return data.getvalue()
+
+
+def corner(size: tuple[int, int] = (6, 4)) -> Image.Image:
+    """Black with a white pixel at the left of the top row."""
+    image = Image.new("L", size)
+    image.putpixel((0, 0), 255)
+    return image
+
+
+@pytest.mark.parametrize(
+    ("orientation", "white", "size"),
+    [
+        (1, (0, 0), (6, 4)),
+        (2, (5, 0), (6, 4)),
+        (3, (5, 3), (6, 4)),
+        (4, (0, 3), (6, 4)),
+        (5, (0, 0), (4, 6)),
+        (6, (3, 0), (4, 6)),
+        (7, (3, 5), (4, 6)),
+        (8, (0, 5), (4, 6)),
+        (9, (0, 0), (6, 4)),
+    ],
+)
+def test_pictures_stand_upright(orientation: int, white: tuple[int, int], size: tuple[int, int]) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = record(stored(corner(), exif=exif))
+    image = decode(data)
+    assert image.size == picture_size(data) == size
+    assert image.getpixel(white) == (255, 255, 255)
+    assert np.asarray(image).sum() == 3 * 255
+
+
+def test_pictures_with_unreadable_exif_are_read_as_they_are() -> None:
+    assert decode(record(stored(corner(), exif=b"Exif\0\0nonsense"))).size == (6, 4)
+
+
+@pytest.mark.parametrize("kind", ["gif", "png", "webp", "bmp", "jpeg"])
+def test_every_format_becomes_rgb(kind: str) -> None:
+    image = decode(record(stored(Image.new("RGB", (5, 3), (250, 120, 10)), kind)))
+    assert (image.mode, image.size) == ("RGB", (5, 3))
+    assert np.abs(np.asarray(image).astype(int) - (250, 120, 10)).max() <= 6
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
+def test_transparency_lies_over_white(mode: str) -> None:
+    clear = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
+    clear.putpixel((1, 0), (0, 0, 0, 255))
+    image = decode(record(clear.convert(mode)))
+    assert [image.getpixel((x, 0)) for x in (0, 1)] == [(255, 255, 255), (0, 0, 0)]
+
+
+def test_half_transparency_is_mixed_with_white() -> None:
+    image = decode(record(stored(Image.new("RGBA", (1, 1), (255, 0, 0, 51)))))
+    assert image.getpixel((0, 0)) == (255, 204, 204)
+
+
+def test_a_transparent_colour_of_a_palette_or_of_rgb_is_white() -> None:
+    palette = Image.new("P", (1, 1), 3)
+    palette.putpalette([10] * 12)
+    for data in (stored(palette, transparency=3), stored(palette, "gif", transparency=3)):
+        assert decode(record(data)).getpixel((0, 0)) == (255, 255, 255)
+    rgb = stored(Image.new("RGB", (1, 1), (9, 9, 9)), transparency=(9, 9, 9))
+    assert decode(record(rgb)).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_cmyk_becomes_rgb() -> None:
+    image = decode(record(stored(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "jpeg")))
+    assert np.abs(np.asarray(image).astype(int) - (0, 255, 255)).max() <= 6
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.array([[0, 257 * 100, 65535]], np.uint16), [0, 100, 255]),
+        (np.array([[0, 257 * 100, 65535]], np.int32), [0, 100, 255]),
+        (np.array([[0, 100, 255]], np.int32), [0, 100, 255]),
+        (np.array([[0, 0.4, 1]], np.float32), [0, 102, 255]),
+        (np.array([[0, 102, 400]], np.float32), [0, 102, 255]),
+    ],
+)
+def test_deep_pictures_are_scaled_and_not_clipped(values: np.ndarray, expected: list[int]) -> None:
+    image = decode(record(stored(Image.fromarray(values), "tiff")))
+    assert np.asarray(image)[0].tolist() == [[v, v, v] for v in expected]
+
+
+def test_a_deep_png_is_scaled() -> None:
+    image = decode(record(stored(Image.fromarray(np.full((2, 2), 257 * 40, np.uint16)))))
+    assert image.getpixel((0, 0)) == (40, 40, 40)
+
+
+def test_animations_give_their_first_picture() -> None:
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    for kind in ("gif", "webp"):
+        data = stored(frames[0], kind, save_all=True, append_images=frames[1:], duration=10)
+        red, _, blue = np.asarray(decode(record(data)))[0, 0]
+        assert red > 240
+        assert blue < 15
+
+
+def test_a_drawn_picture_is_copied() -> None:
+    drawn = Image.new("RGB", (2, 2))
+    decoded = decode(record(drawn))
+    decoded.putpixel((0, 0), (1, 2, 3))
+    assert drawn.getpixel((0, 0)) == (0, 0, 0)
+
+
+def test_a_draft_keeps_the_short_side_and_the_look() -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (6, 8, 3), np.uint8)
+    large = record(
+        stored(Image.fromarray(noise).resize((640, 480), Image.Resampling.BICUBIC), "jpeg", quality=95)
+    )
+    whole = decode(large)
+    for wanted, size in (
+        (480, (640, 480)),
+        (241, (640, 480)),
+        (240, (320, 240)),
+        (100, (160, 120)),
+        (1, (80, 60)),
+    ):
+        image = decode(large, draft=wanted)
+        assert image.size == size
+        difference = np.asarray(image).astype(int) - np.asarray(whole.resize(size, Image.Resampling.BOX))
+        assert np.abs(difference).mean() < 3
+    assert picture_size(large) == (640, 480)
+    assert decode(record(stored(corner((64, 64)))), draft=8).size == (64, 64)
+
+
+def test_broken_pictures_are_damaged_and_named() -> None:
+    whole = stored(Image.effect_noise((64, 64), 50), "jpeg")
+    for data in (b"", b"no picture", whole[: len(whole) // 2], whole[:20], stored(corner())[:-30]):
+        for draft in (None, 8):
+            with pytest.raises(Damaged, match=r"^damaged image: key \(") as caught:
+                decode(record(data), draft)
+            assert caught.value.cause == "damaged image"
+            assert "\n" not in caught.value.where
+    with pytest.raises(Damaged):
+        picture_size(record(b"no picture"))
+
+
+@pytest.mark.filterwarnings("default")
+def test_pictures_that_are_too_large_are_refused_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = record(stored(Image.new("1", (20_000, 10_000))))  # a few kilobytes
+    with pytest.raises(Damaged, match="damaged image"):
+        decode(data)
+    monkeypatch.setattr(module, "MAX_PIXELS", 23)
+    with pytest.raises(Damaged, match="6 x 4 pixels, more than 23"):
+        decode(record(stored(corner())))
+    monkeypatch.setattr(module, "MAX_PIXELS", 24)
+    assert decode(record(stored(corner()))).size == (6, 4)

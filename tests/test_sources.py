@@ -1,0 +1,556 @@
+"""Folders, tables, parquet, COCO, several at once, and how a path finds its kind."""
+
+import io
+import json
+import multiprocessing
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from grainline.data.captions import sentences
+from grainline.data.check import check
+from grainline.data.record import Damaged, Source
+from grainline.data.sources import SOURCES, Joined, open_source, open_sources
+from grainline.data.sources.coco import CocoKarpathy, CocoVal2017
+from grainline.data.sources.folder import Folder, files_below
+from grainline.data.sources.parquet import Parquet
+from grainline.data.sources.paths import expand
+from grainline.data.sources.table import Table
+from grainline.data.sources.tars import Tars
+from grainline.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def jpeg(shade: int = 100) -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (8, 8), (shade, 50, 50)).save(data, "jpeg")
+    return data.getvalue()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder with pictures a.jpg and sub/b.png, and nothing else."""
+    folder = tmp_path / "data"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.jpg").write_bytes(jpeg(1))
+    (folder / "sub" / "b.png").write_bytes(jpeg(2))
+    return folder
+
+
+def write(path: Path, content: Any) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(json.dumps(row) for row in rows)
+
+
+def told(source: Source) -> list[tuple[str, tuple[str, ...]]]:
+    return [(source[n].key, source[n].captions) for n in range(len(source))]
+
+
+def cause(source: Source, index: int) -> str:
+    with pytest.raises(Damaged) as caught:
+        source[index]
+    assert "\n" not in caught.value.where
+    return caught.value.cause
+
+
+# Folders
+
+
+def test_a_folder_gives_its_pictures_with_the_texts_beside_them(data: Path) -> None:
+    write(data / "a.txt", "\ufeffOne.\n\n  Two. \n")
+    write(data / "sub" / "b.json", {"caption": "B.", "long": "B is long."})
+    write(data / ".hidden.txt", "No.")
+    source = open_source(str(data))
+    assert isinstance(source, Folder)
+    assert told(source) == [("a.jpg", ("One.", "Two.")), ("sub/b.png", ("B.",))]
+    assert source[0].image == jpeg(1)
+    assert source[1].long == "B is long."
+    assert source.remarks == ()
+
+
+def test_in_a_folder_json_wins_where_it_has_texts(data: Path) -> None:
+    write(data / "a.json", {"caption": "J."})
+    write(data / "a.txt", "T.")
+    write(data / "sub" / "b.json", {"caption": ""})
+    write(data / "sub" / "b.txt", "T.")
+    write(data / "lonely.txt", "T.")
+    source = Folder(str(data))
+    assert told(source) == [("a.jpg", ("J.",)), ("sub/b.png", ("T.",))]
+    assert source.remarks == ("1 texts have no picture: lonely.txt",)
+
+
+def test_in_a_folder_a_missing_text_or_picture_is_damage(data: Path) -> None:
+    write(data / "a.txt", "A.")
+    (data / "c.jpg").mkdir()
+    write(data / "z.gif", "gone")
+    write(data / "z.txt", "Z.")
+    source = Folder(str(data))
+    (data / "z.gif").unlink()
+    assert [cause(source, n) for n in (1, 2)] == ["missing caption", "missing image"]
+    (data / "a.txt").unlink()
+    (data / "a.txt").mkdir()
+    assert cause(source, 0) == "unreadable file"
+
+
+def test_a_folder_through_a_link_that_goes_in_circles_ends(data: Path) -> None:
+    write(data / "a.txt", "A.")
+    (data / "sub" / "again").symlink_to(data)
+    assert len(Folder(str(data))) == 2
+
+
+def test_the_fingerprint_of_a_folder_follows_its_texts(data: Path) -> None:
+    write(data / "a.txt", "A.")
+    first = Folder(str(data)).fingerprint()
+    assert Folder(str(data)).fingerprint() == first
+    write(data / "a.txt", "B.")
+    assert Folder(str(data)).fingerprint() != first
+
+
+# Tables
+
+
+@pytest.mark.parametrize("image", ["image", "image_path", "filepath", "file_name", "filename", "path", "img"])
+@pytest.mark.parametrize("caption", ["caption", "captions", "text", "title", "Sentence", "sentences"])
+def test_columns_are_found_by_name(data: Path, image: str, caption: str) -> None:
+    rows = [{"id": 1, image: "a.jpg", caption: "A.", "description": "Long."}]
+    source = open_source(write(data / "t.jsonl", lines(rows)))
+    assert told(source) == [("a.jpg", ("A.",))]
+    assert source[0].long == "Long."
+
+
+def test_rows_of_one_picture_are_merged_in_order(data: Path) -> None:
+    rows = [
+        {"image": "sub/b.png", "caption": "B1."},
+        {"image": "a.jpg", "caption": ["A1.", "A2."], "long": "Long."},
+        {"image": "a.jpg", "long": "Other."},
+        {"image": "./sub/b.png", "caption": "B2.", "regions": [{"phrase": "b", "box": [0, 0, 1, 1]}]},
+    ]
+    for path in (write(data / "t.jsonl", lines(rows)), write(data / "t.json", rows)):
+        source = open_source(path)
+        assert told(source) == [("sub/b.png", ("B1.", "B2.")), ("a.jpg", ("A1.", "A2."))]
+        assert source[0].regions[0].phrase == "b"
+        assert (source[0].image, source[0].long, source[1].long) == (jpeg(2), None, "Long.")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.csv", 'filepath,title\na.jpg,"One, two."\nsub/b.png,"[""x"", ""y""]"\n'),
+        ("t.csv", 'filepath\ttitle\na.jpg\tOne, two.\nsub/b.png\t["x", "y"]\n'),
+        ("t.tsv", '\ufeffid\tfilepath\ttitle\r\n1\ta.jpg\tOne, two.\r\n2\tsub/b.png\t["x", "y"]\r\n'),
+    ],
+)
+def test_csv_and_tsv_are_read_whatever_the_delimiter(data: Path, name: str, text: str) -> None:
+    (data / name).write_bytes(text.encode())
+    source = open_source(str(data / name))
+    assert told(source)[0] == ("a.jpg", ("One, two.",))
+    if "\\t" not in text:
+        assert told(source)[1][0] == "sub/b.png"
+
+
+def test_columns_and_the_folder_of_pictures_can_be_named(data: Path, tmp_path: Path) -> None:
+    table = write(tmp_path / "t.csv", "photo,says,caption\na.jpg,Yes.,No.\n")
+    assert told(open_source(f"{table}?image=photo&caption=says&root=data")) == [("a.jpg", ("Yes.",))]
+    assert told(open_source(f"{table}?image=photo&caption=says", images=str(data))) == [("a.jpg", ("Yes.",))]
+
+
+def test_damage_in_a_table_is_counted_row_by_row(data: Path) -> None:
+    rows = [
+        '{"image": "a.jpg", "caption": "A."}',
+        '{"image": "a',
+        '{"caption": "x"}',
+        '{"image": "gone.jpg", "caption": "x"}',
+    ]
+    rows += [
+        '{"image": "sub/b.png", "caption": "  "}',
+        '{"image": "c.jpg", "caption": "C.", "boxes": [{"phrase": 1}]}',
+    ]
+    source = open_source(write(data / "t.jsonl", "\n".join(rows)))
+    assert source[0].captions == ("A.",)
+    assert [cause(source, n) for n in range(1, len(source))] == [
+        "damaged row",
+        "missing image",
+        "missing image",
+        "missing caption",
+        "damaged region",
+    ]
+    report = check(source, sentences)
+    assert report.faults[0][:2] == ("missing image", 2)
+
+
+def test_a_folder_with_a_metadata_table_is_a_table(data: Path) -> None:
+    write(data / "metadata.jsonl", lines([{"file_name": "a.jpg", "text": "A."}]))
+    source = open_source(str(data))
+    assert isinstance(source, Table)
+    assert told(source) == [("a.jpg", ("A.",))]
+
+
+def test_the_fingerprint_of_a_table_follows_its_texts_and_not_its_place(data: Path, tmp_path: Path) -> None:
+    rows = [{"image": "a.jpg", "caption": "A."}]
+    prints = [
+        Table(write(data / "t.jsonl", lines(rows))).fingerprint(),
+        Table(write(tmp_path / "u.jsonl", lines(rows)), str(data)).fingerprint(),
+        Table(write(data / "v.jsonl", lines([rows[0] | {"caption": "B."}]))).fingerprint(),
+    ]
+    assert prints[0] == prints[1] != prints[2]
+
+
+# Parquet
+
+
+def write_parquet(path: Path, columns: Mapping[str, Sequence[Any]], rows_a_group: int = 2) -> str:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(dict(columns)), path, row_group_size=rows_a_group)
+    return str(path)
+
+
+def test_parquet_gives_bytes_structs_and_paths(data: Path) -> None:
+    captions = [f"C{n}." for n in range(5)]
+    images = [jpeg(n) for n in range(5)]
+    by_bytes = write_parquet(
+        data / "bytes.parquet", {"image": images, "text": captions, "long": [None] * 4 + ["L."]}
+    )
+    by_struct = write_parquet(
+        data / "struct.parquet",
+        {
+            "image": [{"bytes": b, "path": "x.jpg"} for b in images[:4]] + [{"bytes": None, "path": "a.jpg"}],
+            "captions": [[c, "x"] for c in captions],
+        },
+    )
+    by_path = write_parquet(data / "path.parquet", {"path": ["a.jpg"] * 5, "caption": captions})
+    source = open_source(by_bytes)
+    assert isinstance(source, Parquet)
+    for n in (4, 0, 2, 1, 3, 4):  # across row groups and back
+        assert source[n][:4] == (f"bytes.parquet:{n}", images[n], (f"C{n}.",), "L." if n == 4 else None)
+    assert open_source(by_struct)[3][1:3] == (images[3], ("C3.", "x"))
+    assert open_source(by_struct)[4].image == jpeg(1)
+    assert open_source(by_path)[2][1:3] == (jpeg(1), ("C2.",))
+
+
+def test_parquet_damage_and_several_files(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", {"image": [jpeg(1), None, jpeg(3)], "caption": ["A.", "B.", " "]})
+    write_parquet(tmp_path / "b.parquet", {"image": [jpeg(4)], "caption": ["D."]})
+    source = open_source(str(tmp_path))
+    assert [cause(source, n) for n in (1, 2)] == ["missing image", "missing caption"]
+    assert source[3].key == "b.parquet:0"
+    assert len(source) == 4
+    keys = source.keys() if isinstance(source, Parquet) else ()
+    assert list(keys) == ["a.parquet:0", "a.parquet:1", "a.parquet:2", "b.parquet:0"]
+    (tmp_path / "a.parquet").unlink()
+    assert cause(open_source(str(tmp_path / "b.parquet")) and source, 0) == "unreadable file"
+
+
+def _captions(source: Source) -> list[str]:
+    return [source[n].captions[0] for n in range(len(source))]
+
+
+def test_forked_workers_read_the_same_parquet(tmp_path: Path) -> None:
+    file = write_parquet(
+        tmp_path / "a.parquet", {"image": [b"x"] * 5, "caption": [f"C{n}." for n in range(5)]}
+    )
+    source = Parquet([file])
+    here = _captions(source)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(_captions, [source] * 4) == [here] * 4
+
+
+def test_the_fingerprint_of_parquet_follows_its_texts(tmp_path: Path) -> None:
+    prints = [
+        Parquet([write_parquet(tmp_path / "a.parquet", {"image": [b"x"], "caption": [text]})]).fingerprint()
+        for text in ("A.", "A.", "B.")
+    ]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_parquet_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
+    wrong = write_parquet(tmp_path / "a.parquet", {"image": [7], "caption": ["A."]})
+    with pytest.raises(UserError, match=r"a\.parquet has int64 in its image column image"):
+        open_source(wrong)
+    with pytest.raises(UserError, match=r"b\.parquet has no caption column among image"):
+        open_source(write_parquet(tmp_path / "b.parquet", {"image": [b"x"]}))
+    with pytest.raises(UserError, match=r"c\.parquet cannot be read as parquet"):
+        open_source(write(tmp_path / "c.parquet", "no parquet"))
+
+
+# COCO
+
+
+@pytest.fixture
+def karpathy(data: Path) -> str:
+    images = [
+        {
+            "filename": "b.png",
+            "filepath": "sub",
+            "split": "test",
+            "sentences": [{"raw": f"B{n}."} for n in range(7)],
+        },
+        {"filename": "a.jpg", "split": "train", "sentences": [{"raw": "A."}]},
+        {"filename": "c.jpg", "filepath": "sub", "split": "test", "sentences": [{"raw": "C."}]},
+    ]
+    return write(data / "dataset_coco.json", {"images": images, "dataset": "coco"})
+
+
+def test_karpathy_gives_one_split_and_the_first_five_captions(data: Path, karpathy: str) -> None:
+    source = open_source(f"coco-karpathy:{karpathy}?images={data}")
+    assert isinstance(source, CocoKarpathy)
+    assert (len(source), source.left_out) == (2, 2)
+    assert source[0][:3] == ("sub/b.png", jpeg(2), ("B0.", "B1.", "B2.", "B3.", "B4."))
+    assert cause(source, 1) == "missing image"
+    assert open_source(f"{karpathy}?split=train,test")[1].key == "a.jpg"
+    inside = open_source(karpathy, images=str(data / "sub"))
+    assert inside[0].image == jpeg(2)
+
+
+def test_karpathy_names_the_splits_it_has(karpathy: str) -> None:
+    with pytest.raises(
+        UserError, match=r"has no split val: it has test \(2\), train \(1\); see docs/data\.md"
+    ):
+        open_source(f"coco-karpathy:{karpathy}?split=val")
+
+
+def test_official_captions_are_kept_in_the_order_of_their_ids(data: Path) -> None:
+    notes = [{"id": n, "image_id": 5, "caption": f"A{n}."} for n in (6, 3, 1, 2, 5, 4)]
+    content = {
+        "images": [{"id": 5, "file_name": "a.jpg"}, {"id": 6, "file_name": "n.jpg"}],
+        "annotations": notes,
+    }
+    source = open_source(write(data / "captions_val2017.json", content))
+    assert isinstance(source, CocoVal2017)
+    assert source[0].captions == ("A1.", "A2.", "A3.", "A4.", "A5.")
+    assert source.left_out == 1
+    assert cause(source, 1) == "missing caption"
+
+
+def test_the_real_coco_file_keeps_five_captions_of_each_picture(shared_data: Path, tmp_path: Path) -> None:
+    file = shared_data / "benchmarks" / "coco" / "captions_val2017.json"
+    with pytest.raises(UserError, match=r"none of the 5000 pictures .* --images DIR; see docs/data\.md"):
+        open_source(f"coco-val2017:{file}")
+    (tmp_path / "000000397133.jpg").write_bytes(jpeg())
+    for path in (f"coco-val2017:{file}?images={tmp_path}", str(file)):
+        source = open_source(path, images=None if "?" in path else str(tmp_path))
+        assert isinstance(source, CocoVal2017)
+        assert (len(source), source.left_out) == (5000, 25014 - 25000)
+        assert source[0].key == "000000397133.jpg"
+        notes = [n for n in json.loads(file.read_text())["annotations"] if n["image_id"] == 397133]
+        assert source[0].captions == tuple(n["caption"].strip() for n in sorted(notes, key=lambda n: n["id"]))
+        assert cause(source, 1) == "missing image"
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("urban1k/annotations.json", 1000), ("himo-docci/himo_docci_data.json", 1000)]
+)
+def test_real_json_with_rows_is_a_table(shared_data: Path, tmp_path: Path, name: str, number: int) -> None:
+    file = shared_data / "benchmarks" / name
+    with pytest.raises(UserError, match=rf"none of the \d+ pictures of {file}"):
+        open_source(str(file))
+    for stem in ("1", "test_00000"):
+        (tmp_path / f"{stem}.jpg").write_bytes(jpeg())
+    source = open_source(str(file), images=str(tmp_path))
+    assert isinstance(source, Table)
+    assert source[0].captions[0].strip()
+    assert len(source) == number
+
+
+# Several sources
+
+
+def test_several_paths_are_one_source(data: Path, tmp_path: Path) -> None:
+    write(data / "a.txt", "A.")
+    write(data / "sub" / "b.txt", "B.")
+    table = write(tmp_path / "t.jsonl", lines([{"image": "sub/b.png", "caption": "T."}]))
+    apart = open_sources([str(data / "sub"), table], images=str(data))
+    assert isinstance(apart, Joined)
+    assert told(apart) == [("b.png", ("B.",)), ("sub/b.png", ("T.",))]
+    clash = open_sources([str(data), table], images=str(data))
+    assert told(clash) == [("data/a.jpg", ("A.",)), ("data/sub/b.png", ("B.",)), ("t/sub/b.png", ("T.",))]
+    assert clash[-1].captions == ("T.",)
+    assert isinstance(clash, Joined)
+    assert list(clash.keys()) == [key for key, _ in told(clash)]
+    with pytest.raises(IndexError):
+        clash[3]
+    assert clash.fingerprint() != apart.fingerprint()
+    assert told(open_sources([str(data), str(data)]))[2][0] == "data.1/a.jpg"
+
+
+def test_joined_sources_pass_on_damage_and_remarks(data: Path, karpathy: str) -> None:
+    write(data / "a.txt", "A.")
+    write(data / "x.txt", "X.")
+    joined = open_sources([str(data), karpathy])
+    assert cause(joined, 1) == "missing caption"
+    assert isinstance(joined, Joined)
+    assert joined.remarks == (
+        f"{data}: 2 texts have no picture: dataset_coco.json, x.txt",
+        f"{karpathy}: 2 captions beyond the first 5 of their picture are left out",
+    )
+
+
+def test_scenes_are_opened_by_name_and_by_the_wanted_size() -> None:
+    source = open_source("scenes:dev?count=3", size=48)
+    assert len(source) == 3
+    image = source[2].image
+    assert isinstance(image, Image.Image)
+    assert image.size == (48, 48)
+    joined = open_sources(["scenes:dev?count=3", "scenes?count=2"], size=48)
+    assert len({joined[n].key for n in range(5)}) == 5
+
+
+# Paths
+
+
+def test_exported_scenes_come_back_as_they_were(tmp_path: Path) -> None:
+    from grainline.data.scenes.export import export
+    from grainline.data.sources.scenes import Scenes
+
+    drawn = Scenes("scenes:dev?count=3&size=48&regions=1")
+    export(drawn, tmp_path / "out", 2)
+    stored = open_source(str(tmp_path / "out"))
+    assert isinstance(stored, Tars)
+    for n in range(3):
+        a, b = drawn[n], stored[n]
+        assert (a.key, a.captions, a.long, a.foils) == (b.key, b.captions, b.long, b.foils)
+        assert [r._replace(mask=None) for r in a.regions] == [r._replace(mask=None) for r in b.regions]
+        assert all((r.mask == s.mask).all() for r, s in zip(a.regions, b.regions, strict=True))  # type: ignore[union-attr]
+
+
+def test_ranges_keep_their_zeros_and_wildcards_are_sorted(tmp_path: Path) -> None:
+    for name in ("t-8.x", "t-08.x", "t-09.x", "t-10.x"):
+        (tmp_path / name).touch()
+    assert [os.path.basename(p) for p in expand(f"{tmp_path}/t-{{08..10}}.x")] == [
+        "t-08.x",
+        "t-09.x",
+        "t-10.x",
+    ]
+    assert [os.path.basename(p) for p in expand(f"{tmp_path}/t-?0.x")] == ["t-10.x"]
+    assert [os.path.basename(p) for p in expand(f"{tmp_path}/t-{{1,0}}*.x")] == ["t-10.x", "t-08.x", "t-09.x"]
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_itself(data: Path) -> None:
+    path = write(data / "t[1]?a=b.jsonl", lines([{"image": "a.jpg", "caption": "A."}]))
+    assert told(open_source(path)) == [("a.jpg", ("A.",))]
+
+
+def test_a_kind_can_be_named(data: Path) -> None:
+    path = write(data / "rows.txt", lines([{"image": "a.jpg", "caption": "A."}]))
+    assert told(open_source(f"table:{path}")) == [("a.jpg", ("A.",))]
+    assert set(SOURCES) >= {"scenes", "tars", "folder", "table", "parquet", "coco-karpathy", "coco-val2017"}
+
+
+ROW = {"image": "a.jpg", "caption": "A."}
+
+
+@pytest.mark.parametrize(
+    ("make", "path", "message"),
+    [
+        ({}, "gone.tar", r"nothing at .*gone\.tar \(from .*\): name a file, a folder, a pattern or 'scenes'"),
+        ({}, "gone-*.tar", r"gone-\*\.tar stands for .*gone-\*\.tar, where nothing is"),
+        ({"t-0.csv": "x"}, "t-{0..2}.csv", r"stands for .*t-1\.csv, .*t-2\.csv, where nothing is"),
+        ({}, "t-{2..0}.csv", r"\{2\.\.0\} in .* is no range"),
+        ({"a.xyz": "x"}, "a.xyz", r"a\.xyz is of no known kind: allowed are \.tar, \.jsonl"),
+        ({"a.tar.gz": "x"}, "a.tar.gz", r"a\.tar\.gz is of no known kind: .*unpack it first"),
+        ({"empty/x/y.md": ""}, "empty", r"empty holds no pictures .* but 1 files of the kinds md"),
+        ({}, "sub", r"sub holds 1 pictures without captions: put NAME\.txt or NAME\.json beside"),
+        ({"t.jsonl": ""}, "t.jsonl", r"t\.jsonl is empty"),
+        ({"t.jsonl": "no\nno"}, "t.jsonl", r"t\.jsonl is not JSON Lines: .*one object a line"),
+        ({"t.jsonl": [ROW]}, "t.jsonl", r"t\.jsonl is not JSON Lines: a list"),
+        ({"t.json": "{"}, "t.json", r"t\.json is not JSON: "),
+        ({"t.json": {"x": 1, "y": 2}}, "t.json", r"t\.json holds an object with x, y: allowed are COCO's"),
+        (
+            {"t.jsonl": {"url": "x", "caption": "A."}},
+            "t.jsonl",
+            r"no image column among caption, url: call it one of image, image_path",
+        ),
+        (
+            {"t.jsonl": {"image": "a.jpg"}},
+            "t.jsonl",
+            r"no caption column among image: call it one of caption, captions, text",
+        ),
+        ({"t.jsonl": ROW}, "t.jsonl?caption=says", r"no column says; its columns are caption, image"),
+        (
+            {"t.jsonl": ROW},
+            "t.jsonl?captoin=x",
+            r"'captoin=x' in .* is no option: allowed are image, caption, long, root",
+        ),
+        (
+            {"t.jsonl": ROW | {"caption": " "}},
+            "t.jsonl",
+            r"t\.jsonl has no text in any row \(column caption\)",
+        ),
+        (
+            {"t.jsonl": ROW | {"image": "x/a.jpg"}},
+            "t.jsonl",
+            r"none of the 1 pictures of .* first was looked for at .*x/a\.jpg.*--images DIR",
+        ),
+        (
+            {"t.jsonl": ROW},
+            "t.jsonl?root=nowhere",
+            r"no folder of pictures at .*nowhere, named for .*t\.jsonl",
+        ),
+        (
+            {"t.csv": "image,caption\na.jpg,One, two.\n"},
+            "t.csv",
+            r"t\.csv has 3 fields in row 1, and 2 columns .*put quotes around",
+        ),
+        ({"t.json": {"images": [ROW]}}, "coco-karpathy:t.json", r"t\.json is not Karpathy's file"),
+        ({"t.json": {"images": [ROW]}}, "coco-val2017:t.json", r"t\.json is not a caption file of COCO"),
+        ({}, "cooc-karpathy:t.json", r"names no known kind: cooc-karpathy is none of scenes, tars"),
+        ({}, "https://example.org/a.tar", r"is not on this machine: download it first"),
+        ({}, "tars:sub", r"sub holds no \.tar files"),
+        ({"m/a.tar": "", "m/b.parquet": ""}, "m", r"m holds tars and parquet files: say which with tars:"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    data: Path, monkeypatch: pytest.MonkeyPatch, make: dict[str, Any], path: str, message: str
+) -> None:
+    monkeypatch.chdir(data)
+    for name, content in make.items():
+        write(data / name, content)
+    with pytest.raises(UserError, match=message) as caught:
+        open_source(path)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("see docs/data.md")
+
+
+def test_text_that_is_not_utf8_is_a_mistake(data: Path) -> None:
+    (data / "t.csv").write_bytes("image,caption\na.jpg,Caf\u00e9\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"t\.csv is not UTF-8 text \(.* at byte 23\)"):
+        open_source(str(data / "t.csv"))
+
+
+def test_a_folder_that_may_not_be_read_is_a_mistake(data: Path) -> None:
+    write(data / "a.txt", "A.")
+    (data / "sub").chmod(0)
+    if os.access(data / "sub", os.R_OK):
+        pytest.skip("this user may read everything")
+    with pytest.raises(UserError, match=r"sub cannot be read \(Permission denied\)"):
+        open_source(str(data))
+
+
+def test_a_folder_that_the_system_refuses_is_a_mistake(data: Path) -> None:
+    with pytest.raises(UserError, match=r"gone cannot be read \(No such file or directory\)"):
+        files_below(str(data / "gone"))
+
+
+def test_a_folder_of_pictures_is_only_for_kinds_that_need_one(data: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"--images .* does not go with scenes: scenes hold their own pictures"
+    ):
+        open_source("scenes", images=str(data))
+    with pytest.raises(UserError, match=r"--images .* does not go with scenes"):
+        open_sources(["scenes", "scenes:dev"], images=str(data))
+    with pytest.raises(UserError, match=r"no data was named"):
+        open_sources([])
