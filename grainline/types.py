@@ -120,6 +120,11 @@ def to(batch: T, device: torch.device | str) -> T:
     return each(lambda x: x.to(device, non_blocking=True), batch)
 
 
+def full(x: Tensor) -> Tensor:
+    """x in float32 if it was half precision, else as it is: what sums, softmaxes and cosines are computed in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def vectors_only(encoded: Encoded) -> Encoded:
     """The same rows without tokens and extras: 1 kB a row instead of hundreds."""
     return encoded._replace(tokens=encoded.tokens[:, :0], mask=encoded.mask[:, :0], extra=None)

@@ -8,7 +8,7 @@ from grainline.config import Config
 from grainline.encoders.text import TextConfig, TextTransformer
 from grainline.encoders.vit import ViT, ViTConfig
 from grainline.nn.pool import unit
-from grainline.types import Encoded, Images, Texts
+from grainline.types import Encoded, Images, Texts, full
 
 
 class TowersConfig(Config):
@@ -58,8 +58,8 @@ class Towers(nn.Module):
 
     def _tokens(self, project: nn.Linear, tokens: Tensor) -> Tensor:
         if tokens.shape[1] == 0:
-            return tokens.new_zeros(len(tokens), 0, project.out_features, dtype=torch.float32)
-        return project(tokens).float()
+            return full(tokens).new_zeros(len(tokens), 0, project.out_features)
+        return full(project(tokens))
 
 
 def flat_parts(texts: Texts) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.types import Mean
+from grainline.types import Mean, full
 
 
 def soft_info_nce(logits: Tensor, weight: Tensor) -> Mean:
@@ -29,7 +29,7 @@ def soft_info_nce(logits: Tensor, weight: Tensor) -> Mean:
     real = mass > 0
     target = weight / mass.clamp(min=1e-8)[:, None]
     # A row without positives may hold nothing but -inf (padding): keep its NaN out of the gradient.
-    logits = logits.float().masked_fill(~real[:, None], 0.0)
+    logits = full(logits).masked_fill(~real[:, None], 0.0)
     log_prob = F.log_softmax(logits, dim=1).masked_fill(target == 0, 0.0)
     return Mean(-(target * log_prob).sum(), real.sum())
 
@@ -49,6 +49,6 @@ def sigmoid(logits: Tensor, positive: Tensor, real: Tensor) -> Mean:
     >>> sigmoid(torch.tensor([[2.0, -1.0]]), torch.tensor([[True, False]]), torch.tensor([[True, True]]))
     Mean(total=tensor(0.4402), number=tensor(1))
     """
-    signed = torch.where(positive, logits, -logits).float()
+    signed = full(torch.where(positive, logits, -logits))
     losses = F.softplus(-signed).masked_fill(~real, 0.0)
     return Mean(losses.sum(), real.any(1).sum())

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from grainline.types import full
+
 
 class Pooled(NamedTuple):
     """A summary and the weights it was made with."""
@@ -38,7 +40,7 @@ class AttentionPool(nn.Module):
         fit = torch.einsum("hc,nlhc->nhl", query, key) * query.shape[-1] ** -0.5
         if mask is not None:
             fit = fit.masked_fill(~mask[:, None], -torch.inf)
-        weight = fit.float().softmax(-1)
+        weight = full(fit).softmax(-1)
         out = self.to_out(torch.einsum("nhl,nlhc->nhc", weight.to(value.dtype), value).flatten(1))
         return Pooled(out + self.mlp(self.norm(out)), weight.mean(1))
 
@@ -54,5 +56,5 @@ def mean_pool(x: Tensor, mask: Tensor) -> Pooled:
 
 
 def unit(x: Tensor) -> Tensor:
-    """x [..., D] at length 1, in float32: cosines of half-precision vectors lose the third digit."""
-    return F.normalize(x.float(), dim=-1)
+    """x [..., D] at length 1, in full precision: cosines of half-precision vectors lose the third digit."""
+    return F.normalize(full(x), dim=-1)

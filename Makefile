@@ -1,0 +1,40 @@
+# `make demo` and `make test` set everything up by themselves: all they need is Python 3.11+, git and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check fix mutants benchmarks clean
+
+demo: $(READY)
+	$(BIN)/grainline demo --out out/demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -q -n 2
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fix: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Plants faults one at a time; the tests must catch each. Minutes, and outside CI.
+mutants: $(READY)
+	$(BIN)/python tests/mutants.py
+
+benchmarks: $(READY)
+	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+# Set up once, and again when a dependency changes. The marker is written last: a broken install is made anew.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "grainline needs Python 3.11 or newer; found $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache

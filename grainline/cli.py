@@ -1,0 +1,254 @@
+"""The command line: train, evaluate, encode, data, demo. Imports of torch wait until a command needs them."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from grainline import __version__
+from grainline.errors import UserError
+
+Many = Annotated[list[str] | None, typer.Option(help="One or more data sources, as in docs/data.md.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change fields of the recipe: train.steps=500 data.workers=2 ..."),
+]
+Images = Annotated[str | None, typer.Option(help="Folder of the pictures, for files that name them by path.")]
+
+app = typer.Typer(
+    name="grainline",
+    help="Align images with text at every grain: train, evaluate, encode.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+data = typer.Typer(help="Look at data, and make some.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data, name="data")
+
+VARIADIC = ("--data", "--set", "--validation")
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(f"grainline {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="Name of a built-in recipe (clip/scenes) or a YAML file.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run.")],
+    data: Many = None,
+    images: Images = None,
+    validation: Annotated[
+        list[str] | None, typer.Option(help="Sources to measure on while training.")
+    ] = None,
+    changes: Sets = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")
+    ] = False,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="With --resume: the checkpoint to go on from, such as step-00000200.")
+    ] = None,
+) -> None:
+    """Train a recipe. With torchrun: torchrun --nproc-per-node 2 -m grainline train ..."""
+    from grainline.experiment import run
+    from grainline.recipe import read_recipe
+
+    given: list[str] = []
+    given += [f"data.paths={_yaml(data)}"] if data else []
+    given += [f"data.validation={_yaml(validation)}"] if validation else []
+    given += [f"data.images={_yaml(images)}"] if images else []
+    if checkpoint and not resume:
+        raise UserError("--checkpoint says where to go on from; give --resume with it")
+    last = run(read_recipe(recipe, [*(changes or []), *given]), out, resume=resume, at=checkpoint)
+    print(f"trained: {last}")
+
+
+@app.command()
+def evaluate(
+    model: Annotated[
+        str, typer.Argument(help="Run folder, or a folder of weights inside one (runs/x/best).")
+    ],
+    data: Many = None,
+    images: Images = None,
+    suite: Annotated[str, typer.Option(help="What to measure: retrieval, foils.")] = "retrieval",
+    captions: Annotated[
+        str, typer.Option(help="whole: all that is said as one text; each; first.")
+    ] = "whole",
+    protocol: Annotated[str, typer.Option(help="plain, coco-5k or coco-1k.")] = "plain",
+    json: Annotated[Path | None, typer.Option(help="Write settings, data, versions and numbers.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    batch: Annotated[int, typer.Option(help="Pictures and texts encoded at a time.")] = 64,
+    memory: Annotated[int, typer.Option(help="Most memory for scores, in MiB.")] = 256,
+    damage: Annotated[float, typer.Option(help="Share of samples that may be damaged.")] = 0.02,
+) -> None:
+    """Measure a model, with intervals and chance."""
+    from rich.console import Console
+
+    from grainline.evaluate.encode import encode_source
+    from grainline.evaluate.result import write
+    from grainline.evaluate.suite import SUITES, Options
+    from grainline.evaluate.table import table
+    from grainline.model import load
+
+    if suite not in SUITES:
+        raise UserError(f"--suite is {suite!r}; allowed are {', '.join(SUITES)}")
+    options = Options(protocol, seed, memory=memory * 2**20)
+    loaded = load(model)
+    source = _open(data, images, loaded.method.size)
+    kind: Any = captions
+    with _progress("encoding") as step:
+        encodings = encode_source(
+            loaded,
+            source,
+            captions=kind,
+            foils=suite == "foils",
+            batch=batch,
+            max_damaged=damage,
+            progress=step,
+        )
+    result = SUITES[suite](loaded.method, encodings, options)
+    result = result._replace(settings=result.settings | {"model": model, "method": loaded.description.method})
+    Console().print(table(result))
+    if json:
+        write(result, json)
+        print(f"written: {json}")
+
+
+@app.command()
+def encode(
+    model: Annotated[str, typer.Argument(help="Run folder, or a folder of weights inside one.")],
+    source: Annotated[str, typer.Argument(help="A data source, or a .txt file with one text a line.")],
+    out: Annotated[Path, typer.Option(help="Folder to write vectors.safetensors and rows.jsonl into.")],
+    images: Images = None,
+    captions: Annotated[str, typer.Option(help="Texts of a data source: whole, each or first.")] = "whole",
+    batch: Annotated[int, typer.Option(help="Pictures and texts encoded at a time.")] = 64,
+) -> None:
+    """Write unit vectors of all pictures and texts of a source, or of the lines of a text file."""
+    from grainline.encode import encode_path
+    from grainline.model import load
+
+    with _progress("encoding") as step:
+        counts = encode_path(
+            load(model), source, out, images=images, captions=captions, batch=batch, progress=step
+        )
+    print(f"written: {out} ({', '.join(f'{number} {name}' for name, number in counts.items())})")
+
+
+@data.command()
+def check(
+    path: Annotated[str, typer.Argument(help="A data source.")],
+    images: Images = None,
+    limit: Annotated[int | None, typer.Option(help="Look at this many samples only, evenly spread.")] = None,
+) -> None:
+    """Say what a data source holds and what is wrong with it."""
+    from grainline.data.captions import sentences
+    from grainline.data.check import check as look
+    from grainline.data.check import render
+    from grainline.data.sources import open_source
+
+    with _progress("checking") as step:
+        report = look(open_source(path, images=images), sentences, limit=limit, progress=step)
+    print(render(report))
+
+
+@data.command()
+def scenes(
+    out: Annotated[Path, typer.Option(help="Folder for the tars.")],
+    source: Annotated[str, typer.Argument(help="Such as scenes:train?count=1000&size=224&seed=1")] = "scenes",
+    samples_per_shard: Annotated[int, typer.Option(help="Samples in each tar.")] = 1000,
+) -> None:
+    """Write scenes as WebDataset tars, with captions, foils, phrases and masks."""
+    from grainline.data.scenes.export import export
+    from grainline.data.sources.scenes import Scenes
+
+    shards = export(Scenes(source), out, samples_per_shard)
+    print(f"written: {len(shards)} tars in {out}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the run and its report.")] = Path("out/demo"),
+) -> None:
+    """Train a small model on drawn scenes, measure it and write report.html: a few minutes on two cores."""
+    from grainline.demo import demo as run_demo
+
+    run_demo(out)
+
+
+def main() -> NoReturn:
+    """Run the command line. A user's error is one line on stderr and exit code 2."""
+    usage: Any = typer.BadParameter.__mro__[1]  # typer carries its own click, or an installed one
+    try:
+        app(_spread(sys.argv[1:]), standalone_mode=False)
+    except usage as error:
+        _fail(f"{error.format_message()} See grainline --help.")
+    except UserError as error:
+        _fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        print("grainline: interrupted; a training run goes on with --resume", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _spread(arguments: list[str]) -> list[str]:
+    """`--data a b` becomes `--data a --data b`.
+
+    >>> _spread(["train", "r", "--data", "a", "b", "--out", "o"])
+    ['train', 'r', '--data', 'a', '--data', 'b', '--out', 'o']
+    """
+    out: list[str] = []
+    option, first = "", False
+    for argument in arguments:
+        if argument.startswith("-"):
+            option, first = argument if argument in VARIADIC else "", True
+        elif option and not first:
+            out.append(option)
+        else:
+            first = False
+        out.append(argument)
+    return out
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"grainline: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _yaml(value: Any) -> str:
+    """A value as `--set` reads it."""
+    import json
+
+    return json.dumps(value)
+
+
+def _open(paths: list[str] | None, images: str | None, size: int) -> Any:
+    from grainline.data.sources import open_sources
+
+    if not paths:
+        raise UserError("no data; give --data PATH..., such as --data scenes:dev or --data photos/")
+    return open_sources(paths, images=images, size=size)
+
+
+class _progress:
+    """A bar on a terminal, silence elsewhere: `with _progress("encoding") as step: step(done, total)`."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self.bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+        self.bar.start()
+        task = self.bar.add_task(self.what, total=None)
+        return lambda done, total: self.bar.update(task, completed=done, total=total)
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()

@@ -1,0 +1,153 @@
+"""From a source of records to samples ready for a batch: picture cropped, texts chosen and tokenised.
+
+Everything random is a function of (seed, epoch, index of the picture), never of the worker, the rank or the
+order of calls: any number of processes makes the same samples, and a resumed run goes on with the same ones.
+"""
+
+from random import Random
+from typing import Literal, NamedTuple
+
+from pydantic import Field
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from grainline.config import Config
+from grainline.data.captions import sentences
+from grainline.data.record import Damaged, Foil, Record, Source
+from grainline.data.sampler import Draw
+from grainline.data.tokenizer import Tokenizer
+from grainline.data.transforms import TrainTransform
+from grainline.errors import UserError
+from grainline.types import CAPTION, FOIL
+
+
+class TextsConfig(Config):
+    """Which texts of a record a training sample takes."""
+
+    captions: Literal["whole", "first", "random"] = "whole"  # the fullest text, the first or any caption
+    per_image: int = Field(1, ge=1)  # texts drawn for each picture, each on its own
+    subset: float = Field(0.0, ge=0, le=1)  # share of the texts that keep a random part of their sentences
+    foils: int = Field(0, ge=0)  # hard negatives beside them, from sources that have them
+    splitter: Literal["rules", "period_space", "every_period"] = "rules"
+
+
+class CropConfig(Config):
+    """How training pictures are cut out. No flips by default: captions say left and right."""
+
+    scale: tuple[float, float] = (0.8, 1.0)  # share of the area that a crop keeps
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: bool = False
+    jitter: float = Field(0.0, ge=0, le=1)  # of brightness and contrast
+
+
+class Text(NamedTuple):
+    """One tokenised text of a sample."""
+
+    ids: list[int]
+    level: int  # CAPTION or FOIL
+
+
+class Sample(NamedTuple):
+    """One picture with its texts, and what went wrong on the way to it."""
+
+    pixels: Tensor  # [3, H, W] uint8
+    draw: Draw
+    texts: list[Text]
+    slots: int  # rows that every sample of the set takes; fewer texts leave padding rows
+    cut: int  # texts that were longer than the context
+    damage: tuple[tuple[str, str], ...]  # (cause, where) of the samples that this one replaces
+
+
+TRIES = 100  # replacements before a source counts as unusable
+
+
+class TrainSet(Dataset[Sample]):
+    """Samples by Draw. A damaged record is replaced by another, and the damage travels with the sample."""
+
+    def __init__(
+        self,
+        source: Source,
+        tokenizer: Tokenizer,
+        crop: TrainTransform,
+        cfg: TextsConfig,
+        *,
+        context: int,
+        seed: int,
+    ) -> None:
+        """context  longest text in tokens;  seed  of all random choices"""
+        self.source, self.tokenizer, self.crop, self.cfg = source, tokenizer, crop, cfg
+        self.context, self.seed = context, seed
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, draw: Draw) -> Sample:
+        rng = Random(f"{self.seed}/{draw.epoch}/{draw.picture}")
+        damage: list[tuple[str, str]] = []
+        index = draw.picture
+        while len(damage) < TRIES:
+            try:
+                record = self.source[index]
+                pixels = self.crop(record.image, rng, record.key)
+            except Damaged as error:
+                damage.append((error.cause, error.where))
+                index = rng.randrange(len(self.source))
+                continue
+            texts, cut = self._texts(record, rng)
+            slots = self.cfg.per_image + self.cfg.foils
+            return Sample(pixels, draw._replace(picture=index), texts, slots, cut, tuple(damage))
+        cause, where = damage[0]
+        raise UserError(
+            f"{self.source.path}: {TRIES} samples in a row cannot be used, the first for {cause} ({where}); "
+            "see what is wrong with `grainline data check`"
+        )
+
+    def _texts(self, record: Record, rng: Random) -> tuple[list[Text], int]:
+        pairs = foil_pairs(record, self.cfg, rng)
+        plain = [choose(record, self.cfg, rng) for _ in range(self.cfg.per_image - min(1, len(pairs)))]
+        captions = [pairs[0].true, *plain] if pairs else plain
+        foils = [pair.text for pair in pairs]
+        encoded = self.tokenizer.encode([*captions, *foils], self.context)
+        levels = [CAPTION] * len(captions) + [FOIL] * len(foils)
+        return [Text(ids, level) for ids, level in zip(encoded.ids, levels, strict=True)], sum(encoded.cut)
+
+
+def choose(record: Record, cfg: TextsConfig, rng: Random) -> str:
+    """One text of a record, as the config wants it."""
+    text = record.whole
+    if cfg.captions == "first":
+        text = record.captions[0]
+    elif cfg.captions == "random":
+        text = rng.choice(record.captions)
+    if rng.random() >= cfg.subset:
+        return text
+    parts = [sentence.text for sentence in sentences(text, cfg.splitter)]
+    return _some([parts], set(), rng)[0] or text
+
+
+def foil_pairs(record: Record, cfg: TextsConfig, rng: Random) -> list[Foil]:
+    """Foils with the caption that they spoil, both cut to the same sentences where a subset is drawn.
+
+    The sentence that a foil changes always stays, in the caption as well: a foil is hard only beside a
+    caption that says the true thing.
+    """
+    foils = rng.sample(record.foils, min(cfg.foils, len(record.foils)))
+    if not foils or rng.random() >= cfg.subset:
+        return foils
+    texts = [foils[0].true, *(foil.text for foil in foils)]
+    told = [[sentence.text for sentence in sentences(text, cfg.splitter)] for text in texts]
+    if len({len(parts) for parts in told}) > 1 or len({foil.true for foil in foils}) > 1:
+        return foils  # a foil that changes how the text falls into sentences is taken whole
+    changed = {i for parts in told[1:] for i, (a, b) in enumerate(zip(told[0], parts, strict=True)) if a != b}
+    true, *texts = _some(told, changed, rng)
+    return [foil._replace(true=true, text=text) for foil, text in zip(foils, texts, strict=True)]
+
+
+def _some(told: list[list[str]], needed: set[int], rng: Random) -> list[str]:
+    """The same random sentences of each text, in order; those needed always among them."""
+    count = len(told[0])
+    if not count:
+        return [""] * len(told)
+    drawn = set(rng.sample(range(count), rng.randint(1, count)))
+    kept = sorted(drawn | needed)
+    return [" ".join(parts[i] for i in kept) for parts in told]

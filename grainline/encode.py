@@ -1,0 +1,87 @@
+"""Vectors of a whole folder or file, written to disk: `grainline encode`.
+
+OUT/vectors.safetensors holds `images` [N, D] and `texts` [M, D] in float32, unit length; OUT/rows.jsonl says
+line by line what each row is; OUT/notes.jsonl what was skipped and which texts were cut.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from grainline.data.sources import open_source
+from grainline.errors import UserError
+from grainline.evaluate.encode import encode_source
+from grainline.model import Model
+
+Rows = list[dict[str, Any]]
+
+
+def encode_path(
+    model: Model,
+    source: str,
+    out: Path,
+    *,
+    images: str | None = None,
+    captions: Any = "whole",
+    batch: int = 64,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, int]:
+    """Encode a data source, or the lines of a .txt file, into a folder; returns how many rows of each kind."""
+    vectors, rows, notes = (
+        _lines(model, Path(source))
+        if source.endswith(".txt")
+        else _records(model, source, images, captions, batch, progress)
+    )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        save_file({name: x.cpu().contiguous() for name, x in vectors.items()}, out / "vectors.safetensors")
+        _write(out / "rows.jsonl", rows)
+        _write(out / "notes.jsonl", notes)
+    except OSError as error:
+        raise UserError(f"cannot write into {out}: {error.strerror}; choose another --out") from None
+    return {name: len(x) for name, x in vectors.items()}
+
+
+def _lines(model: Model, path: Path) -> tuple[dict[str, Tensor], Rows, Rows]:
+    try:
+        texts = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}; expected UTF-8 with one text a line") from None
+    if not texts:
+        raise UserError(f"{path} holds no text; expected one text a line")
+    vectors = model.encode(texts=texts).vector
+    rows: Rows = [{"side": "texts", "row": i, "text": text} for i, text in enumerate(texts)]
+    return {"texts": vectors}, rows, _cut(model.cut)
+
+
+def _records(
+    model: Model,
+    path: str,
+    images: str | None,
+    captions: Any,
+    batch: int,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[dict[str, Tensor], Rows, Rows]:
+    source = open_source(path, images=images, size=model.method.size)
+    found = encode_source(model, source, captions=captions, batch=batch, max_damaged=1.0, progress=progress)
+    rows: Rows = [{"side": "images", "row": i, "key": key} for i, key in enumerate(found.keys)]
+    owners = found.texts.image.tolist()
+    rows += [
+        {"side": "texts", "row": i, "key": found.keys[owner], "text": text}
+        for i, (text, owner) in enumerate(zip(found.strings, owners, strict=True))
+    ]
+    notes: Rows = [{"note": "skipped", "cause": cause, "samples": n} for cause, n in found.damaged.items()]
+    notes += [{"note": "skipped first", "where": where} for where in found.damaged_first]
+    return {"images": found.images.vector, "texts": found.texts.vector}, rows, notes + _cut(found.cut)
+
+
+def _cut(number: int) -> Rows:
+    return [{"note": "texts longer than the context were cut", "texts": number}] if number else []
+
+
+def _write(path: Path, rows: Rows) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")

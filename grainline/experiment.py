@@ -1,0 +1,175 @@
+"""From a recipe to a run: opens data, makes tokenizer and method, trains, and goes on where a run stopped.
+
+A run folder is complete from its first second: recipe.yaml, model.json and tokenizer.json stand there before
+the first step, checkpoints/ and log.jsonl grow, best/ and last/ hold the weights to use.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from grainline.config import Config
+from grainline.data.dataset import TrainSet
+from grainline.data.record import Damaged, Source
+from grainline.data.sources import open_sources
+from grainline.data.tokenizer import Tokenizer, load_tokenizer
+from grainline.data.transforms import TrainTransform
+from grainline.dist import rank, world_size
+from grainline.errors import UserError
+from grainline.evaluate.encode import encode_source
+from grainline.evaluate.suite import Options, retrieval_suite
+from grainline.model import Description, Model, build, method_config, write_description
+from grainline.recipe import Recipe, read_recipe, write_recipe
+from grainline.train import checkpoint
+from grainline.train.loop import Run, train
+from grainline.train.process import process_group
+
+MAY_CHANGE = ("data.workers", "train.keep", "train.log", "train.log_every")
+"""Recipe fields that do not change what a run computes, so that a resumed run may have others."""
+
+
+def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = None) -> Path:
+    """Train a recipe into a folder and return the folder of the last weights.
+
+    resume  go on from the newest checkpoint of the folder, or from the beginning if it has none yet
+    at      name of the checkpoint to go on from instead
+
+    Raises UserError for everything a user can mend; what was there stays.
+    """
+    _check_folder(recipe, out, resume)
+    with process_group() as device:
+        source = open_sources(recipe.data.paths, images=recipe.data.images, size=_size(recipe))
+        tokenizer = _tokenizer(recipe, source, out)
+        description = _with_vocabulary(recipe.description, tokenizer.vocab)
+        torch.manual_seed(recipe.train.seed)
+        method = build(description)
+        if rank() == 0:
+            write_recipe(out / "recipe.yaml", recipe)
+            write_description(out, description)
+        crop = TrainTransform(method.size, **recipe.data.crop.model_dump())
+        data = TrainSet(
+            source, tokenizer, crop, recipe.data.texts, context=method.context, seed=recipe.train.seed
+        )
+        model = Model(description, method, tokenizer)
+        job = Run(
+            out,
+            method,
+            data,
+            recipe.train,
+            recipe.data.workers,
+            recipe.data.damage,
+            _validation(recipe, model),
+        )
+        return train(job, device, _checkpoint(out, at) if resume else None)
+
+
+def _size(recipe: Recipe) -> int:
+    """Side of the pictures that the method reads."""
+    config: Any = recipe.description.config
+    size: int = config.image.size
+    return size
+
+
+def _check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
+    """The folder is new, or it holds this very recipe and --resume was asked for."""
+    if not recipe.data.paths:
+        raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
+    written = out / "recipe.yaml"
+    if not written.is_file():
+        if resume:
+            raise UserError(f"{out} holds no run to resume (no recipe.yaml); leave out --resume to begin one")
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UserError(f"{out} is not an empty folder; choose another --out")
+        _made(out)
+        return
+    if not resume:
+        raise UserError(f"{out} holds a run already; go on with --resume, or choose another --out")
+    differ = sorted(_differences(read_recipe(str(written), []), recipe))
+    if differ:
+        raise UserError(
+            f"{out} belongs to another recipe; it differs in {', '.join(differ[:4])}; "
+            "resume with the same recipe and settings, or choose another --out"
+        )
+
+
+def _made(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
+
+
+def _differences(old: Recipe, new: Recipe) -> Iterator[str]:
+    """Names of the fields that two recipes do not share, except those that a resumed run may change."""
+    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    for name in before.keys() | after.keys():
+        if before.get(name) != after.get(name) and not name.startswith(MAY_CHANGE):
+            yield name
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return out
+
+
+def _tokenizer(recipe: Recipe, source: Source, out: Path) -> Tokenizer:
+    """The tokenizer of the run folder; made or fetched by the first process, read by the others."""
+    if rank() == 0 and not (out / "tokenizer.json").is_file():
+        asked = recipe.data.tokenizer
+        config: Any = recipe.description.config
+        texts = _captions(source, recipe.data.tokenizer_samples)
+        made = load_tokenizer(asked) if asked else Tokenizer.train(texts, config.text.vocab)
+        made.save(out)
+    if world_size() > 1:
+        dist.barrier()
+    return Tokenizer.load(out)
+
+
+def _captions(source: Source, most: int) -> Iterator[str]:
+    """All texts of at most `most` records, evenly spread over the source."""
+    count = min(most, len(source))
+    for i in range(count):
+        try:
+            record = source[i * len(source) // count]
+        except Damaged:  # counted when training comes to it
+            continue
+        yield from record.captions
+        if record.long:
+            yield record.long
+
+
+def _with_vocabulary(description: Description, vocab: int) -> Description:
+    """The same method with as many word vectors as the tokenizer has entries."""
+    values = description.config.model_dump(mode="json")
+    values["text"]["vocab"] = vocab
+    config: Config = method_config(description.method, values, "recipe field model")
+    return description._replace(config=config)
+
+
+def _validation(recipe: Recipe, model: Model) -> Callable[[], dict[str, float]] | None:
+    """Retrieval on the validation sources: the sum of recalls first, because it picks the best checkpoint."""
+    if not recipe.data.validation:
+        if recipe.train.validate_every:
+            raise UserError("train.validate_every is set, but data.validation names no source to measure on")
+        return None
+    if not recipe.train.validate_every:
+        raise UserError(
+            "data.validation names a source, but train.validate_every is 0; set it to a number of steps"
+        )
+    source = open_sources(recipe.data.validation, images=recipe.data.images, size=model.method.size)
+
+    def measure() -> dict[str, float]:
+        encodings = encode_source(model, source)
+        result = retrieval_suite(model.method, encodings, Options(resamples=100))
+        return {metric.name: metric.value for metric in reversed(result.metrics)}
+
+    return measure
+
+
+def _checkpoint(out: Path, at: str | None) -> Path | None:
+    return checkpoint.find(out, at) if at else checkpoint.newest(out)

@@ -1,0 +1,78 @@
+"""A recipe: everything that decides a training run, in one YAML file with checked names."""
+
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from grainline.config import Config, override, parse, read_yaml
+from grainline.data.dataset import CropConfig, TextsConfig
+from grainline.errors import UserError
+from grainline.model import Description, method_config
+from grainline.train.loop import TrainConfig
+
+
+class DataConfig(Config):
+    """What to train on and how to read it."""
+
+    paths: tuple[str, ...] = ()  # sources, as in docs/data.md; `--data` on the command line replaces them
+    images: str | None = None  # folder of the pictures, where a source names only files
+    validation: tuple[str, ...] = ()  # sources that the run measures itself on, never trained on
+    tokenizer: str | None = None  # a tokenizer to use; None trains a BPE on the training captions
+    tokenizer_samples: int = Field(50_000, gt=0)  # records, evenly spread, whose captions train the BPE
+    texts: TextsConfig = TextsConfig()
+    crop: CropConfig = CropConfig()
+    workers: int = Field(1, ge=0)  # processes that load pictures, for each training process
+    damage: float = Field(0.02, ge=0, le=1)  # share of samples that may be damaged before the run stops
+
+
+class Recipe(Config):
+    """One training run."""
+
+    method: str
+    model: dict[str, Any]  # the config of the method; checked when the recipe is read
+    data: DataConfig = DataConfig()
+    train: TrainConfig
+
+    @property
+    def description(self) -> Description:
+        """The method and its checked config."""
+        return Description(self.method, method_config(self.method, self.model, "recipe field model"))
+
+
+def read_recipe(name: str, changes: list[str]) -> Recipe:
+    """A recipe of the package (`clip/scenes`) or a YAML file, with `a.b=value` changes applied."""
+    values = override(read_yaml(find_recipe(name)), changes)
+    recipe = parse(Recipe, values, f"recipe {name}")
+    return recipe.model_copy(update={"model": recipe.description.config.model_dump(mode="json")})
+
+
+def find_recipe(name: str) -> Path:
+    """The file behind a recipe's name."""
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if not path.is_file():
+            raise UserError(f"no recipe file {path}; the built-in ones are {', '.join(names())}")
+        return path
+    if name not in names():
+        close = get_close_matches(name, names(), n=1, cutoff=0.4)
+        hint = f", did you mean {close[0]!r}?" if close else ""
+        raise UserError(f"no recipe {name!r}{hint} Built in are {', '.join(names())}; or give a .yaml file")
+    return _folder() / f"{name}.yaml"
+
+
+def names() -> list[str]:
+    """The recipes that ship with the package."""
+    return sorted(p.relative_to(_folder()).with_suffix("").as_posix() for p in _folder().rglob("*.yaml"))
+
+
+def write_recipe(path: Path, recipe: Recipe) -> None:
+    """Write a recipe as YAML that `read_recipe` reads back to an equal one."""
+    path.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("grainline"))) / "recipes"

@@ -1,0 +1,330 @@
+"""The training loop: batches in; steps, checkpoints and a log out. Killed at any moment, it goes on unharmed.
+
+A step never waits for the device: terms are kept and looked at every `log_every` steps and before every
+checkpoint, so that no checkpoint holds weights that came after a loss that was not finite.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from grainline.config import Config
+from grainline.data.collate import Batch, collate
+from grainline.data.dataset import TrainSet
+from grainline.data.sampler import Batches
+from grainline.dist import average, rank, world_size
+from grainline.errors import UserError
+from grainline.methods.base import Method
+from grainline.nn.block import Block, recompute_activations
+from grainline.nn.scale import clamp_scales
+from grainline.train import checkpoint
+from grainline.train.account import Account
+from grainline.train.checkpoint import TrainState
+from grainline.train.log import Log, LogConfig
+from grainline.train.optim import OptimizerConfig, build_optimizer, set_rates, train_mode
+from grainline.train.process import Precision, dtype_of
+from grainline.train.rng import rng_state, set_rng_state
+from grainline.train.schedule import rate
+from grainline.train.step import Loss, Objective
+from grainline.types import Clock, to
+
+
+class TrainConfig(Config):
+    """How long, how large and how exact; what learns at which rate stands in `optimizer`."""
+
+    steps: int = Field(gt=0)
+    batch: int = Field(gt=0)  # pictures a step, over all processes and accumulated parts
+    optimizer: OptimizerConfig = OptimizerConfig()
+    clip: float | None = Field(1.0, gt=0)  # largest norm of the gradient; None leaves it alone
+    precision: Precision = "auto"
+    accumulate: int = Field(1, gt=0)  # parts of a batch that are compared only among themselves
+    chunk: int | None = Field(
+        None, gt=0
+    )  # rows whose activations are kept at a time (GradCache); None keeps all
+    recompute: bool = False  # recompute the activations of every block in the backward pass
+    compile: bool = False  # torch.compile every block
+    log_every: int = Field(10, gt=0)
+    save_every: int = Field(200, gt=0)
+    validate_every: int = Field(0, ge=0)  # 0 never measures
+    keep: int = Field(2, gt=0)  # newest checkpoints that stay
+    seed: int = Field(0, ge=0, lt=2**31)
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _divides(self) -> "TrainConfig":
+        if self.batch % self.accumulate:
+            raise ValueError(f"batch {self.batch} is not a multiple of accumulate {self.accumulate}")
+        schedules = [self.optimizer.schedule, *(rule.schedule for rule in self.optimizer.rules)]
+        for schedule in schedules:
+            if schedule is not None:
+                rate(schedule, 0, self.steps)  # complains about a warm-up longer than the run
+        return self
+
+
+class Run(NamedTuple):
+    """What a training run is made of."""
+
+    out: Path
+    method: Method
+    data: TrainSet
+    cfg: TrainConfig
+    workers: int
+    damage: float  # share of samples that may be damaged
+    validate: Callable[[], dict[str, float]] | None  # metrics, the first of which picks the best checkpoint
+
+
+class Kept(NamedTuple):
+    """One step's numbers, still on the device."""
+
+    step: int
+    terms: dict[str, Tensor]
+    norm: Tensor
+
+
+def train(run: Run, device: torch.device, resume: Path | None) -> Path:
+    """Train to the end and return OUT/last. `resume` is the checkpoint to go on from; None begins anew.
+
+    Under torchrun every process calls it; the result is that of one process with the same global batch.
+    """
+    return _Training(run, device).run(resume)
+
+
+class _Training:
+    """One process's part of a run."""
+
+    def __init__(self, run: Run, device: torch.device) -> None:
+        cfg = run.cfg
+        _check_batch(cfg, len(run.data))
+        self.job, self.cfg, self.device = run, cfg, device
+        self.method = run.method.to(device)
+        self.optimizer = build_optimizer(self.method, cfg.optimizer)
+        self.trained = [p for p in self.method.parameters() if p.requires_grad]
+        recompute_activations(self.method, cfg.recompute)
+        if cfg.compile:
+            for module in self.method.modules():
+                if isinstance(module, Block):
+                    module.compile()
+        self.objective: Any = Objective(self.method, dtype_of(cfg.precision, device))
+        if world_size() > 1:
+            ids = [device.index] if device.type == "cuda" else None
+            self.objective = DistributedDataParallel(self.objective, ids, broadcast_buffers=False)
+        self.account = Account(len(run.data), run.damage)
+        self.made = 0  # steps
+        self.kept: list[Kept] = []
+        self.best: float | None = None
+        self.log: Log | None = None  # of the first process
+        self.looked = 0, time.monotonic()  # steps made and the time when terms were last read
+
+    def run(self, resume: Path | None) -> Path:
+        torch.manual_seed(
+            self.cfg.seed * 1000 + rank()
+        )  # the noise of encoders; their weights are made already
+        state = None if resume is None else self._restore(resume)
+        batches = self._batches()
+        if state is not None:
+            set_rng_state(state.rng[rank()])
+        if rank() == 0:
+            lines = None if state is None else state.log_lines
+            self.log = Log(self.job.out, self.cfg.log, self.cfg.steps, step=self.made, lines=lines)
+        with self.log or nullcontext():
+            train_mode(self.method)
+            self.looked = self.made, time.monotonic()
+            while self.made < self.cfg.steps:
+                self._step(batches)
+                self._after()
+        if rank() == 0:
+            newest = checkpoint.newest(self.job.out)
+            assert newest is not None, "the last step saves"
+            checkpoint.mark(self.job.out, newest, "last")
+        _wait()
+        return self.job.out / "last"
+
+    def _step(self, batches: Iterator[Batch]) -> None:
+        """One update, from `accumulate` parts."""
+        cfg = self.cfg
+        clock = Clock(self.made, self._epoch(), cfg.seed)
+        terms: dict[str, Tensor] = {}
+        for part in range(cfg.accumulate):
+            batch = next(batches)
+            self.account.add(batch)
+            images, texts = to(batch.images, self.device), to(batch.texts, self.device)
+            last = part == cfg.accumulate - 1
+            with nullcontext() if last or world_size() == 1 else self.objective.no_sync():
+                loss: Loss = self.objective(images, texts, clock, cfg.chunk)
+                (loss.total / cfg.accumulate).backward()
+            for name, value in loss.terms.items():
+                terms[name] = terms.get(name, torch.zeros_like(value)) + value / cfg.accumulate
+        norm = torch.nn.utils.clip_grad_norm_(self.trained, cfg.clip or float("inf"))
+        set_rates(self.optimizer, self.made, cfg.steps)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        clamp_scales(self.method)
+        self.kept.append(Kept(self.made, terms, norm))
+        self.made += 1
+
+    def _after(self) -> None:
+        """What a number of steps made calls for: a look at the terms, a measurement, a checkpoint."""
+        cfg, made = self.cfg, self.made
+        end = made == cfg.steps
+        measure = (
+            cfg.validate_every > 0
+            and self.job.validate is not None
+            and (made % cfg.validate_every == 0 or end)
+        )
+        save = made % cfg.save_every == 0 or end
+        epoch_ends = (made * cfg.batch) // len(self.job.data) > ((made - 1) * cfg.batch) // len(self.job.data)
+        if made % cfg.log_every == 0 or measure or save or epoch_ends:
+            self._look()
+        if epoch_ends or end:
+            self._report()
+        better = self._measure() if measure else False
+        if save or better:
+            self._save(best=better)
+
+    def _look(self) -> None:
+        """Read the kept terms; stop where one is not finite, else log their mean."""
+        self.account.settle()
+        names = [*self.kept[0].terms, "gradient norm"]
+        table = torch.stack([torch.stack([*k.terms.values(), k.norm.reshape(())]) for k in self.kept])
+        numbers: list[list[float]] = average(table.float()).tolist()
+        for kept, row in zip(self.kept, numbers, strict=True):
+            if not all(map(math.isfinite, row)):
+                self._stop(kept.step, dict(zip(names, row, strict=True)))
+        self.kept = []
+        means = dict(
+            zip(names, (sum(column) / len(column) for column in zip(*numbers, strict=True)), strict=True)
+        )
+        norm = means.pop("gradient norm")
+        since, start = self.looked
+        self.looked = self.made, time.monotonic()
+        speed = (self.made - since) * self.cfg.batch / max(time.monotonic() - start, 1e-9)
+        if self.log is not None:
+            loss = {"loss": sum(means.values())} | (means if len(means) > 1 else {})
+            rates = {group["rule"]: group["lr"] for group in self.optimizer.param_groups}
+            self.log.write(
+                "train",
+                self.made,
+                self._epoch(),
+                terms=loss,
+                norm=norm,
+                lr=rates,
+                images_per_s=round(speed, 1),
+            )
+            self.log.progress(self.made, loss, speed)
+
+    def _stop(self, step: int, terms: dict[str, float]) -> None:
+        good = checkpoint.newest(self.job.out)
+        values = ", ".join(f"{name} {value:g}" for name, value in terms.items())
+        offer = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
+        if self.log is not None:
+            self.log.write("not finite", step, self._epoch(), terms=terms)
+        raise UserError(
+            f"the loss is not finite at step {step}: {values}; {offer}; "
+            "try a lower train.optimizer.lr, a longer warm-up or train.precision=fp32"
+        )
+
+    def _report(self) -> None:
+        """The account so far, at the end of an epoch and of the run."""
+        if self.log is not None:
+            self.log.write("epoch", self.made, self._epoch(), **self.account.report())
+            sentence = self.account.sentence()
+            if sentence:
+                self.log.note(
+                    f"epoch {self._epoch():.2f}: {sentence}", self.made, self._epoch(), kind="damage"
+                )
+
+    def _measure(self) -> bool:
+        """Validate on the first process; every process learns whether it is the best so far."""
+        better = torch.zeros((), device=self.device)
+        if rank() == 0:
+            assert self.job.validate is not None
+            self.method.eval()
+            metrics = self.job.validate()
+            train_mode(self.method)
+            value = next(iter(metrics.values()))
+            if self.best is None or value > self.best:
+                self.best = value
+                better += 1
+            if self.log is not None:
+                self.log.write("validation", self.made, self._epoch(), metrics=metrics)
+            self.looked = self.made, time.monotonic()
+        if world_size() > 1:
+            dist.broadcast(better, 0)
+        return bool(better)
+
+    def _save(self, best: bool) -> None:
+        rng = [rng_state()]
+        if world_size() > 1:
+            rng = [{} for _ in range(world_size())]
+            dist.all_gather_object(rng, rng_state())
+        if self.log is not None:
+            state = TrainState(
+                step=self.made,
+                epoch=int(self._epoch()),
+                position=self.made * self.cfg.batch,
+                rng=tuple(rng),
+                best=self.best,
+                log_lines=self.log.sync(),
+                extra={"account": self.account.state()},
+            )
+            path = checkpoint.save(self.job.out, self.method, self.optimizer, state, self.cfg.keep)
+            if best:
+                checkpoint.mark(self.job.out, path, "best")
+        _wait()
+
+    def _restore(self, path: Path) -> TrainState:
+        state = checkpoint.load(path, self.method, self.optimizer)
+        if len(state.rng) != world_size():
+            raise UserError(
+                f"{path} was written by {len(state.rng)} processes, these are {world_size()}: start as many"
+            )
+        self.made, self.best = state.step, state.best
+        self.account.restore(dict(state.extra["account"]))
+        return state
+
+    def _batches(self) -> Iterator[Batch]:
+        """The batches from here to the end of the run; the loader draws nothing from the global generator."""
+        cfg, parts = self.cfg, self.cfg.accumulate
+        steps = range(self.made * parts, cfg.steps * parts)
+        plan = Batches(
+            len(self.job.data), cfg.batch // parts, cfg.seed, steps, rank=rank(), world_size=world_size()
+        )
+        loader: DataLoader[Any] = DataLoader(
+            self.job.data,
+            batch_sampler=plan,
+            num_workers=self.job.workers,
+            collate_fn=collate,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),
+            prefetch_factor=4 if self.job.workers else None,
+        )
+        return iter(loader)
+
+    def _epoch(self) -> float:
+        return self.made * self.cfg.batch / len(self.job.data)
+
+
+def _check_batch(cfg: TrainConfig, pictures: int) -> None:
+    parts = cfg.accumulate * world_size()
+    if cfg.batch % parts:
+        raise UserError(
+            f"train.batch {cfg.batch} is not a multiple of processes x train.accumulate = {parts}"
+        )
+    if cfg.batch > pictures:
+        raise UserError(f"train.batch {cfg.batch} is more than the {pictures} pictures of the data; lower it")
+
+
+def _wait() -> None:
+    """Until every process is here: nobody may go on while the first one writes."""
+    if world_size() > 1:
+        dist.barrier()

@@ -1,0 +1,49 @@
+"""Where a training process runs: its device, its precision, and its place among those torchrun started."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+@contextmanager
+def process_group() -> Iterator[torch.device]:
+    """The device of this process; joins the others for as long as the block lasts.
+
+    torchrun sets RANK, WORLD_SIZE and LOCAL_RANK. Without them this is the only process.
+    nccl carries tensors between GPUs, gloo between CPUs.
+    """
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    many = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
+    if many:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield device
+    finally:
+        if many:
+            dist.destroy_process_group()
+
+
+def dtype_of(precision: Precision, device: torch.device) -> torch.dtype:
+    """The type that encoders compute in: `auto` is bf16 where the device has instructions for it, or fp32."""
+    if precision == "fp32":
+        return torch.float32
+    if precision == "bf16" or _has_bf16(device):
+        return torch.bfloat16
+    return torch.float32
+
+
+def _has_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    # Named with underscores, but there from torch 2.6 on; the public list of capabilities came later.
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return device.type == "cpu" and native

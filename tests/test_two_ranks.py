@@ -1,0 +1,112 @@
+"""Two processes with half of the batch each compute the gradients of one process with all of it."""
+
+import multiprocessing
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from make import CASES, CLOCK, batch, build
+from safetensors.torch import load_file, save_file
+from torch.nn.parallel import DistributedDataParallel
+
+from grainline.dist import average, finish, gather
+from grainline.train.step import Objective, step
+from grainline.types import Encoded, Images, Mean, Texts, rows
+
+KINDS = {"whole": None, "cached": 3}
+MINE = ([0, 1, 2, 4], [3, 5, 6, 7])  # both ranks hold padding texts, and not equally many
+
+
+def exact(both: tuple[Images, Texts]) -> tuple[Images, Texts]:
+    """Pictures in float64, so that the order of a sum does not show."""
+    return both[0]._replace(pixels=both[0].pixels.double()), both[1]
+
+
+def worker(rank: int, port: int, out: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    grads = {}
+    mine = torch.tensor(MINE[rank])
+    for case in CASES:
+        images, texts = exact(batch(8))
+        images, texts = rows(images, mine), rows(texts, torch.stack([2 * mine, 2 * mine + 1], 1).flatten())
+        for kind, chunk in KINDS.items():
+            method = build(case).double()
+            objective: Any = DistributedDataParallel(Objective(method))
+            objective(images, texts, CLOCK, chunk).total.backward()
+            grads |= {f"{case}/{kind}/{name}": p.grad.clone() for name, p in method.named_parameters()}
+    grads |= pieces(rank)
+    if rank == 0:
+        save_file(grads, out)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def pieces(rank: int) -> dict[str, torch.Tensor]:
+    """What gather, finish and average give where the ranks hold different things."""
+    x = torch.full((2, 3), float(rank), requires_grad=True)
+    ids = torch.tensor([2 * rank, 2 * rank + 1])
+    encoded = Encoded(x, torch.ones(2, 4, 3), torch.ones(2, 4, dtype=torch.bool), ids, ids)
+    everyone = gather(encoded, ("vector", "item", "image"))
+    with_tokens = gather(encoded, ("vector", "tokens", "mask", "item", "image"))
+    (everyone.vector * torch.arange(1.0, 5.0)[:, None] * (rank + 1)).sum().backward()
+    assert x.grad is not None
+    return {
+        "gathered items": everyone.item,
+        "gathered tokens": torch.tensor([everyone.tokens.shape[1], with_tokens.tokens.shape[1]]),
+        "gathered mask": with_tokens.mask,
+        "gathered gradient": x.grad,
+        "finished": average(finish(Mean(torch.tensor(6.0 * rank), torch.tensor(1 + rank)))),
+    }
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    out = tmp_path_factory.mktemp("ranks") / "grads.safetensors"
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=worker, args=(rank, port, out)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(timeout=180)
+        assert rank.exitcode == 0
+    return load_file(out)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_are_one(case: str, kind: str, two_ranks: dict[str, torch.Tensor]) -> None:
+    method = build(case).double()
+    step(method, *exact(batch(8)), CLOCK)
+    for name, p in method.named_parameters():
+        torch.testing.assert_close(
+            two_ranks[f"{case}/{kind}/{name}"],
+            p.grad,
+            rtol=1e-9,
+            atol=1e-12,
+            msg=lambda m, name=name: f"{name}: {m}",
+        )
+
+
+def test_gather_keeps_rank_order_and_leaves_out_tokens_that_no_loss_reads(
+    two_ranks: dict[str, torch.Tensor],
+) -> None:
+    assert two_ranks["gathered items"].tolist() == [0, 1, 2, 3]
+    assert two_ranks["gathered tokens"].tolist() == [0, 4]
+    assert two_ranks["gathered mask"].dtype == torch.bool
+    assert two_ranks["gathered mask"].all()
+
+
+def test_gather_sums_what_both_ranks_say_about_my_rows(two_ranks: dict[str, torch.Tensor]) -> None:
+    # rank 0 weighs rows by 1, 2, 3, 4, rank 1 by twice that; rank 0 holds the first two rows
+    assert two_ranks["gathered gradient"].tolist() == [[3.0] * 3, [6.0] * 3]
+
+
+def test_finish_averages_over_rows_and_not_over_ranks(two_ranks: dict[str, torch.Tensor]) -> None:
+    assert float(two_ranks["finished"]) == pytest.approx(6.0 / 3)
