@@ -1,0 +1,244 @@
+"""A data source, encoded: what every suite reads.
+
+Samples that cannot be used are skipped, counted by cause and carried into the result. Tokens are dropped
+unless the method compares them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from grainline.data.causes import MISSING_CAPTION
+from grainline.data.decode import decode
+from grainline.data.record import Damaged, Record, Source
+from grainline.errors import UserError
+from grainline.evaluate.foils import FoilPairs
+from grainline.evaluate.score import Scorer
+from grainline.types import Encoded, concat, vectors_only
+
+Captions = Literal["whole", "each", "first"]
+CAPTIONS: tuple[Captions, ...] = ("whole", "each", "first")
+NAMED = 3  # damaged samples that an error or a result names
+
+Progress = Callable[[int, int], None]  # samples done, samples in all
+
+
+class Encoder(Protocol):
+    """What encoding asks of a model."""
+
+    @property
+    def method(self) -> Scorer: ...
+
+    @property
+    def cut(self) -> int:
+        """How many texts so far were longer than the context, and cut."""
+
+    def encode(
+        self,
+        *,
+        images: Sequence[bytes | Image.Image] | None = None,
+        texts: Sequence[str] | None = None,
+    ) -> Encoded: ...
+
+
+class Encodings(NamedTuple):
+    """Everything that suites need: rows, what they stand for, and what went wrong on the way."""
+
+    images: Encoded  # [N] `image` is 0 .. N-1 in file order
+    texts: Encoded  # [M] in file order; `image` is the row of the picture
+    keys: tuple[str, ...]  # [N] names of the pictures
+    strings: tuple[str, ...]  # [M] the texts as they were given to the model
+    foils: FoilPairs | None  # None: not asked for
+    path: str
+    fingerprint: str
+    captions: Captions
+    samples: int  # in the source, damaged ones included
+    damaged: dict[str, int]  # cause -> samples that were skipped
+    damaged_first: tuple[str, ...]  # cause and place of the first of them
+    blank: int  # captions without a character, skipped beside others of the same picture
+    cut: int  # texts that were longer than the model reads, foils included
+
+
+def encode_source(
+    model: Encoder,
+    source: Source,
+    *,
+    captions: Captions = "whole",
+    foils: bool = False,
+    batch: int = 64,
+    max_damaged: float = 0.1,
+    progress: Progress | None = None,
+) -> Encodings:
+    """Encode all pictures and texts of a source.
+
+    captions     "whole": one text per picture, its fullest; "each": every caption; "first": the first one
+    foils        encode the foils and their true captions too
+    batch        pictures, and texts, that the model sees at once
+    max_damaged  share of samples that may be skipped
+
+    Raises UserError for an unknown `captions`, an empty source, too many damaged samples (naming the first
+    of them), and foils asked for where there are none.
+    """
+    if captions not in CAPTIONS:
+        raise UserError(f"captions is {captions!r}; allowed: {', '.join(CAPTIONS)}")
+    if len(source) == 0:
+        raise UserError(f"no samples in {source.path}; evaluation needs at least one")
+    cut_before = model.cut
+    run = _Run(model, captions, foils, batch)
+    failed: list[Damaged] = []
+    for index in range(len(source)):
+        try:
+            record = source[index]
+            run.add(record, decode(record))
+        except Damaged as error:
+            failed.append(error)
+            _refuse(failed, len(source), max_damaged, source.path)
+        if progress is not None:
+            progress(index + 1, len(source))
+    pairs = run.foil_pairs(source.path) if foils else None
+    return Encodings(
+        images=_numbered(run.images.stacked()),
+        texts=_numbered(run.texts.stacked(), run.owner),
+        keys=tuple(run.keys),
+        strings=tuple(run.strings),
+        foils=pairs,
+        path=source.path,
+        fingerprint=source.fingerprint(),
+        captions=captions,
+        samples=len(source),
+        damaged=dict(Counter(error.cause for error in failed)),
+        damaged_first=tuple(str(error) for error in failed[:NAMED]),
+        blank=run.blank,
+        cut=model.cut - cut_before,
+    )
+
+
+def texts_of(record: Record, captions: Captions) -> list[str]:
+    """The texts of a record under a mode, blank ones included.
+
+    >>> record = Record("a", b"", ("A dog runs.", "A brown dog."), long="A brown dog runs over wet sand.")
+    >>> [texts_of(record, mode) for mode in ("whole", "first")]
+    [['A brown dog runs over wet sand.'], ['A dog runs.']]
+    """
+    if not record.captions and not record.long:
+        return []
+    if captions == "whole":
+        return [record.whole]
+    return list(record.captions[:1] if captions == "first" else record.captions)
+
+
+class _Rows:
+    """Collects inputs and encodes them in batches."""
+
+    def __init__(self, encode: Callable[[list[Any]], Encoded], batch: int) -> None:
+        self.encode = encode
+        self.batch = batch
+        self.waiting: list[Any] = []
+        self.done: list[Encoded] = []
+        self.number = 0
+
+    def add(self, item: Any) -> int:
+        """Queue one input; its row."""
+        self.waiting.append(item)
+        self.number += 1
+        if len(self.waiting) == self.batch:
+            self._flush()
+        return self.number - 1
+
+    def stacked(self) -> Encoded:
+        self._flush()
+        return stack(self.done)
+
+    def _flush(self) -> None:
+        if self.waiting:
+            with torch.no_grad():
+                self.done.append(self.encode(self.waiting))
+            self.waiting = []
+
+
+class _Run:
+    """One walk over a source."""
+
+    def __init__(self, model: Encoder, captions: Captions, foils: bool, batch: int) -> None:
+        kept = (lambda x: x) if model.method.pairwise else vectors_only
+        self.images = _Rows(lambda items: kept(model.encode(images=items)), batch)
+        self.texts = _Rows(lambda items: kept(model.encode(texts=items)), batch)
+        self.foil_texts = _Rows(lambda items: kept(model.encode(texts=items)), batch)
+        self.captions, self.foils = captions, foils
+        self.keys: list[str] = []
+        self.strings: list[str] = []
+        self.owner: list[int] = []
+        self.pairs: list[tuple[int, int, int]] = []  # picture, true text, foil
+        self.kinds: list[str] = []
+        self.blank = 0
+
+    def add(self, record: Record, picture: Image.Image) -> None:
+        """Queue a record; raises Damaged, having queued nothing, if it has no text."""
+        texts = texts_of(record, self.captions)
+        real = [text for text in texts if text.strip()]
+        if not real:
+            raise Damaged(MISSING_CAPTION, record.key)
+        self.blank += len(texts) - len(real)
+        row = self.images.add(picture)
+        self.keys.append(record.key)
+        for text in real:
+            self.texts.add(text)
+            self.strings.append(text)
+            self.owner.append(row)
+        if self.foils:
+            self._add_foils(record, row)
+
+    def _add_foils(self, record: Record, row: int) -> None:
+        seen: dict[str, int] = {}
+        for foil in record.foils:
+            for text in (foil.true, foil.text):
+                if text not in seen:
+                    seen[text] = self.foil_texts.add(text)
+            self.pairs.append((row, seen[foil.true], seen[foil.text]))
+            self.kinds.append(foil.kind)
+
+    def foil_pairs(self, path: str) -> FoilPairs:
+        if not self.pairs:
+            raise UserError(f"no foils in {path}; this suite needs samples with foils, as in `scenes`")
+        picture, true, foil = torch.tensor(self.pairs).T
+        encoded = _numbered(self.foil_texts.stacked(), [-1] * self.foil_texts.number)
+        return FoilPairs(picture, true, foil, encoded, tuple(self.kinds))
+
+
+def stack(parts: Sequence[Encoded]) -> Encoded:
+    """Rows of several batches; tokens are padded to the longest, because texts are trimmed batch by batch.
+
+    >>> def some(n: int, length: int) -> Encoded:
+    ...     return Encoded(torch.ones(n, 2), torch.ones(n, length, 2), torch.ones(n, length).bool(),
+    ...                    torch.arange(n), torch.arange(n))
+    >>> stack([some(1, 3), some(2, 1)]).mask.int().tolist()
+    [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
+    """
+    longest = max(part.mask.shape[1] for part in parts)
+    return concat([_padded(part, longest) for part in parts])
+
+
+def _padded(part: Encoded, length: int) -> Encoded:
+    more = length - part.mask.shape[1]
+    return part._replace(tokens=F.pad(part.tokens, (0, 0, 0, more)), mask=F.pad(part.mask, (0, more)))
+
+
+def _numbered(encoded: Encoded, owner: Sequence[int] | None = None) -> Encoded:
+    """The rows with ids of their own: 0, 1, ... and the picture that each belongs to."""
+    item = torch.arange(len(encoded.vector), device=encoded.vector.device)
+    image: Tensor = item if owner is None else torch.tensor(owner, device=item.device)
+    return encoded._replace(item=item, image=image)
+
+
+def _refuse(failed: Sequence[Damaged], samples: int, share: float, path: str) -> None:
+    if len(failed) > share * samples:
+        named = "; ".join(str(error) for error in failed[:NAMED])
+        raise UserError(
+            f"at least {len(failed)} of {samples} samples in {path} are damaged; allowed are {share:.0%} of "
+            f"them; the first: {named}"
+        )

@@ -1,0 +1,1 @@
+"""Heat maps on pixels, overlays, charts and the self-contained report."""

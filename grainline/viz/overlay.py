@@ -1,0 +1,59 @@
+"""Signed heat over a picture, in two colours that colour-blind readers can tell apart.
+
+Orange is for, blue is against, no heat is no colour: the strength of the colour is the size of the heat. The
+range is symmetric around zero, so that the sign is never lost; say it beside the picture (`limit_of`).
+"""
+
+import numpy as np
+from PIL import Image
+
+FOR = (230, 97, 1)  # orange and blue differ in hue for every common kind of colour blindness,
+AGAINST = (33, 102, 172)  # and are about equally dark
+STRENGTH = 0.8  # opacity where the heat reaches the limit: the picture stays visible
+
+
+def limit_of(heat: np.ndarray) -> float:
+    """The end of the symmetric range: the largest size of any value, at least a tiny positive number.
+
+    >>> limit_of(np.array([[0.25, -0.5], [0.0, 0.125]]))
+    0.5
+    """
+    assert np.isfinite(heat).all(), "heat is finite"
+    return max(float(np.abs(heat).max()), float(np.finfo(np.float32).tiny))
+
+
+def colours(heat: np.ndarray, limit: float) -> np.ndarray:
+    """Heat as colour with opacity: [..., 4] uint8.
+
+    heat   [...] signed; sizes beyond the limit are drawn like the limit
+    limit  > 0
+
+    >>> colours(np.array([0.0, 2.0, -0.5]), limit=1.0).tolist()
+    [[230, 97, 1, 0], [230, 97, 1, 204], [33, 102, 172, 102]]
+    """
+    assert limit > 0, limit
+    out = np.empty((*heat.shape, 4), np.uint8)
+    out[..., :3] = np.where((heat < 0)[..., None], AGAINST, FOR)
+    out[..., 3] = np.rint(255 * STRENGTH * np.clip(np.abs(heat) / limit, 0, 1))
+    return out
+
+
+def overlay(image: Image.Image, heat: np.ndarray, limit: float | None = None) -> Image.Image:
+    """The picture in grey with the heat laid over it in colour: RGB, of the size of the picture.
+
+    heat   [H, W] signed, H and W those of the picture
+    limit  end of the symmetric range; None: the largest size in this map. Give the same limit to maps that
+           are compared with each other
+    """
+    heat = np.asarray(heat, np.float64)
+    assert heat.shape == (image.height, image.width), (heat.shape, image.size)
+    # The picture gives up its colours: two meanings of orange would be one too many.
+    base = image.convert("L").convert("RGBA")
+    layer = Image.fromarray(colours(heat, limit_of(heat) if limit is None else limit))
+    return Image.alpha_composite(base, layer).convert("RGB")
+
+
+def scale_bar(width: int = 120, height: int = 10) -> Image.Image:
+    """The colour scale from minus the limit to the limit, over white: RGB of the given size."""
+    ramp = np.tile(np.linspace(-1, 1, width), (height, 1))
+    return overlay(Image.new("L", (width, height), 255), ramp, 1.0)

@@ -1,0 +1,110 @@
+"""Bootstrap intervals against slow resampling, and their coverage on simulated data."""
+
+import numpy as np
+import pytest
+
+from grainline.evaluate import intervals
+from grainline.evaluate.intervals import interval, replicates, wilson
+
+
+def slow_replicates(
+    values: np.ndarray, groups: np.ndarray, statistic: str, resamples: int, seed: int
+) -> np.ndarray:
+    """The definition: draw groups, write out their values, compute."""
+    unique = np.unique(groups)
+    generator = np.random.default_rng(seed)
+    out = []
+    for _ in range(resamples):
+        drawn = unique[generator.integers(0, len(unique), len(unique))]
+        sample = np.concatenate([values[groups == group] for group in drawn])
+        out.append(np.mean(sample) if statistic == "mean" else np.median(sample))
+    return np.array(out)
+
+
+@pytest.mark.parametrize("statistic", ["mean", "median"])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_replicates_equal_the_slow_resampling(statistic: str, grouped: bool) -> None:
+    generator = np.random.default_rng(1)
+    values = generator.integers(0, 9, 40).astype(float)
+    groups = generator.integers(5, 18, 40) if grouped else np.arange(40)
+    fast = replicates(values, groups if grouped else None, statistic, resamples=60, seed=3)
+    np.testing.assert_allclose(fast, slow_replicates(values, groups, statistic, 60, 3), rtol=1e-12)
+
+
+def test_a_statistic_of_ones_own_equals_the_built_in_one() -> None:
+    generator = np.random.default_rng(2)
+    values, groups = generator.standard_normal(30), np.repeat(np.arange(10), 3)
+    for built_in, own in (("mean", np.mean), ("median", np.median)):
+        a, b = interval(values, groups, built_in, resamples=50), interval(values, groups, own, resamples=50)
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_blocks_of_draws_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, groups = np.arange(50.0) ** 2, np.arange(50) // 3
+    whole = [replicates(values, groups, statistic) for statistic in ("mean", "median")]
+    monkeypatch.setattr(intervals, "CHUNK", 170)
+    for before, statistic in zip(whole, ("mean", "median"), strict=True):
+        np.testing.assert_array_equal(replicates(values, groups, statistic), before)
+
+
+def test_several_columns_are_resampled_together() -> None:
+    values = np.random.default_rng(0).standard_normal((20, 3))
+    together = replicates(values, resamples=30, seed=5)
+    for column in range(3):
+        np.testing.assert_allclose(together[:, column], replicates(values[:, column], resamples=30, seed=5))
+
+
+def test_equal_seeds_give_equal_intervals_and_others_do_not() -> None:
+    values = np.random.default_rng(0).standard_normal(50)
+    assert interval(values, seed=4) == interval(values, seed=4)
+    assert interval(values, seed=4) != interval(values, seed=5)
+
+
+def coverage(make: object, truth: float, trials: int, **settings: object) -> float:
+    """Share of simulated data sets whose interval holds the truth."""
+    inside = 0
+    for trial in range(trials):
+        values, groups = make(np.random.default_rng(trial))  # type: ignore[operator]
+        found = interval(values, groups, resamples=300, seed=trial, **settings)  # type: ignore[arg-type]
+        inside += found.low <= truth <= found.high
+    return inside / trials
+
+
+def test_intervals_of_a_mean_hold_the_truth_as_often_as_they_say() -> None:
+    share = coverage(lambda g: ((g.random(200) < 0.3).astype(float), None), 0.3, 300)
+    assert 0.91 <= share <= 0.98
+    narrow = coverage(lambda g: (g.standard_normal(200), None), 0.0, 300, level=0.8)
+    assert 0.74 <= narrow <= 0.86
+
+
+def test_intervals_of_a_median_hold_the_truth_as_often_as_they_say() -> None:
+    assert (
+        0.91
+        <= coverage(lambda g: (g.exponential(1.0, 151), None), np.log(2), 300, statistic="median")
+        <= 0.985
+    )
+
+
+def test_five_captions_of_a_picture_are_not_five_independent_queries() -> None:
+    def captions(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        hard = generator.random(80)  # every picture has its own difficulty
+        return (generator.random((80, 5)) < hard[:, None]).astype(float).ravel(), np.repeat(np.arange(80), 5)
+
+    assert coverage(captions, 0.5, 200) >= 0.9
+    assert coverage(lambda g: (captions(g)[0], None), 0.5, 200) < 0.85
+
+
+def test_wilson_agrees_with_the_roots_of_its_equation() -> None:
+    # The ends are the shares p at which the observed share lies z standard errors away.
+    for right, number in ((0, 20), (3, 20), (10, 20), (20, 20), (480, 500)):
+        found = wilson(right, number)
+        for end in (found.low, found.high):
+            p = right / number
+            if 0 < end < 1:
+                assert abs(p - end) == pytest.approx(1.959964 * (end * (1 - end) / number) ** 0.5, rel=1e-5)
+        assert 0 <= found.low <= p <= found.high <= 1
+
+
+def test_wilson_is_not_of_width_zero_where_the_bootstrap_is() -> None:
+    assert interval(np.ones(20)) == (1.0, 1.0, 1.0)
+    assert wilson(20, 20).low < 0.9

@@ -1,0 +1,113 @@
+"""Ranks, recalls and chance levels against loops and against drawn rankings."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from grainline.errors import UserError
+from grainline.evaluate.retrieval import (
+    chance_median,
+    chance_recall,
+    median_rank,
+    r_sum,
+    ranks,
+    recall_at,
+)
+
+
+def slow_ranks(score: list[list[float]], positive: list[list[bool]]) -> tuple[list[int], list[bool]]:
+    """The definition, in loops."""
+    rank, tied = [], []
+    for row, truth in zip(score, positive, strict=True):
+        best = max(s for s, p in zip(row, truth, strict=True) if p)
+        wrong = [s for s, p in zip(row, truth, strict=True) if not p]
+        rank.append(1 + sum(s >= best for s in wrong))
+        tied.append(any(s == best for s in wrong))
+    return rank, tied
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranks_equal_the_loop_under_many_ties(seed: int) -> None:
+    torch.manual_seed(seed)
+    score = torch.randint(-3, 3, (20, 9)).float()
+    positive = torch.rand(20, 9) < 0.3
+    positive[torch.arange(20), torch.randint(0, 9, (20,))] = True
+    found = ranks(score, positive)
+    rank, tied = slow_ranks(score.tolist(), positive.tolist())
+    assert found.rank.tolist() == rank
+    assert found.tied.tolist() == tied
+    assert any(tied)
+    assert not all(tied)
+
+
+def test_a_model_that_scores_everything_alike_is_last_not_first() -> None:
+    found = ranks(torch.zeros(2, 50), torch.eye(2, 50).bool())
+    assert found.rank.tolist() == [50, 50]
+    assert found.tied.all()
+
+
+def test_other_captions_of_the_same_picture_are_no_competitors() -> None:
+    score = torch.tensor([[0.9, 0.8, 0.1, 0.7]])
+    positive = torch.tensor([[True, True, True, False]])
+    assert ranks(score, positive).rank.tolist() == [1]
+    assert ranks(score.flip(1), positive).rank.tolist() == [2], (
+        "0.1, 0.9, 0.8, 0.7 reversed: 0.9 is the negative"
+    )
+
+
+def test_minus_infinity_is_a_score_and_may_tie() -> None:
+    score = torch.tensor([[-torch.inf, -torch.inf, 1.0]])
+    found = ranks(score, torch.tensor([[True, False, False]]))
+    assert found.rank.tolist() == [3]
+    assert found.tied.tolist() == [True]
+
+
+def test_nan_scores_are_refused_with_their_number() -> None:
+    score = torch.zeros(3, 4)
+    score[1, 2] = score[2, 0] = torch.nan
+    with pytest.raises(UserError, match=r"^2 of 12 scores are not a number"):
+        ranks(score, torch.eye(3, 4).bool())
+
+
+def test_a_query_without_a_positive_is_our_own_mistake() -> None:
+    with pytest.raises(AssertionError):
+        ranks(torch.zeros(2, 2), torch.tensor([[True, False], [False, False]]))
+
+
+def test_recall_counts_the_rank_k_itself() -> None:
+    rank = torch.tensor([1, 2, 3, 4, 5])
+    assert [recall_at(rank, k) for k in (1, 2, 5)] == [0.2, 0.4, 1.0]
+
+
+def test_median_and_sum_on_hand_computed_ranks() -> None:
+    a, b = torch.tensor([1, 2, 7]), torch.tensor([1, 11, 3, 6])
+    assert median_rank(a) == 2.0
+    assert median_rank(b) == 4.5
+    assert r_sum(a, b) == pytest.approx(100 * (1 / 3 + 2 / 3 + 1 + 1 / 4 + 2 / 4 + 3 / 4))
+
+
+@pytest.mark.parametrize(
+    ("m", "c", "k"), [(1, 50, 5), (5, 1000, 10), (3, 7, 5), (2, 9, 9), (4, 4, 1), (1, 3, 10)]
+)
+def test_chance_recall_is_the_binomial_formula(m: int, c: int, k: int) -> None:
+    k_there = min(k, c)
+    expected = 1 - math.comb(c - m, k_there) / math.comb(c, k_there)
+    assert chance_recall([m], c, k) == pytest.approx(expected, abs=1e-12)
+
+
+def test_chance_agrees_with_drawn_rankings() -> None:
+    generator = np.random.default_rng(0)
+    positives, candidates = [1, 4, 7], 40
+    drawn = np.array(
+        [[generator.permutation(candidates)[:m].min() + 1 for m in positives] for _ in range(4000)]
+    )
+    assert chance_recall(positives, candidates, 5) == pytest.approx((drawn <= 5).mean(), abs=0.015)
+    assert chance_median(positives, candidates) == pytest.approx(np.median(drawn), abs=1.0)
+
+
+def test_chance_median_of_one_positive_is_the_middle() -> None:
+    assert chance_median([1] * 3, 7) == 4.0
+    assert chance_median([1] * 3, 8) == 4.5
+    assert chance_median([8], 8) == 1.0

@@ -1,0 +1,406 @@
+"""From a source to a result: encoding, protocols, suites, pooling and the JSON."""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from rich.console import Console
+from torch import Tensor
+
+from grainline.data.record import Damaged, Foil, Record
+from grainline.errors import UserError
+from grainline.evaluate.encode import Encodings, encode_source
+from grainline.evaluate.foils import choices
+from grainline.evaluate.intervals import interval
+from grainline.evaluate.pool import pooled
+from grainline.evaluate.protocols import coco_split, folds
+from grainline.evaluate.result import from_json, read, to_json, write
+from grainline.evaluate.retrieval import r_sum, ranks
+from grainline.evaluate.suite import SUITES, Options, foil_metrics, foils_suite, retrieval_suite
+from grainline.evaluate.table import table
+from grainline.types import Encoded, same_image
+
+
+class Cosine(NamedTuple):
+    pairwise: bool = False
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        return images.vector @ texts.vector.T
+
+
+class Colours:
+    """A model that knows the mean colour of a picture, and reads texts of the form "250 10 10 ..."."""
+
+    def __init__(self, pairwise: bool = False) -> None:
+        self.method = Cosine(pairwise)
+        self.cut = 7
+        self.batches: list[int] = []
+
+    def encode(
+        self, *, images: Sequence[bytes | Image.Image] | None = None, texts: Sequence[str] | None = None
+    ) -> Encoded:
+        if texts is not None:
+            self.cut += sum(len(text.split()) > 4 for text in texts)
+            vectors = [[float(word) for word in text.split()[:3]] for text in texts]
+            length = max(len(text.split()) for text in texts)
+        else:
+            vectors = [np.asarray(image).reshape(-1, 3).mean(0).tolist() for image in images or ()]
+            length = 4
+        self.batches.append(len(vectors))
+        vector = F.normalize(torch.tensor(vectors), dim=1)
+        n = len(vector)
+        tokens = torch.ones(n, length, 3)
+        return Encoded(vector, tokens, torch.ones(n, length).bool(), torch.arange(n), torch.full((n,), -1))
+
+
+class InMemory:
+    """A source of given records; an exception in their place is raised."""
+
+    path = "memory:test"
+
+    def __init__(self, records: Sequence[Record | Damaged]) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Record:
+        record = self.records[index]
+        if isinstance(record, Damaged):
+            raise record
+        return record
+
+    def fingerprint(self) -> str:
+        return "f00"
+
+
+COLOURS = [(250, 10, 10), (10, 250, 10), (10, 10, 250), (250, 250, 10), (250, 10, 250), (60, 120, 240)]
+
+
+def words(colour: tuple[int, ...]) -> str:
+    return " ".join(str(c) for c in colour)
+
+
+def painted(i: int, captions: Sequence[str] | None = None, foils: Sequence[Foil] = ()) -> Record:
+    colour = COLOURS[i]
+    picture = Image.new("RGB", (6, 5), colour)
+    return Record(f"p{i}", picture, tuple(captions or [words(colour)]), foils=tuple(foils))
+
+
+def plain(n: int = 6, **settings: Any) -> Encodings:
+    return encode_source(Colours(), InMemory([painted(i) for i in range(n)]), **settings)
+
+
+def made(n: int, captions: int, seed: int = 0, noise: float = 1.0, keys: Sequence[str] = ()) -> Encodings:
+    """Random vectors in which every text lies near its picture."""
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randn(n, 8, generator=generator)
+    text = image.repeat_interleave(captions, 0) + noise * torch.randn(n * captions, 8, generator=generator)
+
+    def rows_of(vector: Tensor, owner: Tensor) -> Encoded:
+        empty = torch.zeros(len(vector), 0)
+        tokens = torch.zeros(len(vector), 0, 8)
+        return Encoded(F.normalize(vector, dim=1), tokens, empty.bool(), torch.arange(len(vector)), owner)
+
+    names = tuple(keys or (f"{i}" for i in range(n)))
+    texts = rows_of(text, torch.arange(n).repeat_interleave(captions))
+    strings = ("",) * (n * captions)
+    images = rows_of(image, torch.arange(n))
+    return Encodings(images, texts, names, strings, None, "made", "f" + str(n), "each", n, {}, (), 0, 0)
+
+
+def test_a_perfect_model_is_perfect_on_every_metric() -> None:
+    result = retrieval_suite(Cosine(), plain())
+    values = {m.name: m.value for m in result.metrics}
+    assert values["rSum"] == pytest.approx(600)
+    assert values["text to image median rank"] == values["image to text median rank"] == 1
+    assert {m.ties for m in result.metrics} == {0}
+    assert result.metric("text to image R@5").chance == pytest.approx(5 / 6)
+
+
+def test_an_interval_of_width_zero_is_explained() -> None:
+    assert any("width zero" in note for note in retrieval_suite(Cosine(), plain()).notes)
+    assert not any("width zero" in note for note in retrieval_suite(Cosine(), made(40, 3)).notes)
+
+
+def test_metrics_are_those_of_the_dense_matrix() -> None:
+    data = made(40, 3)
+    score = (data.images.vector.double() @ data.texts.vector.double().T).float()
+    positive = same_image(data.images, data.texts)
+    a, b = ranks(score, positive).rank, ranks(score.T, positive.T).rank
+    result = retrieval_suite(Cosine(), data, Options(memory=5000, resamples=200))
+    assert result.metric("rSum").value == pytest.approx(r_sum(a, b))
+    assert result.metric("image to text R@5").value == pytest.approx((a <= 5).float().mean().item())
+    assert result.metric("text to image median rank").value == np.median(b.numpy())
+    assert result.metric("text to image R@1").queries == 120
+    assert result.metric("image to text R@1").queries == 40
+    by_picture = interval((b <= 1).numpy(), data.texts.image.numpy(), resamples=200, seed=(0, 0))  # type: ignore[arg-type]
+    found = result.metric("text to image R@1")
+    assert (found.low, found.high) == pytest.approx((by_picture.low, by_picture.high))
+
+
+def test_chance_of_many_captions_is_higher_one_way_than_the_other() -> None:
+    result = retrieval_suite(Cosine(), made(40, 3))
+    assert result.metric("text to image R@10").chance == pytest.approx(10 / 40)
+    assert result.metric("image to text R@1").chance == pytest.approx(3 / 120)
+    assert result.metric("image to text R@10").chance < 10 / 40
+    assert result.metric("rSum").chance == pytest.approx(
+        100 * sum(m.chance for m in result.metrics if m.unit == "share")
+    )
+
+
+def test_the_interval_of_the_sum_is_narrower_than_the_sum_of_the_ends_and_holds_it() -> None:
+    result = retrieval_suite(Cosine(), made(60, 2))
+    shares = [m for m in result.metrics if m.unit == "share"]
+    total = result.metric("rSum")
+    assert total.low < total.value < total.high
+    assert 100 * sum(m.low for m in shares) < total.low
+    assert total.high < 100 * sum(m.high for m in shares)
+
+
+def test_ties_are_wrong_and_counted() -> None:
+    same = InMemory([painted(0), painted(0)._replace(key="q"), painted(1)])
+    result = retrieval_suite(Cosine(), encode_source(Colours(), same))
+    assert result.metric("text to image R@1").value == pytest.approx(1 / 3)
+    assert result.metric("text to image R@1").ties == 2
+    assert result.metric("rSum").ties == 4
+
+
+def test_every_caption_or_the_first_or_all_as_one() -> None:
+    source = InMemory([painted(0, ["1 2 3", "4 5 6"]), painted(1)._replace(long="7 8 9 10")])
+    assert encode_source(Colours(), source, captions="each").strings == ("1 2 3", "4 5 6", words(COLOURS[1]))
+    assert encode_source(Colours(), source, captions="first").strings == ("1 2 3", words(COLOURS[1]))
+    assert encode_source(Colours(), source, captions="each").texts.image.tolist() == [0, 0, 1]
+    whole = InMemory([painted(1)._replace(long="7 8 9 10")])
+    assert encode_source(Colours(), whole, captions="whole").strings == ("7 8 9 10",)
+
+
+def test_batches_are_full_and_change_nothing() -> None:
+    model = Colours()
+    data = encode_source(model, InMemory([painted(i) for i in range(6)]), batch=4)
+    assert sorted(model.batches) == [2, 2, 4, 4]
+    torch.testing.assert_close(data.images.vector, plain().images.vector)
+    assert data.images.image.tolist() == data.texts.image.tolist() == list(range(6))
+    assert data.texts.item.tolist() == list(range(6))
+
+
+def test_tokens_are_kept_only_for_methods_that_compare_them_and_padded_across_batches() -> None:
+    records = [painted(0, ["1 2 3 4 5 6"]), painted(1, ["1 2 3"])]
+    assert encode_source(Colours(), InMemory(records)).texts.tokens.shape == (2, 0, 3)
+    kept = encode_source(Colours(pairwise=True), InMemory(records), batch=1).texts
+    assert kept.tokens.shape == (2, 6, 3)
+    assert kept.mask.sum(1).tolist() == [6, 3]
+
+
+def test_cut_texts_are_those_of_this_run() -> None:
+    data = encode_source(Colours(), InMemory([painted(0, ["1 2 3 4 5 6"]), painted(1)]))
+    assert data.cut == 1
+    assert "1 texts were longer than the model reads and were cut" in retrieval_suite(Cosine(), data).notes
+
+
+def test_damaged_samples_are_skipped_counted_and_reported() -> None:
+    broken = painted(2)._replace(image=b"no picture", key="bad.jpg")
+    source = InMemory([painted(0), broken, painted(1), painted(3, ["  "]), painted(4, ["", "1 2 3"])])
+    data = encode_source(Colours(), source, captions="each", max_damaged=0.5)
+    assert data.damaged == {"damaged image": 1, "missing caption": 1}
+    assert data.keys == ("p0", "p1", "p4")
+    assert (data.samples, data.blank) == (5, 1)
+    result = retrieval_suite(Cosine(), data)
+    assert "2 of 5 samples were skipped: 1 damaged image, 1 missing caption" in result.notes[0]
+    assert "bad.jpg" in result.notes[0]
+    assert result.data["damaged"] == {"damaged image": 1, "missing caption": 1}
+
+
+def test_too_much_damage_names_the_first_files() -> None:
+    source = InMemory(
+        [Damaged("damaged image", f"x/{i}.jpg") for i in range(4)] + [painted(i) for i in range(6)]
+    )
+    with pytest.raises(
+        UserError, match=r"2 of 10 samples in memory:test are damaged; allowed are 10%"
+    ) as error:
+        encode_source(Colours(), source)
+    assert "x/0.jpg" in str(error.value)
+    assert "x/1.jpg" in str(error.value)
+
+
+def test_progress_is_told_sample_by_sample_damaged_ones_included() -> None:
+    told: list[tuple[int, int]] = []
+    source = InMemory([painted(0), Damaged("damaged image", "x")])
+    encode_source(Colours(), source, max_damaged=0.5, progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 2), (2, 2)]
+
+
+def test_mistakes_end_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"^captions is 'all'; allowed: whole, each, first$"):
+        encode_source(Colours(), InMemory([painted(0)]), captions="all")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^no samples in memory:test; evaluation needs at least one$"):
+        encode_source(Colours(), InMemory([]))
+    with pytest.raises(UserError, match=r"^no foils in memory:test; this suite needs samples with foils"):
+        encode_source(Colours(), InMemory([painted(0)]), foils=True)
+    with pytest.raises(UserError, match="was encoded without foils"):
+        foils_suite(Cosine(), plain())
+    with pytest.raises(UserError, match=r"^protocol is 'coco'; allowed: plain, coco-5k, coco-1k$"):
+        retrieval_suite(Cosine(), plain(), Options(protocol="coco"))
+    with pytest.raises(UserError, match=r"^6 pictures in memory:test; coco-1k needs exactly 5000$"):
+        retrieval_suite(Cosine(), plain(), Options(protocol="coco-1k"))
+
+
+# COCO
+
+
+def test_coco_1k_is_five_separate_galleries_and_their_mean() -> None:
+    data = made(5000, 5, noise=1.5, keys=[f"COCO_val2014_{i:012}" for i in range(5000)])
+    result = retrieval_suite(Cosine(), data, Options(protocol="coco-1k", resamples=50))
+    expected = []
+    for f in range(5):
+        score = (data.images.vector[1000 * f : 1000 * f + 1000].double()
+                 @ data.texts.vector[5000 * f : 5000 * f + 5000].double().T).float()  # fmt: skip
+        positive = torch.eye(1000).bool().repeat_interleave(5, 1)
+        expected.append((ranks(score.T, positive.T).rank <= 5).float().mean().item())
+    found = result.metric("text to image R@5")
+    assert found.value == pytest.approx(np.mean(expected))
+    assert found.low < found.value < found.high
+    assert found.chance == pytest.approx(5 / 1000)
+    assert found.queries == 25000
+    assert result.settings["split"] == "coco-karpathy"
+
+
+def test_coco_5k_takes_the_first_five_captions_of_each_picture() -> None:
+    data = made(5000, 5)
+    texts = data.texts._replace(image=torch.cat([data.texts.image[:5], data.texts.image[:24995]]))
+    with pytest.raises(UserError, match=r"^1 pictures in made have fewer than 5 captions; coco-5k needs 5"):
+        folds("coco-5k", data.images, texts, "made")
+    more = Encoded(*(torch.cat([x, x[:7]]) for x in data.texts[:5]), None)
+    (fold,) = folds("coco-5k", data.images, more)
+    assert fold.texts.tolist() == list(range(25000))
+    assert [len(f.images) for f in folds("coco-1k", data.images, more)] == [1000] * 5
+
+
+def test_names_of_pictures_tell_the_two_sets_of_coco_apart() -> None:
+    assert coco_split(["val2017/000000000139.jpg"]) == "coco-val2017"
+    assert coco_split(["COCO_val2014_000000000139.jpg"]) == "coco-karpathy"
+    assert coco_split(["COCO_val2014_000000000139", "000000000139"]).startswith("unknown")
+
+
+# foils
+
+
+def with_foils() -> Encodings:
+    foils = [
+        [
+            Foil(words(COLOURS[1]), words(COLOURS[0]), "colour"),
+            Foil("250 10 10 9", words(COLOURS[0]), "size"),
+        ],
+        [Foil(words(COLOURS[1]), words(COLOURS[3]), "colour")],
+        [Foil(words(COLOURS[0]), words(COLOURS[2]), "noun")],
+    ]
+    return encode_source(Colours(), InMemory([painted(i, None, foils[i]) for i in range(3)]), foils=True)
+
+
+@pytest.mark.parametrize("pairwise", [False, True])
+def test_foils_are_judged_by_kind_and_ties_are_wrong(pairwise: bool) -> None:
+    result = foils_suite(Cosine(pairwise), with_foils())
+    assert [m.name for m in result.metrics] == ["all kinds", "colour", "noun", "size"]
+    assert [m.value for m in result.metrics] == [0.5, 0.5, 1.0, 0.0]
+    assert [m.ties for m in result.metrics] == [1, 0, 0, 1], (
+        "the model reads three words: the size is cut off"
+    )
+    assert [m.chance for m in result.metrics] == [0.5] * 4
+    noun = result.metric("noun").wilson
+    assert noun is not None
+    assert noun[0] < 0.3
+    assert noun[1] == 1.0
+
+
+def test_foils_of_one_picture_are_no_independent_evidence() -> None:
+    right, picture = np.repeat([1, 0, 1, 1, 0, 1, 0, 0], 6), np.repeat(np.arange(8), 6)
+    runs = [{"kind": ["x"] * 48, "right": right.tolist(), "tied": [0] * 48, "picture": picture.tolist()}]
+    (together, alone) = foil_metrics(runs, Options())
+    one_each = interval(right[::6])
+    assert (alone.low, alone.high) == (together.low, together.high) == (one_each.low, one_each.high)
+    assert alone.wilson is not None
+    assert alone.low < alone.wilson[0] < alone.wilson[1] < alone.high
+
+
+def test_nan_foil_scores_are_refused() -> None:
+    with pytest.raises(UserError, match=r"^1 of 4 scores are not a number"):
+        choices(torch.tensor([0.1, torch.nan]), torch.tensor([0.2, 0.3]))
+
+
+def test_every_suite_has_one_signature_and_says_its_name() -> None:
+    for name, suite in SUITES.items():
+        result = suite(Cosine(), with_foils(), Options(seed=3, resamples=20))
+        assert (result.suite, result.seed, result.settings["resamples"]) == (name, 3, 20)
+
+
+# results
+
+
+def test_a_result_survives_json_and_holds_what_it_takes_to_repeat_it(tmp_path: Path) -> None:
+    for suite in SUITES.values():
+        result = suite(Cosine(), with_foils(), Options())
+        write(result, tmp_path / "a" / "r.json")
+        assert read(tmp_path / "a" / "r.json") == result
+    fields = json.loads(to_json(result))
+    assert {"python", "torch", "grainline", "platform"} <= set(fields["versions"])
+    assert fields["data"]["fingerprint"] == "f00"
+    assert fields["settings"]["captions"] == "whole"
+    assert fields["time"].endswith("+00:00")
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["r.json"]
+
+
+def test_files_that_are_no_results_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is not a result of `grainline evaluate`"):
+        from_json('{"suite": 3}')
+    with pytest.raises(UserError, match=r"^cannot read .*none\.json"):
+        read(tmp_path / "none.json")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"^cannot write "):
+        write(retrieval_suite(Cosine(), plain()), tmp_path / "file" / "r.json")
+
+
+def test_pooled_runs_are_means_with_intervals_over_pictures() -> None:
+    runs = [retrieval_suite(Cosine(), made(50, 2, seed=0, noise=noise)) for noise in (0.5, 1.0, 2.0)]
+    together = pooled(runs)
+    name = "text to image R@1"
+    values = [run.metric(name).value for run in runs]
+    assert together.metric(name).value == pytest.approx(np.mean(values))
+    assert together.settings["runs"][name] == values
+    assert together.metric(name).queries == 300
+    assert together.metric(name).chance == runs[0].metric(name).chance
+    alone = pooled(runs[:1])
+    assert alone.metrics == runs[0].metrics
+    three_times = pooled([runs[0]] * 3)
+    assert three_times.metric(name).low == pytest.approx(runs[0].metric(name).low), "copies are no evidence"
+    foils = foils_suite(Cosine(), with_foils())
+    assert [m.value for m in pooled([foils, foils]).metrics] == [m.value for m in foils.metrics]
+
+
+def test_results_of_other_data_are_not_pooled() -> None:
+    a, b = retrieval_suite(Cosine(), made(5, 1)), retrieval_suite(Cosine(), made(6, 1))
+    with pytest.raises(UserError, match=r"^results with data fingerprint f5 and f6 cannot be pooled"):
+        pooled([a, b])
+
+
+def test_the_table_shows_values_intervals_and_chance_and_takes_no_markup_from_data() -> None:
+    data = plain()._replace(damaged={"[red]x": 1}, damaged_first=("[bold]y",))
+    out = io.StringIO()
+    Console(file=out, width=200).print(table(retrieval_suite(Cosine(), data)))
+    for part in (
+        "text to image R@1",
+        "100.0 %",
+        "16.7 %",
+        "95 % interval",
+        "rSum",
+        "600.0",
+        "[red]x",
+        "[bold]y",
+    ):
+        assert part in out.getvalue()
