@@ -1,0 +1,309 @@
+"""CLIP-shaped byte-pair encoding: a checkpoint's own vocabulary, or one trained on the training captions.
+
+CLIP-shaped means, in this order:
+  1. the text is cleaned (`captions.clean`) and lower-cased;
+  2. CLIP's pattern splits it into words, single digits and runs of other marks;
+  3. every word becomes its UTF-8 bytes, the last one marked with `</w>`;
+  4. merges are applied in the order in which they were learnt.
+Every text has ids: the alphabet (`bpe.py`) holds all 256 bytes twice, inside a word and at its end.
+
+Whatever file a vocabulary comes from, steps 1 to 3 are ours. The tokenizers of the transformers library leave
+out most of the cleaning, and captions written by language models are full of what it mends.
+"""
+
+import gzip
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+from tokenizers import models, normalizers, processors
+
+from grainline.data import bpe
+from grainline.data.bpe import BEGIN, END, SUFFIX
+from grainline.data.captions import clean
+from grainline.errors import UserError
+
+# Loader workers are processes already. Unset, the library would start threads in the parent, then find
+# itself forked and print a warning in every worker.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+SMALLEST = 256  # fewer tokens are no vocabulary but the empty shell that a failed download leaves
+
+_REMEMBERED = 200_000  # words whose ids are kept: about 40 MB
+_CLIP_MERGES = 49_152 - 256 - 2  # of the 262,144 in CLIP's published list
+
+
+class Tokenized(NamedTuple):
+    """Ids of some texts, each from its begin token to its end token, and what was cut off."""
+
+    ids: list[list[int]]
+    lost: list[int]  # tokens of each text that did not fit
+
+    @property
+    def cut(self) -> list[bool]:
+        """Which texts were longer than the context."""
+        return [number > 0 for number in self.lost]
+
+
+class Tokenizer:
+    """Text to ids and back. Final, read-only, and cheap to send to another process."""
+
+    def __init__(
+        self, vocabulary: Mapping[str, int], merges: bpe.Merges, where: str = "the vocabulary"
+    ) -> None:
+        """where  what the vocabulary comes from, for error messages"""
+        _check(vocabulary, where)
+        try:
+            model = models.BPE(vocab=dict(vocabulary), merges=list(merges), end_of_word_suffix=SUFFIX)
+        except Exception as error:  # the library knows no narrower one
+            raise _unlike_clip(where, str(error)) from error
+        self._backend = tokenizers.Tokenizer(model)
+        self._backend.pre_tokenizer = bpe.splitter()
+        self._backend.add_special_tokens([BEGIN, END])
+        self._words: dict[str, list[int]] = {}
+        self.vocab = len(vocabulary)
+        self.begin, self.end = vocabulary[BEGIN], vocabulary[END]
+        self.pad = 0  # a real token as well, as in CLIP: masks come from lengths, never from ids
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer.from_json, (self.to_json(),)
+
+    def encode(self, texts: Sequence[str], context: int) -> Tokenized:
+        """Cleaned, lower-cased and encoded texts, cut to `context` tokens; the end token is always kept.
+
+        >>> toy = Tokenizer.train(["a cat sat on a mat"] * 2, vocab=530)
+        >>> ids, lost = toy.encode(["A CAT sat", "a"], context=4)
+        >>> [toy.pieces(row)[1:] for row in ids], lost
+        ([['a</w>', 'cat</w>', '<|endoftext|>'], ['a</w>', '<|endoftext|>']], [1, 0])
+        """
+        assert not isinstance(texts, str)
+        if context < 3:
+            raise UserError(f"the context is {context} tokens; it must be at least 3 (begin, one token, end)")
+        lines = [clean(text).lower().split(" ") for text in texts]
+        known = self._known(lines)
+        ids, lost = [], []
+        for line in lines:
+            row = [self.begin]
+            for word in line:
+                row += known[word]
+            over = len(row) + 1 - context
+            if over > 0:
+                del row[context - 1 :]
+            row.append(self.end)
+            ids.append(row)
+            lost.append(max(over, 0))
+        return Tokenized(ids, lost)
+
+    def spans(self, text: str, context: int) -> list[tuple[int, int]]:
+        """Where each id of `encode([text], context)` stands in clean(text).lower(): characters, end excluded.
+
+        Begin and end tokens are empty spans at the ends; bytes of one character share its span.
+        """
+        cleaned = clean(text).lower()
+        found = self._backend.encode(cleaned, add_special_tokens=False).offsets
+        kept = found[: context - 2]
+        last = kept[-1][1] if len(kept) < len(found) else len(cleaned)
+        return [(0, 0), *kept, (last, last)]
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Entries of the vocabulary: bytes as CLIP writes them, `</w>` at the end of words."""
+        return [str(self._backend.id_to_token(number)) for number in ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Readable text: lower case, one space after every word, begin and end tokens left out."""
+        letters = "".join(piece for piece in self.pieces(ids) if piece not in (BEGIN, END))
+        data = b"".join(
+            b" " if part == SUFFIX else bytes(bpe.BYTES[letter] for letter in part)
+            for part in re.split(f"({SUFFIX})", letters)
+        )
+        return data.decode("utf-8", "replace").strip()
+
+    def _known(self, lines: list[list[str]]) -> dict[str, list[int]]:
+        """Ids of every word between blanks. No merge crosses a blank, so each word is encoded only once."""
+        if len(self._words) > _REMEMBERED:
+            self._words.clear()
+        new = list({word for line in lines for word in line} - self._words.keys())
+        if new:
+            encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
+            self._words.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
+        return self._words
+
+    # --- files ---
+
+    def to_json(self) -> str:
+        """The content of a `tokenizer.json` that the tokenizers and transformers libraries read too."""
+        full = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        blanks = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
+        full.normalizer = normalizers.Sequence([normalizers.NFC(), blanks, normalizers.Lowercase()])
+        full.post_processor = processors.TemplateProcessing(
+            single=f"{BEGIN} $A {END}", special_tokens=[(BEGIN, self.begin), (END, self.end)]
+        )
+        return full.to_str(pretty=True)
+
+    @staticmethod
+    def from_json(text: str, where: str = "the tokenizer") -> "Tokenizer":
+        """From the content of a `tokenizer.json`. Raises UserError unless it is CLIP-shaped."""
+        try:
+            content = json.loads(text)
+            model = content["model"]
+            vocabulary = dict(model["vocab"]) | {x["content"]: x["id"] for x in content["added_tokens"]}
+            merges = bpe.pairs(x if isinstance(x, str) else " ".join(x) for x in model["merges"])
+            suffix = model["end_of_word_suffix"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise _unlike_clip(where, f"no byte-pair encoding in it ({error!r})") from error
+        if suffix != SUFFIX:
+            raise _unlike_clip(where, f"its words end in {suffix!r}, not {SUFFIX!r}")
+        return Tokenizer(vocabulary, merges, where)
+
+    def save(self, folder: str | Path) -> None:
+        """Write `tokenizer.json` and `tokenizer_meta.json`. Equal tokenizers write equal bytes."""
+        home = Path(folder)
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "tokenizer.json").write_text(self.to_json() + "\n", encoding="utf-8")
+        (home / "tokenizer_meta.json").write_text(self._meta(), encoding="utf-8")
+
+    def _meta(self) -> str:
+        meta = {"kind": "clip", "vocab": self.vocab, "begin": self.begin, "end": self.end, "pad": self.pad}
+        return json.dumps(meta, indent=2) + "\n"
+
+    @staticmethod
+    def load(path: str | Path) -> "Tokenizer":
+        """From a folder or a file: tokenizer.json, vocab.json beside merges.txt, or CLIP's .txt.gz."""
+        place = Path(path)
+        if place.is_dir():
+            names = [name for name in ("tokenizer.json", "vocab.json") if (place / name).is_file()]
+            if not names:
+                raise UserError(f"no tokenizer in {place}: it holds neither tokenizer.json nor vocab.json")
+            place = place / names[0]
+        try:
+            if place.suffix == ".gz":
+                return _from_list(place)
+            if place.name == "vocab.json":
+                return _from_two_files(place)
+            found = Tokenizer.from_json(place.read_text(encoding="utf-8"), str(place))
+            meta = place.with_name("tokenizer_meta.json")
+            if meta.is_file() and meta.read_text(encoding="utf-8") != found._meta():
+                raise UserError(
+                    f"{place} and {meta.name} beside it are not of one tokenizer; copy both again"
+                )
+            return found
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read the tokenizer {place}: {error}") from error
+
+    # --- training ---
+
+    @staticmethod
+    def train(texts: Iterable[str], vocab: int) -> "Tokenizer":
+        """Learn merges from captions: at most `vocab` tokens, fewer if pairs seen twice run out.
+
+        The same captions give the same tokenizer, in any order and on any number of threads.
+        """
+        if vocab < bpe.SMALLEST:
+            raise UserError(
+                f"vocab is {vocab}; a trained tokenizer needs {bpe.SMALLEST} at least (all bytes twice)"
+            )
+        merges = bpe.learn(bpe.count_words(texts), vocab - bpe.SMALLEST)
+        return Tokenizer(bpe.vocabulary(merges), merges)
+
+
+def load_tokenizer(
+    path: str | Path | None = None, *, checkpoint: str | Path | None = None, vocab: int | None = None
+) -> Tokenizer:
+    """The tokenizer that goes with a checkpoint; never a silent stand-in.
+
+    path        a folder, a file or a Hugging Face name; taken if given
+    checkpoint  else a folder of weights, if it holds a tokenizer
+                else CLIP's vocabulary inside an installed open_clip_torch
+    vocab       size of the model's token table; another size is an error
+    """
+    if path is not None:
+        found, where = _named(path), str(path)
+    elif checkpoint is not None and _holds_one(Path(checkpoint)):
+        found, where = Tokenizer.load(checkpoint), str(checkpoint)
+    else:
+        file = _in_open_clip()
+        if file is None:
+            raise UserError(
+                f"no tokenizer found{'' if checkpoint is None else f' in {checkpoint}'}; name a folder that "
+                "holds tokenizer.json, or vocab.json and merges.txt, or put CLIP's vocabulary in reach with "
+                "`pip install --no-deps open_clip_torch`"
+            )
+        found, where = Tokenizer.load(file), "the vocabulary of open_clip_torch"
+    if vocab is not None and found.vocab != vocab:
+        raise UserError(
+            f"{where} has {found.vocab} tokens, the model {vocab}; "
+            "name the tokenizer that the model was trained with"
+        )
+    return found
+
+
+def _named(path: str | Path) -> Tokenizer:
+    if Path(path).exists():
+        return Tokenizer.load(path)
+    name = str(path)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) is None:
+        raise UserError(f"no tokenizer at {name}: give a folder, a tokenizer.json or a Hugging Face name")
+    from transformers import AutoTokenizer
+
+    # Not CLIPTokenizer: without a network it returns a tokenizer of two entries and says nothing.
+    try:
+        backend = AutoTokenizer.from_pretrained(name).backend_tokenizer
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"no folder {name} here, and the Hugging Face hub gave no tokenizer of that name ({error}); "
+            "download it and give its folder"
+        ) from error
+    return Tokenizer.from_json(backend.to_str(), name)
+
+
+def _holds_one(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
+
+
+def _in_open_clip() -> Path | None:
+    """Found in the list of installed files: importing the package would import torchvision."""
+    try:
+        files = metadata.files("open_clip_torch") or []
+    except metadata.PackageNotFoundError:
+        return None
+    places = [Path(str(file.locate())) for file in files if file.name == "bpe_simple_vocab_16e6.txt.gz"]
+    return next((place for place in places if place.is_file()), None)
+
+
+def _from_list(file: Path) -> Tokenizer:
+    lines = gzip.decompress(file.read_bytes()).decode("utf-8").split("\n")
+    merges = bpe.pairs(lines[1 : 1 + _CLIP_MERGES])
+    return Tokenizer(bpe.vocabulary(merges), merges, str(file))
+
+
+def _from_two_files(file: Path) -> Tokenizer:
+    merges = file.with_name("merges.txt")
+    if not merges.is_file():
+        raise UserError(f"{file} needs a merges.txt beside it; there is none")
+    try:
+        vocabulary = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is no JSON: {error}") from error
+    return Tokenizer(vocabulary, bpe.pairs(merges.read_text(encoding="utf-8").split("\n")), str(file))
+
+
+def _check(vocabulary: Mapping[str, int], where: str) -> None:
+    if len(vocabulary) < SMALLEST:
+        raise UserError(
+            f"{where} holds only {len(vocabulary)} tokens, a real vocabulary at least {SMALLEST}; "
+            "a failed download leaves such a shell: fetch the tokenizer's files again"
+        )
+    missing = [token for token in (BEGIN, END) if token not in vocabulary]
+    if missing:
+        raise _unlike_clip(where, f"it has no {missing[0]}")
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise _unlike_clip(where, f"its ids are not 0 to {len(vocabulary) - 1}")
+
+
+def _unlike_clip(where: str, why: str) -> UserError:
+    return UserError(f"{where} is not a CLIP-shaped tokenizer: {why}; give one of the CLIP family")

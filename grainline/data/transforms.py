@@ -1,0 +1,184 @@
+"""From a picture of any size to a square of pixels: random crops for training, one fixed crop for evaluation.
+
+Training is fast: a JPEG is decoded at the smallest scale that still covers the crop, then resized by torch on
+uint8 (within 1/255 of Pillow on average). Evaluation is exact: full decoding and Pillow's bicubic filter, as
+the published numbers were made. Both return uint8; encoders normalise, because mean and spread go with
+weights.
+"""
+
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from grainline.data.decode import decode, picture_size
+from grainline.data.record import Record
+
+Picture = bytes | Image.Image | np.ndarray
+"""An encoded file, a PIL picture of any mode, or [H, W, 3] uint8."""
+
+
+class Draws(Protocol):
+    """Where random numbers come from: random.Random and numpy.random.Generator both fit."""
+
+    def random(self) -> float: ...
+
+
+class Box(NamedTuple):
+    """A rectangle in whole pixels; right and bottom are excluded."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+class TrainTransform:
+    """A random crop, resized to a square.
+
+    size    side of the square
+    scale   share of the picture's area that the crop keeps, drawn evenly
+    ratio   width / height of the crop, drawn evenly in its logarithm
+    flip    mirror half of the pictures; off by default, because captions say left and right
+    jitter  brightness and contrast are each multiplied by something in 1 - jitter to 1 + jitter
+
+    A crop that must be wider or higher than the picture is cut to the nearest ratio instead.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        scale: tuple[float, float] = (0.8, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        flip: bool = False,
+        jitter: float = 0.0,
+    ) -> None:
+        assert 0 < scale[0] <= scale[1] <= 1, scale
+        assert 0 < ratio[0] <= ratio[1], ratio
+        assert 0 <= jitter <= 1, jitter
+        self.size, self.scale, self.ratio, self.flip, self.jitter = size, scale, ratio, flip, jitter
+
+    def __call__(self, image: Picture, rng: Draws, where: str = "picture") -> Tensor:
+        """[3, size, size] uint8. Raises Damaged, which names `where`.
+
+        Every call takes seven numbers from rng, whatever the settings: switching one option on changes
+        neither the crops nor what is drawn after them.
+        """
+        draws = [float(rng.random()) for _ in range(7)]
+        width, height = _size(image, where)
+        box = crop_box(width, height, self.scale, self.ratio, draws[:4])
+        pixels = _cut(image, where, box, (width, height), self.size)
+        if self.flip and draws[4] < 0.5:
+            pixels = pixels[:, ::-1]
+        square = resize(pixels, self.size)
+        if self.jitter == 0:
+            return square
+        brightness, contrast = (1 + self.jitter * (2 * draw - 1) for draw in draws[5:])
+        return adjust(square, brightness, contrast)
+
+
+class EvalTransform:
+    """The same square of a picture every time, exactly as Pillow resizes.
+
+    "crop"    short side to `size`, then the middle: CLIP's way
+    "squash"  the whole picture to size x size, whatever its shape: SigLIP's way
+    """
+
+    def __init__(self, size: int, resize: Literal["squash", "crop"] = "crop") -> None:
+        self.size, self.resize = size, resize
+
+    def __call__(self, image: Picture, where: str = "picture") -> Tensor:
+        """[3, size, size] uint8. Raises Damaged, which names `where`."""
+        picture = Image.fromarray(image) if isinstance(image, np.ndarray) else _decoded(image, where)
+        if picture.size != (self.size, self.size):
+            picture = self._resized(picture)
+        return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+
+    def _resized(self, picture: Image.Image) -> Image.Image:
+        size = self.size
+        if self.resize == "squash":
+            return picture.resize((size, size), Image.Resampling.BICUBIC)
+        short = min(picture.size)
+        width, height = (int(size * side / short) for side in picture.size)
+        left, top = round((width - size) / 2), round((height - size) / 2)
+        whole = picture.resize((width, height), Image.Resampling.BICUBIC)
+        return whole.crop((left, top, left + size, top + size))
+
+
+def crop_box(
+    width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], draws: list[float]
+) -> Box:
+    """The crop that four numbers in [0, 1) choose: area, ratio, and place from left and top.
+
+    >>> crop_box(400, 300, (0.5, 0.5), (1.0, 1.0), [0.0, 0.0, 0.5, 0.0])
+    Box(left=78, top=0, right=323, bottom=245)
+    """
+    area = width * height * (scale[0] + (scale[1] - scale[0]) * draws[0])
+    low, high = max(ratio[0], area / height**2), min(ratio[1], width**2 / area)  # ratios that fit inside
+    if low <= high:
+        shape = low * (high / low) ** draws[1]
+        wide, tall = (area * shape) ** 0.5, (area / shape) ** 0.5
+    else:
+        shape = min(max(width / height, ratio[0]), ratio[1])
+        wide, tall = min(width, height * shape), min(height, width / shape)
+    w, h = (min(max(round(side), 1), limit) for side, limit in ((wide, width), (tall, height)))
+    left, top = int((width - w + 1) * draws[2]), int((height - h + 1) * draws[3])
+    return Box(left, top, left + w, top + h)
+
+
+def draft_side(width: int, height: int, box: Box, size: int) -> int | None:
+    """The short side to ask `decode` for, so that the crop keeps `size` pixels each way.
+
+    None means the whole picture. A JPEG can be decoded at 1/2, 1/4 or 1/8.
+
+    >>> draft_side(1600, 1200, Box(100, 100, 1500, 1000), 224)
+    300
+    """
+    least = min(box.right - box.left, box.bottom - box.top)
+    parts = max((part for part in (1, 2, 4, 8) if least // part >= size), default=1)
+    return None if parts == 1 else min(width, height) // parts
+
+
+def resize(pixels: np.ndarray, size: int) -> Tensor:
+    """[h, w, 3] uint8 -> [3, size, size] uint8, bicubic with antialiasing."""
+    batch = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]  # channels last in memory
+    if batch.shape[2:] != (size, size):
+        batch = F.interpolate(batch, (size, size), mode="bicubic", antialias=True)
+    return batch[0].contiguous()
+
+
+def adjust(square: Tensor, brightness: float, contrast: float) -> Tensor:
+    """Contrast around the picture's mean, then brightness; [3, H, W] uint8 both ways.
+
+    >>> adjust(torch.tensor([[[10, 30]]], dtype=torch.uint8), brightness=2.0, contrast=0.5)
+    tensor([[[30, 50]]], dtype=torch.uint8)
+    """
+    values = square.numpy()
+    mean = values.mean()
+    table = ((np.arange(256) - mean) * contrast + mean) * brightness
+    return torch.from_numpy(np.take(np.round(table.clip(0, 255)).astype(np.uint8), values))
+
+
+def _decoded(image: bytes | Image.Image, where: str, draft: int | None = None) -> Image.Image:
+    return decode(Record(where, image, ()), draft)
+
+
+def _size(image: Picture, where: str) -> tuple[int, int]:
+    if isinstance(image, np.ndarray):
+        return image.shape[1], image.shape[0]
+    return picture_size(Record(where, image, ()))
+
+
+def _cut(image: Picture, where: str, box: Box, full: tuple[int, int], size: int) -> np.ndarray:
+    """Pixels [h, w, 3] of the box, from a picture decoded no larger than needed."""
+    if isinstance(image, np.ndarray):
+        return image[box.top : box.bottom, box.left : box.right]
+    picture = _decoded(image, where, draft_side(*full, box, size))
+    across, down = picture.width / full[0], picture.height / full[1]
+    left, top = round(box.left * across), round(box.top * down)
+    right = min(left + round((box.right - box.left) * across), picture.width)
+    bottom = min(top + round((box.bottom - box.top) * down), picture.height)
+    return np.array(np.asarray(picture)[top:bottom, left:right])  # a copy: torch wants to own what it reads

@@ -1,0 +1,192 @@
+"""The sentence splitter against hand-set truth, its promises on any text, and cleaning against CLIP's."""
+# ruff: noqa: RUF001 (typographic marks are what is tested)
+
+import html
+import itertools
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import ftfy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from syntok import segmenter
+
+from grainline.data.captions import Mode, clean, sentences
+
+# Each list is the truth: the pieces of the text that they make when joined by the string in front.
+PROBES: list[tuple[str, list[str]]] = [
+    (" ", ["A cat sits on a mat.", "A dog sleeps by the door."]),
+    (" ", ["Dr. Smith and Mrs. Jones walk along St. Mary's road.", "It rains."]),
+    (" ", ["It is approx. 3 p.m. near St. Mary's.", "People leave."]),
+    (" ", ["The shop opens at 9 a.m. and closes at 5 p.m.", "A sign says so."]),
+    ("", ["The sky is blue.", "It covers half the picture."]),
+    (" ", ["The rod is 3.5 cm long.", "The other one is 12.25 cm."]),
+    (" ", ["A screen shows version v1.2.3 of the program.", "It is green."]),
+    (" ", ["See https://example.org/a.b?c=d. for more, or www.Example.com.", "The page is white."]),
+    (" ", ["He waits... and waits.", "Then he leaves…", "Nobody comes."]),
+    (" ", ['She says "Stop!" and raises a hand.', "The bus stops."]),
+    (" ", ['A sign reads "No entry."', "A man walks past it."]),
+    (" ", ["He says: “It is red. It is big.” and laughs.", "They agree."]),
+    (" ", ["A man (left. He wears a hat.) waves.", "A woman waves back."]),
+    (" ", ["What is this?!", "Nobody knows!!", "It glows."]),
+    (" ", ["The U.S. Army marches past the U.K. embassy.", "A crowd watches in the U.S.", "The sun shines."]),
+    (" ", ["A book by J. R. R. Tolkien lies open.", "It is old."]),
+    (" ", ["Fruits, e.g. apples, i.e. Red Delicious, pears, etc., fill No. 7 of the boxes.", "They shine."]),
+    (" ", ["There are apples, pears, etc.", "All of them are ripe."]),
+    (" ", ["Shown by Darwin et al. (1859) in Fig. 3 and Figs. 4 and 5.", "The finch is small."]),
+    ("\n", ["1. A cat on a chair", "2. A dog on a mat", "10. Two birds"]),
+    ("\n", ["- a red ball", "- a blue cube", "- Dr. Wu"]),
+    ("\n\n", ["A title without a period", "A cat sits on\na mat."]),
+    (" ", ["Star Wars: Episode IV is on the screen; a boy watches.", "He smiles."]),
+    (" ", ["a dog runs over sand .", "a man throws a ball .", "it is sunny ."]),
+    (" ", ["a dog runs over sand.", "a man throws it.", "the dept. store is closed."]),
+    (
+        " ",
+        [
+            "Panel A. shows cells.",
+            "Panel B shows E. coli and S. aureus.",
+            "Arrows mark vitamin C.",
+            "It is red.",
+        ],
+    ),
+    (" ", ["The year is 1990.", "A car stands at No. 12.", "3 men watch."]),
+    (" ", ["The cup holds 5 oz. of tea.", "The rod is 6 in. long.", "A man comes in.", "he sits."]),
+    ("", ["猫がいる。", "犬もいる！", "空は青い"]),
+    (" ", ["Apple Inc. sells phones.", "She works for Apple Inc.", "The phone is white."]),
+    (" ", ["The cell divides (step 2).", "(It then rests.)", "Both halves grow."]),
+    (" ", ["Men stand behind Martin Luther King Jr.", "Everyone looks at Grant and P. G. T. Beauregard."]),
+    (" ", ["A bar is 2.54 cm.", "1 m is on the label 4 p.", "Similar bars show Flea sp.", "C) A diagram."]),
+    (" ", ["He is 5 ft. 3 in. tall.", "The line is for RNA.", "+RNA is next.", "=RNA is not."]),
+    (" ", ["A) A straight ladder (with the letters A and T.", "The left strand is blue.", "B) Another one."]),
+    (" ", ["It cites Ref. Smith and vol. Seven.", "The page says No.", "Readers agree."]),
+    ("", ["A plant .", "The sun shines on .Net or ASP.NET."]),
+    ("", ["DNA is a helix (b).", "The strands are blue.", "It turns."]),
+]
+
+
+def pieces(text: str, mode: Mode = "rules") -> list[str]:
+    return [sentence.text for sentence in sentences(text, mode)]
+
+
+@pytest.mark.parametrize(("glue", "truth"), PROBES, ids=[truth[0][:30] for _, truth in PROBES])
+def test_rules_find_the_sentences_that_a_person_set(glue: str, truth: list[str]) -> None:
+    assert pieces(glue.join(truth)) == truth
+
+
+def test_a_caption_in_quotation_marks_still_has_its_sentences() -> None:
+    assert pieces('"A cat sits. A dog runs."') == ['"A cat sits.', 'A dog runs."']
+
+
+def test_blank_texts_have_no_sentences_and_marks_alone_are_no_sentence() -> None:
+    assert pieces("") == pieces(" \n\t ") == []
+    assert pieces("A cat. --- ") == ["A cat. ---"]
+    assert pieces("... A cat.") == ["... A cat."]
+
+
+ALPHABET = st.sampled_from([*"aAbZe.. ..??!!\n\n  \"'”“()[]-1 3,:é。…*"])
+PARTS = """3 The A " ( ) “ ” ... ! . , he - Dr. e.g. U.S. No. Fig. 3.5 1. a) cat dog. blue.It J. R. etc.
+    p.m. in. "Go." vitamin C. it. I. x.Y www.x.org (He rests.) 5 ft. [."""
+WORDS = st.sampled_from([*PARTS.split(), "\n", "\n\n"])
+TEXTS = st.one_of(
+    st.text(ALPHABET, max_size=40), st.lists(WORDS, max_size=14).map(" ".join), st.text(max_size=30)
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(TEXTS)
+def test_rules_lose_no_character_keep_places_and_leave_sentences_alone(text: str) -> None:
+    found = sentences(text)
+    assert "".join("".join(s.text.split()) for s in found) == "".join(text.split())
+    for sentence in found:
+        assert text[sentence.start : sentence.end] == sentence.text == sentence.text.strip() != ""
+        assert pieces(sentence.text) == [sentence.text]
+    assert all(a.end <= b.start for a, b in itertools.pairwise(found))
+
+
+@settings(deadline=None)
+@given(TEXTS)
+def test_the_compatibility_modes_are_the_splits_of_python(text: str) -> None:
+    modes: list[tuple[Mode, str]] = [("period_space", ". "), ("every_period", ".")]
+    for mode, separator in modes:
+        found = sentences(text, mode)
+        assert [s.text for s in found] == [piece.strip() for piece in text.split(separator) if piece.strip()]
+        assert all(text[s.start : s.end] == s.text for s in found)
+
+
+def test_the_rule_of_long_clip_cuts_where_ours_does_not() -> None:
+    text = "Dr. Wu sits. It rains."
+    assert pieces(text, "period_space") == ["Dr", "Wu sits", "It rains."]
+    assert pieces(text, "every_period") == ["Dr", "Wu sits", "It rains"]
+    assert pieces(text) == ["Dr. Wu sits.", "It rains."]
+
+
+def ends(text: str) -> set[int]:
+    """Number of characters other than blanks before each break inside the text."""
+    numbers = itertools.accumulate(len("".join(piece.split())) for piece in pieces(text))
+    return set(list(numbers)[:-1])
+
+
+def syntok_ends(text: str) -> set[int]:
+    tokens = [sentence for paragraph in segmenter.process(text) for sentence in paragraph]
+    marks = [text[: tokens[i][0].offset] for i in range(1, len(tokens))]
+    return {len("".join(mark.split())) for mark in marks}
+
+
+def test_rules_are_right_on_more_probes_than_syntok() -> None:
+    ours = theirs = 0
+    for glue, truth in PROBES:
+        text = glue.join(truth)
+        numbers = list(itertools.accumulate(len("".join(piece.split())) for piece in truth))
+        ours += ends(text) == set(numbers[:-1])
+        theirs += syntok_ends(text) == set(numbers[:-1])
+    assert ours == len(PROBES)
+    assert 10 < theirs < ours
+
+
+def captions_of(tar: Path) -> list[str]:
+    with tarfile.open(tar) as archive:
+        files = [archive.extractfile(member) for member in archive if member.name.endswith(".json")]
+        return [json.load(file)["caption"] for file in files if file is not None]
+
+
+def test_rules_and_syntok_agree_on_nearly_all_breaks_of_real_captions(shared_data: Path) -> None:
+    both = either = 0
+    for text in captions_of(shared_data / "openstax" / "dev-0000.tar")[:150]:
+        if ";" in text:
+            continue  # syntok ends a sentence there
+        ours, theirs = ends(text), syntok_ends(text)
+        both += len(ours & theirs)
+        either += len(ours | theirs)
+    assert both > 300
+    assert both / either > 0.95
+
+
+def slow_clean(text: str) -> str:
+    """The steps of CLIP one by one."""
+    text = ftfy.fix_text(text)
+    text = html.unescape(html.unescape(text)).strip()
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def test_cleaning_without_ftfy_is_the_same_for_every_pair_of_ascii_characters() -> None:
+    characters = [chr(code) for code in range(128)]
+    for first, second in itertools.product(characters, repeat=2):
+        text = f"a{first}{second}b{first}"
+        assert clean(text) == slow_clean(text), ascii(text)
+
+
+HTML = st.lists(
+    st.sampled_from(
+        ["&", "&amp;", "&lt;", "&amp;amp;", "<", "é", "’", "“", "…", "\ufb01", "１", "\x85", "â€™"]
+    )
+    | st.sampled_from(["&#28;", "e&#769;", "\x0b", "\x1b[31m", "\r\n", "x"])
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.text(st.characters(max_codepoint=127)), st.text(), HTML.map("".join), HTML.map(" ".join)))
+def test_cleaning_is_that_of_clip_on_any_text(text: str) -> None:
+    assert clean(text) == slow_clean(text)

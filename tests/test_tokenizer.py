@@ -1,0 +1,434 @@
+"""The tokenizer against a slow byte-pair encoder written from its definition, and every way to load one."""
+# ruff: noqa: RUF001 (typographic marks are what is tested)
+
+import gzip
+import html
+import itertools
+import json
+import multiprocessing
+import pickle
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import ftfy
+import pytest
+import regex
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grainline.data import bpe
+from grainline.data.captions import clean
+from grainline.data.tokenizer import Tokenizer, load_tokenizer
+from grainline.errors import UserError
+
+CORPUS = [
+    "A brown dog runs over the wet sand, and the dog's owner follows it.",
+    "Two men can't see the bus; they're waiting in 2023 for number 23.",
+    "The café on the left is closed. It's 3.5 m wide, we've measured!",
+    "A woman in a red jacket holds a red ball, a red bag and a dog.",
+    "The dogs and the cats sit on the sand near the water... waiting.",
+] * 3
+PROBES = [
+    "A dog on the sand.",
+    "",
+    "   ",
+    "“Curly” quotes, the dog’s ball and the men‘s bags",
+    "An emoji 🐕 and a family 👩‍👩‍👧, a flag 🇩🇪",
+    "Salt &amp; pepper &amp;lt;tag&amp;gt; &quot;x&quot; &nbsp; &#39;s",
+    "full-width １２３ ＡＢＣ and ligatures ﬁne ﬂow",
+    "In 2023 there were 1,024 dogs",
+    "it's they're we've I'm he'll she'd can't 'tis rock'n'roll IT'S",
+    "Ünïcödé, naïve café, Ελληνικά ΣΟΦΟΣ, русский, 日本語 İstanbul ſs'ſ",
+    "tabs\tand\nnewlines\r\n\x0b and   blanks",
+    "under_score __init__ #hash @at 50% $3.50 http://x.org/?a=b&c=d",
+    "literal <|endoftext|> inside and <|STARTOFTEXT|>x",
+    "ÃƒÂ© mojibake donâ€™t",
+    "...!!?? -- … — · ½ ² 5² Ⅷ ٣",
+    "e\u0301 combining and \u00e9 composed, < e&#769; ",
+    "x" * 300,
+]
+
+
+def slow_words(text: str) -> list[str]:
+    text = html.unescape(html.unescape(ftfy.fix_text(text))).strip()
+    text = re.sub(r"\s+", " ", text).strip().lower()
+    pattern = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+    return regex.findall(pattern, text, regex.IGNORECASE)
+
+
+def slow_letters() -> dict[int, str]:
+    kept = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
+    table = {b: chr(b) for b in kept}
+    for b in range(256):
+        if b not in table:
+            table[b] = chr(256 + len(table) - len(kept))
+    return table
+
+
+def slow_encode(text: str, vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> list[int]:
+    """Merge the earliest-learnt pair of each word, everywhere in it, until there is none."""
+    letters, ids = slow_letters(), []
+    for word in slow_words(text):
+        if word in ("<|startoftext|>", "<|endoftext|>"):
+            ids.append(vocabulary[word])
+            continue
+        parts = [letters[byte] for byte in word.encode("utf-8")]
+        parts[-1] += "</w>"
+        while True:
+            pairs = set(itertools.pairwise(parts))
+            known = [pair for pair in merges if pair in pairs]
+            if not known:
+                break
+            merged, i = [], 0
+            while i < len(parts):
+                if tuple(parts[i : i + 2]) == known[0]:
+                    merged.append(parts[i] + parts[i + 1])
+                    i += 2
+                else:
+                    merged.append(parts[i])
+                    i += 1
+            parts = merged
+        ids += [vocabulary[part] for part in parts]
+    return ids
+
+
+def slow_learn(texts: list[str], number: int) -> list[tuple[str, str]]:
+    """Merge the most frequent pair; of equal ones the pair of the earliest numbers."""
+    table = slow_letters()
+    tokens = [*sorted(table.values()), *(letter + "</w>" for letter in table.values())]
+    number_of = {token: i for i, token in enumerate(tokens)}
+    words: Counter[tuple[str, ...]] = Counter()
+    for text in texts:
+        for word in slow_words(text):
+            parts = [table[byte] for byte in word.encode("utf-8")]
+            words[(*parts[:-1], parts[-1] + "</w>")] += 1
+    merges: list[tuple[str, str]] = []
+    while len(number_of) < 512 + number:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, count in words.items():
+            for pair in itertools.pairwise(word):
+                pairs[pair] += count
+        if not pairs or max(pairs.values()) < 2:
+            break
+        best = min(pairs, key=lambda pair: (-pairs[pair], number_of[pair[0]], number_of[pair[1]]))
+        merges.append(best)
+        number_of.setdefault("".join(best), len(number_of))
+        renewed: Counter[tuple[str, ...]] = Counter()
+        for word, count in words.items():
+            parts, i = [], 0
+            while i < len(word):
+                step = 2 if word[i : i + 2] == best else 1
+                parts.append("".join(word[i : i + step]))
+                i += step
+            renewed[tuple(parts)] += count
+        words = renewed
+    return merges
+
+
+@pytest.fixture(scope="module")
+def toy() -> Tokenizer:
+    return Tokenizer.train(CORPUS, 600)
+
+
+def parts_of(tokenizer: Tokenizer) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    content = json.loads(tokenizer.to_json())
+    vocabulary = content["model"]["vocab"] | {x["content"]: x["id"] for x in content["added_tokens"]}
+    return vocabulary, [tuple(pair) for pair in content["model"]["merges"]]
+
+
+def test_ids_are_those_of_the_slow_encoder(toy: Tokenizer) -> None:
+    vocabulary, merges = parts_of(toy)
+    for text in PROBES + CORPUS:
+        expected = [toy.begin, *slow_encode(text, vocabulary, merges), toy.end]
+        assert toy.encode([text], 1000).ids == [expected], text
+
+
+OLD = st.characters(max_codepoint=0x24FF, exclude_categories=["Cs", "Cn"])  # letters that every library knows
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(st.sampled_from("aod gs'’.&;<#1é ſK\u0301") | OLD, max_size=25))
+def test_ids_are_those_of_the_slow_encoder_on_any_text(toy: Tokenizer, text: str) -> None:
+    vocabulary, merges = parts_of(toy)
+    assert toy.encode([text], 1000).ids == [[toy.begin, *slow_encode(text, vocabulary, merges), toy.end]]
+
+
+def test_training_learns_the_merges_of_the_definition(toy: Tokenizer) -> None:
+    assert parts_of(toy)[1] == slow_learn(CORPUS, 600 - 514)
+    assert toy.vocab == 600
+
+
+def test_the_vocabulary_is_laid_out_as_that_of_clip(toy: Tokenizer) -> None:
+    vocabulary, merges = parts_of(toy)
+    order = sorted(vocabulary, key=lambda token: vocabulary[token])
+    assert order[:3] == ["!", '"', "#"]
+    assert order[256:258] == ["!</w>", '"</w>']
+    assert order[512] == "".join(merges[0])
+    assert order[-2:] == ["<|startoftext|>", "<|endoftext|>"]
+    assert (toy.begin, toy.end, toy.pad) == (598, 599, 0)
+
+
+def test_a_small_corpus_gives_fewer_tokens_than_asked_for() -> None:
+    tokenizer = Tokenizer.train(["cat cat dog"], 5000)
+    assert tokenizer.vocab == 514 + 2
+    assert tokenizer.encode(["cat dog"], 9).ids[0][1:3] == [513, list(bpe.BYTES).index("d")]
+
+
+def test_training_gives_the_same_bytes_in_any_order_process_and_number_of_threads(tmp_path: Path) -> None:
+    texts = [
+        f"{a} {b} on the {c}" for a in ("red", "blue") for b in ("dog", "cat", "cow") for c in ("mat", "sea")
+    ]
+    Tokenizer.train(texts, 600).save(tmp_path / "a")
+    program = (
+        "import sys, json; from grainline.data.tokenizer import Tokenizer; "
+        "Tokenizer.train(iter(json.loads(sys.argv[1])), 600).save(sys.argv[2])"
+    )
+    random.Random(0).shuffle(texts)
+    environment = {"TOKENIZERS_PARALLELISM": "true", "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", program, json.dumps(texts), str(tmp_path / "b")]
+    subprocess.run(command, check=True, env=environment)
+    for name in ("tokenizer.json", "tokenizer_meta.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_long_texts_are_cut_and_counted_and_keep_their_end(toy: Tokenizer) -> None:
+    text = "the dog runs over the sand"
+    whole = toy.encode([text], 100).ids[0]
+    size = len(whole)
+    for context in range(3, size + 3):
+        ids, lost = toy.encode([text, "a"], context)
+        assert ids[0] == ([*whole[: context - 1], toy.end] if context < size else whole)
+        assert len(ids[0]) == min(context, size)
+        assert lost == [max(size - context, 0), 0]
+        assert toy.encode([text, "a"], context).cut == [context < size, False]
+
+
+def test_a_context_without_room_for_a_token_is_an_error(toy: Tokenizer) -> None:
+    with pytest.raises(UserError, match="the context is 2 tokens; it must be at least 3"):
+        toy.encode(["a"], 2)
+
+
+def test_decoding_gives_the_cleaned_text_with_spaced_words(toy: Tokenizer) -> None:
+    for text in ("a dog & the café 🐕 – “x”", "日本語"):
+        ids = toy.encode([text], 100).ids[0]
+        assert toy.decode(ids).replace(" ", "") == clean(text).lower().replace(" ", "")
+    assert toy.decode(toy.encode(["The  dog's sand."], 100).ids[0]) == "the dog 's sand ."
+    assert toy.pieces(toy.encode(["a dog"], 9).ids[0]) == [
+        "<|startoftext|>",
+        "a</w>",
+        "dog</w>",
+        "<|endoftext|>",
+    ]
+
+
+def test_spans_say_where_tokens_stand_in_the_cleaned_text(toy: Tokenizer) -> None:
+    text = "The  dog’s café 🐕 costs &amp; 42 İx"
+    cleaned = clean(text).lower()
+    for context in (100, 6):
+        ids, spans = toy.encode([text], context).ids[0], toy.spans(text, context)
+        assert len(ids) == len(spans)
+        assert spans[0] == (0, 0)
+        assert spans[-1][0] == spans[-1][1]
+        for piece, (start, end) in zip(toy.pieces(ids)[1:-1], spans[1:-1], strict=True):
+            letters = bytes(bpe.BYTES[x] for x in piece.removesuffix("</w>"))
+            assert letters in cleaned[start:end].encode("utf-8")
+    assert toy.spans(text, 100)[-1] == (len(cleaned), len(cleaned))
+
+
+def test_pickling_saving_and_loading_change_nothing(toy: Tokenizer, tmp_path: Path) -> None:
+    toy.save(tmp_path)
+    for other in (
+        pickle.loads(pickle.dumps(toy)),
+        Tokenizer.load(tmp_path),
+        Tokenizer.load(tmp_path / "tokenizer.json"),
+    ):
+        assert other.encode(PROBES, 50) == toy.encode(PROBES, 50)
+        assert other.to_json() == toy.to_json()
+        assert (other.vocab, other.begin, other.end, other.pad) == (toy.vocab, toy.begin, toy.end, toy.pad)
+    meta = json.loads((tmp_path / "tokenizer_meta.json").read_text())
+    assert meta == {"kind": "clip", "vocab": 600, "begin": 598, "end": 599, "pad": 0}
+
+
+def test_other_libraries_read_the_saved_file(toy: Tokenizer, tmp_path: Path) -> None:
+    toy.save(tmp_path)
+    foreign = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    text = "The Dog's  sand in 2023."
+    assert foreign.encode(text).ids == toy.encode([text], 100).ids[0]
+
+
+def test_remembered_words_may_be_forgotten(toy: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = toy.encode(PROBES, 60)
+    monkeypatch.setattr("grainline.data.tokenizer._REMEMBERED", 5)
+    assert [toy.encode([text], 60).ids[0] for text in PROBES] == expected.ids
+
+
+def test_workers_encode_without_a_warning() -> None:
+    program = """
+import multiprocessing
+from grainline.data.tokenizer import Tokenizer
+toy = Tokenizer.train(["a dog on the sand"] * 3, 560)
+first = toy.encode(["a dog"] * 50, 9)
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert pool.starmap(toy.encode, [(["a dog"] * 50, 9)] * 2) == [first] * 2
+"""
+    assert "fork" in multiprocessing.get_all_start_methods()
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- loading ---
+
+
+def test_all_forms_of_files_give_the_same_tokenizer(toy: Tokenizer, tmp_path: Path) -> None:
+    vocabulary, merges = parts_of(toy)
+    lines = [" ".join(pair) for pair in merges]
+    two = tmp_path / "two"
+    two.mkdir()
+    (two / "vocab.json").write_text(json.dumps(vocabulary))
+    (two / "merges.txt").write_text("\n".join(["#version: 0.2", *lines, ""]))
+    (tmp_path / "list.txt.gz").write_bytes(gzip.compress("\n".join(["a head line", *lines]).encode()))
+    old = json.loads(toy.to_json())
+    old["model"]["merges"] = lines  # as older libraries wrote them
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    for path in (two, two / "vocab.json", tmp_path / "list.txt.gz", tmp_path / "old.json"):
+        assert load_tokenizer(path, vocab=600).to_json() == toy.to_json(), path
+
+
+def test_the_clip_tokenizer_of_transformers_is_read_and_cleaned_for(toy: Tokenizer, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    vocabulary, merges = parts_of(toy)
+    transformers.CLIPTokenizer(vocab=vocabulary, merges=merges).save_pretrained(tmp_path)
+    found = load_tokenizer(tmp_path, vocab=600)
+    assert found.encode(PROBES, 77) == toy.encode(PROBES, 77)
+
+
+def test_a_checkpoint_with_a_tokenizer_goes_before_open_clip_and_a_path_before_both(
+    toy: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    package, info = site / "open_clip", site / "open_clip_torch-9.9.dist-info"
+    package.mkdir(parents=True)
+    info.mkdir()
+    listed = "open_clip/bpe_simple_vocab_16e6.txt.gz"
+    lines = [" ".join(pair) for pair in parts_of(toy)[1]]
+    (site / listed).write_bytes(gzip.compress("\n".join(["head", *lines]).encode()))
+    (package / "__init__.py").write_text("raise RuntimeError('must not be imported')")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: open_clip_torch\nVersion: 9.9\n")
+    (info / "RECORD").write_text(f"{listed},,\nopen_clip/__init__.py,,\n")
+    monkeypatch.syspath_prepend(str(site))
+    empty = tmp_path / "weights"
+    empty.mkdir()
+    assert (
+        load_tokenizer().to_json() == load_tokenizer(checkpoint=empty, vocab=600).to_json() == toy.to_json()
+    )
+
+    Tokenizer.train(CORPUS, 550).save(tmp_path / "own")
+    assert load_tokenizer(checkpoint=tmp_path / "own").vocab == 550
+    Tokenizer.train(CORPUS, 530).save(tmp_path / "named")
+    assert load_tokenizer(tmp_path / "named", checkpoint=tmp_path / "own").vocab == 530
+
+
+def test_a_vocabulary_of_another_size_than_the_model_is_an_error(toy: Tokenizer, tmp_path: Path) -> None:
+    toy.save(tmp_path)
+    with pytest.raises(UserError, match="has 600 tokens, the model 49408; name the tokenizer"):
+        load_tokenizer(tmp_path, vocab=49408)
+
+
+def test_the_empty_shell_of_a_failed_download_is_an_error(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokens = {"<|startoftext|>": 0, "<|endoftext|>": 1}
+    transformers.CLIPTokenizer(vocab=tokens, merges=[]).save_pretrained(tmp_path)
+    with pytest.raises(
+        UserError, match=r"holds only 2 tokens, a real vocabulary at least 256; a failed download"
+    ):
+        load_tokenizer(tmp_path)
+
+
+def broken(tmp_path: Path, name: str, content: str | bytes) -> Path:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_every_other_mistake_ends_in_one_line(toy: Tokenizer, tmp_path: Path) -> None:
+    content = json.loads(toy.to_json())
+    wordpiece = {"model": {"type": "WordPiece", "vocab": {}}, "added_tokens": []}
+    gap = parts_of(toy)[0] | {"<|endoftext|>": 9000}
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    nameless = {f"t{i}": i for i in range(300)}
+    cases = [
+        (tmp_path / "nowhere.json", "no tokenizer at .*nowhere.json: give a folder"),
+        (empty, "no tokenizer in .*: it holds neither tokenizer.json nor vocab.json"),
+        (
+            broken(tmp_path, "a.json", "{"),
+            "a.json is not a CLIP-shaped tokenizer: no byte-pair encoding in it",
+        ),
+        (broken(tmp_path, "b.json", json.dumps(wordpiece)), "b.json is not a CLIP-shaped tokenizer"),
+        (broken(tmp_path, "c.json", b"\xff\xfe"), "cannot read the tokenizer .*c.json"),
+        (broken(tmp_path, "d.gz", b"not gzip"), "cannot read the tokenizer .*d.gz"),
+        (
+            broken(
+                tmp_path, "e.json", json.dumps(content | {"model": content["model"] | {"merges": ["q qq"]}})
+            ),
+            "e.json is not a CLIP-shaped tokenizer: .*out of vocabulary",
+        ),
+        (
+            broken(
+                tmp_path,
+                "f.json",
+                json.dumps(content | {"model": content["model"] | {"end_of_word_suffix": ""}}),
+            ),
+            "f.json is not a CLIP-shaped tokenizer: its words end in '', not '</w>'",
+        ),
+        (
+            broken(tmp_path, "vocab.json", json.dumps(gap)),
+            "vocab.json needs a merges.txt beside it; there is none",
+        ),
+    ]
+    for path, message in cases:
+        with pytest.raises(UserError, match=message):
+            load_tokenizer(path)
+    (tmp_path / "merges.txt").write_text("")
+    with pytest.raises(UserError, match="its ids are not 0 to 599"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "vocab.json").write_text(json.dumps(nameless))
+    with pytest.raises(UserError, match=r"it has no <\|startoftext\|>"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(UserError, match=r"vocab is 500; a trained tokenizer needs 514 at least"):
+        Tokenizer.train(["a"], 500)
+
+
+def test_no_tokenizer_anywhere_is_an_error_that_says_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [])  # no open_clip here, whatever is installed
+    with pytest.raises(UserError, match=r"found; name a folder .*`pip install --no-deps open_clip_torch`"):
+        load_tokenizer()
+    with pytest.raises(UserError, match=rf"no tokenizer found in {tmp_path}; name a folder"):
+        load_tokenizer(checkpoint=tmp_path)
+
+
+def test_a_hub_name_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        UserError, match=r"no folder openai/clip-nothing here, and the Hugging Face hub gave no"
+    ):
+        load_tokenizer("openai/clip-nothing")
+
+
+def test_files_of_two_tokenizers_side_by_side_are_an_error(toy: Tokenizer, tmp_path: Path) -> None:
+    toy.save(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(Tokenizer.train(CORPUS, 550).to_json())
+    with pytest.raises(UserError, match="are not of one tokenizer"):
+        Tokenizer.load(tmp_path)

@@ -1,0 +1,212 @@
+"""Crops and resizing against plain Pillow, and the promises of the fast path."""
+
+import io
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from grainline.data.decode import decode
+from grainline.data.record import Damaged, Record
+from grainline.data.transforms import Box, EvalTransform, TrainTransform, adjust, crop_box, draft_side, resize
+
+
+def picture(width: int, height: int, seed: int = 0, texture: int = 12) -> Image.Image:
+    """Smooth blobs with some texture, as photographs have."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8))
+    smooth = np.array(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(int)
+    return Image.fromarray(
+        (smooth + rng.integers(-texture, texture + 1, smooth.shape)).clip(0, 255).astype(np.uint8)
+    )
+
+
+def jpeg(image: Image.Image, exif: Image.Exif | None = None) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "jpeg", quality=92, exif=exif or Image.Exif())
+    return file.getvalue()
+
+
+def image_of(pixels: torch.Tensor) -> np.ndarray:
+    assert pixels.dtype == torch.uint8
+    assert pixels.is_contiguous()
+    return pixels.permute(1, 2, 0).numpy()
+
+
+def slow_clip(image: Image.Image, size: int) -> np.ndarray:
+    """CLIP's preprocessing with the numbers written out."""
+    width, height = image.size
+    if width < height:
+        image = image.resize((size, int(size * height / width)), Image.Resampling.BICUBIC)
+    else:
+        image = image.resize((int(size * width / height), size), Image.Resampling.BICUBIC)
+    left = round((image.width - size) / 2.0)
+    top = round((image.height - size) / 2.0)
+    return np.array(image)[top : top + size, left : left + size]
+
+
+@pytest.mark.parametrize("shape", [(320, 240), (241, 333), (100, 61), (64, 64), (700, 90), (67, 64)])
+def test_evaluation_is_exactly_what_pillow_makes(shape: tuple[int, int]) -> None:
+    data = jpeg(picture(*shape))
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    assert np.array_equal(image_of(EvalTransform(64)(data)), slow_clip(image, 64))
+    squashed = np.array(image.resize((64, 64), Image.Resampling.BICUBIC))
+    assert np.array_equal(image_of(EvalTransform(64, "squash")(data)), squashed)
+
+
+def test_a_picture_of_the_right_size_passes_unchanged() -> None:
+    image = picture(48, 48)
+    whole = TrainTransform(48, scale=(1, 1))
+    for form in (image, np.array(image)):
+        assert np.array_equal(image_of(EvalTransform(48)(form)), np.array(image))
+        assert np.array_equal(image_of(whole(form, Random(0))), np.array(image))
+
+
+def test_training_is_within_one_step_of_pillow_on_average() -> None:
+    for seed, (width, height) in enumerate([(320, 240), (250, 500), (224, 224)]):
+        pixels = np.array(picture(width, height, seed))
+        exact = Image.fromarray(pixels).resize((96, 96), Image.Resampling.BICUBIC)
+        away = np.abs(image_of(resize(pixels, 96)).astype(int) - np.array(exact).astype(int))
+        assert away.mean() < 1
+
+
+def test_a_crop_of_a_drafted_jpeg_shows_the_same_as_a_crop_of_the_whole() -> None:
+    data = jpeg(picture(640, 480, 3, texture=0))
+    for seed in range(5):
+        draws = Random(seed)
+        box = crop_box(640, 480, (0.3, 0.6), (3 / 4, 4 / 3), [draws.random() for _ in range(4)])
+        fast = image_of(TrainTransform(56, scale=(0.3, 0.6))(data, Random(seed)))
+        whole = Image.open(io.BytesIO(data)).crop(box)
+        exact = np.array(whole.resize((56, 56), Image.Resampling.BICUBIC))
+        away = np.abs(fast.astype(int) - exact.astype(int)).mean()
+        shifted = np.abs(np.roll(fast, 1, axis=1).astype(int) - exact.astype(int)).mean()
+        assert away < 4  # the crop begins on a whole pixel of the smaller picture, half a pixel away at most
+        assert away < shifted
+
+
+SIDES = st.integers(1, 3000)
+SHARES = st.floats(0, 1, exclude_max=True)
+
+
+@given(SIDES, SIDES, st.lists(SHARES, min_size=4, max_size=4), st.floats(0.05, 1))
+def test_crops_lie_inside_and_have_the_area_and_ratio_that_were_asked_for(
+    width: int, height: int, draws: list[float], least: float
+) -> None:
+    box = crop_box(width, height, (least, 1.0), (3 / 4, 4 / 3), draws)
+    w, h = box.right - box.left, box.bottom - box.top
+    assert 0 <= box.left < box.right <= width
+    assert 0 <= box.top < box.bottom <= height
+    if min(w, h) > 50:
+        assert 3 / 4 - 0.03 < w / h < 4 / 3 + 0.03
+        if 3 / 4 < width / height < 4 / 3:
+            assert w * h > least * width * height * 0.95
+
+
+def test_crops_reach_every_edge_and_vary() -> None:
+    rng = Random(1)
+    boxes = [
+        crop_box(90, 60, (0.3, 1), (3 / 4, 4 / 3), [rng.random() for _ in range(4)]) for _ in range(3000)
+    ]
+    assert min(box.left for box in boxes) == min(box.top for box in boxes) == 0
+    assert (max(box.right for box in boxes), max(box.bottom for box in boxes)) == (90, 60)
+    areas = [(box.right - box.left) * (box.bottom - box.top) / 5400 for box in boxes]
+    assert min(areas) < 0.35
+    assert max(areas) > 0.85  # a ratio of 4/3 at most covers 8/9 of 90 x 60
+    assert len(set(boxes)) > 2000
+
+
+@given(st.integers(30, 900), st.integers(30, 900), st.integers(16, 128), st.integers(0, 10**6))
+def test_draft_never_leaves_fewer_pixels_than_needed(width: int, height: int, size: int, seed: int) -> None:
+    rng = Random(seed)
+    box = crop_box(width, height, (0.2, 1.0), (3 / 4, 4 / 3), [rng.random() for _ in range(4)])
+    side = draft_side(width, height, box, size)
+    if side is None:
+        return
+    part = max(
+        part for part in (1, 2, 4, 8) if min(width, height) // side >= part
+    )  # what a JPEG decoder does
+    assert part > 1
+    assert (box.right - box.left) // part >= size
+    assert (box.bottom - box.top) // part >= size
+
+
+def test_draft_is_used_and_its_sizes_are_those_of_real_files() -> None:
+    for width, height, size, expected in [
+        (640, 480, 100, 4),
+        (640, 480, 224, 2),
+        (641, 479, 50, 8),
+        (300, 300, 224, 1),
+    ]:
+        box = Box(0, 0, width, height)
+        small = decode(Record("a", jpeg(picture(width, height)), ()), draft_side(width, height, box, size))
+        assert small.size == (-(-width // expected), -(-height // expected))
+
+
+def test_the_exif_orientation_turns_the_crop_with_the_picture() -> None:
+    image = picture(300, 200)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored on its side
+    turned = jpeg(image.transpose(Image.Transpose.ROTATE_90), exif)
+    for seed in range(3):
+        plain = image_of(TrainTransform(32, scale=(0.4, 0.8))(jpeg(image), Random(seed))).astype(int)
+        upright = image_of(TrainTransform(32, scale=(0.4, 0.8))(turned, Random(seed))).astype(int)
+        assert np.abs(plain - upright).mean() < 2
+
+
+def test_a_sample_is_a_function_of_its_random_numbers() -> None:
+    data = jpeg(picture(120, 90))
+    transform = TrainTransform(32, flip=True, jitter=0.3)
+    assert torch.equal(transform(data, Random("7/0/3")), transform(data, Random("7/0/3")))
+    assert not torch.equal(transform(data, Random("7/0/3")), transform(data, Random("7/1/3")))
+    first, again = (transform(data, np.random.default_rng(4)) for _ in range(2))
+    assert torch.equal(first, again)
+
+
+def test_options_do_not_change_the_crops_nor_the_draws_after_them() -> None:
+    data = jpeg(picture(120, 90))
+    plain, mirror = Random(2), Random(2)
+    a = TrainTransform(32)(data, plain)
+    b = TrainTransform(32, flip=True)(data, mirror)
+    TrainTransform(32, jitter=0.5)(data, varied := Random(2))
+    assert plain.random() == mirror.random() == varied.random()
+    assert torch.equal(a, b) or (a.float() - b.flip(2).float()).abs().mean() < 1
+    seeds = range(40)
+    flipped = [
+        not torch.equal(TrainTransform(32)(data, Random(s)), TrainTransform(32, flip=True)(data, Random(s)))
+        for s in seeds
+    ]
+    assert 10 < sum(flipped) < 30
+
+
+def test_nothing_is_mirrored_unless_asked_for() -> None:
+    half = np.zeros((64, 64, 3), dtype=np.uint8)
+    half[:, 32:] = 255
+    for seed in range(30):
+        pixels = TrainTransform(16)(half, Random(seed)).float()
+        assert pixels[:, :, :4].mean() < 20 < 235 < pixels[:, :, 12:].mean()
+
+
+def test_jitter_moves_brightness_and_contrast_mildly() -> None:
+    square = torch.randint(0, 256, (3, 20, 20), dtype=torch.uint8)
+    mean = square.double().mean()
+    slow = (((square.double() - mean) * 0.8 + mean) * 1.1).round().clamp(0, 255)
+    assert (adjust(square, 1.1, 0.8).double() - slow).abs().max() <= 1
+    assert torch.equal(adjust(square, 1.0, 1.0), square)
+    grey = np.full((30, 30, 3), 100, dtype=np.uint8)
+    means = [TrainTransform(16, jitter=0.2)(grey, Random(s)).float().mean().item() for s in range(100)]
+    assert 79 < min(means) < 85
+    assert 115 < max(means) < 121
+
+
+def test_a_damaged_picture_is_named() -> None:
+    broken = jpeg(picture(64, 64))[:200]
+    for call in (
+        lambda: TrainTransform(16)(broken, Random(0), "tar/07.jpg"),
+        lambda: EvalTransform(16)(broken, "tar/07.jpg"),
+    ):
+        with pytest.raises(Damaged, match=r"damaged image: tar/07\.jpg"):
+            call()
