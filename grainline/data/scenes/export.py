@@ -1,0 +1,117 @@
+"""Scenes as files: WebDataset tars that any reader of KEY.png and KEY.json understands.
+
+    KEY.png        the picture
+    KEY.json       captions, long, foils {text, true, kind}, regions {phrase, span, box, mask, thing},
+                   things (the attributes of every object), background
+    KEY.masks.png  palette picture, pixel = thing + 1, 0 for the background
+
+A mask is a run-length code down the columns, {size: [height, width], counts: [zeros, ones, zeros, ...]}.
+"""
+
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from grainline.data.scenes.draw import COLOUR
+from grainline.data.sources.scenes import Scenes, regions
+from grainline.errors import UserError
+
+
+def export(source: Scenes, out: Path, samples_per_shard: int = 1000) -> list[Path]:
+    """Write all scenes of a source as `SPLIT-000000.tar`, `SPLIT-000001.tar`, ... into a folder.
+
+    Equal sources give equal bytes. A tar gets its name when it is complete. Raises UserError when the folder
+    already holds tars of this split, or cannot be written.
+    """
+    if samples_per_shard < 1:
+        raise UserError(f"{samples_per_shard} samples per shard: it must be at least 1")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        found = sorted(out.glob(f"{source.split}-*.tar"))
+        if found:
+            raise UserError(
+                f"{out} already holds {found[0].name}: name an empty folder, or delete the old tars"
+            )
+        starts = range(0, len(source), samples_per_shard)
+        return [_shard(source, out, number, start, samples_per_shard) for number, start in enumerate(starts)]
+    except OSError as error:
+        raise UserError(
+            f"cannot write scenes to {out} ({error.strerror or error}): name a writable folder"
+        ) from error
+
+
+def _shard(source: Scenes, out: Path, number: int, start: int, samples: int) -> Path:
+    path = out / f"{source.split}-{number:06d}.tar"
+    draft = path.with_suffix(".part")
+    with tarfile.open(draft, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for index in range(start, min(start + samples, len(source))):
+            for name, data in _members(source, index):
+                member = tarfile.TarInfo(name)  # no time, no owner
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    os.replace(draft, path)
+    return path
+
+
+def _members(source: Scenes, index: int) -> list[tuple[str, bytes]]:
+    record = source[index]
+    labels = source.labels(index)
+    assert isinstance(record.image, Image.Image)
+    text = json.dumps(_facts(source, index, labels), ensure_ascii=False)
+    return [
+        (f"{record.key}.png", _png(record.image)),
+        (f"{record.key}.json", text.encode()),
+        (f"{record.key}.masks.png", _png(_indexed(labels))),
+    ]
+
+
+def _facts(source: Scenes, index: int, labels: np.ndarray) -> dict[str, Any]:
+    scene, told = source.scene(index), source.told(index)
+    codes = [run_lengths(labels == k + 1) for k in range(len(scene.things))]
+    return {
+        "captions": [told.short],
+        "long": told.long,
+        "foils": [foil._asdict() for foil in told.foils],
+        "regions": [
+            {
+                "phrase": r.phrase,
+                "span": r.span,
+                "box": r.box,
+                "mask": codes[mention.thing],
+                "thing": mention.thing,
+            }
+            for r, mention in zip(regions(told, labels), told.mentions, strict=True)
+        ],
+        "things": [{**thing._asdict(), "position": thing.position} for thing in scene.things],
+        "background": scene.background._asdict(),
+    }
+
+
+def run_lengths(mask: np.ndarray) -> dict[str, list[int]]:
+    """The run-length code of a mask [H, W] bool, down the columns, zeros first.
+
+    >>> run_lengths(np.array([[0, 0, 1], [0, 1, 1]], bool))
+    {'size': [2, 3], 'counts': [3, 3]}
+    """
+    flat = mask.T.reshape(-1)
+    edges = np.flatnonzero(flat[1:] != flat[:-1]) + 1
+    counts = np.diff(edges, prepend=0, append=len(flat)).tolist()
+    return {"size": list(mask.shape), "counts": [0, *counts] if flat[0] else counts}
+
+
+def _indexed(labels: np.ndarray) -> Image.Image:
+    image = Image.fromarray(labels)
+    image.putpalette([255, 255, 255, *(part for colour in COLOUR.values() for part in colour)])
+    return image
+
+
+def _png(image: Image.Image) -> bytes:
+    data = io.BytesIO()
+    image.save(data, "png")
+    return data.getvalue()

@@ -1,0 +1,113 @@
+"""Captions that are wrong in exactly one thing: which piece to replace, by which words.
+
+The text of a foil must not betray it. So what a foil alters is stated only once (attributes of objects that
+no relation sentence names, relations of objects without a stated position), the new value is drawn such that
+"true a, foil b" is as likely as "true b, foil a", and its name as the names in captions are.
+"""
+
+import random
+
+from grainline.data.scenes import words
+from grainline.data.scenes.phrases import FIELD, Line, matches
+from grainline.data.scenes.world import (
+    COLOURS,
+    OPPOSITE,
+    PATTERNS,
+    POSITIONS,
+    SHAPES,
+    Scene,
+    Thing,
+    draw_value,
+    held_out,
+    holds,
+    pick,
+)
+
+KINDS = ("colour", "size", "pattern", "position", "relation", "noun")  # every caption has one of each
+
+_SLOTS = {  # which pieces a foil of this kind may replace
+    "colour": ("colour",),
+    "size": ("size",),
+    "pattern": ("pattern", "after"),
+    "position": ("position", "area"),
+    "noun": ("shape",),
+}
+
+
+def altered(rng: random.Random, scene: Scene, lines: list[Line], kind: str) -> tuple[int, int, str]:
+    """(line, piece, new words) such that the caption becomes false of the scene. `kind` is one of KINDS."""
+    if kind == "relation":
+        where, piece = pick(rng, _pieces(lines, ("relation",)))
+        relation = lines[where].relation
+        opposite = OPPOSITE[relation]
+        a, b = (scene.things[k] for k in lines[where].things)
+        assert not holds(opposite, a, b)
+        same = words.RELATIONS[relation].index(lines[where].pieces[piece].text)
+        return where, piece, words.RELATIONS[opposite][same]
+    twice = {k for line in lines if line.kind == "relation" for k in line.things}
+    once = [line if line.kind == "object" and line.things[0] not in twice else Line([], "") for line in lines]
+    candidates = _pieces(once, _SLOTS[kind])
+    for attempt in range(1000):
+        where, piece = pick(rng, candidates)
+        k = lines[where].things[0]
+        slot = lines[where].pieces[piece].kind
+        name = FIELD.get(slot, slot)
+        value = _other(rng, scene, lines, k, name)
+        stated = {**_stated(lines[where], scene.things[k]), name: value}
+        if name != "position" and attempt < 30:
+            stated.pop("position", None)  # best when the altered object is to be found nowhere at all
+        if not any(matches(thing, stated) for thing in scene.things):
+            return where, piece, _named(rng, slot, value)
+    raise AssertionError(f"no foil of {kind} for {scene}")
+
+
+def _pieces(lines: list[Line], kinds: tuple[str, ...]) -> list[tuple[int, int]]:
+    return [
+        (i, j) for i, line in enumerate(lines) for j, piece in enumerate(line.pieces) if piece.kind in kinds
+    ]
+
+
+def _stated(line: Line, thing: Thing) -> dict[str, str]:
+    """What the sentence says of its object."""
+    kinds = {FIELD.get(piece.kind, piece.kind) for piece in line.pieces}
+    return {name: getattr(thing, name) for name in (*thing._fields, "position") if name in kinds}
+
+
+_OTHER_SIZES = {
+    "small": ("large", "large", "large", "medium"),
+    "medium": ("small", "large"),
+    "large": ("small", "small", "small", "medium"),
+}
+
+
+def _other(rng: random.Random, scene: Scene, lines: list[Line], k: int, name: str) -> str:
+    """Another value for an attribute of an object."""
+    thing = scene.things[k]
+    value = getattr(thing, name)
+    if name == "size":
+        # as often small for large as the other way round, and so on, given world.SIZE_DRAWN_FROM
+        return pick(rng, _OTHER_SIZES[value])
+    if name == "pattern":
+        return pick(rng, [pattern for pattern in PATTERNS if pattern != value])
+    if name == "position":
+        introduced = [line for line in lines if line.kind == "object"]
+        taken = [scene.things[introduced[i].things[0]].position for i, _ in _pieces(introduced, _SLOTS[name])]
+        return pick(rng, [position for position in POSITIONS if position not in taken])
+    others = [getattr(other, name) for i, other in enumerate(scene.things) if i != k]
+    while True:
+        new = draw_value(rng, COLOURS if name == "colour" else SHAPES, others)
+        pair = (thing.shape, new) if name == "colour" else (new, thing.colour)
+        if new != value and (scene.split == "compose" or not held_out(*pair)):
+            return new
+
+
+def _named(rng: random.Random, slot: str, value: str) -> str:
+    if slot == "shape":
+        return pick(rng, words.NOUNS[value])
+    if slot == "after":
+        return pick(rng, words.PATTERN_AFTER[value])
+    if slot == "position":
+        return pick(rng, words.PLACES[value])
+    if slot == "area":
+        return pick(rng, words.AREAS[value])
+    return pick(rng, words.ADJECTIVES[slot][value])

@@ -1,0 +1,236 @@
+"""What people might say about a scene: a long caption, a short one, and captions that are wrong in one thing.
+
+The long caption has one sentence for every object, in the order of scene.things, one or two about relations,
+and one about the background, first or last. It is built of pieces that know what they state; a foil is the
+same list of pieces with one of them replaced.
+
+Objects of which a relation is stated have no stated position, so neither can be read off the other.
+"""
+
+import random
+from collections.abc import Sequence
+from itertools import permutations
+from typing import NamedTuple
+
+from grainline.data.record import Foil
+from grainline.data.scenes import words
+from grainline.data.scenes.foils import KINDS, altered
+from grainline.data.scenes.phrases import (
+    Line,
+    Piece,
+    Template,
+    an,
+    fill,
+    noun_phrase,
+    reference,
+    sentence_of,
+    split,
+    text_of,
+)
+from grainline.data.scenes.world import OPPOSITE, Scene, Thing, pick, relations
+
+_PLACED, _UNPLACED, _UNPLACED_LATER = split(words.PLACED), split(words.UNPLACED), split(words.UNPLACED_LATER)
+_RELATED, _RELATED_IT = split(words.RELATED), split(words.RELATED_IT)
+
+
+class Mention(NamedTuple):
+    """A noun phrase of the long caption."""
+
+    thing: int  # index into scene.things
+    start: int
+    end: int
+
+
+class Sentence(NamedTuple):
+    """A sentence of the long caption, full stop included."""
+
+    kind: str  # "object", "relation", "background"
+    things: tuple[
+        int, ...
+    ]  # what it speaks of; for a relation first the one that is placed, then the landmark
+    start: int
+    end: int
+    relation: str = ""  # the key of world.OPPOSITE that it states
+
+
+class Told(NamedTuple):
+    """All that is said about a scene."""
+
+    long: str
+    short: str
+    mentions: tuple[Mention, ...]
+    sentences: tuple[Sentence, ...]
+    foils: tuple[Foil, ...]
+
+
+def tell(scene: Scene) -> Told:
+    """Put a scene into words.
+
+    >>> from grainline.data.scenes.world import sample
+    >>> told = tell(sample(0, "dev", 1))
+    >>> [foil.kind for foil in told.foils] == list(KINDS), all(foil.true == told.long for foil in told.foils)
+    (True, True)
+    """
+    rng = random.Random(scene.speech)
+    number = len(scene.things)
+    pairs = _related(rng, scene.things)
+    unplaced = {k for pair in pairs for k in pair[:2]}
+    if number > len(unplaced) + 3:
+        unplaced.add(int(rng.random() * number))
+    placed = [
+        k for k in range(number) if k not in unplaced
+    ]  # never empty: every kind of foil finds its object here
+    sized, patterned = pick(rng, placed), pick(rng, placed)
+    objects = [
+        _object(rng, scene.things[k], k, k in unplaced, k == sized, k == patterned) for k in range(number)
+    ]
+    ground = _ground(rng, scene)
+    setting = Line([Piece(_filled(rng, pick(rng, words.SETTING), number, ground))], "background")
+    lines = _ordered(rng, scene.things, objects, pairs)
+    lines = [setting, *lines] if rng.random() < 0.45 else [*lines, setting]
+    return _rendered(rng, scene, lines, _gist(rng, scene, ground))
+
+
+def _ordered(
+    rng: random.Random, things: Sequence[Thing], objects: list[Line], pairs: list[tuple[int, int, str]]
+) -> list[Line]:
+    """The sentences about objects in order, and each relation somewhere after both of its objects.
+
+    Right after the second of them that one may be called "it".
+    """
+    behind: list[list[Line]] = [[] for _ in objects]  # what follows the sentence of an object
+    for a, b, relation in pairs:
+        later = max(a, b)
+        if not behind[later] and rng.random() < 0.35:
+            if a != later:
+                a, b, relation = b, a, _turned(relation)
+            behind[later].append(_relation(rng, things, (a, b), relation, _RELATED_IT))
+        else:
+            after = later + int(rng.random() * (len(objects) - later))
+            behind[after].append(_relation(rng, things, (a, b), relation, _RELATED))
+    return [line for first, more in zip(objects, behind, strict=True) for line in (first, *more)]
+
+
+def _related(rng: random.Random, things: Sequence[Thing]) -> list[tuple[int, int, str]]:
+    """One or two (a, b, relation), the first the pair that stands furthest apart of three drawn ones.
+
+    Only scenes with a near and a far pair speak of either, each half of the time: otherwise the text of a
+    caption would tell that "far" is the likelier word.
+    """
+    clear = [
+        (i, j, said)
+        for i, j in permutations(range(len(things)), 2)
+        if (said := relations(things[i], things[j])) and said[0] in ("left", "right", "above", "below")
+    ]
+    tries = [pick(rng, clear) for _ in range(3)]
+    a, b, said = max(tries, key=lambda p: _apart(things[p[0]], things[p[1]]))
+    chosen = [(a, b, said[0])]
+    if rng.random() < 0.3:
+        near, far = ([p for p in clear if name in p[2]] for name in ("near", "far"))
+        if near and far:
+            a, b, said = pick(rng, near if rng.random() < 0.5 else far)
+            chosen = [(a, b, said[1])]
+    if len(things) >= 6 and rng.random() < 0.6:
+        more = [p for p in clear if p[0] not in (a, b)]
+        if more:
+            i, j, said = pick(rng, more)
+            chosen.append((i, j, said[0]))
+    return chosen
+
+
+def _apart(a: Thing, b: Thing) -> float:
+    return max(abs(a.x - b.x), abs(a.y - b.y))
+
+
+def _turned(relation: str) -> str:
+    """What holds of (b, a) when the relation holds of (a, b)."""
+    return relation if relation in ("near", "far") else OPPOSITE[relation]
+
+
+def _object(rng: random.Random, thing: Thing, k: int, unplaced: bool, sized: bool, patterned: bool) -> Line:
+    """The sentence that introduces an object."""
+    attributes = ["colour"]
+    if patterned or rng.random() < 0.72:
+        attributes.insert(int(rng.random() < 0.25), "pattern")
+    if sized or rng.random() < 0.72:
+        attributes.insert(0, "size")
+    phrase = noun_phrase(rng, thing, attributes, "one" if rng.random() < 0.06 else "")
+    templates = _PLACED if not unplaced else _UNPLACED_LATER if k else _UNPLACED
+    slots = {
+        "np": phrase,
+        "verb": [Piece(pick(rng, words.VERBS))],
+        "place": [Piece(pick(rng, words.PLACES[thing.position]), "position")],
+        "area": [Piece(pick(rng, words.AREAS[thing.position]), "area")],
+    }
+    return fill(pick(rng, templates), slots, {"np": k}, "object")
+
+
+def _relation(
+    rng: random.Random,
+    things: Sequence[Thing],
+    pair: tuple[int, int],
+    relation: str,
+    templates: list[Template],
+) -> Line:
+    a, b = pair
+    slots = {
+        "a": reference(rng, things, a),
+        "b": reference(rng, things, b),
+        "verb": [Piece(pick(rng, words.RELATION_VERBS))],
+        "relation": [Piece(pick(rng, words.RELATIONS[relation]), "relation")],
+    }
+    line = fill(pick(rng, templates), slots, {"a": a, "b": b}, "relation")
+    return line._replace(things=pair, relation=relation)
+
+
+def _ground(rng: random.Random, scene: Scene) -> str:
+    """A noun phrase for the background."""
+    kind, first, second = scene.background
+    text = pick(rng, words.BACKDROPS[kind])
+    if kind == "horizon":
+        return text.format(ground=pick(rng, words.GROUNDS[second]), sky=pick(rng, words.SKIES[first]))
+    colour = pick(rng, words.PALE[first])
+    if text.startswith("a {c}"):
+        text = an(colour) + text[1:]
+    return text.format(c=colour, d=pick(rng, words.PALE[second]) if second else "")
+
+
+def _filled(rng: random.Random, template: str, number: int, ground: str, **more: str) -> str:
+    return template.format(n=words.NUMBERS[number], all=pick(rng, words.ALL), ground=ground, **more)
+
+
+def _gist(rng: random.Random, scene: Scene, ground: str) -> str:
+    """The short caption: how many objects, the two largest, the background."""
+    number = len(scene.things)
+    first, second = sorted(range(number), key=lambda k: -scene.things[k].radius)[:2]
+    a, b = (
+        text_of(
+            noun_phrase(rng, scene.things[k], ["size", "colour"] if rng.random() < 0.5 else ["colour"], "")
+        )[0]
+        for k in (first, second)
+    )
+    text = _filled(rng, pick(rng, words.GIST), number, ground, a=a, b=b, others=words.OTHERS[number - 2])
+    return text[0].upper() + text[1:]
+
+
+def _rendered(rng: random.Random, scene: Scene, lines: list[Line], short: str) -> Told:
+    texts: list[str] = []
+    mentions: list[Mention] = []
+    sentences: list[Sentence] = []
+    at = 0
+    for line in lines:
+        text, starts = sentence_of(line.pieces)
+        for thing, first, last in line.mentions:
+            mentions.append(Mention(thing, at + starts[first], at + starts[last] - 1))
+        sentences.append(Sentence(line.kind, line.things, at, at + len(text), line.relation))
+        texts.append(text)
+        at += len(text) + 1
+    long = " ".join(texts)
+
+    def foil(kind: str, where: int, piece: int, text: str) -> Foil:
+        pieces = list(lines[where].pieces)
+        pieces[piece] = pieces[piece]._replace(text=text)
+        return Foil(" ".join([*texts[:where], sentence_of(pieces)[0], *texts[where + 1 :]]), long, kind)
+
+    foils = tuple(foil(kind, *altered(rng, scene, lines, kind)) for kind in KINDS)
+    return Told(long, short, tuple(mentions), tuple(sentences), foils)

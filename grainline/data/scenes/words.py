@@ -1,0 +1,283 @@
+"""The words in which scenes are described. Data only; how they are joined is in speech.py.
+
+A value has two to four names, because every name has to be learnt; the variety is in verbs, sentences and
+backgrounds. Names of one attribute fit into the same slot, so a foil reads like any other caption.
+"""
+
+Names = dict[str, tuple[str, ...]]
+
+NOUNS: Names = {
+    "circle": ("circle", "disc", "round shape"),
+    "square": ("square", "box"),
+    "triangle": ("triangle", "wedge"),
+    "star": ("star", "five-pointed star"),
+    "ring": ("ring", "hoop", "doughnut"),
+    "cross": ("cross", "plus sign"),
+    "heart": ("heart", "heart shape"),
+    "crescent": ("crescent", "moon", "sickle"),
+    "arrow": ("arrow", "pointer"),
+    "diamond": ("diamond", "rhombus", "lozenge"),
+    "drop": ("drop", "teardrop", "raindrop"),
+    "hourglass": ("hourglass", "egg timer"),
+}
+
+ADJECTIVES: dict[str, Names] = {
+    "colour": {
+        "red": ("red", "red", "crimson", "scarlet"),
+        "orange": ("orange", "orange", "tangerine"),
+        "yellow": ("yellow", "yellow", "golden", "lemon"),
+        "green": ("green", "green", "emerald"),
+        "blue": ("blue", "blue", "cobalt", "azure"),
+        "purple": ("purple", "purple", "violet"),
+        "pink": ("pink", "pink", "rosy"),
+        "black": ("black", "black", "ebony"),
+    },
+    "size": {
+        "small": ("small", "little", "tiny"),
+        "medium": ("medium-sized", "mid-sized", "middling"),
+        "large": ("large", "big", "huge"),
+    },
+    "pattern": {
+        "solid": ("solid", "plain"),
+        "striped": ("striped", "banded"),
+        "dotted": ("dotted", "spotted"),
+        "checkered": ("checkered", "chequered", "checked"),
+        "outlined": ("outlined", "hollow"),
+    },
+}
+
+PATTERN_AFTER: Names = {  # behind the noun: "a red star with white stripes"
+    "solid": ("without any markings", "in one flat shade"),
+    "striped": ("with white stripes", "crossed by white bars"),
+    "dotted": ("with white spots", "sprinkled with white dots"),
+    "checkered": ("with a chessboard pattern", "covered in white checks"),
+    "outlined": ("with a white inside", "drawn as an empty outline"),
+}
+
+# Names of the nine thirds, each completed by "in" or "at", and usable as the subject of a sentence.
+PLACES: Names = {
+    "upper left": ("in the upper left corner", "in the top left corner", "at the upper left"),
+    "top": ("at the top", "in the middle of the top edge", "at the top centre"),
+    "upper right": ("in the upper right corner", "in the top right corner", "at the upper right"),
+    "left": ("in the middle of the left side", "at the left edge", "halfway down the left side"),
+    "centre": ("in the centre", "in the very middle", "at the centre of the picture"),
+    "right": ("in the middle of the right side", "at the right edge", "halfway down the right side"),
+    "lower left": ("in the lower left corner", "in the bottom left corner", "at the lower left"),
+    "bottom": ("at the bottom", "in the middle of the bottom edge", "at the bottom centre"),
+    "lower right": ("in the lower right corner", "in the bottom right corner", "at the lower right"),
+}
+AREAS: Names = {
+    "upper left": ("the upper left corner", "the top left area"),
+    "top": ("the top centre", "the middle of the top row"),
+    "upper right": ("the upper right corner", "the top right area"),
+    "left": ("the middle of the left side", "the left edge"),
+    "centre": ("the centre", "the middle of the picture"),
+    "right": ("the middle of the right side", "the right edge"),
+    "lower left": ("the lower left corner", "the bottom left area"),
+    "bottom": ("the bottom centre", "the middle of the bottom row"),
+    "lower right": ("the lower right corner", "the bottom right area"),
+}
+
+# The i-th phrase of a relation and of its opposite differ in as little as English allows.
+RELATIONS: Names = {
+    "left": ("to the left of", "left of", "on the left-hand side of", "further left than"),
+    "right": ("to the right of", "right of", "on the right-hand side of", "further right than"),
+    "above": ("above", "higher than", "higher up than", "somewhere over"),
+    "below": ("below", "lower than", "lower down than", "somewhere under"),
+    "near": ("close to", "near", "a short way from", "next to"),
+    "far": ("far from", "well away from", "a long way from", "nowhere near"),
+}
+
+VERBS = (
+    *(
+        "sits",
+        "lies",
+        "stands",
+        "rests",
+        "appears",
+        "is placed",
+        "can be seen",
+        "is drawn",
+        "is shown",
+        "is found",
+    ),
+    *("hangs", "floats", "shows up", "is painted", "has been put", "is visible", "is located", "is printed"),
+    *("waits", "hovers", "stays", "is pinned", "is set", "is stuck", "dwells", "is positioned"),
+)
+RELATION_VERBS = (
+    "is",
+    "is",
+    "sits",
+    "lies",
+    "stands",
+    "rests",
+    "is placed",
+    "appears",
+    "is found",
+    "is located",
+)
+
+# {np} is the object, {place} and {area} its position.
+PLACED = (
+    "{np} {verb} {place}",
+    "{np} {verb} {place}",
+    "{place} {verb} {np}",
+    "{place} there is {np}",
+    "there is {np} {place}",
+    "we see {np} {place}",
+    "{place} you can make out {np}",
+    "someone has drawn {np} {place}",
+    "{np} has its spot {place}",
+    "{area} holds {np}",
+    "{area} is taken by {np}",
+    "{area} belongs to {np}",
+    "{area} shows {np}",
+    "look {place} for {np}",
+    "the artist put {np} {place}",
+    "{np} has found room {place}",
+    "your eye meets {np} {place}",
+    "{np} marks {area}",
+    "{np} decorates {area}",
+    "{place} one finds {np}",
+)
+UNPLACED = (
+    "there is {np}",
+    "the picture contains {np}",
+    "{np} is part of the scene",
+    "you can spot {np} here",
+    "among the shapes is {np}",
+    "one of the figures is {np}",
+    "we can recognise {np}",
+    "{np} catches the eye",
+    "do not miss {np}",
+    "the drawing includes {np}",
+    "here we have {np}",
+    "one item is {np}",
+    "{np} is on view",
+    "{np} plays a part",
+    "notice {np}",
+)
+UNPLACED_LATER = (
+    *UNPLACED,
+    "there is also {np}",
+    "{np} appears as well",
+    "{np} can be seen too",
+    "{np} joins in",
+    "next comes {np}",
+    "another figure is {np}",
+    "in addition there is {np}",
+    "the artist added {np}",
+    "{np} is there as well",
+    "then there is {np}",
+    "besides, we find {np}",
+)
+RELATED = (
+    "{a} {verb} {relation} {b}",
+    "{a} {verb} {relation} {b}",
+    "{relation} {b} {verb} {a}",
+    "seen from the front, {a} {verb} {relation} {b}",
+    "note that {a} {verb} {relation} {b}",
+    "in this arrangement, {a} {verb} {relation} {b}",
+    "we find {a} {relation} {b}",
+)
+RELATED_IT = (
+    "it {verb} {relation} {b}",
+    "it {verb} {relation} {b}",
+    "this one {verb} {relation} {b}",
+    "its place is {relation} {b}",
+    "you will find it {relation} {b}",
+)
+
+PALE: Names = {
+    "cream": ("cream", "ivory", "off-white"),
+    "blue": ("pale blue", "light blue", "powder-blue"),
+    "grey": ("light grey", "pale grey", "silvery"),
+    "mint": ("mint", "pale green", "minty"),
+    "peach": ("peach", "apricot", "salmon"),
+    "lavender": ("lavender", "lilac", "mauve"),
+}
+GROUNDS: Names = {
+    "grass": ("a green meadow", "fresh grass", "a mown lawn", "a grassy field"),
+    "sea": ("a calm sea", "open water", "a quiet ocean", "a still lake"),
+    "sand": ("a sandy beach", "a dry desert", "yellow dunes", "warm sand"),
+    "snow": ("a snowy plain", "fresh snow", "a white winter field", "smooth ice"),
+}
+SKIES: Names = {
+    "day": ("a clear sky", "a bright daytime sky", "a cloudless sky"),
+    "dusk": ("an evening sky", "a pink sunset", "a sky at dusk"),
+    "cloud": ("an overcast sky", "a cloudy sky", "a dull grey sky"),
+}
+BACKDROPS: Names = {  # {c} is a pale colour, {d} a second one
+    "plain": (
+        "a {c} background",
+        "a {c} sheet of paper",
+        "a bare {c} wall",
+        "a smooth {c} canvas",
+        "a flat {c} surface",
+        "a {c} card",
+        "a blank {c} page",
+        "a {c} tablecloth",
+    ),
+    "gradient": (
+        "a background fading from {c} down to {d}",
+        "a wash that turns from {c} into {d}",
+        "a soft gradient from {c} at the top to {d}",
+        "a blurred backdrop that melts from {c} into {d}",
+        "a haze changing gradually from {c} to {d} below",
+    ),
+    "grid": (
+        "a {c} sheet of graph paper",
+        "a {c} grid",
+        "a {c} tiled floor",
+        "a {c} page ruled into squares",
+        "a {c} mesh of thin lines",
+    ),
+    "bands": (
+        "a {c} wallpaper with broad vertical bands",
+        "a {c} curtain with upright stripes",
+        "a {c} fabric with wide columns",
+        "a {c} wall of upright planks",
+    ),
+    "horizon": (
+        "{ground} under {sky}",
+        "{ground} that meets {sky}",
+        "{ground} beneath {sky}",
+        "{ground} with {sky} overhead",
+        "a landscape of {ground} and {sky}",
+    ),
+}
+NUMBERS = {3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
+ALL = ("shapes", "figures", "objects", "items", "things")
+SETTING = (
+    "the background is {ground}",
+    "the backdrop is {ground}",
+    "behind everything is {ground}",
+    "the setting is {ground}",
+    "everything is set against {ground}",
+    "everything is laid out on {ground}",
+    "the whole scene plays out against {ground}",
+    "in total, {n} {all} share {ground}",
+    "{n} {all} are scattered across {ground}",
+    "{n} {all} are spread over {ground}",
+    "altogether {n} {all} decorate {ground}",
+    "the image shows {n} {all} in front of {ground}",
+    "this illustration has {n} {all} against {ground}",
+    "{ground} serves as the setting",
+    "{ground} forms the background",
+    "{ground} carries {n} {all} in all",
+)
+GIST = (  # the short caption
+    "{n} {all} on {ground}, among them {a} and {b}.",
+    "{n} {all} including {a} and {b} on {ground}.",
+    "{a} and {b} among {n} {all} on {ground}.",
+    "a picture of {n} {all} with {a} and {b} on {ground}.",
+    "{a} with {b} and {others} on {ground}.",
+)
+OTHERS = {  # those that the short caption does not describe
+    1: "one other shape",
+    2: "two other shapes",
+    3: "three other shapes",
+    4: "four other shapes",
+    5: "five other shapes",
+    6: "six other shapes",
+}

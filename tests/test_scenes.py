@@ -1,0 +1,556 @@
+"""The procedural world: what is drawn, what is said, what is wrong in foils, how it is opened and written."""
+
+import json
+import re
+import tarfile
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from grainline.data.record import Source
+from grainline.data.scenes import KINDS, SPLITS, held_out, label_map, picture, sample, tell, words, world
+from grainline.data.scenes.draw import COLOUR, PALE
+from grainline.data.scenes.export import export, run_lengths
+from grainline.data.scenes.phrases import an, split
+from grainline.data.scenes.world import COLOURS, HELD_OUT, PATTERNS, SHAPES, SIZES, Scene, Thing
+from grainline.data.sources.scenes import Scenes, is_scenes, regions
+from grainline.data.sources.tars import Tars
+from grainline.errors import UserError
+
+SCENES = {split: [sample(0, split, i) for i in range(300)] for split in SPLITS}
+DEV = SCENES["dev"]
+TOLD = [tell(scene) for scene in DEV]
+VALUES = {  # every word for a value, the longest first, so that "top left corner" is found before "top"
+    "colour": words.ADJECTIVES["colour"],
+    "size": words.ADJECTIVES["size"],
+    "pattern": {name: words.ADJECTIVES["pattern"][name] + words.PATTERN_AFTER[name] for name in PATTERNS},
+    "shape": words.NOUNS,
+    "position": {name: words.PLACES[name] + words.AREAS[name] for name in words.PLACES},
+}
+
+
+def read(text: str) -> dict[str, str]:
+    """What a sentence about one object states, found by looking for every known word."""
+    found = {}
+    for name, values in VALUES.items():
+        spoken = [(word, value) for value, names in values.items() for word in names]
+        for word, value in sorted(spoken, key=lambda pair: -len(pair[0])):
+            if re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE):
+                found[name] = value
+                break
+    return found
+
+
+def fits(thing: Thing, stated: dict[str, str]) -> bool:
+    return all(getattr(thing, name) == value for name, value in stated.items())
+
+
+def difference(a: str, b: str) -> tuple[list[str], list[str]]:
+    """The words between the longest common beginning and the longest common end."""
+    x, y = a.split(), b.split()
+    while x and y and x[0] == y[0]:
+        x, y = x[1:], y[1:]
+    while x and y and x[-1] == y[-1]:
+        x, y = x[:-1], y[:-1]
+    return x, y
+
+
+# The world
+
+
+def test_a_scene_depends_on_seed_split_and_index_alone() -> None:
+    assert sample(3, "dev", 5) == sample(3, "dev", 5)
+    different = {sample(3, "dev", 5), sample(4, "dev", 5), sample(3, "test", 5), sample(3, "dev", 6)}
+    assert len(different) == 4
+
+
+def test_the_first_scene_stays_what_it_was() -> None:
+    """When this fails on purpose, world.VERSION goes up."""
+    first = sample(0, "train", 0)
+    assert world.VERSION == 1
+    assert first.things[0][:4] == ("drop", "pink", "large", "outlined")
+    assert round(first.things[0].x, 6) == 0.462459
+    assert tell(first).long == (
+        "The image shows eight things in front of a blurred backdrop that melts from powder-blue into lilac. "
+        "A large pink hollow raindrop is placed in the very middle. "
+        "One item is a medium-sized dotted orange pointer. "
+        "A little spotted lemon moon decorates the upper left corner. "
+        "Halfway down the left side one finds a huge checked black hourglass. "
+        "Besides, we find a small spotted violet heart shape. "
+        "It rests below the arrow. "
+        "In the lower left corner one finds a pink circle. "
+        "Look in the lower right corner for a middling scarlet cross. "
+        "At the right edge rests a medium-sized green five-pointed star covered in white checks."
+    )
+
+
+@pytest.mark.parametrize("scenes", SCENES.values(), ids=SCENES)
+def test_three_to_eight_different_objects_keep_apart_inside_the_picture(scenes: list[Scene]) -> None:
+    for scene in scenes:
+        things = scene.things
+        assert 3 <= len(things) <= 8
+        assert len({thing[:4] for thing in things}) == len(things)
+        assert len({thing.position for thing in things}) == len(things)
+        for t in things:
+            assert t.radius <= min(t.x, t.y, 1 - t.x, 1 - t.y)
+        for a, b in combinations(things, 2):
+            assert np.hypot(a.x - b.x, a.y - b.y) >= a.radius + b.radius
+    assert {len(scene.things) for scene in scenes} == set(range(3, 9))
+
+
+def test_every_value_occurs_and_none_is_rare() -> None:
+    things = [thing for scene in SCENES["train"] for thing in scene.things]
+    for name, values in (("shape", SHAPES), ("colour", COLOURS), ("size", SIZES), ("pattern", PATTERNS)):
+        shares = [sum(getattr(thing, name) == value for thing in things) / len(things) for value in values]
+        assert min(shares) > 0.5 / len(values), name
+    assert {scene.background.kind for scene in DEV} == set(world.BACKGROUNDS)
+    assert len(SHAPES) >= 10
+    assert len(COLOURS) >= 8
+
+
+def test_held_out_pairs_occur_in_compose_and_nowhere_else() -> None:
+    assert 0.12 < len(HELD_OUT) / len(SHAPES) / len(COLOURS) < 0.18
+    assert {shape for shape, _ in HELD_OUT} == set(SHAPES)
+    assert {colour for _, colour in HELD_OUT} == set(COLOURS)
+    for name, scenes in SCENES.items():
+        numbers = [sum(held_out(t.shape, t.colour) for t in scene.things) for scene in scenes]
+        assert min(numbers) >= 2 if name == "compose" else max(numbers) == 0, name
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("size", [64, 224])
+def test_an_object_looks_as_it_should_at_every_resolution(size: int) -> None:
+    for scene in DEV[:60]:
+        pixels, labels = np.asarray(picture(scene, size)).astype(int), label_map(scene, size)
+        assert pixels.shape == (size, size, 3)
+        assert labels.shape == (size, size)
+        for k, thing in enumerate(scene.things):
+            mask = labels == k + 1
+            down, across = np.nonzero(mask)
+            for at, centre in ((across, thing.x), (down, thing.y)):
+                assert abs((at.min() + at.max() + 1) / 2 / size - centre) < 0.3 * thing.radius + 1.5 / size
+                assert at.max() + 1 - at.min() <= 2 * thing.radius * size + 2
+            if size < 224 and thing.pattern != "solid":
+                continue  # fine patterns are mostly edge; the test of patterns below covers them
+            alike = {c: np.abs(pixels[mask] - np.array(COLOUR[c])).max(1) < 30 for c in COLOURS}
+            assert alike.pop(thing.colour).mean() > 0.15, thing
+            assert max(other.mean() for other in alike.values()) < 0.05, thing
+            white = (pixels[mask] > 235).all(1).mean()
+            assert white == 0 if thing.pattern == "solid" else white > 0.04, thing
+
+
+def test_the_label_map_is_the_picture_seen_through_thresholds() -> None:
+    """Drawn alone over black, an object covers at least half of exactly the pixels that carry its label."""
+    for scene in DEV[:20]:
+        for k, thing in enumerate(scene.things):
+            alone = scene._replace(things=tuple(t._replace(pattern="solid", colour="red") for t in (thing,)))
+            bare = scene._replace(things=())
+            red = np.array(COLOUR["red"], float)
+            back = np.asarray(picture(bare, 96)).astype(float)
+            cover = (np.asarray(picture(alone, 96)) - back)[..., 2] / (red - back)[..., 2]
+            labels = label_map(scene, 96)
+            clear = np.abs(cover - 0.5) > 0.02  # rounding to whole grey levels
+            free = (labels == 0) | (labels == k + 1)
+            assert ((labels == k + 1) == (cover > 0.5))[clear & free].all()
+
+
+def test_colours_of_objects_are_well_apart_and_darker_than_backgrounds() -> None:
+    for a, b in combinations(COLOUR.values(), 2):
+        assert np.linalg.norm(np.subtract(a, b)) > 75, (a, b)
+    for a in COLOUR.values():
+        for b in PALE.values():
+            assert np.linalg.norm(np.subtract(a, b)) > 90, (a, b)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sizes_and_patterns_differ_visibly_at_64_pixels(shape: str) -> None:
+    def drawn(size: str, pattern: str) -> tuple[np.ndarray, int]:
+        thing = Thing(shape, "blue", size, pattern, 0.5, 0.5, world.RADIUS[size])
+        scene = Scene("dev", (thing,), world.Background("plain", "cream"), 0)
+        return np.asarray(picture(scene, 64)).astype(int), int(label_map(scene, 64).sum())
+
+    areas = [drawn(size, "solid")[1] for size in SIZES]
+    assert areas[1] > 1.5 * areas[0]
+    assert areas[2] > 1.5 * areas[1]
+    for size in SIZES:
+        for a, b in combinations(PATTERNS, 2):
+            apart = np.abs(drawn(size, a)[0] - drawn(size, b)[0]).max(2) > 40
+            assert apart.sum() > 0.12 * drawn(size, "solid")[1], (size, a, b)
+
+
+# Captions
+
+
+def test_held_out_captions_draw_on_at_least_300_words_and_have_a_fitting_length() -> None:
+    texts = [tell(sample(0, "dev", i)).long for i in range(500)]
+    found = [re.findall(r"[a-z]+(?:-[a-z]+)*", text.lower()) for text in texts]
+    assert len({word for text in found for word in text}) >= 330
+    assert 60 < np.mean([len(text) for text in found]) < 110
+    assert max(len(text) for text in found) < 150
+    assert len(set(texts)) == 500
+
+
+def test_sentence_k_speaks_of_object_k_and_states_only_what_is_true() -> None:
+    for scene, told in zip(DEV, TOLD, strict=True):
+        about = [sentence for sentence in told.sentences if sentence.kind == "object"]
+        assert [sentence.things for sentence in about] == [(k,) for k in range(len(scene.things))]
+        for k, sentence in enumerate(about):
+            stated = read(told.long[sentence.start : sentence.end])
+            assert {"shape", "colour"} <= stated.keys()
+            assert fits(scene.things[k], stated), told.long[sentence.start : sentence.end]
+
+
+def test_sentences_join_into_the_caption_and_end_with_their_only_full_stop() -> None:
+    for told in TOLD:
+        texts = [told.long[s.start : s.end] for s in told.sentences]
+        assert " ".join(texts) == told.long
+        for text in texts:
+            assert text[0].isupper()
+            assert text.count(".") == 1
+            assert text.endswith(".")
+        kinds = [s.kind for s in told.sentences]
+        assert kinds.count("background") == 1
+        assert kinds.count("relation") >= 1
+    assert len({tuple(s.kind for s in told.sentences) for told in TOLD}) > 30
+
+
+def test_relations_are_true_and_their_objects_named_without_doubt() -> None:
+    seen = set()
+    for scene, told in zip(DEV, TOLD, strict=True):
+        for sentence in (s for s in told.sentences if s.kind == "relation"):
+            a, b = (scene.things[k] for k in sentence.things)
+            across, down = a.x - b.x, a.y - b.y
+            gap = np.hypot(across, down) - a.radius - b.radius
+            assert {
+                "left": across < -0.2,
+                "right": across > 0.2,
+                "above": down < -0.2,
+                "below": down > 0.2,
+                "near": gap < 0.1,
+                "far": gap > 0.3,
+            }[sentence.relation]
+            text = told.long[sentence.start : sentence.end]
+            assert any(phrase in text.lower() for phrase in words.RELATIONS[sentence.relation])
+            seen.add(sentence.relation)
+            inside = [m for m in told.mentions if sentence.start <= m.start < sentence.end]
+            assert {m.thing for m in inside} <= set(sentence.things)
+            for m in inside:
+                assert [fits(t, read(told.long[m.start : m.end])) for t in scene.things].count(True) == 1
+            if len(inside) == 1:  # the other one is "it": the object of the sentence before
+                before = told.sentences[told.sentences.index(sentence) - 1]
+                assert before.things == (sentence.things[0],)
+                assert before.kind == "object"
+    assert seen == set(world.OPPOSITE)
+
+
+def test_nothing_is_named_before_it_is_introduced() -> None:
+    for told in TOLD:
+        known: set[int] = set()
+        for sentence in told.sentences:
+            if sentence.kind == "object":
+                known |= set(sentence.things)
+            assert set(sentence.things) <= known
+
+
+def test_articles_fit_the_words_behind_them() -> None:
+    for told in TOLD:
+        for text in (told.long, told.short, *(foil.text for foil in told.foils)):
+            for article, word in re.findall(r"\b(an?) (\w+)", text, re.IGNORECASE):
+                assert article.lower() == an(word), text
+            assert "  " not in text
+            assert not re.search(r"[{}]| [.,]", text)
+    assert an("hourglass") == "an"
+    assert an("huge star") == "a"
+
+
+def test_templates_are_taken_apart_at_their_fields() -> None:
+    assert split(["{np} is {place}", "there is {np}"]) == [("{np}", "is", "{place}"), ("there is", "{np}")]
+
+
+def test_the_short_caption_names_the_two_largest_objects_and_the_number() -> None:
+    for scene, told in zip(DEV, TOLD, strict=True):
+        text = told.short.lower()
+        largest = sorted(scene.things, key=lambda thing: -thing.radius)[:2]
+        for thing in largest:
+            assert any(word in text for word in words.NOUNS[thing.shape])
+            assert any(word in text for word in words.ADJECTIVES["colour"][thing.colour])
+        number = len(scene.things)
+        assert words.NUMBERS[number] in text or words.OTHERS[number - 2] in text
+
+
+# Foils
+
+
+def test_every_caption_has_one_foil_of_each_kind() -> None:
+    for told in TOLD:
+        assert tuple(foil.kind for foil in told.foils) == KINDS
+        assert all(foil.true == told.long for foil in told.foils)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_foil_differs_in_one_short_run_of_words_of_its_kind(kind: str) -> None:
+    for told in TOLD:
+        (foil,) = (f for f in told.foils if f.kind == kind)
+        true, false = (" ".join(part).rstrip(".") for part in difference(told.long, foil.text))
+        assert true != false
+        if kind == "relation":
+            assert max(len(true.split()), len(false.split())) <= 3, (true, false)
+        elif kind != "position" and not (kind == "pattern" and len(true.split()) > 2):
+            limit = 4 if kind == "pattern" else 3
+            assert max(len(true.split()), len(false.split())) <= limit, (true, false)
+
+
+def check_foils_of_attributes(scene: Scene) -> None:
+    told = tell(scene)
+    about = [s for s in told.sentences if s.kind != "relation"]
+    names = {
+        "colour": "colour",
+        "size": "size",
+        "pattern": "pattern",
+        "position": "position",
+        "noun": "shape",
+    }
+    for foil in (f for f in told.foils if f.kind != "relation"):
+        at = next(i for i, (x, y) in enumerate(zip(told.long, foil.text, strict=False)) if x != y)
+        (sentence,) = (s for s in about if s.start <= at < s.end)
+        (k,) = sentence.things
+        assert all(k not in s.things for s in told.sentences if s.kind == "relation"), "stated twice"
+        end = sentence.end + len(foil.text) - len(told.long)
+        was, now = read(told.long[sentence.start : sentence.end]), read(foil.text[sentence.start : end])
+        assert was.keys() == now.keys()
+        assert {key for key in was if was[key] != now[key]} == {names[foil.kind]}, (was, now)
+        assert not any(fits(thing, now) for thing in scene.things), (foil, now)
+        if scene.split != "compose":
+            assert not held_out(now["shape"], now["colour"])
+
+
+@pytest.mark.parametrize("split", ["dev", "compose"])
+def test_foils_are_false_of_the_picture_and_true_but_for_one_attribute(split: str) -> None:
+    for scene in SCENES[split]:
+        check_foils_of_attributes(scene)
+
+
+def test_foils_are_false_even_among_objects_that_differ_in_a_single_attribute() -> None:
+    kinds = [
+        ("small", "solid"),
+        ("medium", "solid"),
+        ("large", "solid"),
+        ("small", "dotted"),
+        ("large", "dotted"),
+    ]
+    centres = [(0.2, 0.2), (0.5, 0.2), (0.8, 0.2), (0.2, 0.8), (0.8, 0.8)]
+    things = tuple(
+        Thing("star", "red", size, pattern, x, y, world.RADIUS[size])
+        for (size, pattern), (x, y) in zip(kinds, centres, strict=True)
+    )
+    for speech in range(150):
+        check_foils_of_attributes(Scene("dev", things, world.Background("plain", "mint"), speech))
+
+
+def test_relation_foils_turn_a_true_relation_into_a_false_one() -> None:
+    for scene, told in zip(DEV, TOLD, strict=True):
+        (foil,) = (f for f in told.foils if f.kind == "relation")
+        at = next(i for i, (x, y) in enumerate(zip(told.long, foil.text, strict=False)) if x != y)
+        (sentence,) = (s for s in told.sentences if s.start <= at < s.end)
+        a, b = (scene.things[k] for k in sentence.things)
+        opposite = world.OPPOSITE[sentence.relation]
+        end = sentence.end + len(foil.text) - len(told.long)
+        assert any(phrase in foil.text[sentence.start : end].lower() for phrase in words.RELATIONS[opposite])
+        assert world.holds(sentence.relation, a, b)
+        assert not world.holds(opposite, a, b)
+
+
+def test_the_objects_of_a_relation_have_no_stated_position() -> None:
+    for told in TOLD:
+        related = {k for s in told.sentences if s.kind == "relation" for k in s.things}
+        for sentence in told.sentences:
+            if sentence.kind == "object" and sentence.things[0] in related:
+                assert "position" not in read(told.long[sentence.start : sentence.end])
+
+
+def test_true_and_altered_values_are_equally_likely_either_way_round() -> None:
+    """Otherwise the text alone would tell the foil: "small for large" as often as "large for small"."""
+    swaps: dict[tuple[str, str], int] = {}
+    for i in range(1500):
+        told = tell(sample(1, "train", i))
+        for foil in told.foils:
+            if foil.kind in ("size", "pattern"):
+                true, false = (" ".join(part).rstrip(".") for part in difference(told.long, foil.text))
+                a, b = (read(text).get(foil.kind, "") for text in (true, false))
+                if a and b:
+                    swaps[a, b] = swaps.get((a, b), 0) + 1
+    for (a, b), number in swaps.items():
+        other = swaps.get((b, a), 0)
+        assert abs(number - other) < 4.5 * (number + other) ** 0.5, (a, b, number, other)
+    assert swaps["small", "large"] > swaps["small", "medium"]
+
+
+# The source
+
+
+def test_the_source_fulfils_the_protocol_and_repeats_itself() -> None:
+    source, again = Scenes("scenes:dev?count=5", size=48), Scenes("scenes:dev?count=5", size=48)
+    assert isinstance(source, Source)
+    assert len(source) == 5
+    for i in (3, 0):
+        a, b = source[i], again[i]
+        assert isinstance(a.image, Image.Image)
+        assert isinstance(b.image, Image.Image)
+        assert a.image.tobytes() == b.image.tobytes()
+        assert a._replace(image=b"") == b._replace(image=b"")
+        assert a.whole == source.told(i).long
+        assert a.regions == ()
+    assert len({record.key for record in source}) == 5
+    with pytest.raises(IndexError):
+        source[5]
+    with pytest.raises(IndexError):
+        source[-1]
+
+
+def test_defaults_depend_on_the_split_and_the_path_beats_the_argument() -> None:
+    assert (len(Scenes("scenes")), Scenes("scenes").split, Scenes("scenes").size) == (50_000, "train", 224)
+    assert [len(Scenes(f"scenes:{split}")) for split in ("dev", "test", "compose")] == [1000] * 3
+    assert Scenes("scenes:dev", size=64).size == 64
+    assert Scenes("scenes:dev?size=96", size=64).size == 96
+    assert Scenes("scenes?seed=7&regions=1").scene(2) == sample(7, "train", 2)
+
+
+def test_regions_are_the_words_and_the_pixels_of_their_objects() -> None:
+    source = Scenes("scenes:dev?count=40&size=64&regions=1")
+    for i in range(40):
+        record, labels, told = source[i], source.labels(i), source.told(i)
+        assert record.long == told.long
+        assert len(record.regions) == len(told.mentions)
+        assert {mention.thing for mention in told.mentions} == set(range(len(source.scene(i).things)))
+        for region, mention in zip(record.regions, told.mentions, strict=True):
+            assert region.span is not None
+            field, start, end = region.span
+            assert field == "long"
+            assert told.long[start:end] == region.phrase
+            assert re.match(r"(an?|one|the) .*\w$", region.phrase, re.IGNORECASE)
+            assert fits(source.scene(i).things[mention.thing], read(region.phrase))
+            assert region.mask is not None
+            assert np.array_equal(region.mask, labels == mention.thing + 1)
+            assert region.box is not None
+            left, top, right, bottom = map(int, region.box)
+            assert region.mask[top:bottom, left:right].sum() == region.mask.sum()
+            for border in (
+                region.mask[top, :],
+                region.mask[bottom - 1, :],
+                region.mask[:, left],
+                region.mask[:, right - 1],
+            ):
+                assert border.any()
+
+
+def test_the_fingerprint_changes_with_every_parameter() -> None:
+    paths = ["scenes", "scenes:dev", "scenes?count=9", "scenes?seed=1", "scenes?size=64", "scenes?regions=1"]
+    assert len({Scenes(path).fingerprint() for path in paths}) == len(paths)
+    assert Scenes("scenes?size=64").fingerprint() == Scenes("scenes:train", size=64).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("scenes:val", "no split 'val'; the splits of scenes are train, dev, test, compose"),
+        ("scenes:", "no split ''"),
+        ("scenes:dev?colour=3", "no key 'colour'; scenes has count, size, seed, regions"),
+        ("scenes:dev?", "no key ''"),
+        ("scenes?count=many", "count is 'many'; it must be a whole number"),
+        ("scenes?count=-1", "count is '-1'; it must be a whole number"),
+        ("scenes?count=0", "count is 0; it must be from 1 to 1000000000"),
+        ("scenes?size=8", "size is 8; it must be from 32 to 2048"),
+        ("scenes?regions=2", "regions is 2; it must be from 0 to 1"),
+        ("scenes?seed=1&seed=2", "seed is given twice"),
+        ("scene:dev", "a path of the scenes source begins with 'scenes'"),
+    ],
+)
+def test_a_path_that_is_not_understood_is_a_user_error(path: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)) as error:
+        Scenes(path)
+    assert "\n" not in str(error.value)
+    assert repr(path) in str(error.value)
+
+
+def test_a_size_out_of_range_is_a_user_error_wherever_it_comes_from() -> None:
+    with pytest.raises(UserError, match="size is 4096"):
+        Scenes("scenes", size=4096)
+
+
+def test_only_paths_of_scenes_are_taken_for_scenes() -> None:
+    assert [is_scenes(p) for p in ("scenes", "scenes:dev", "scenes?seed=1", "scenes:val")] == [True] * 4
+    assert not any(is_scenes(p) for p in ("scenes/", "scenes.csv", "./scenes", "data/scenes:dev"))
+
+
+# Export
+
+
+def test_exported_tars_read_back_as_the_same_records(tmp_path: Path) -> None:
+    source = Scenes("scenes:compose?count=5&size=48&regions=1")
+    files = export(source, tmp_path / "out", 2)
+    assert [file.name for file in files] == [f"compose-{i:06d}.tar" for i in range(3)]
+    assert sorted((tmp_path / "out").iterdir()) == files
+    tars = Tars([str(file) for file in files])
+    assert len(tars) == 5
+    for i in range(5):
+        a, b = source[i], tars[i]
+        assert (a.key, a.captions, a.long, a.foils) == (b.key, b.captions, b.long, b.foils)
+        assert isinstance(a.image, Image.Image)
+        assert isinstance(b.image, bytes)
+        with tarfile.open(files[i // 2]) as tar:
+            handle = tar.extractfile(f"{a.key}.png")
+            masks = tar.extractfile(f"{a.key}.masks.png")
+            facts = tar.extractfile(f"{a.key}.json")
+            assert handle is not None
+            assert masks is not None
+            assert facts is not None
+            assert handle.read() == b.image
+            with Image.open(masks) as labels:
+                assert labels.mode == "P"
+                assert np.array_equal(np.asarray(labels), source.labels(i))
+            assert len(json.load(facts)["things"]) == len(source.scene(i).things)
+        for x, y in zip(a.regions, b.regions, strict=True):
+            assert (x.phrase, x.box, x.span) == (y.phrase, y.box, y.span)
+            assert x.mask is not None
+            assert y.mask is not None
+            assert np.array_equal(x.mask, y.mask)
+
+
+def test_an_export_holds_regions_even_when_the_source_gives_none_and_is_the_same_twice(
+    tmp_path: Path,
+) -> None:
+    source = Scenes("scenes:dev?count=2&size=48")
+    (a,), (b,) = export(source, tmp_path / "a", 10), export(source, tmp_path / "b", 10)
+    assert a.read_bytes() == b.read_bytes()
+    expected = regions(source.told(1), source.labels(1))
+    assert [r.phrase for r in Tars([str(a)])[1].regions] == [r.phrase for r in expected]
+
+
+def test_run_lengths_are_those_of_a_loop() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        mask = rng.random((rng.integers(1, 6), rng.integers(1, 6))) < 0.5
+        counts, value = [0], False
+        for pixel in (mask[row, column] for column in range(mask.shape[1]) for row in range(mask.shape[0])):
+            if pixel != value:
+                counts.append(0)
+                value = bool(pixel)
+            counts[-1] += 1
+        assert run_lengths(mask) == {"size": list(mask.shape), "counts": counts}
+
+
+def test_export_refuses_what_it_would_overwrite_and_names_what_it_cannot_write(tmp_path: Path) -> None:
+    source = Scenes("scenes:dev?count=1&size=48")
+    export(source, tmp_path / "out")
+    with pytest.raises(UserError, match=r"already holds dev-000000\.tar"):
+        export(source, tmp_path / "out")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write scenes to"):
+        export(source, tmp_path / "file" / "deeper")
+    with pytest.raises(UserError, match="0 samples per shard"):
+        export(source, tmp_path / "other", 0)
