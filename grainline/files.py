@@ -1,0 +1,188 @@
+"""Files that are whole or not there: written aside, synced, renamed into place, sealed with sha256.
+
+A sealed folder holds `state.json` with the size and sha256 of every other file and of itself.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+STATE = "state.json"
+
+_SAVING, _REPLACED = ".saving-", ".replaced-"  # hidden: not yet in place, and set aside to make place
+
+WRITE_ERRORS = (OSError, SafetensorError)
+
+
+class Corrupt(Exception):
+    """What is wrong with a sealed folder; the caller says where, and what to do about it."""
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """A synced safetensors file. Tied tensors are written once for each name: the format knows no sharing."""
+    seen: set[int] = set()
+    flat = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().contiguous()
+        start = tensor.untyped_storage().data_ptr()
+        flat[name] = tensor.clone() if start in seen else tensor
+        seen.add(start)
+    save_file(flat, path, metadata={"format": "pt", **metadata})
+    # safetensors makes files that only their owner can read; the folder has what the user's umask allows.
+    os.chmod(path, path.parent.stat().st_mode & 0o666)
+    sync(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A synced text file in UTF-8 that is never seen half written. OSError leaves what was there."""
+    try:
+        aside(path).write_text(text, encoding="utf-8")
+        sync(aside(path))
+        put(path)
+    except OSError:
+        discard(aside(path))
+        raise
+
+
+def seal(folder: Path, body: Mapping[str, Any]) -> None:
+    """Write state.json: `body` (what JSON can hold) and the size and sha256 of the files in the folder."""
+    files = {path.name: _fingerprint(path) for path in sorted(folder.iterdir())}
+    whole = json.loads(json.dumps({**body, "files": files}, allow_nan=False))
+    with (folder / STATE).open("w", encoding="utf-8") as file:
+        json.dump(whole | {"sha256": _digest(whole)}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    sync(folder)
+
+
+def unseal(folder: Path) -> dict[str, Any]:
+    """The body that `seal` wrote, after every file was checked; raises Corrupt."""
+    try:
+        body = json.loads((folder / STATE).read_bytes())
+        digest = body.pop("sha256")
+    except OSError as error:
+        raise Corrupt(f"{STATE} cannot be read ({reason(error)})") from None
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise Corrupt(f"{STATE} is damaged") from None
+    if digest != _digest(body):
+        raise Corrupt(f"{STATE} has been changed since it was written")
+    for name, expected in body.pop("files").items():
+        try:
+            size = (folder / name).stat().st_size
+            if size != expected["bytes"]:
+                raise Corrupt(f"{name} has {size} bytes instead of {expected['bytes']}")
+            if _fingerprint(folder / name) != expected:
+                raise Corrupt(f"{name} does not have the sha256 it was written with")
+        except OSError as error:
+            raise Corrupt(f"{name} cannot be read ({reason(error)})") from None
+    return dict(body)
+
+
+def aside(target: Path) -> Path:
+    """Where to write what `put` will place at target."""
+    return target.with_name(_SAVING + target.name)
+
+
+def put(target: Path) -> None:
+    """Rename `aside(target)` to target.
+
+    A folder that holds files cannot be replaced in one step, so the old one is moved away first.
+    """
+    old = target.with_name(_REPLACED + target.name)
+    if target.is_dir():
+        os.rename(target, old)
+    try:
+        os.rename(aside(target), target)
+    except OSError:
+        if old.exists():
+            os.rename(old, target)
+        raise
+    sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def placed(target: Path) -> Path | None:
+    """The folder at target, or where it was moved if the process died in `put`; None if there is none."""
+    return next((path for path in (target, target.with_name(_REPLACED + target.name)) if path.is_dir()), None)
+
+
+def name_of(path: Path) -> str:
+    """The name that a folder has, or had before it was moved away."""
+    return path.name.removeprefix(_REPLACED)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder so that no half of it can be taken for the whole."""
+    os.rename(folder, aside(folder))
+    shutil.rmtree(aside(folder))
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Finish what a killed process left: drop what it was writing, put back what it had moved away."""
+    for path in list(folder.iterdir()):
+        target = folder / name_of(path)
+        if path.name.startswith(_SAVING):
+            discard(path)
+        elif path.name.startswith(_REPLACED):
+            if target.exists():
+                shutil.rmtree(path)
+            else:
+                os.rename(path, target)
+
+
+def discard(path: Path) -> None:
+    """Remove a file or folder if it is there and can be removed."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def link(file: Path, target: Path) -> None:
+    """A second name for a file, or a copy where the file system has no hard links."""
+    try:
+        os.link(file, target)
+    except OSError:
+        shutil.copyfile(file, target)
+        sync(target)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def reason(error: Exception) -> str:
+    """What the system said, in lower case. safetensors passes the error number on only inside its message.
+
+    >>> reason(OSError(28, "x")), reason(SafetensorError("Error: I/O error: No space left (os error 28)"))
+    ('no space left on device', 'no space left on device')
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    inside = re.search(r"os error (\d+)", str(error))
+    number = int(inside[1]) if inside else number
+    return os.strerror(number).lower() if number else str(error)
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()

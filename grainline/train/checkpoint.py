@@ -1,0 +1,265 @@
+"""Checkpoints that survive a kill at any moment, and that say so when they are damaged.
+
+    OUT/checkpoints/step-00000200/   model.safetensors  optimizer.safetensors  rng.safetensors  state.json
+    OUT/best/  OUT/last/             the same files, hard links to a checkpoint that was marked
+
+A checkpoint is written to a hidden folder beside its place, every file and the folder are synced to the disk,
+and only then is it renamed. state.json holds the size and sha256 of all files. Nothing is pickled: tensors
+are safetensors, the rest is JSON. Only one process may write; the caller sees to that.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from grainline.errors import UserError
+from grainline.files import (
+    WRITE_ERRORS,
+    Corrupt,
+    aside,
+    clear_leftovers,
+    discard,
+    link,
+    name_of,
+    placed,
+    put,
+    reason,
+    remove,
+    seal,
+    sync,
+    unseal,
+    write_tensors,
+)
+from grainline.weights import MODEL, listed, misfit, read_weights, write_weights
+
+OPTIMIZER, RNG = "optimizer.safetensors", "rng.safetensors"
+VERSION = 1  # of the layout; a change that older code cannot read adds one
+
+
+class TrainState(NamedTuple):
+    """Where a run stands, beside its weights and its optimizer's state."""
+
+    step: int  # updates made
+    epoch: int  # epochs completed
+    position: int  # how much of the current epoch has been used, in the unit of the sampler
+    rng: tuple[dict[str, Tensor], ...]  # `rng_state()` of every rank, in rank order
+    best: float | None = None  # best value so far of the metric that picks the best checkpoint
+    log_lines: int = 0  # lines of the log that were written before this checkpoint
+    extra: Mapping[str, Any] = {}  # whatever else the loop needs, as JSON
+
+
+def save(
+    out: Path, method: nn.Module, optimizer: torch.optim.Optimizer, state: TrainState, keep: int = 3
+) -> Path:
+    """Write OUT/checkpoints/step-NNNNNNNN and return its path; only the last `keep` stay.
+
+    method     the bare module, not wrapped by DDP or torch.compile, so that its names are the model's own
+    optimizer  from `build_optimizer`: its groups carry the names of their parameters
+
+    A checkpoint of the same step is replaced. Those of later steps go: they belong to a future that a run
+    resumed from an earlier step has left. When writing fails (disk full, no permission) what was there stays,
+    and a UserError names the last good checkpoint.
+    """
+    assert keep >= 1, "a run keeps at least one checkpoint"
+    target = out / "checkpoints" / f"step-{state.step:08d}"
+    saving = aside(target)
+    try:
+        saving.parent.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(saving.parent)
+        saving.mkdir()
+        write_weights(saving / MODEL, method)
+        write_tensors(saving / OPTIMIZER, _slots(optimizer), {})
+        write_tensors(
+            saving / RNG, {f"{i}/{k}": x for i, rng in enumerate(state.rng) for k, x in rng.items()}, {}
+        )
+        seal(saving, _body(optimizer, state))
+        put(target)
+        steps = _steps(out)
+        kept = [step for step in steps if step <= state.step][-keep:]
+        for step in set(steps) - set(kept):
+            remove(steps[step])
+    except WRITE_ERRORS as error:
+        _cannot_write(error, target)
+    return target
+
+
+def mark(out: Path, checkpoint: Path, name: str) -> Path:
+    """Keep a checkpoint as OUT/<name> ("best", "last"), whatever `save` removes later."""
+    target = out / name
+    try:
+        clear_leftovers(out)
+        aside(target).mkdir()
+        for file in sorted(checkpoint.iterdir()):
+            link(file, aside(target) / file.name)
+        sync(aside(target))
+        put(target)
+    except WRITE_ERRORS as error:
+        _cannot_write(error, target)
+    return target
+
+
+def marked(out: Path, name: str) -> Path | None:
+    """Where OUT/<name> is, even if the process died while replacing it; None if there is none."""
+    return placed(out / name)
+
+
+def newest(out: Path) -> Path | None:
+    """The checkpoint of the latest step, whole or not; None where there is none."""
+    return next(reversed(_steps(out).values()), None)
+
+
+def find(out: Path, name: str) -> Path:
+    """The checkpoint that `--checkpoint` names: a step folder such as step-00000200, or best or last."""
+    path = marked(out, name) if name in ("best", "last") else placed(out / "checkpoints" / name)
+    if path is None:
+        there = [name_of(step) for step in _steps(out).values()] + [
+            x for x in ("best", "last") if marked(out, x)
+        ]
+        raise UserError(f"no checkpoint {name!r} in {out}; there are: {', '.join(there) or 'none'}")
+    return path
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """What state.json says, after every file's size and sha256 were checked; UserError if one does not fit.
+
+    The error offers the newest good checkpoint of the same run, by the options that resume from it.
+    """
+    try:
+        body = unseal(path)
+    except Corrupt as error:
+        other = _good(_run_of(path))
+        offer = "the run has no other good checkpoint: train again into a new folder"
+        if other is not None:
+            offer = f"go on from the last good one with --resume --checkpoint {name_of(other)}"
+        raise UserError(f"checkpoint {path} is corrupt: {error}; {offer}") from None
+    if body["version"] != VERSION:
+        raise UserError(
+            f"checkpoint {path} has layout {body['version']}, this grainline reads layout {VERSION}"
+        )
+    return body
+
+
+def load(path: Path, method: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
+    """Put weights and optimizer state back, bit for bit, and return the rest.
+
+    The generators are the caller's to set, each rank its own: `set_rng_state(state.rng[rank])`.
+    Strict: every name, shape and dtype has to fit, and nothing is changed before all of it was checked.
+    """
+    body = verify(path)
+    weights, slots = read_weights(path / MODEL, method), load_file(path / OPTIMIZER)
+    _check_slots(path, body, slots, optimizer)
+    method.load_state_dict(weights, strict=True)
+    _restore(optimizer, slots)
+    rng: list[dict[str, Tensor]] = [{} for _ in range(body["ranks"])]
+    for key, value in load_file(path / RNG).items():
+        rank, _, name = key.partition("/")
+        rng[int(rank)][name] = value.clone()
+    return TrainState(rng=tuple(rng), **body["state"])
+
+
+def _body(optimizer: torch.optim.Optimizer, state: TrainState) -> dict[str, Any]:
+    """What state.json says beside the files."""
+    names, parameters = _names(optimizer), _parameters(optimizer)
+    return {
+        "version": VERSION,
+        "state": {key: value for key, value in state._asdict().items() if key != "rng"},
+        "ranks": len(state.rng),
+        "trained": names,
+        # Trained, but without a gradient so far: AdamW makes state on the first one.
+        "untouched": [name for name, p in zip(names, parameters, strict=True) if p not in optimizer.state],
+    }
+
+
+def _cannot_write(error: Exception, target: Path) -> NoReturn:
+    discard(aside(target))
+    good = _good(_run_of(target))
+    last = f"the last good checkpoint is {good}" if good else "there is no earlier checkpoint"
+    raise UserError(
+        f"cannot write {target}: {reason(error)}; {last}; mend it and go on with --resume"
+    ) from None
+
+
+def _steps(out: Path) -> dict[int, Path]:
+    """The checkpoints by step, in order. One that was moved away counts while nothing has taken its place."""
+    folder, found = out / "checkpoints", {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = re.fullmatch(r"step-(\d+)", name_of(path))
+        place = placed(folder / name_of(path))
+        if match and place is not None:
+            found[int(match[1])] = place
+    return dict(sorted(found.items()))
+
+
+def _run_of(path: Path) -> Path:
+    return path.parent.parent if path.parent.name == "checkpoints" else path.parent
+
+
+def _good(out: Path) -> Path | None:
+    """The newest checkpoint that is whole."""
+    for path in reversed(_steps(out).values()):
+        try:
+            unseal(path)
+        except Corrupt:
+            continue
+        return path
+    return None
+
+
+def _check_slots(
+    path: Path, body: Mapping[str, Any], slots: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
+) -> None:
+    """The same parameters learn as before, and each has its state in its shape."""
+    names, before = _names(optimizer), set(body["trained"])
+    wrong = listed({"no longer trained": before - set(names), "newly trained": set(names) - before})
+    if not wrong:
+        expected: dict[str, Tensor] = {}
+        for name, parameter in zip(names, _parameters(optimizer), strict=True):
+            if name not in body["untouched"]:
+                own = {
+                    "exp_avg": parameter,
+                    "exp_avg_sq": parameter,
+                    "step": torch.zeros((), dtype=torch.float32),
+                }
+                expected |= {f"{key}/{name}": like.detach() for key, like in own.items()}
+        wrong = misfit(slots, expected)
+    if wrong:
+        raise UserError(
+            f"the optimizer state of {path} does not fit this run: {wrong}; "
+            "resume with the rules that it was started with"
+        )
+
+
+def _names(optimizer: torch.optim.Optimizer) -> list[str]:
+    return [name for group in optimizer.param_groups for name in group["names"]]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _slots(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state by parameter name: "exp_avg/name" -> tensor."""
+    pairs = zip(_names(optimizer), _parameters(optimizer), strict=True)
+    return {
+        f"{key}/{name}": x
+        for name, p in pairs
+        if p in optimizer.state
+        for key, x in optimizer.state[p].items()
+    }
+
+
+def _restore(optimizer: torch.optim.Optimizer, slots: Mapping[str, Tensor]) -> None:
+    """torch's own loader decides where a step count lives: on the CPU, or if fused on the device."""
+    numbers = {name: i for i, name in enumerate(_names(optimizer))}
+    state: dict[int, dict[str, Tensor]] = {}
+    for slot, value in slots.items():
+        key, _, name = slot.partition("/")
+        state.setdefault(numbers[name], {})[key] = (
+            value.clone()
+        )  # the memory map of the file goes with the file
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})

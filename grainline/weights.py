@@ -1,0 +1,101 @@
+"""The weights of a method in one safetensors file: written atomically, read strictly.
+
+The file carries the name of the class it belongs to, because two methods may well have the same parameters.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from grainline.errors import UserError
+from grainline.files import STATE, WRITE_ERRORS, Corrupt, aside, discard, put, reason, unseal, write_tensors
+
+MODEL = "model.safetensors"
+
+
+def save_weights(path: Path, method: nn.Module) -> None:
+    """Write the weights to one file, atomically. UserError when the disk is full or closed to us."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_weights(aside(path), method)
+        put(path)
+    except WRITE_ERRORS as error:
+        discard(aside(path))
+        raise UserError(
+            f"cannot write {path}: {reason(error)}; free some space, or choose another place"
+        ) from None
+
+
+def load_weights(path: Path, method: nn.Module) -> None:
+    """Fill the method from a safetensors file, or from the folder that holds it as model.safetensors.
+
+    The seal of a checkpoint is checked first. Every name, shape and dtype has to fit, else a UserError says
+    what does not, and the method stays as it was.
+    """
+    file = path / MODEL if path.is_dir() else path
+    if (file.parent / STATE).is_file():
+        try:
+            unseal(file.parent)
+        except Corrupt as error:
+            raise UserError(
+                f"checkpoint {file.parent} is corrupt: {error}; choose another checkpoint of the run"
+            ) from None
+    method.load_state_dict(read_weights(file, method), strict=True)
+
+
+def write_weights(path: Path, method: nn.Module) -> None:
+    """Write the file where it stands, for callers that see to atomicity themselves."""
+    write_tensors(path, method.state_dict(), {"class": type(method).__name__})
+
+
+def read_weights(path: Path, method: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a weights file, once they are known to fit the method."""
+    mine = type(method).__name__
+    if not path.is_file():  # safetensors would say so without the number of the error
+        raise UserError(f"no weights at {path}; give a safetensors file or a checkpoint folder")
+    try:
+        with safe_open(path, "pt") as file:
+            theirs = (file.metadata() or {}).get("class", mine)
+        found: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"weights {path} cannot be read: {reason(error)}; give a safetensors file or a checkpoint folder"
+        ) from None
+    if theirs != mine:
+        raise UserError(f"{path} holds a {theirs}, not a {mine}: use the recipe that it was trained with")
+    wrong = misfit(found, method.state_dict())
+    if wrong:
+        raise UserError(f"{path} does not fit this {mine}: {wrong}; use the recipe that it was trained with")
+    return found
+
+
+def misfit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """What keeps the tensors of a file from filling those of a model; empty where they fit."""
+    differs = {
+        f"{name} is {_form(found[name])} in the file and {_form(wanted[name])} here"
+        for name in found.keys() & wanted.keys()
+        if _form(found[name]) != _form(wanted[name])
+    }
+    missing, unknown = wanted.keys() - found.keys(), found.keys() - wanted.keys()
+    return listed({"missing": missing, "unknown": unknown, "of another form": differs})
+
+
+def listed(kinds: Mapping[str, Iterable[str]]) -> str:
+    """How many of each kind there are, and the first three by name.
+
+    >>> listed({"missing": {"b", "a", "d", "c"}, "unknown": {"x"}, "of another form": set()})
+    '4 missing (a, b, c, ...), 1 unknown (x)'
+    """
+    parts = []
+    for kind, names in kinds.items():
+        first = sorted(names)
+        if first:
+            parts.append(f"{len(first)} {kind} ({', '.join(first[:3])}{', ...' if len(first) > 3 else ''})")
+    return ", ".join(parts)
+
+
+def _form(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"

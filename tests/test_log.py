@@ -1,0 +1,294 @@
+"""The log file, its resumption, the progress display and TensorBoard."""
+
+import errno
+import io
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from grainline.errors import UserError
+from grainline.train.log import TIMES, Log, LogConfig, read_log
+
+QUIET = Console(file=io.StringIO())
+
+
+def open_log(out: Path, **options: Any) -> Log:
+    return Log(out, LogConfig(), options.pop("total", 10), console=options.pop("console", QUIET), **options)
+
+
+def message(call: Callable[[], Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def steps(log: Log, first: int, last: int) -> None:
+    """What a loop writes: a line a step, and a validation every third."""
+    for step in range(first, last + 1):
+        log.write(
+            "train", step, step / 5, terms={"i2t": 1 / step}, lr={".*": 0.1 * step}, images_per_s=step * 7.0
+        )
+        if step % 3 == 0:
+            log.write("validation", step, step / 5, metrics={"t2i_r1": 0.5}, seconds=1.25)
+
+
+def without_times(path: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in read_log(path)]
+
+
+# The file
+
+
+def test_a_line_holds_what_was_given_as_plain_numbers(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        terms = {"a": torch.tensor(0.25), "b": np.float32(0.5), "n": np.int64(3)}
+        log.write(
+            "train",
+            4,
+            0.5,
+            terms=terms,
+            counts=[1, torch.tensor(2)],
+            cause="damaged image",
+            rate=None,
+            ok=True,
+        )
+    (line,) = [json.loads(x) for x in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert line.pop("time") > 1.6e9
+    assert line == {
+        "kind": "train", "step": 4, "epoch": 0.5, "terms": {"a": 0.25, "b": 0.5, "n": 3},
+        "counts": [1, 2], "cause": "damaged image", "rate": None, "ok": True,
+    }  # fmt: skip
+
+
+def test_every_line_is_in_the_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    for number in (1, 2):
+        log.write("train", number, 0.0)
+        assert len(read_log(tmp_path)) == number == log.sync()
+    log.close()
+    log.close()
+
+
+def test_numbers_that_are_not_finite_are_null_with_a_note_of_what_they_were(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        terms = {"i2t": math.nan, "t2i": torch.tensor(math.inf), "w": np.float64(-math.inf), "ok": 1.0}
+        log.write("train", 1, 0.0, terms=terms, norms=[1.0, math.nan])
+    text = (tmp_path / "log.jsonl").read_text()
+    line = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert line["terms"] == {"i2t": None, "t2i": None, "w": None, "ok": 1.0}
+    assert line["norms"] == [1.0, None]
+    assert line["non_finite"] == {"terms.i2t": "nan", "terms.t2i": "inf", "terms.w": "-inf", "norms.1": "nan"}
+
+
+def test_a_finite_line_has_no_such_note(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.write("train", 1, 0.0, terms={"i2t": 0.5})
+    assert "non_finite" not in read_log(tmp_path)[0]
+
+
+def test_a_note_is_written_and_shown(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO())
+    with open_log(tmp_path, console=console) as log:
+        log.note(
+            "3 of 900 samples replaced: [damaged] image", 7, 1.0, kind="damage", causes={"damaged image": 3}
+        )
+    assert console.file.getvalue() == "3 of 900 samples replaced: [damaged] image\n"  # type: ignore[attr-defined]
+    line = read_log(tmp_path)[0]
+    assert (line["kind"], line["step"], line["causes"]) == ("damage", 7, {"damaged image": 3})
+
+
+# Resuming
+
+
+def test_the_log_of_a_resumed_run_equals_that_of_an_uninterrupted_one_but_for_times(tmp_path: Path) -> None:
+    with open_log(tmp_path / "whole") as log:
+        steps(log, 1, 9)
+    log = open_log(tmp_path / "broken")
+    steps(log, 1, 6)
+    lines = log.sync()
+    steps(log, 7, 8)  # lost work, after the checkpoint of step 6
+    log.close()
+    with (tmp_path / "broken" / "log.jsonl").open("ab") as file:
+        file.write(b'{"kind": "train", "st')
+    with open_log(tmp_path / "broken", step=6, lines=lines) as log:
+        assert [line["step"] for line in read_log(tmp_path / "broken")] == [1, 2, 3, 3, 4, 5, 6, 6]
+        steps(log, 7, 9)
+        assert log.lines == 12
+    assert without_times(tmp_path / "broken") == without_times(tmp_path / "whole")
+
+
+def test_resuming_from_the_very_start_empties_the_log(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        steps(log, 1, 2)
+    with open_log(tmp_path, lines=0) as log:
+        steps(log, 1, 1)
+    assert [line["step"] for line in read_log(tmp_path)] == [1]
+
+
+def test_a_log_that_lost_lines_says_so_and_goes_on(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        steps(log, 1, 2)
+    with open_log(tmp_path, step=4, lines=5) as log:
+        steps(log, 5, 5)
+    *_, note, last = read_log(tmp_path)
+    assert note["text"] == "the log had 2 lines where the checkpoint counts 5"
+    assert (note["step"], last["step"]) == (4, 5)
+
+
+def test_a_new_run_does_not_overwrite_the_log_of_another(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        steps(log, 1, 2)
+    text = message(lambda: open_log(tmp_path))
+    assert text.endswith(
+        "log.jsonl is the log of an earlier run: go on with --resume, or choose another --out"
+    )
+    assert len(read_log(tmp_path)) == 2
+
+
+# Reading
+
+
+def test_a_line_that_was_never_finished_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_bytes(b'{"kind": "train"}\n{"kind": "val')
+    assert read_log(tmp_path / "log.jsonl") == [{"kind": "train"}]
+
+
+@pytest.mark.parametrize("line", [b"{oops", b"[1, 2]", b"3", b"\xff\xfe"])
+def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "log.jsonl").write_bytes(b'{"kind": "train"}\n' + line + b"\n")
+    assert "line 2 is not a JSON object" in message(lambda: read_log(tmp_path))
+
+
+def test_a_missing_log_is_named(tmp_path: Path) -> None:
+    assert message(lambda: read_log(tmp_path / "log.jsonl")).startswith(
+        f"log {tmp_path}/log.jsonl cannot be read: No such"
+    )
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    assert f"cannot write {tmp_path}/out/log.jsonl" in message(lambda: open_log(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_full_disk_ends_the_run_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with open_log(tmp_path) as log, monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        text = message(lambda: log.write("train", 1, 0.0) or log.sync())
+    assert text == f"cannot write {log.path}: no space left on device; mend it and go on with --resume"
+
+
+# Progress
+
+
+def shown(console: Console, out: Path, every: float = 0.0, step: int = 0) -> str:
+    with Log(out, LogConfig(plain_every=every), 8, step=step, console=console) as log:
+        for done in range(step + 1, 9):
+            log.progress(done, {"loss": 1.0 / done, "i2t": math.nan}, 123.4)
+        log.note("validation: better", 8, 1.0)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    return text
+
+
+def test_without_a_terminal_there_are_plain_lines_without_control_characters(tmp_path: Path) -> None:
+    text = shown(Console(file=io.StringIO()), tmp_path)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)
+    lines = text.splitlines()
+    assert len(lines) == 9
+    assert re.fullmatch(r"step 2/8  loss 0\.500  i2t nan  123 images/s  ETA 0:00:0\d", lines[1])
+    assert lines[-2:] == [lines[7], "validation: better"]
+
+
+def test_plain_lines_come_every_so_often_and_always_at_the_end(tmp_path: Path) -> None:
+    lines = shown(Console(file=io.StringIO()), tmp_path, every=3600).splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 1/8", "step 8/8", "validation: better"]
+
+
+def test_a_terminal_shows_a_bar_that_ends_full(tmp_path: Path) -> None:
+    console = Console(
+        file=io.StringIO(), force_terminal=True, width=120, color_system=None, legacy_windows=False
+    )
+    text = shown(console, tmp_path, step=5)
+    assert "6/8" in text
+    assert "8/8" in text
+    assert "\x1b[" in text, "the bar is redrawn in place"
+    assert "loss 0.125  i2t nan  123 images/s  ETA 0:00:00" in text
+    assert "validation: better" in text
+
+
+def test_a_bar_starts_no_thread(tmp_path: Path) -> None:
+    import threading
+
+    before = threading.active_count()
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with open_log(tmp_path, console=console) as log:
+        log.progress(1, {}, 0.0)
+        assert threading.active_count() == before
+
+
+def test_the_time_left_follows_the_speed_since_this_process_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    console = Console(file=io.StringIO())
+    with Log(tmp_path, LogConfig(plain_every=0), 100, step=40, console=console, lines=0) as log:
+        now[0] += 30.0
+        log.progress(50, {}, 0.0)  # 10 steps in 30 s, so 50 more take 150 s
+    assert console.file.getvalue().rstrip().endswith("ETA 0:02:30")  # type: ignore[attr-defined]
+
+
+# TensorBoard
+
+
+def scalars(folder: Path) -> list[tuple[str, int, float]]:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    found = []
+    for file in sorted(folder.iterdir()):
+        for event in EventFileLoader(str(file)).Load():
+            for value in event.summary.value:
+                found.append((value.tag, event.step, value.tensor.float_val[0]))
+    return found
+
+
+def test_tensorboard_gets_every_finite_number_under_its_kind_and_name(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    with Log(tmp_path, LogConfig(tensorboard=True), 3, console=QUIET) as log:
+        log.write("train", 2, 0.5, terms={"i2t": 0.25, "t2i": math.nan}, lr=0.125, note="text", flag=True)
+    assert sorted(scalars(tmp_path / "tensorboard")) == [("train/lr", 2, 0.125), ("train/terms.i2t", 2, 0.25)]
+
+
+def test_asking_for_tensorboard_without_it_names_the_extra_and_touches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    text = message(lambda: Log(tmp_path / "out", LogConfig(tensorboard=True), 3, console=QUIET))
+    assert text.endswith("which is not installed: pip install 'grainline[tb]'")
+    assert not (tmp_path / "out").exists()
+
+
+def test_tensorboard_is_not_imported_unless_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with open_log(tmp_path) as log:
+        log.write("train", 1, 0.0, terms={"a": 1.0})
+    assert not (tmp_path / "tensorboard").exists()

@@ -1,0 +1,248 @@
+"""Rules, groups, rates, frozen modules and the optimizer."""
+
+import re
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from grainline.errors import UserError
+from grainline.train.optim import (
+    OptimizerConfig,
+    Rule,
+    build_optimizer,
+    layerwise,
+    param_groups,
+    set_rates,
+    train_mode,
+)
+from grainline.train.schedule import Constant, Cosine, StepDecay
+
+
+class Small(nn.Module):
+    """Two towers with what real ones have: norms, dropout, tables, a scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.ModuleDict({"blocks": nn.ModuleList(self.block() for _ in range(3))})
+        self.text = nn.Sequential(nn.Embedding(7, 4), nn.Dropout(0.5), nn.Linear(4, 4))
+        self.log_scale = nn.Parameter(torch.zeros(1))
+
+    def block(self) -> nn.Module:
+        return nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.image["blocks"]:  # type: ignore[union-attr]
+            x = block(x)
+        return self.log_scale.exp() * (x @ self.text(torch.arange(5)).T)
+
+
+ALL = Rule(pattern=".*")
+
+
+def groups_of(model: nn.Module, *rules: Rule) -> list[dict[str, object]]:
+    return param_groups(model, rules, lr=0.1, decay=0.2, schedule=Cosine())
+
+
+def where(groups: list[dict[str, object]], name: str) -> dict[str, object]:
+    found = [group for group in groups if name in group["names"]]  # type: ignore[operator]
+    assert len(found) == 1, f"{name} is in {len(found)} groups"
+    return found[0]
+
+
+def test_the_first_rule_that_matches_decides() -> None:
+    groups = groups_of(
+        Small(), Rule(pattern=r"image\..*\.1\.weight", lr=0.5), Rule(pattern=r"image\..*", lr=2.0), ALL
+    )
+    assert where(groups, "image.blocks.1.1.weight")["lr"] == pytest.approx(0.05)
+    assert where(groups, "image.blocks.1.0.weight")["lr"] == pytest.approx(0.2)
+    assert where(groups, "log_scale")["lr"] == pytest.approx(0.1)
+
+
+def test_every_parameter_is_in_exactly_one_group_beside_its_own_name() -> None:
+    model = Small()
+    groups = groups_of(model, Rule(pattern=r"text\..*", lr=0.5), ALL)
+    pairs = [pair for g in groups for pair in zip(g["names"], g["params"], strict=True)]  # type: ignore[call-overload]
+    assert sorted(name for name, _ in pairs) == sorted(name for name, _ in model.named_parameters())
+    assert all(dict(model.named_parameters())[name] is parameter for name, parameter in pairs)
+
+
+def test_the_order_of_the_groups_follows_the_rules_and_the_model() -> None:
+    rules = (Rule(pattern=r"text\..*"), Rule(pattern="log_scale"), ALL)
+    groups = groups_of(Small(), *rules)
+    assert [g["rule"] for g in groups] == [r"text\..*", r"text\..*", "log_scale", ".*", ".*"]
+    assert [g["names"] for g in groups[:3]] == [
+        ["text.0.weight", "text.2.weight"],
+        ["text.2.bias"],
+        ["log_scale"],
+    ]
+
+
+def test_only_matrices_decay_unless_a_rule_says_so() -> None:
+    groups = groups_of(
+        Small(), Rule(pattern=r"image\.blocks\.0\..*", decay=0.7), Rule(pattern=r"text\.2.*", decay=0), ALL
+    )
+    assert where(groups, "image.blocks.1.1.weight")["weight_decay"] == 0.2
+    assert where(groups, "text.0.weight")["weight_decay"] == 0.2  # a table of embeddings is a matrix
+    for flat in ("image.blocks.1.1.bias", "image.blocks.1.0.weight", "log_scale"):
+        assert where(groups, flat)["weight_decay"] == 0.0
+    assert where(groups, "image.blocks.0.1.weight")["weight_decay"] == 0.7
+    assert where(groups, "image.blocks.0.0.bias")["weight_decay"] == 0.7
+    assert where(groups, "text.2.weight")["weight_decay"] == 0.0
+
+
+def test_a_rate_of_zero_freezes_and_a_later_rule_set_thaws() -> None:
+    model = Small()
+    groups = groups_of(model, Rule(pattern=r"image\..*", lr=0), ALL)
+    assert not any(str(name).startswith("image") for g in groups for name in g["names"])  # type: ignore[attr-defined]
+    assert [n for n, p in model.named_parameters() if p.requires_grad] == [
+        "log_scale", "text.0.weight", "text.2.weight", "text.2.bias",
+    ]  # fmt: skip
+    groups_of(model, ALL)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_frozen_modules_stay_in_eval_with_all_that_is_inside_them() -> None:
+    model = Small()
+    groups_of(model, Rule(pattern=r"image\.blocks\.[01]\..*", lr=0), Rule(pattern=r"text\.0\..*", lr=0), ALL)
+    train_mode(model)
+    blocks = model.image["blocks"]
+    assert [block.training for block in blocks] == [False, False, True]  # type: ignore[union-attr]
+    assert not blocks[0][2].training  # type: ignore[index]
+    assert model.text[1].training, "dropout of a module that learns is on"
+    assert not model.text[0].training
+    groups_of(model, Rule(pattern=r"text\..*", lr=0), ALL)
+    train_mode(model)
+    assert not model.text[1].training, "dropout of a frozen module is off"
+
+
+def test_frozen_batch_statistics_do_not_move() -> None:
+    model = Small()
+    groups_of(model, Rule(pattern=r"image\..*", lr=0), ALL)
+    train_mode(model)
+    before = model.image["blocks"][0][2].running_mean.clone()  # type: ignore[index]
+    model(torch.randn(5, 4))
+    assert torch.equal(model.image["blocks"][0][2].running_mean, before)  # type: ignore[index]
+
+
+MISTAKES = {
+    "a typing mistake": (
+        [Rule(pattern="visual.*"), ALL],
+        "rule 'visual.*' matches no parameter: it must match a whole name, and this model has 22, among ",
+    ),
+    "a parameter left out": (
+        [Rule(pattern="image.*"), Rule(pattern="text.*")],
+        "no rule matches parameter 'log_scale': the rules are image.*, text.*; add one for it",
+    ),
+    "no rules": ([], "no rule matches parameter 'log_scale': the rules are none; add one for it"),
+    "half a name": (
+        [Rule(pattern="text"), ALL],
+        "rule 'text' matches no parameter: it must match a whole name",
+    ),
+    "a rule in the shade": (
+        [ALL, Rule(pattern=r"text\..*")],
+        r"rule 'text\..*' decides over nothing: earlier rules match all of its 3 parameters (text.0.weight",
+    ),
+    "no regular expression": (
+        [Rule(pattern="(image"), ALL],
+        "rule '(image' is not a regular expression: ",
+    ),
+    "all frozen": ([Rule(pattern=".*", lr=0)], "every rule has lr 0, so nothing would learn"),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_in_the_rules_is_one_line_for_the_user(kind: str) -> None:
+    rules, start = MISTAKES[kind]
+    with pytest.raises(UserError) as caught:
+        groups_of(Small(), *rules)
+    assert str(caught.value).startswith(start)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rule_without_a_parameter_is_answered_with_names_that_exist() -> None:
+    with pytest.raises(UserError) as caught:
+        groups_of(Small(), Rule(pattern="visual.*"), ALL)
+    names = str(caught.value).partition("among them ")[2].split(", ")
+    assert len(names) == 4
+    assert set(names) <= {name for name, _ in Small().named_parameters()}
+
+
+def test_a_rule_with_a_negative_rate_or_an_unknown_field_is_refused() -> None:
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        Rule(pattern=".*", lr=-1)
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        Rule.model_validate({"pattern": ".*", "factor": 1})
+    with pytest.raises(ValidationError, match="less than 1"):
+        OptimizerConfig(betas=(0.9, 1.0))
+
+
+def test_layer_wise_rules_grow_by_the_factor_and_match_only_their_own_block() -> None:
+    rules = layerwise("image.blocks", depth=3, factor=0.5)
+    assert [rule.lr for rule in rules] == [0.125, 0.25, 0.5]
+    assert re.fullmatch(rules[1].pattern, "image.blocks.1.0.weight")
+    assert not re.fullmatch(rules[1].pattern, "image.blocks.10.weight")
+    assert not re.fullmatch(rules[1].pattern, "image_blocks.1.weight"), "the dots of the prefix are dots"
+    groups = groups_of(Small(), *rules, ALL)
+    assert where(groups, "image.blocks.0.1.weight")["lr"] == pytest.approx(0.0125)
+    assert where(groups, "text.2.weight")["lr"] == pytest.approx(0.1)
+
+
+def test_each_group_follows_its_own_schedule() -> None:
+    decay = StepDecay(milestones=(6,), factor=0.1)
+    rules = (
+        Rule(pattern=r"text\..*", lr=0.5, schedule=decay),
+        Rule(pattern="log_scale", schedule=Constant()),
+        ALL,
+    )
+    optimizer = build_optimizer(Small(), OptimizerConfig(lr=0.2, schedule=Cosine(warmup=4), rules=rules))
+    assert set_rates(optimizer, 1, 12) == pytest.approx({r"text\..*": 0.1, "log_scale": 0.2, ".*": 0.1})
+    assert set_rates(optimizer, 8, 12) == pytest.approx({r"text\..*": 0.01, "log_scale": 0.2, ".*": 0.1})
+    assert {g["rule"]: g["lr"] for g in optimizer.param_groups} == pytest.approx(
+        {r"text\..*": 0.01, "log_scale": 0.2, ".*": 0.1}
+    )
+
+
+def train(threads: int, steps: int = 5) -> list[Tensor]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        torch.manual_seed(3)
+        weights = nn.Linear(301, 257)
+        optimizer = build_optimizer(weights, OptimizerConfig(lr=0.01))
+        for step in range(steps):
+            set_rates(optimizer, step, steps)
+            for parameter in weights.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+        return [parameter.detach() for parameter in weights.parameters()]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_optimizer_gives_the_same_bits_again_with_any_number_of_threads() -> None:
+    one, again, two = train(1), train(1), train(2)
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(one, again, two, strict=True))
+
+
+def test_the_optimizer_makes_the_steps_of_adamw() -> None:
+    """Decoupled decay and bias-corrected moments, written out in float64 for one matrix and one vector."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    cfg = OptimizerConfig(lr=0.1, decay=0.5, betas=(0.8, 0.95), eps=1e-3, schedule=Constant())
+    slow = {name: [p.detach().double().clone(), 0.0, 0.0] for name, p in model.named_parameters()}
+    optimizer = build_optimizer(model, cfg)
+    for step in range(1, 4):
+        set_rates(optimizer, step - 1, 3)
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            x, m, v = slow[name]
+            g = parameter.grad.double()
+            m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g * g
+            decay = 0.5 if name == "weight" else 0.0
+            x = x - 0.1 * decay * x - 0.1 * (m / (1 - 0.8**step)) / ((v / (1 - 0.95**step)).sqrt() + 1e-3)
+            slow[name] = [x, m, v]
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach().double(), slow[name][0], rtol=1e-5, atol=1e-6)
