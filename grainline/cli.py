@@ -20,12 +20,11 @@ Images = Annotated[str | None, typer.Option(help="Folder of the pictures, for fi
 app = typer.Typer(
     name="grainline",
     help="Align images with text at every grain: train, evaluate, encode.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-data = typer.Typer(help="Look at data, and make some.", no_args_is_help=True, rich_markup_mode=None)
+data = typer.Typer(help="Look at data, and make some.", rich_markup_mode=None)
 app.add_typer(data, name="data")
 
 VARIADIC = ("--data", "--set", "--validation")
@@ -70,7 +69,7 @@ def train(
 
 
 @app.command()
-def evaluate(
+def evaluate(  # noqa: PLR0913 - each is an option of the command
     model: Annotated[
         str, typer.Argument(help="Run folder, or a folder of weights inside one (runs/x/best).")
     ],
@@ -83,9 +82,9 @@ def evaluate(
     protocol: Annotated[str, typer.Option(help="plain, coco-5k or coco-1k.")] = "plain",
     json: Annotated[Path | None, typer.Option(help="Write settings, data, versions and numbers.")] = None,
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
-    batch: Annotated[int, typer.Option(help="Pictures and texts encoded at a time.")] = 64,
-    memory: Annotated[int, typer.Option(help="Most memory for scores, in MiB.")] = 256,
-    damage: Annotated[float, typer.Option(help="Share of samples that may be damaged.")] = 0.02,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures and texts encoded at a time.")] = 64,
+    memory: Annotated[int, typer.Option(min=1, help="Most memory for scores, in MiB.")] = 256,
+    damage: Annotated[float, typer.Option(min=0, max=1, help="Share of samples that may be damaged.")] = 0.02,
 ) -> None:
     """Measure a model, with intervals and chance."""
     from rich.console import Console
@@ -127,7 +126,7 @@ def encode(
     out: Annotated[Path, typer.Option(help="Folder to write vectors.safetensors and rows.jsonl into.")],
     images: Images = None,
     captions: Annotated[str, typer.Option(help="Texts of a data source: whole, each or first.")] = "whole",
-    batch: Annotated[int, typer.Option(help="Pictures and texts encoded at a time.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures and texts encoded at a time.")] = 64,
 ) -> None:
     """Write unit vectors of all pictures and texts of a source, or of the lines of a text file."""
     from grainline.encode import encode_path
@@ -144,7 +143,9 @@ def encode(
 def check(
     path: Annotated[str, typer.Argument(help="A data source.")],
     images: Images = None,
-    limit: Annotated[int | None, typer.Option(help="Look at this many samples only, evenly spread.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Look at this many samples only, evenly spread.")
+    ] = None,
 ) -> None:
     """Say what a data source holds and what is wrong with it."""
     from grainline.data.captions import sentences
@@ -161,7 +162,7 @@ def check(
 def scenes(
     out: Annotated[Path, typer.Option(help="Folder for the tars.")],
     source: Annotated[str, typer.Argument(help="Such as scenes:train?count=1000&size=224&seed=1")] = "scenes",
-    samples_per_shard: Annotated[int, typer.Option(help="Samples in each tar.")] = 1000,
+    samples_per_shard: Annotated[int, typer.Option(min=1, help="Samples in each tar.")] = 1000,
 ) -> None:
     """Write scenes as WebDataset tars, with captions, foils, phrases and masks."""
     from grainline.data.scenes.export import export
@@ -185,7 +186,7 @@ def main() -> NoReturn:
     """Run the command line. A user's error is one line on stderr and exit code 2."""
     usage: Any = typer.BadParameter.__mro__[1]  # typer carries its own click, or an installed one
     try:
-        app(_spread(sys.argv[1:]), standalone_mode=False)
+        app(_spread(sys.argv[1:] or ["--help"]), standalone_mode=False)
     except usage as error:
         _fail(f"{error.format_message()} See grainline --help.")
     except UserError as error:

@@ -1,5 +1,6 @@
 """Configs: frozen, typed, strict about names. A recipe is one YAML file; `a.b=value` changes one field."""
 
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -7,6 +8,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from grainline.errors import UserError
+
+NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 C = TypeVar("C", bound="Config")
 
@@ -37,7 +40,7 @@ def override(values: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     for change in changes:
         path, sign, text = change.partition("=")
         if not sign or not path.strip():
-            raise UserError(f"--set {change!r}: write it as name.of.field=value, such as train.lr=1e-3")
+            raise UserError(f"--set {change!r}: write it as name.of.field=value, such as train.steps=500")
         values = _replaced(values, path.strip().split("."), _value(text, change))
     return values
 
@@ -68,12 +71,8 @@ def _value(text: str, change: str) -> Any:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(f"--set {change!r}: the value is not valid YAML: {error}") from None
-    if isinstance(value, str):  # YAML 1.1 reads 1e-4 as text
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    # YAML 1.1 reads 1e-4 as text; what stands in quotes is meant as text.
+    return float(text) if isinstance(value, str) and NUMBER.fullmatch(text.strip()) else value
 
 
 def _first(error: ValidationError, cls: type[BaseModel]) -> str:
@@ -88,8 +87,13 @@ def _first(error: ValidationError, cls: type[BaseModel]) -> str:
         return f"unknown field {field!r}; allowed here: {allowed}{more}"
     if first["type"] == "missing":
         return f"field {field!r} is missing{more}"
+    if first["type"] == "union_tag_not_found":
+        tag = first["ctx"]["discriminator"].strip("'")
+        tags = ", ".join(str(c.model_fields[tag].default) for c in _configs_at(cls, path))
+        return f"field '{field}.{tag}' is missing; allowed are {tags}{more}"
     message = first["msg"].removeprefix("Value error, ")
-    return f"field {field or cls.__name__!r} is {_short(first['input'])}: {message}{more}"
+    found = "" if isinstance(first["input"], dict) else f" is {_short(first['input'])}"
+    return f"field {field or cls.__name__!r}{found}: {message}{more}"
 
 
 def _short(value: Any) -> str:
@@ -99,19 +103,23 @@ def _short(value: Any) -> str:
 
 def _owner(cls: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
     """The config class that a dotted path leads to, or None where the path passes something else."""
-    owner: type[BaseModel] | None = cls
-    for name in path:
-        if owner is None:
-            return None
-        field = owner.model_fields.get(name)
-        if field is None:  # a list position or the tag of a union: stay with the owner
-            continue
-        owner = _config_in(field.annotation)
-    return owner
-
-
-def _config_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = [c for c in map(_config_in, getattr(annotation, "__args__", ())) if c]
+    found = _configs_at(cls, path)
     return found[0] if len(found) == 1 else None
+
+
+def _configs_at(cls: type[BaseModel], path: list[str]) -> list[type[BaseModel]]:
+    """The config classes that may stand at a dotted path: several where the choice among them is missing."""
+    found = [cls]
+    for name in path:
+        if len(found) > 1:  # the tag of a union chooses one of them
+            found = [c for c in found if any(f.default == name for f in c.model_fields.values())]
+        elif found and name in found[0].model_fields:
+            found = _configs_in(found[0].model_fields[name].annotation)
+        # else the place in a list, each entry of which is such a config
+    return found
+
+
+def _configs_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [c for part in getattr(annotation, "__args__", ()) for c in _configs_in(part)]

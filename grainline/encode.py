@@ -15,6 +15,7 @@ from torch import Tensor
 from grainline.data.sources import open_source
 from grainline.errors import UserError
 from grainline.evaluate.encode import encode_source
+from grainline.files import WRITE_ERRORS, reason
 from grainline.model import Model
 
 Rows = list[dict[str, Any]]
@@ -30,7 +31,7 @@ def encode_path(
     batch: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, int]:
-    """Encode a data source, or the lines of a .txt file, into a folder; returns how many rows of each kind."""
+    """Encode a data source, or the lines of a .txt file, into a folder; returns how many rows of a kind."""
     vectors, rows, notes = (
         _lines(model, Path(source))
         if source.endswith(".txt")
@@ -41,8 +42,8 @@ def encode_path(
         save_file({name: x.cpu().contiguous() for name, x in vectors.items()}, out / "vectors.safetensors")
         _write(out / "rows.jsonl", rows)
         _write(out / "notes.jsonl", notes)
-    except OSError as error:
-        raise UserError(f"cannot write into {out}: {error.strerror}; choose another --out") from None
+    except WRITE_ERRORS as error:
+        raise UserError(f"cannot write into {out}: {reason(error)}; choose another --out") from None
     return {name: len(x) for name, x in vectors.items()}
 
 

@@ -5,6 +5,7 @@ the first step, checkpoints/ and log.jsonl grow, best/ and last/ hold the weight
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,20 @@ from grainline.dist import rank, world_size
 from grainline.errors import UserError
 from grainline.evaluate.encode import encode_source
 from grainline.evaluate.suite import Options, retrieval_suite
+from grainline.files import aside, reason
 from grainline.model import Description, Model, build, method_config, write_description
 from grainline.recipe import Recipe, read_recipe, write_recipe
 from grainline.train import checkpoint
+from grainline.train.log import NAME as LOG
 from grainline.train.loop import Run, train
 from grainline.train.process import process_group
 
 MAY_CHANGE = ("data.workers", "train.keep", "train.log", "train.log_every")
 """Recipe fields that do not change what a run computes, so that a resumed run may have others."""
+
+BEGUN = {"tokenizer.json", "tokenizer_meta.json", "model.json", "recipe.yaml"}
+BEGUN |= {aside(Path(name)).name for name in ("model.json", "recipe.yaml")}
+"""What stands in a folder before its log makes it a run; what was killed or stopped there is begun anew."""
 
 
 def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = None) -> Path:
@@ -46,14 +53,16 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
         description = _with_vocabulary(recipe.description, tokenizer.vocab)
         torch.manual_seed(recipe.train.seed)
         method = build(description)
+        model = Model(description, method, tokenizer)
+        validation = _validation(recipe, model)
         if rank() == 0:
-            write_recipe(out / "recipe.yaml", recipe)
-            write_description(out, description)
+            with _writing(out):
+                write_description(out, description)
+                write_recipe(out / "recipe.yaml", recipe)
         crop = TrainTransform(method.size, **recipe.data.crop.model_dump())
         data = TrainSet(
             source, tokenizer, crop, recipe.data.texts, context=method.context, seed=recipe.train.seed
         )
-        model = Model(description, method, tokenizer)
         job = Run(
             out,
             method,
@@ -61,7 +70,7 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
             recipe.train,
             recipe.data.workers,
             recipe.data.damage,
-            _validation(recipe, model),
+            validation,
         )
         return train(job, device, _checkpoint(out, at) if resume else None)
 
@@ -77,17 +86,17 @@ def _check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     """The folder is new, or it holds this very recipe and --resume was asked for."""
     if not recipe.data.paths:
         raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
-    written = out / "recipe.yaml"
-    if not written.is_file():
-        if resume:
-            raise UserError(f"{out} holds no run to resume (no recipe.yaml); leave out --resume to begin one")
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not _is_run(out):
+        there = {path.name for path in out.iterdir()} if out.is_dir() else set()
+        if resume and not there & BEGUN:
+            raise UserError(f"{out} holds no run to resume; leave out --resume to begin one")
+        if not there <= BEGUN or (out.exists() and not out.is_dir()):
             raise UserError(f"{out} is not an empty folder; choose another --out")
         _made(out)
         return
     if not resume:
         raise UserError(f"{out} holds a run already; go on with --resume, or choose another --out")
-    differ = sorted(_differences(read_recipe(str(written), []), recipe))
+    differ = sorted(_differences(read_recipe(str(out / "recipe.yaml"), []), recipe))
     if differ:
         raise UserError(
             f"{out} belongs to another recipe; it differs in {', '.join(differ[:4])}; "
@@ -95,11 +104,26 @@ def _check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
         )
 
 
+def _is_run(out: Path) -> bool:
+    """The log is the last to come, when nothing more can be wrong with the settings."""
+    return (out / "recipe.yaml").is_file() and (out / LOG).is_file()
+
+
 def _made(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write into {out}: {reason(error)}; free some space, or choose another --out"
+        ) from None
 
 
 def _differences(old: Recipe, new: Recipe) -> Iterator[str]:
@@ -119,12 +143,13 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _tokenizer(recipe: Recipe, source: Source, out: Path) -> Tokenizer:
     """The tokenizer of the run folder; made or fetched by the first process, read by the others."""
-    if rank() == 0 and not (out / "tokenizer.json").is_file():
+    if rank() == 0 and not _is_run(out):
         asked = recipe.data.tokenizer
         config: Any = recipe.description.config
         texts = _captions(source, recipe.data.tokenizer_samples)
         made = load_tokenizer(asked) if asked else Tokenizer.train(texts, config.text.vocab)
-        made.save(out)
+        with _writing(out):
+            made.save(out)
     if world_size() > 1:
         dist.barrier()
     return Tokenizer.load(out)

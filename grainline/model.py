@@ -15,9 +15,11 @@ from torch import Tensor
 
 from grainline.config import Config, parse
 from grainline.data.collate import texts_of
+from grainline.data.record import Damaged
 from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
+from grainline.files import write_text
 from grainline.methods import METHODS
 from grainline.methods.base import Method
 from grainline.types import Encoded, Images, concat, rows, to
@@ -68,6 +70,8 @@ class Model:
             raise UserError("encode takes images=[...] or texts=[...], one of them")
         if isinstance(images, str | bytes | Path) or isinstance(texts, str):
             raise UserError("encode takes a list; put the single picture or text in [...]")
+        if not len(images if images is not None else texts or []):
+            raise UserError("encode got an empty list; give it one picture or text at least")
         encoded = self._images(images) if images is not None else self._texts(texts or [])
         number = torch.arange(len(encoded.vector), device=self.device)
         return encoded._replace(
@@ -95,14 +99,20 @@ class Model:
 
     def seen(self, image: ImageLike) -> Image.Image:
         """The square that the model sees of a picture, for laying heat maps over it."""
-        return Image.fromarray(self.transform(_opened(image)).permute(1, 2, 0).numpy())
+        return Image.fromarray(self._square(image).permute(1, 2, 0).numpy())
 
     def _images(self, images: Sequence[ImageLike]) -> Encoded:
         parts = [images[i : i + self.batch] for i in range(0, len(images), self.batch)]
         return concat([self.method.encode_images(to(self._pixels(part), self.device)) for part in parts])
 
     def _pixels(self, images: Sequence[ImageLike]) -> Images:
-        return Images(torch.stack([self.transform(_opened(x)) for x in images]), torch.arange(len(images)))
+        return Images(torch.stack([self._square(x) for x in images]), torch.arange(len(images)))
+
+    def _square(self, image: ImageLike) -> Tensor:
+        try:
+            return self.transform(_opened(image), "picture" if isinstance(image, bytes) else str(image))
+        except Damaged as error:
+            raise UserError(f"{error.where} cannot be used: {error.cause}; give a picture file") from None
 
     def _texts(self, texts: Sequence[str]) -> Encoded:
         tokens = self.tokenizer.encode(list(texts), self.method.context)
@@ -140,7 +150,7 @@ def write_description(folder: Path, description: Description) -> None:
         "method": description.method,
         "config": description.config.model_dump(mode="json"),
     }
-    (folder / "model.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    write_text(folder / "model.json", json.dumps(values, indent=1) + "\n")
 
 
 def read_description(folder: Path) -> Description:

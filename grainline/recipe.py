@@ -11,6 +11,7 @@ from pydantic import Field
 from grainline.config import Config, override, parse, read_yaml
 from grainline.data.dataset import CropConfig, TextsConfig
 from grainline.errors import UserError
+from grainline.files import write_text
 from grainline.model import Description, method_config
 from grainline.train.loop import TrainConfig
 
@@ -59,7 +60,7 @@ def find_recipe(name: str) -> Path:
         return path
     if name not in names():
         close = get_close_matches(name, names(), n=1, cutoff=0.4)
-        hint = f", did you mean {close[0]!r}?" if close else ""
+        hint = f", did you mean {close[0]!r}?" if close else "."
         raise UserError(f"no recipe {name!r}{hint} Built in are {', '.join(names())}; or give a .yaml file")
     return _folder() / f"{name}.yaml"
 
@@ -71,7 +72,7 @@ def names() -> list[str]:
 
 def write_recipe(path: Path, recipe: Recipe) -> None:
     """Write a recipe as YAML that `read_recipe` reads back to an equal one."""
-    path.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+    write_text(path, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
 
 
 def _folder() -> Path:

@@ -1,4 +1,4 @@
-"""Shared fixtures. Every test starts from the same random numbers and two threads at most."""
+"""Shared fixtures. Every test starts from the same random numbers and one thread."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
-torch.set_num_threads(min(2, torch.get_num_threads()))
+torch.set_num_threads(1)  # tests run side by side; more threads only wait for each other
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,11 @@
 from typing import NamedTuple
 
 import torch
+from torch.utils.data import Dataset
 
-from grainline.data.dataset import Sample
+from grainline.data.dataset import Sample, TrainSet
+from grainline.data.sampler import Draw
+from grainline.errors import UserError
 from grainline.types import FOIL, Images, Texts
 
 
@@ -15,6 +18,22 @@ class Batch(NamedTuple):
     texts: Texts
     cut: int  # texts longer than the context
     damage: tuple[tuple[str, str], ...]  # (cause, where) of samples that were replaced
+
+
+class Batched(Dataset[Batch | UserError]):
+    """Batches by their draws: what a loader's processes make.
+
+    A user's error is handed over like a batch: raised in a worker, it would carry that process's traceback.
+    """
+
+    def __init__(self, data: TrainSet) -> None:
+        self.data = data
+
+    def __getitem__(self, draws: list[Draw]) -> Batch | UserError:
+        try:
+            return collate([self.data[draw] for draw in draws])
+        except UserError as error:
+            return error
 
 
 def collate(samples: list[Sample]) -> Batch:

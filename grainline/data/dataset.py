@@ -109,7 +109,10 @@ class TrainSet(Dataset[Sample]):
         foils = [pair.text for pair in pairs]
         encoded = self.tokenizer.encode([*captions, *foils], self.context)
         levels = [CAPTION] * len(captions) + [FOIL] * len(foils)
-        return [Text(ids, level) for ids, level in zip(encoded.ids, levels, strict=True)], sum(encoded.cut)
+        true = encoded.ids[: len(captions)]
+        # A foil that differs only in what was cut off is its caption: as a negative it would be a lie.
+        kept = [i for i, ids in enumerate(encoded.ids) if levels[i] == CAPTION or ids not in true]
+        return [Text(encoded.ids[i], levels[i]) for i in kept], sum(encoded.cut[i] for i in kept)
 
 
 def choose(record: Record, cfg: TextsConfig, rng: Random) -> str:

@@ -5,6 +5,7 @@ transparency (laid over white), animations (first frame), pictures too large to 
 """
 
 import io
+import re
 from typing import Any
 
 import numpy as np
@@ -116,4 +117,6 @@ def _eight_bits(values: np.ndarray) -> np.ndarray:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """What a decoder complained of, without the address of our buffer: equal runs write equal logs."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r" <[^<>]* at 0x[0-9a-f]+>", "", line)

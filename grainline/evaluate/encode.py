@@ -100,6 +100,8 @@ def encode_source(
             _refuse(failed, len(source), max_damaged, source.path)
         if progress is not None:
             progress(index + 1, len(source))
+    if len(failed) == len(source):
+        raise UserError(f"no sample of {source.path} can be used; the first of {len(failed)}: {failed[0]}")
     pairs = run.foil_pairs(source.path) if foils else None
     return Encodings(
         images=_numbered(run.images.stacked()),

@@ -28,8 +28,23 @@ class Attention(nn.Module):
         seen = None
         if mask is not None and not causal:
             seen = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # a row of padding sees itself: no NaN
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal)
-        return self.to_out(out.transpose(1, 2).flatten(2))
+        return self.to_out(attend(q, k, v, seen, causal).transpose(1, 2).flatten(2))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool) -> Tensor:
+    """Softmax attention: q, k, v [N, heads, L, C], seen [N, 1, 1, L] bool or None -> [N, heads, L, C]
+
+    This is SDPA, except for bfloat16 on a CPU. There SDPA's kernel takes 1.8 to 9 times as long, forward and
+    backward, as these three lines, at the lengths of captions and patches (docs/performance.md).
+    """
+    if q.device.type != "cpu" or q.dtype != torch.bfloat16:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal)
+    fit = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)  # [N, heads, L, L]
+    if causal:
+        seen = torch.ones(fit.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if seen is not None:
+        fit = fit.masked_fill(~seen, -torch.inf)
+    return fit.softmax(-1) @ v
 
 
 class Block(nn.Module):
@@ -65,7 +80,8 @@ class Stack(nn.Module):
         self, width: int, depth: int, heads: int, mlp_ratio: float = 4.0, drop_path: float = 0.0
     ) -> None:
         super().__init__()
-        rates = [drop_path * i / max(1, depth - 1) for i in range(depth)]
+        # From 0 at the first block to drop_path at the last, which for a single block is the same one.
+        rates = [drop_path * i / (depth - 1) for i in range(depth)] if depth > 1 else [drop_path]
         self.blocks = nn.ModuleList(Block(width, heads, mlp_ratio, rate) for rate in rates)
         self.recompute = False
         self._initialise(width, depth)

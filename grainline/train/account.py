@@ -1,7 +1,7 @@
 """The account of damaged samples and cut texts: counted by cause and shown at the end of every epoch."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -10,6 +10,15 @@ from grainline.dist import world_size
 from grainline.errors import UserError
 
 NAMED = 5  # files that an error or a report names
+
+
+class Seen(NamedTuple):
+    """What one process saw since the processes last told each other."""
+
+    samples: int = 0
+    texts: int = 0
+    cut: int = 0
+    damage: tuple[tuple[str, str], ...] = ()
 
 
 class Account:
@@ -21,23 +30,30 @@ class Account:
         self.samples, self.texts, self.cut = 0, 0, 0
         self.causes: Counter[str] = Counter()
         self.files: list[str] = []
-        self._new: list[tuple[str, str]] = []
+        self._new = Seen()
 
     def add(self, batch: Batch) -> None:
-        """Count one of this process's batches."""
-        self.samples += len(batch.images.image)
-        self.texts += int((batch.texts.item >= 0).sum())
-        self.cut += batch.cut
-        self._new += batch.damage
+        """Count one of this process's batches; `settle` brings it into the account."""
+        new = self._new
+        self._new = Seen(
+            new.samples + len(batch.images.image),
+            new.texts + int((batch.texts.item >= 0).sum()),
+            new.cut + batch.cut,
+            new.damage + batch.damage,
+        )
 
     def settle(self) -> None:
         """Bring in what other processes saw; stop where too much is damaged. All processes must call it."""
-        heard = _everyones(self._new)
-        self._new = []
-        self.causes.update(cause for cause, _ in heard)
-        self.files += [f"{where} ({cause})" for cause, where in heard][: NAMED - len(self.files)]
-        drawn = max(self.samples * world_size(), self.pictures)
+        for seen in _everyones(self._new):
+            self.samples += seen.samples
+            self.texts += seen.texts
+            self.cut += seen.cut
+            self.causes.update(cause for cause, _ in seen.damage)
+            named = [*self.files, *(f"{where} ({cause})" for cause, where in seen.damage)]
+            self.files = list(dict.fromkeys(named))[:NAMED]  # each once, however often it is drawn
+        self._new = Seen()
         damaged = self.causes.total()
+        drawn = max(self.samples + damaged, self.pictures)
         if damaged > self.allowed * drawn:
             raise UserError(
                 f"{damaged} of {drawn} samples are damaged, more than data.damage={self.allowed} allows: "
@@ -47,7 +63,7 @@ class Account:
     def report(self) -> dict[str, Any]:
         """Numbers for the log: samples, damaged by cause with the first files, texts and those cut."""
         return {
-            "samples": self.samples * world_size(),
+            "samples": self.samples,
             "damaged": dict(self.causes),
             "files": self.files,
             "texts": self.texts,
@@ -80,9 +96,8 @@ class Account:
         self.causes, self.files = Counter(state["causes"]), list(state["files"])
 
 
-def _everyones(mine: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    if world_size() == 1:
-        return mine
-    parts: list[list[tuple[str, str]]] = [[] for _ in range(world_size())]
-    dist.all_gather_object(parts, mine)
-    return [damage for part in parts for damage in part]
+def _everyones(mine: Seen) -> list[Seen]:
+    parts = [mine] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(parts, mine)
+    return parts

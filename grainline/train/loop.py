@@ -5,6 +5,7 @@ checkpoint, so that no checkpoint holds weights that came after a loss that was 
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from grainline.config import Config
-from grainline.data.collate import Batch, collate
+from grainline.data.collate import Batch, Batched
 from grainline.data.dataset import TrainSet
 from grainline.data.sampler import Batches
 from grainline.dist import average, rank, world_size
@@ -37,6 +38,9 @@ from grainline.train.rng import rng_state, set_rng_state
 from grainline.train.schedule import rate
 from grainline.train.step import Loss, Objective
 from grainline.types import Clock, to
+
+START = "fork" if sys.platform == "linux" else "spawn"
+"""How loaders start: as children of this process, so that they see it die. Those of a fork server do not."""
 
 
 class TrainConfig(Config):
@@ -134,7 +138,7 @@ class _Training:
         if state is not None:
             set_rng_state(state.rng[rank()])
         if rank() == 0:
-            lines = None if state is None else state.log_lines
+            lines = 0 if state is None else state.log_lines  # a run killed before it saved has lines as well
             self.log = Log(self.job.out, self.cfg.log, self.cfg.steps, step=self.made, lines=lines)
         with self.log or nullcontext():
             train_mode(self.method)
@@ -300,18 +304,32 @@ class _Training:
             len(self.job.data), cfg.batch // parts, cfg.seed, steps, rank=rank(), world_size=world_size()
         )
         loader: DataLoader[Any] = DataLoader(
-            self.job.data,
-            batch_sampler=plan,
+            Batched(self.job.data),
+            batch_size=None,
+            sampler=plan,
             num_workers=self.job.workers,
-            collate_fn=collate,
+            multiprocessing_context=START if self.job.workers else None,
+            collate_fn=_unchanged,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),
             prefetch_factor=4 if self.job.workers else None,
         )
-        return iter(loader)
+        return map(_whole, loader)
 
     def _epoch(self) -> float:
         return self.made * self.cfg.batch / len(self.job.data)
+
+
+def _unchanged(batch: Any) -> Any:
+    """What the loader is to do to a batch."""
+    return batch
+
+
+def _whole(batch: Batch | UserError) -> Batch:
+    """The batch, or the user's error that a worker met instead."""
+    if isinstance(batch, UserError):
+        raise batch
+    return batch
 
 
 def _check_batch(cfg: TrainConfig, pictures: int) -> None:

@@ -1,6 +1,8 @@
 """Where a training process runs: its device, its precision, and its place among those torchrun started."""
 
+import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -19,6 +21,7 @@ def process_group() -> Iterator[torch.device]:
     nccl carries tensors between GPUs, gloo between CPUs.
     """
     device = torch.device("cpu")
+    keep_pages()
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
@@ -30,6 +33,20 @@ def process_group() -> Iterator[torch.device]:
     finally:
         if many:
             dist.destroy_process_group()
+
+
+def keep_pages() -> None:
+    """Let glibc keep the memory that tensors free, instead of giving it back and faulting it in again.
+
+    The default returns every large temporary to the system at once; a training step on a CPU then spends more
+    time in page faults than in arithmetic. A CUDA allocator caches in the same way. Elsewhere than on glibc
+    this does nothing.
+    """
+    mmap_max, trim_threshold, top_pad = -4, -1, -2  # names of malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        for option, value in ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 64 * 2**20)):
+            mallopt(option, value)
 
 
 def dtype_of(precision: Precision, device: torch.device) -> torch.dtype:

@@ -1,0 +1,443 @@
+"""The command line: every bad input is one line and exit code 2; a small journey through all commands."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from runs import call, complaint, recipe
+from safetensors.torch import load_file
+
+import grainline
+from grainline.data.tokenizer import Tokenizer
+from grainline.errors import UserError
+from grainline.experiment import run
+from grainline.recipe import names, read_recipe
+
+MODEL = "model.safetensors"
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    run(read_recipe(recipe(folder), ["train.steps=2"]), folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture
+def model(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it to break."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def photo(path: Path, seed: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def train(folder: Path, *more: object) -> list[object]:
+    return ["train", recipe(folder), "--out", folder / "new", *more]
+
+
+# What cannot be understood
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trian"], "No such command 'trian'"),
+        (["data"], "Missing command"),
+        (["train"], "Missing argument 'recipe'"),
+        (["train", "clip/scenes"], "Missing option '--out'"),
+        (["train", "clip/scenes", "--out", "x", "--colour", "red"], "No such option: --colour"),
+        (["train", "clip/scenes", "more", "--out", "x"], "Got unexpected extra argument"),
+        (["evaluate", "x", "--batch", "many"], "Invalid value for '--batch'"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_an_unknown_command_or_option_points_at_the_help(
+    arguments: list[str], said: str, capsys: Capture
+) -> None:
+    text = complaint(capsys, *arguments)
+    assert said in text
+    assert text.endswith("See grainline --help.")
+
+
+def test_an_unknown_recipe_names_the_built_in_ones_and_the_nearest(tmp_path: Path, capsys: Capture) -> None:
+    text = complaint(capsys, "train", "clip/scene", "--out", tmp_path / "x")
+    assert text == (
+        "grainline: no recipe 'clip/scene', did you mean 'clip/scenes'? "
+        f"Built in are {', '.join(names())}; or give a .yaml file"
+    )
+    text = complaint(capsys, "train", tmp_path / "my.yaml", "--out", tmp_path / "x")
+    assert f"no recipe file {tmp_path / 'my.yaml'}; the built-in ones are" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("train.stesp=4", "unknown field 'train.stesp'; allowed here: steps, batch, optimizer,"),
+        ("model.image.hight=4", "unknown field 'image.hight'; allowed here: name, width, depth,"),
+        ("train.steps=soon", "field 'train.steps' is 'soon': Input should be a valid integer"),
+        ("train.batch=0", "field 'train.batch' is 0: Input should be greater than 0"),
+        ("train.precision=fp8", "field 'train.precision' is 'fp8': Input should be 'auto', 'fp32' or 'bf16'"),
+        ("method=clop", "recipe field model: unknown method 'clop'; allowed are clip, siglip"),
+        ("model.image.name=XXL/14", "allowed are toy, Mi, Ti, S, B, L, a slash and the patch side"),
+        ("train.accumulate=3", "batch 8 is not a multiple of accumulate 3"),
+        (
+            "train.optimizer.schedule={kind: cosine, warmup: 99}",
+            "warms up for 99 steps, but the run has only 6",
+        ),
+        ("train.optimizer.rules=[{pattern: nothing}, {pattern: .*}]", "rule 'nothing' matches no parameter"),
+        ("data.tokenizer=./no/such", "no tokenizer at ./no/such"),
+        ("model.text.vocab=300", "vocab is 300; a trained tokenizer needs"),
+        ("train.batch=64", "train.batch 64 is more than the 36 pictures of the data"),
+        ("train.validate_every=2", "data.validation names no source to measure on"),
+        ("data.validation=[scenes]", "train.validate_every is 0; set it to a number of steps"),
+        ("data.paths=[]", "no data to train on; give --data PATH..."),
+        ("train.steps", "--set 'train.steps': write it as name.of.field=value"),
+        ("train.steps=[1", "--set 'train.steps=[1': the value is not valid YAML"),
+    ],
+)
+def test_a_wrong_field_or_value_is_named_with_what_is_allowed(
+    change: str, said: str, tmp_path: Path, capsys: Capture
+) -> None:
+    assert said in complaint(capsys, *train(tmp_path, "--set", change))
+
+
+def test_a_mistake_in_the_settings_does_not_take_the_folder(tmp_path: Path, capsys: Capture) -> None:
+    for wrong, said in (
+        (("train.validate_every=2", 'data.validation=["/no/such"]'), "nothing at /no/such"),
+        (("train.optimizer.rules=[{pattern: towers}, {pattern: .*}]",), "rule 'towers' matches no parameter"),
+        (("train.batch=64",), "more than the 36 pictures"),
+        (("model.text.vocab=300",), "vocab is 300"),
+    ):
+        assert said in complaint(capsys, *train(tmp_path, "--set", *wrong))
+    assert call(*train(tmp_path, "--set", "train.steps=1")) == 0
+    assert "holds a run already" in complaint(capsys, *train(tmp_path, "--set", "train.steps=1"))
+
+
+# Data that is not there, or of no use
+
+
+def test_a_missing_path_is_named(tmp_path: Path, trained: Path, capsys: Capture) -> None:
+    gone = tmp_path / "gone"
+    for arguments in (
+        train(tmp_path, "--data", gone),
+        ["evaluate", trained, "--data", gone],
+        ["encode", trained, gone, "--out", tmp_path / "x"],
+        ["data", "check", gone],
+    ):
+        text = complaint(capsys, *arguments)
+        assert f"nothing at {gone}" in text
+        assert "name a file, a folder, a pattern or 'scenes'" in text
+
+
+def test_no_data_at_all_is_an_error(trained: Path, capsys: Capture) -> None:
+    assert "no data; give --data PATH..." in complaint(capsys, "evaluate", trained)
+
+
+def test_a_folder_without_pictures_is_an_error(tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    assert f"{folder} holds no pictures (" in complaint(capsys, *train(tmp_path, "--data", folder))
+    (folder / "notes.md").write_text("none here")
+    text = complaint(capsys, *train(tmp_path, "--data", folder))
+    assert f"{folder} holds no pictures (" in text
+    assert "but 1 files of the kinds md" in text
+
+
+def test_pictures_without_captions_are_an_error(tmp_path: Path, capsys: Capture) -> None:
+    photo(tmp_path / "photos" / "a.png")
+    text = complaint(capsys, *train(tmp_path, "--data", tmp_path / "photos"))
+    assert "holds 1 pictures without captions: put NAME.txt or NAME.json beside NAME.png" in text
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.tar"])
+def test_an_empty_file_is_an_error(name: str, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / name).write_bytes(b"")
+    assert name in complaint(capsys, *train(tmp_path, "--data", tmp_path / name))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_folder_of_broken_pictures_is_an_error_that_names_one(
+    workers: int, tmp_path: Path, capsys: Capture
+) -> None:
+    for i in range(8):
+        path = tmp_path / "photos" / f"{i}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"not a picture")
+        path.with_suffix(".txt").write_text("A dog runs over wet sand.")
+    change = ("--data", tmp_path / "photos", "--set", f"data.workers={workers}")
+    text = complaint(capsys, *train(tmp_path, *change))
+    assert "100 samples in a row cannot be used, the first for damaged image (" in text
+    assert "`grainline data check`" in text
+    assert len(text) < 600, "no traceback of the process that met it"
+
+
+def test_too_many_broken_pictures_are_an_error_that_names_the_first(tmp_path: Path, capsys: Capture) -> None:
+    for i in range(16):
+        path = photo(tmp_path / "photos" / f"{i:02}.png", i)
+        path.with_suffix(".txt").write_text(f"A dog runs over wet sand number {i}.")
+        if i % 4 == 0:
+            path.write_bytes(path.read_bytes()[:60])
+    text = complaint(capsys, *train(tmp_path, "--data", tmp_path / "photos"))
+    assert "samples are damaged, more than data.damage=0.02 allows" in text
+    assert all(f"{i:02}.png" in text for i in (0, 4, 8, 12))
+    shutil.rmtree(tmp_path / "new")
+    assert call(*train(tmp_path, "--data", tmp_path / "photos", "--set", "data.damage=0.6")) == 0
+    out = capsys.readouterr().out
+    assert "damaged samples, replaced by others:" in out
+
+
+# Models that are not there, or do not fit
+
+
+def test_a_model_that_is_not_there_is_an_error(tmp_path: Path, capsys: Capture) -> None:
+    text = complaint(capsys, "evaluate", tmp_path / "gone", "--data", "scenes:dev?count=4")
+    assert f"no model at {tmp_path / 'gone'}; give the folder that `grainline train --out` wrote" in text
+    text = complaint(capsys, "evaluate", tmp_path, "--data", "scenes:dev?count=4")
+    assert f"{tmp_path} holds no model.json" in text
+
+
+def test_a_run_without_weights_yet_is_an_error(model: Path, capsys: Capture) -> None:
+    shutil.rmtree(model / "last")
+    shutil.rmtree(model / "checkpoints")
+    text = complaint(capsys, "evaluate", model, "--data", "scenes:dev?count=4")
+    assert f"{model} holds no weights yet" in text
+
+
+def test_corrupt_weights_are_an_error_that_says_what_to_do(model: Path, capsys: Capture) -> None:
+    path = model / "last" / MODEL
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+    text = complaint(capsys, "evaluate", model, "--data", "scenes:dev?count=4")
+    assert "is corrupt: model.safetensors does not have the sha256 it was written with" in text
+    assert "choose another checkpoint of the run" in text
+    path.write_bytes(data[:1000])
+    assert "1000 bytes instead of" in complaint(capsys, "evaluate", model, "--data", "scenes:dev?count=4")
+
+
+def test_weights_of_another_method_are_an_error(model: Path, capsys: Capture) -> None:
+    described = json.loads((model / "model.json").read_text())
+    config = described["config"]
+    config["max_scale"] = 1000.0
+    (model / "model.json").write_text(json.dumps(described | {"method": "siglip", "config": config}))
+    text = complaint(capsys, "encode", model, "scenes:dev?count=4", "--out", model / "v")
+    assert "holds a CLIP, not a SigLIP: use the recipe that it was trained with" in text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"method": "clop", "config": {}}', '{"method": "clip", "config": {}}']
+)
+def test_a_damaged_description_is_an_error(text: str, model: Path, capsys: Capture) -> None:
+    (model / "model.json").write_text(text)
+    assert "model.json" in complaint(capsys, "evaluate", model, "--data", "scenes:dev?count=4")
+
+
+def test_a_model_without_its_tokenizer_is_an_error(model: Path, capsys: Capture) -> None:
+    (model / "tokenizer.json").unlink()
+    assert "no tokenizer in" in complaint(capsys, "evaluate", model, "--data", "scenes:dev?count=4")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--suite", "taste"], "--suite is 'taste'; allowed are retrieval, foils"),
+        (["--captions", "some"], "captions is 'some'; allowed: whole, each, first"),
+        (["--protocol", "coco-2k"], "coco-2k"),
+        (["--images", "x"], "--images x does not go with"),
+        (["--batch", "0"], "--batch"),
+        (["--memory", "0"], "--memory"),
+        (["--damage", "2"], "--damage"),
+        (["--json", "/proc/none/x.json"], "cannot write /proc/none/x.json"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_wrong_options_of_evaluate_are_one_line(
+    arguments: list[str], said: str, trained: Path, capsys: Capture
+) -> None:
+    assert said in complaint(capsys, "evaluate", trained, "--data", "scenes:dev?count=4", *arguments)
+
+
+def test_wrong_input_of_encode_is_one_line(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "empty.txt").write_text("\n\n")
+    out = ("--out", tmp_path / "v")
+    text = complaint(capsys, "encode", trained, tmp_path / "empty.txt", *out)
+    assert "empty.txt holds no text; expected one text a line" in text
+    assert "cannot be read" in complaint(capsys, "encode", trained, tmp_path / "none.txt", *out)
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "few.txt").write_text("a cat\n")
+    text = complaint(capsys, "encode", trained, tmp_path / "few.txt", "--out", tmp_path / "file" / "v")
+    assert "choose another --out" in text
+
+
+def test_an_out_folder_that_is_taken_or_cannot_be_made_is_an_error(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "thesis.tex").write_text("mine")
+    assert "new is not an empty folder; choose another --out" in complaint(capsys, *train(tmp_path))
+    (tmp_path / "file").write_text("in the way")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        text = complaint(capsys, "train", recipe(tmp_path), "--out", out)
+        assert "choose another --out" in text
+
+
+def test_scenes_are_not_written_over_others(tmp_path: Path, capsys: Capture) -> None:
+    assert call("data", "scenes", "--out", tmp_path / "tars", "scenes:dev?count=2&size=32") == 0
+    text = complaint(capsys, "data", "scenes", "--out", tmp_path / "tars", "scenes:dev?count=2&size=32")
+    assert "already holds dev-000000.tar" in text
+
+
+# Python
+
+
+def test_mistakes_in_python_are_user_errors(trained: Path, tmp_path: Path) -> None:
+    model = grainline.load(trained)
+    (tmp_path / "a.jpg").write_bytes(b"not a picture")
+    for call_, said in (
+        (lambda: model.encode(), "one of them"),
+        (lambda: model.encode(texts="a cat"), "put the single picture or text in"),
+        (lambda: model.encode(images=[]), "empty list"),
+        (lambda: model.encode(texts=[]), "empty list"),
+        (lambda: model.encode(images=[tmp_path / "a.jpg"]), f"{tmp_path / 'a.jpg'}.* damaged image"),
+        (lambda: model.encode(images=[b"no picture"]), "damaged image"),
+        (lambda: model.heat(tmp_path / "b.jpg", ["a cat"]), f"{tmp_path / 'b.jpg'} cannot be read"),
+        (lambda: grainline.load(tmp_path / "gone"), "no model at"),
+    ):
+        with pytest.raises(UserError, match=said):
+            call_()
+
+
+# The journey
+
+
+def test_a_small_journey_from_data_to_vectors(tmp_path: Path, capsys: Capture) -> None:
+    tars, out, vectors = tmp_path / "tars", tmp_path / "run", tmp_path / "vectors"
+    told = ["data", "scenes", "--out", tars, "scenes:train?count=24&size=48", "--samples-per-shard", "10"]
+    assert call(*told) == 0
+    assert "written: 3 tars" in capsys.readouterr().out
+    assert call("data", "check", tars) == 0
+    assert "24" in capsys.readouterr().out
+    start = [
+        "train",
+        recipe(tmp_path),
+        "--data",
+        tars,
+        "--validation",
+        "scenes:dev?count=4",
+        "scenes:compose?count=4",
+    ]
+    assert call(*start, "--out", out, "--set", "train.steps=4", "train.validate_every=2") == 0
+    capsys.readouterr()
+    assert {path.name for path in out.iterdir()} == {
+        "recipe.yaml",
+        "model.json",
+        "tokenizer.json",
+        "tokenizer_meta.json",
+        "log.jsonl",
+        "checkpoints",
+        "best",
+        "last",
+    }
+    result = tmp_path / "result.json"
+    assert call("evaluate", out / "best", "--data", tars, "--json", result) == 0
+    said = capsys.readouterr().out
+    assert "text to image R@1" in said
+    assert f"written: {result}" in said.replace("\n", "")
+    written = json.loads(result.read_text())
+    assert written["settings"]["method"] == "clip"
+    assert {metric["name"] for metric in written["metrics"]} >= {"image to text R@1", "rSum"}
+    assert call("evaluate", out, "--data", "scenes:dev?count=4", "--suite", "foils") == 0
+
+    assert call("encode", out, tars, "--out", vectors) == 0
+    saved = load_file(vectors / "vectors.safetensors")
+    assert saved["images"].shape == saved["texts"].shape == (24, 32)
+    rows = [json.loads(line) for line in (vectors / "rows.jsonl").read_text().splitlines()]
+    assert [row["row"] for row in rows if row["side"] == "texts"] == list(range(24))
+
+    (tmp_path / "few.txt").write_text("A red circle.\n\nA blue square.\n")
+    assert call("encode", out, tmp_path / "few.txt", "--out", tmp_path / "few") == 0
+    alone = load_file(tmp_path / "few" / "vectors.safetensors")["texts"]
+
+    model = grainline.load(out)
+    texts = ["A red circle.", "A blue square."]
+    torch.testing.assert_close(model.encode(texts=texts).vector, alone)
+    pictures = [photo(tmp_path / f"{i}.png", i) for i in range(3)]
+    encoded = model.encode(images=[pictures[0], pictures[1].read_bytes(), Image.open(pictures[2])])
+    scores = model.score(encoded, texts)
+    assert scores.shape == (3, 2)
+    torch.testing.assert_close(scores, encoded.vector @ alone.T)
+    heat = model.heat(pictures[0], texts)
+    assert heat.shape == (2, 32, 32)
+    assert heat.isfinite().all()
+    assert model.seen(pictures[0]).size == (32, 32)
+    assert isinstance(model.tokenizer, Tokenizer)
+
+
+def test_a_model_encodes_the_same_in_any_batch(trained: Path, tmp_path: Path) -> None:
+    model, pictures = grainline.load(trained), [photo(tmp_path / f"{i}.png", i) for i in range(5)]
+    texts = ["a cat", "A red circle. " * 40, "two dogs on a beach", "", "one"]
+    whole = model.encode(images=pictures).vector, model.encode(texts=texts).vector
+    assert model.cut == 1
+    model.batch = 2
+    torch.testing.assert_close(
+        (model.encode(images=pictures).vector, model.encode(texts=texts).vector), whole
+    )
+
+
+# Real processes
+
+HEAVY = ("torch", "transformers", "pydantic", "yaml", "numpy", "PIL", "scipy", "rich.progress")
+
+
+def python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_and_helping_load_nothing_heavy() -> None:
+    loaded = f"print([m for m in {HEAVY} if m in sys.modules])"
+    assert python(f"import sys, grainline; {loaded}") == "[]\n"
+    ask = "sys.argv = ['grainline', '--help']\ntry: main()\nexcept SystemExit as end: assert end.code == 0"
+    said = python(f"import sys\nfrom grainline.cli import main\n{ask}\n{loaded}")
+    assert said.endswith("[]\n")
+    for command in ("train", "evaluate", "encode", "demo", "data"):
+        assert command in said
+
+
+def test_a_real_process_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "grainline", "train", "clip/scenes", "--out", str(tmp_path / "x")]
+    done = subprocess.run(
+        [*command, "--set", "train.lr=1"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        "grainline: recipe clip/scenes: unknown field 'train.lr'; allowed here: steps,"
+    )
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_version_is_printed(capsys: Capture) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out == f"grainline {grainline.__version__}\n"

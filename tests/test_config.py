@@ -1,0 +1,234 @@
+"""Configs and recipes: strict about names, clear about mistakes, the same after writing and reading."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import Field
+from runs import RECIPE, recipe
+
+from grainline.config import Config, override, parse, read_yaml
+from grainline.errors import UserError
+from grainline.model import build
+from grainline.recipe import Recipe, find_recipe, names, read_recipe, write_recipe
+from grainline.train.schedule import Cosine, StepDecay
+
+
+class Inner(Config):
+    lr: float = Field(1.0, gt=0)
+    name: str | None = None
+
+
+class Outer(Config):
+    inner: Inner = Inner()
+    perhaps: Inner | None = None
+    many: tuple[Inner, ...] = ()
+    steps: int
+
+
+def wrong(cls: type[Config], values: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as error:
+        parse(cls, values, "here")
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# Values on the command line
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("1e-4", 1e-4),
+        ("1.0e-4", 1e-4),
+        ("-.5", -0.5),
+        ("null", None),
+        ("", None),
+        ("true", True),
+        ("[1, 2]", [1, 2]),
+        ("[a, b]", ["a", "b"]),
+        ("{kind: step, factor: 0.5}", {"kind": "step", "factor": 0.5}),
+        ("scenes:dev?count=4", "scenes:dev?count=4"),
+        ("a=b", "a=b"),
+        ('"7"', "7"),  # what is quoted is text: a folder may be called 2017
+        ("'x: y'", "x: y"),
+    ],
+)
+def test_a_value_is_read_as_yaml(text: str, value: object) -> None:
+    assert override({}, [f"x={text}"]) == {"x": value}
+
+
+def test_changes_reach_into_nested_fields_and_leave_the_rest_alone() -> None:
+    before = {"a": {"b": {"c": 1, "d": 2}, "e": 3}, "f": 4}
+    after = override(before, ["a.b.c=10", "a.g.h=[x]", "f=null", " a.e =5"])
+    assert after == {"a": {"b": {"c": 10, "d": 2}, "e": 5, "g": {"h": ["x"]}}, "f": None}
+    assert before == {"a": {"b": {"c": 1, "d": 2}, "e": 3}, "f": 4}
+
+
+def test_the_last_of_two_changes_wins() -> None:
+    assert override({"a": 1}, ["a=2", "a=3"]) == {"a": 3}
+
+
+@pytest.mark.parametrize("change", ["steps", "=5", " =5"])
+def test_a_change_without_a_name_or_value_shows_how_to_write_one(change: str) -> None:
+    with pytest.raises(UserError, match=r"write it as name\.of\.field=value, such as train\.steps=500"):
+        override({}, [change])
+
+
+def test_a_value_that_is_no_yaml_is_named() -> None:
+    with pytest.raises(UserError, match=r"--set 'x=\[1': the value is not valid YAML") as error:
+        override({}, ["x=[1"])
+    assert "\n" not in str(error.value)
+
+
+# Mistakes
+
+
+def test_an_unknown_field_is_answered_with_those_of_its_own_level() -> None:
+    assert wrong(Outer, {"steps": 1, "stesp": 2}) == (
+        "here: unknown field 'stesp'; allowed here: inner, perhaps, many, steps"
+    )
+    for values, field in (
+        ({"inner": {"rate": 1}}, "inner.rate"),
+        ({"perhaps": {"rate": 1}}, "perhaps.rate"),
+        ({"many": [{}, {"rate": 1}]}, "many.1.rate"),
+    ):
+        said = wrong(Outer, {"steps": 1, **values})
+        assert said == f"here: unknown field '{field}'; allowed here: lr, name"
+
+
+def test_a_wrong_type_or_range_is_shown_with_the_value() -> None:
+    assert wrong(Outer, {"steps": "many"}) == (
+        "here: field 'steps' is 'many': Input should be a valid integer, unable to parse string as an integer"
+    )
+    said = wrong(Outer, {"steps": 1, "inner": {"lr": -1}})
+    assert said == "here: field 'inner.lr' is -1: Input should be greater than 0"
+    assert "field 'inner' is 5: " in wrong(Outer, {"steps": 1, "inner": 5})
+
+
+def test_a_missing_field_is_named_and_more_mistakes_are_counted() -> None:
+    assert wrong(Outer, {}) == "here: field 'steps' is missing"
+    assert wrong(Outer, {"inner": {"lr": 0}, "x": 1}).endswith("(and 2 more)")
+
+
+def test_a_long_value_is_shortened() -> None:
+    said = wrong(Outer, {"steps": "x" * 500})
+    assert len(said) < 200
+    assert "xxx..." in said
+
+
+def test_a_config_cannot_be_changed_once_made() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        parse(Inner, {}, "here").lr = 2.0
+
+
+# YAML files
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("a: [1", "is not valid YAML"), ("- a\n- b", "holds list, not a mapping"), ("", "holds NoneType")],
+)
+def test_a_file_that_holds_no_mapping_is_named(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(UserError, match=said) as error:
+        read_yaml(tmp_path / "r.yaml")
+    assert "\n" not in str(error.value)
+    assert str(tmp_path / "r.yaml") in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "r.yaml", tmp_path / "none.yaml"):
+        with pytest.raises(UserError, match=f"{path} "):
+            read_yaml(path)
+
+
+# Recipes
+
+
+def mistake(tmp_path: Path, *changes: str) -> str:
+    with pytest.raises(UserError) as error:
+        read_recipe(recipe(tmp_path), list(changes))
+    return str(error.value)
+
+
+def test_a_schedule_is_chosen_by_its_kind(tmp_path: Path) -> None:
+    changed = read_recipe(recipe(tmp_path), ["train.optimizer.schedule={kind: step, milestones: [0.5]}"])
+    assert changed.train.optimizer.schedule == StepDecay(milestones=(0.5,))
+    nested = ["train.optimizer.schedule.kind=cosine", "train.optimizer.schedule.warmup=2"]
+    assert read_recipe(recipe(tmp_path), nested).train.optimizer.schedule == Cosine(warmup=2)
+
+
+def test_mistakes_in_a_schedule_say_what_its_kind_allows(tmp_path: Path) -> None:
+    schedule = "train.optimizer.schedule"
+    said = mistake(tmp_path, f"{schedule}={{kind: cosine, milestones: [3]}}")
+    assert "unknown field 'train.optimizer.schedule.cosine.milestones'" in said
+    assert said.endswith("allowed here: kind, warmup, final")
+    said = mistake(tmp_path, "train.optimizer.rules=[{pattern: .*, schedule: {kind: step, warm: 3}}]")
+    assert said.endswith("allowed here: kind, warmup, milestones, factor")
+    said = mistake(tmp_path, f"{schedule}.kind=linear")
+    assert "does not match any of the expected tags: 'constant', 'cosine', 'step'" in said
+    said = mistake(tmp_path, f"{schedule}.warmup=3")
+    assert said.endswith(
+        "field 'train.optimizer.schedule.kind' is missing; allowed are constant, cosine, step"
+    )
+
+
+def test_mistakes_in_lists_and_pairs_are_named(tmp_path: Path) -> None:
+    assert "'train.optimizer.betas.1' is 2" in mistake(tmp_path, "train.optimizer.betas=[0.9, 2]")
+    assert "'train.optimizer.betas'" in mistake(tmp_path, "train.optimizer.betas=0.9")
+    said = mistake(tmp_path, "train.optimizer.rules=[{pattern: .*, rate: 1}]")
+    assert said.endswith("allowed here: pattern, lr, decay, schedule")
+    assert "'data.crop.scale'" in mistake(tmp_path, "data.crop.scale=half")
+
+
+def test_numbers_with_an_exponent_are_numbers_in_files_and_lists(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(RECIPE + "  optimizer: {lr: 1e-4, betas: [9e-1, 98e-2]}\n")
+    optimizer = read_recipe(str(tmp_path / "r.yaml"), ["train.optimizer.eps=1e-7"]).train.optimizer
+    assert (optimizer.lr, optimizer.betas, optimizer.eps) == (1e-4, (0.9, 0.98), 1e-7)
+
+
+def test_the_model_is_checked_when_the_recipe_is_read(tmp_path: Path) -> None:
+    assert "recipe field model: unknown field 'colour'" in mistake(tmp_path, "model.colour=red")
+    assert "size 32 is not a multiple of patch 7" in mistake(tmp_path, "model.image.patch=7")
+    assert "width 33 is not a multiple of 2 heads" in mistake(tmp_path, "model.text.width=33")
+    assert "unknown method 'clop'; allowed are clip, siglip" in mistake(tmp_path, "method=clop")
+    filled = read_recipe(recipe(tmp_path), []).model
+    assert filled["image"] | {"width": 32, "heads": 2, "patch": 8} == filled["image"]
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_of_the_package_is_whole(name: str, tmp_path: Path) -> None:
+    found = read_recipe(name, [])
+    with torch.device("meta"):
+        method = build(found.description)
+    assert sum(p.numel() for p in method.parameters()) > 1e5
+    assert find_recipe(name).read_text().startswith("#"), "says what it is for"
+    write_recipe(tmp_path / "recipe.yaml", found)
+    assert read_recipe(str(tmp_path / "recipe.yaml"), []) == found
+
+
+@pytest.mark.parametrize("method", ["clip", "siglip"])
+def test_a_recipe_is_the_same_after_writing_and_reading(method: str, tmp_path: Path) -> None:
+    changes = [
+        "train.optimizer.lr=3e-5",
+        "train.clip=null",
+        "train.optimizer.schedule={kind: step, milestones: [2, 4], factor: 1.0e+30}",
+        "train.optimizer.rules=[{pattern: 'towers\\.text\\..*', schedule: {kind: constant}}, {pattern: .*}]",
+        'data.paths=["scenes:train?count=3", "a b/ü.tar", "007"]',
+    ]
+    found = read_recipe(recipe(tmp_path, method), changes)
+    write_recipe(tmp_path / "again.yaml", found)
+    again = read_recipe(str(tmp_path / "again.yaml"), [])
+    assert again == found
+    assert isinstance(again, Recipe)
+    assert again.data.paths == ("scenes:train?count=3", "a b/ü.tar", "007")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_the_nearest_name_is_offered_only_where_there_is_one() -> None:
+    with pytest.raises(UserError, match=r"no recipe 'zzzz'\. Built in are "):
+        find_recipe("zzzz")

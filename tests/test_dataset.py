@@ -1,0 +1,419 @@
+"""Samples, batches and the account of what went wrong: the same on any number of processes."""
+
+import io
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from grainline.data.captions import sentences
+from grainline.data.causes import DAMAGED_IMAGE, MISSING_CAPTION
+from grainline.data.collate import Batch, Batched, collate, texts_of
+from grainline.data.dataset import TRIES, TextsConfig, TrainSet, choose, foil_pairs
+from grainline.data.record import Damaged, Foil, Record
+from grainline.data.sampler import Batches, Draw, permutation
+from grainline.data.tokenizer import Tokenizer
+from grainline.data.transforms import TrainTransform
+from grainline.errors import UserError
+from grainline.train.account import NAMED, Account
+from grainline.types import CAPTION, FOIL, each
+
+LONG = "A red circle stands left. A blue square lies below it. Two stars shine. The ground is grey."
+TRUE = Foil("A green circle stands left. " + LONG.partition(". ")[2], LONG, "colour")
+
+
+def picture(seed: int) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (24, 30, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
+
+
+class Shelf:
+    """A source of a few records in memory, some of them damaged."""
+
+    path = "shelf"
+
+    def __init__(
+        self, count: int, broken: Sequence[int] = (), silent: Sequence[int] = (), foils: Sequence[int] = ()
+    ) -> None:
+        self.count, self.broken, self.silent, self.foils = count, broken, silent, foils
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Record:
+        if index in self.silent:
+            raise Damaged(MISSING_CAPTION, f"p{index}")
+        image = b"broken" if index in self.broken else picture(index)
+        foils = (TRUE, TRUE._replace(text=LONG.replace("square", "heart"))) if index in self.foils else ()
+        return Record(f"p{index}", image, (f"Picture {index}.", f"Number {index}."), LONG, foils=foils)
+
+    def fingerprint(self) -> str:
+        return "shelf"
+
+
+TOKENIZER = Tokenizer.train([LONG, "A green heart. Picture number 0 1 2 3 4 5 6 7 8 9."] * 3, vocab=600)
+CROP = TrainTransform(16, scale=(0.3, 1.0), jitter=0.2)
+
+
+def shelf(source: Shelf, context: int = 99, seed: int = 0, **cfg: object) -> TrainSet:
+    return TrainSet(source, TOKENIZER, CROP, TextsConfig(**cfg), context=context, seed=seed)
+
+
+def loaded(data: TrainSet, plan: Batches, workers: int = 0) -> list[Batch]:
+    context = "fork" if workers else None
+    loader = DataLoader(
+        Batched(data),
+        None,
+        sampler=plan,
+        num_workers=workers,
+        collate_fn=as_it_is,
+        multiprocessing_context=context,
+    )
+    return list(loader)
+
+
+def as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
+def assert_same(a: object, b: object) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def assert_same_batches(a: Sequence[Batch], b: Sequence[Batch]) -> None:
+    assert [x[2:] for x in a] == [x[2:] for x in b]  # texts cut and damage
+    assert_same([x[:2] for x in a], [x[:2] for x in b])
+
+
+def spoken(data: TrainSet, ids: list[int]) -> str:
+    return data.tokenizer.decode(ids)
+
+
+# The plan
+
+
+def test_an_epoch_is_a_permutation_and_every_epoch_its_own() -> None:
+    plan = Batches(10, 5, 3, range(6))
+    draws = [draw for batch in plan for draw in batch]
+    assert [draw.position for draw in draws] == list(range(30))
+    epochs = [[draw.picture for draw in draws if draw.epoch == epoch] for epoch in range(3)]
+    assert all(sorted(pictures) == list(range(10)) for pictures in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert epochs[0] == permutation(10, 3, 0).tolist() != permutation(10, 4, 0).tolist()
+
+
+def test_a_batch_across_two_epochs_leaves_no_picture_out() -> None:
+    batches = list(Batches(7, 4, 0, range(7)))  # 28 places are four epochs
+    assert [len(batch) for batch in batches] == [4] * 7
+    assert [draw.epoch for draw in batches[1]] == [0, 0, 0, 1]
+    for epoch in range(4):
+        assert sorted(d.picture for batch in batches for d in batch if d.epoch == epoch) == list(range(7))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 6])
+def test_the_shares_of_all_ranks_are_the_batch_of_one_process(ranks: int) -> None:
+    whole = list(Batches(10, 6, 1, range(5)))
+    shares = [list(Batches(10, 6, 1, range(5), rank=rank, world_size=ranks)) for rank in range(ranks)]
+    for step, batch in enumerate(whole):
+        assert [draw for share in shares for draw in share[step]] == batch
+
+
+def test_a_resumed_plan_goes_on_with_the_batches_that_were_to_come() -> None:
+    assert list(Batches(10, 4, 1, range(3, 9))) == list(Batches(10, 4, 1, range(9)))[3:]
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
+    with pytest.raises(ValueError, match="a batch of 6 cannot be shared by 4 processes"):
+        Batches(10, 6, 1, range(5), world_size=4)
+
+
+# Samples
+
+
+def test_a_sample_is_a_function_of_seed_epoch_and_picture() -> None:
+    source = Shelf(6, foils=range(6))
+    data, again = (shelf(source, subset=0.7, captions="random", per_image=2, foils=1) for _ in range(2))
+    draws = [Draw(i, 0, i) for i in range(6)]
+    first = [data[draw] for draw in draws]
+    assert_same([s.pixels for s in first], [again[draw].pixels for draw in reversed(draws)][::-1])
+    assert [s.texts for s in first] == [again[draw].texts for draw in draws]
+    assert_same(data[Draw(9, 0, 2)].pixels, first[2].pixels)  # the position in the run does not matter
+    for other in (data[Draw(2, 1, 2)], shelf(source, seed=1, subset=0.7)[Draw(2, 0, 2)]):
+        assert not torch.equal(other.pixels, first[2].pixels)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than this machine has cores for
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_make_the_batches_that_one_process_makes(workers: int) -> None:
+    data = shelf(Shelf(9, broken=[4], foils=range(9)), subset=0.5, foils=2)
+    plan = Batches(9, 4, 5, range(5))
+    alone = loaded(data, plan)
+    assert_same_batches(loaded(data, plan, workers), alone)
+    assert any(batch.damage for batch in alone)
+
+
+def test_two_ranks_load_the_halves_of_the_batch_and_a_resumed_run_its_rest() -> None:
+    data = shelf(Shelf(9, broken=[4], foils=range(9)), subset=0.5, foils=1)
+    whole = loaded(data, Batches(9, 4, 5, range(4)))
+    halves = [loaded(data, Batches(9, 4, 5, range(4), rank=r, world_size=2)) for r in range(2)]
+    for batch, a, b in zip(whole, *halves, strict=True):
+        assert_same(torch.cat([a.images.pixels, b.images.pixels]), batch.images.pixels)
+        for field in ("item", "image", "level"):
+            parts = [getattr(half.texts, field) for half in (a, b)]
+            assert_same(torch.cat(parts), getattr(batch.texts, field))
+        assert (a.cut + b.cut, a.damage + b.damage) == (batch.cut, batch.damage)
+    assert_same_batches(loaded(data, Batches(9, 4, 5, range(2, 4))), whole[2:])
+
+
+@pytest.mark.parametrize("kind", ["broken", "silent"])
+def test_a_damaged_record_is_replaced_and_its_damage_told(kind: str) -> None:
+    source = Shelf(8, **{kind: [3]})
+    data = shelf(source)
+    sample = data[Draw(11, 0, 3)]
+    cause = DAMAGED_IMAGE if kind == "broken" else MISSING_CAPTION
+    assert [got for got, _ in sample.damage] == [cause] * len(sample.damage)
+    assert len(sample.damage) >= 1
+    where = "p3 (cannot identify image file)" if kind == "broken" else "p3"
+    assert {told for _, told in sample.damage} == {where}, "no address that differs between equal runs"
+    assert sample.draw.position == 11
+    assert sample.draw.picture != 3
+    assert_same(sample.draw, data[Draw(11, 0, 3)].draw)
+    batch = collate([sample])
+    assert batch.images.image.tolist() == batch.texts.image.tolist() == [sample.draw.picture]
+    assert batch.damage == sample.damage
+
+
+def test_a_source_of_which_nothing_can_be_used_is_an_error_not_an_endless_search() -> None:
+    data = shelf(Shelf(4, broken=range(4)))
+    said = f"shelf: {TRIES} samples in a row cannot be used, the first for damaged image .p2"
+    with pytest.raises(UserError, match=said):
+        data[Draw(0, 0, 2)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_users_error_comes_out_of_a_worker_as_it_went_in(workers: int) -> None:
+    (error,) = loaded(shelf(Shelf(4, silent=range(4))), Batches(4, 2, 0, range(1)), workers)
+    assert isinstance(error, UserError)
+    assert str(error).startswith("shelf: 100 samples")
+    assert "Traceback" not in str(error)
+
+
+# Texts
+
+
+def test_captions_are_chosen_as_the_config_says() -> None:
+    record, rng = Shelf(1)[0], Random(0)
+    assert choose(record, TextsConfig(), rng) == LONG
+    assert choose(record, TextsConfig(captions="first"), rng) == "Picture 0."
+    random = {choose(record, TextsConfig(captions="random"), rng) for _ in range(30)}
+    assert random == {"Picture 0.", "Number 0."}
+
+
+def test_a_subset_keeps_sentences_in_order_and_every_number_of_them() -> None:
+    told = [sentence.text for sentence in sentences(LONG)]
+    rng, counts = Random(0), set()
+    for _ in range(200):
+        text = choose(Shelf(1)[0], TextsConfig(subset=1.0), rng)
+        kept = [sentence.text for sentence in sentences(text)]
+        places = [told.index(sentence) for sentence in kept]
+        assert places == sorted(set(places))
+        counts.add(len(kept))
+    assert counts == {1, 2, 3, 4}
+
+
+def test_the_share_of_subsets_is_what_was_asked_for() -> None:
+    rng = Random(0)
+    texts = [choose(Shelf(1)[0], TextsConfig(subset=0.4), rng) for _ in range(2000)]
+    shorter = sum(text != LONG for text in texts) / 2000
+    assert shorter == pytest.approx(0.4 * 3 / 4, abs=0.04)  # a quarter of the subsets is everything
+
+
+def test_a_text_without_a_sentence_is_kept_whole() -> None:
+    record = Record("a", b"", ("...",))
+    assert choose(record, TextsConfig(subset=1.0), Random(0)).strip(". ") == ""
+    assert choose(Record("a", b"", (" ",)), TextsConfig(subset=1.0), Random(0)) == " "
+
+
+def test_a_foil_and_its_caption_are_cut_to_the_same_sentences_with_the_changed_one() -> None:
+    record, rng, counts = Shelf(1, foils=[0])[0], Random(0), set()
+    cfg = TextsConfig(subset=1.0, foils=2)
+    for _ in range(200):
+        pairs = foil_pairs(record, cfg, rng)
+        assert len({pair.true for pair in pairs}) == 1
+        true = [s.text for s in sentences(pairs[0].true)]
+        spoilt = [[s.text for s in sentences(pair.text)] for pair in pairs]
+        changes = [[a != b for a, b in zip(true, foil, strict=True)] for foil in spoilt]
+        assert [sum(change) for change in changes] == [1, 1]
+        assert "A red circle stands left." in true
+        assert "A blue square lies below it." in true
+        counts.add(len(true))
+    assert counts == {2, 3, 4}
+    assert foil_pairs(record, TextsConfig(foils=1), rng)[0].true == LONG
+    assert foil_pairs(record, TextsConfig(), rng) == []
+
+
+def test_foils_that_fall_into_other_sentences_are_taken_whole() -> None:
+    odd = TRUE._replace(text="A red circle stands left and more")
+    record = Record("a", b"", ("A.",), LONG, foils=(odd,))
+    for seed in range(20):
+        assert foil_pairs(record, TextsConfig(subset=1.0, foils=1), Random(seed)) == [odd]
+
+
+def test_a_foil_stands_beside_the_caption_that_it_spoils() -> None:
+    data = shelf(Shelf(3, foils=[1]), foils=2, per_image=2, captions="first")
+    sample = data[Draw(0, 0, 1)]
+    assert [text.level for text in sample.texts] == [CAPTION, CAPTION, FOIL, FOIL]
+    told = [spoken(data, text.ids) for text in sample.texts]
+    assert told[0] == spoken(data, TOKENIZER.encode([LONG], 99).ids[0])
+    assert told[1].startswith("picture 1")
+    assert "green circle" in told[2] + told[3]
+    assert "heart" in told[2] + told[3]
+
+
+def test_fewer_foils_than_asked_for_leave_padding_rows() -> None:
+    data = shelf(Shelf(3, foils=[1]), foils=3)
+    samples = [data[Draw(5, 0, 0)], data[Draw(6, 0, 1)]]
+    texts = collate(samples).texts
+    assert texts.item.tolist() == [20, -1, -1, -1, 24, 25, 26, -1]
+    assert texts.image.tolist() == [0, -1, -1, -1, 1, -1, -1, -1]
+    assert texts.level.tolist() == [CAPTION] * 4 + [CAPTION, FOIL, FOIL, CAPTION]
+    assert texts.mask.any(-1).squeeze(1).tolist() == [True, False, False, False, True, True, True, False]
+    lengths = [len(text.ids) for sample in samples for text in sample.texts]
+    assert texts.ids.shape == (8, 1, max(lengths))
+    assert texts.mask.sum((1, 2))[texts.item >= 0].tolist() == lengths
+    kept = [texts.ids[i][texts.mask[i]].tolist() for i in (0, 4, 5, 6)]
+    assert kept == [text.ids for sample in samples for text in sample.texts]
+
+
+def test_no_two_texts_of_a_run_share_an_id() -> None:
+    data = shelf(Shelf(5, foils=range(5)), foils=2, per_image=2)
+    items = [x for b in loaded(data, Batches(5, 3, 0, range(6))) for x in b.texts.item.tolist() if x >= 0]
+    assert len(items) == len(set(items)) == 6 * 3 * 4
+
+
+def test_truncated_texts_are_counted() -> None:
+    data = shelf(Shelf(3), context=12, per_image=2)
+    sample = data[Draw(0, 0, 0)]
+    assert [len(text.ids) for text in sample.texts] == [12, 12]
+    assert sample.cut == 2
+    assert shelf(Shelf(3), context=12, captions="first")[Draw(0, 0, 0)].cut == 0
+    assert collate([sample, sample]).cut == 4
+
+
+def test_a_foil_whose_difference_is_cut_off_is_no_negative_of_its_own_caption() -> None:
+    heart = TRUE._replace(text=LONG.replace("grey", "green"))  # differs in the last sentence only
+    record = Record("a", picture(0), ("A.",), LONG, foils=(heart, TRUE))
+
+    class One(Shelf):
+        def __getitem__(self, index: int) -> Record:
+            return record
+
+    data = shelf(One(1), context=12, foils=2)
+    sample = data[Draw(0, 0, 0)]
+    assert [text.level for text in sample.texts] == [CAPTION, FOIL]
+    assert "green circle" in spoken(data, sample.texts[1].ids)
+    assert sample.cut == 2
+    assert collate([sample]).texts.item.tolist() == [0, 1, -1]
+
+
+def test_tokenised_texts_become_rows_of_no_image() -> None:
+    texts = texts_of([[1, 2, 3], [4]])
+    assert texts.ids.tolist() == [[[1, 2, 3]], [[4, 0, 0]]]
+    assert texts.mask.tolist() == [[[True] * 3], [[True, False, False]]]
+    assert (texts.item.tolist(), texts.image.tolist()) == ([0, 1], [-1, -1])
+
+
+# The account
+
+
+def drawn(data: TrainSet, steps: int, batch: int = 4) -> list[Batch]:
+    return loaded(data, Batches(len(data), batch, 0, range(steps)))
+
+
+def test_damage_is_counted_by_cause_and_the_first_files_are_named() -> None:
+    data = shelf(Shelf(12, broken=[1, 2, 3, 4], silent=[5, 6]), context=12)
+    account = Account(12, allowed=1.0)
+    batches = drawn(data, 3)
+    for batch in batches:
+        account.add(batch)
+    account.settle()
+    causes = [cause for batch in batches for cause, _ in batch.damage]
+    report = account.report()
+    assert report["damaged"] == {cause: causes.count(cause) for cause in (DAMAGED_IMAGE, MISSING_CAPTION)}
+    assert report["damaged"][DAMAGED_IMAGE] >= 4
+    assert len(set(report["files"])) == len(report["files"]) == NAMED
+    assert (report["samples"], report["texts"], report["cut"]) == (12, 12, 12)
+    said = account.sentence()
+    assert f"{causes.count(DAMAGED_IMAGE)} damaged image" in said
+    assert "12 of 12 texts were longer than the context" in said
+    assert all(file in said for file in report["files"])
+
+
+def test_an_account_without_damage_says_nothing() -> None:
+    account = Account(6, allowed=0.0)
+    for batch in drawn(shelf(Shelf(6)), 4):
+        account.add(batch)
+    account.settle()
+    assert account.sentence() == ""
+    assert account.report() == {"samples": 16, "damaged": {}, "files": [], "texts": 16, "cut": 0}
+
+
+def test_more_damage_than_allowed_stops_with_the_first_files_named() -> None:
+    data = shelf(Shelf(8, silent=[0, 1]))
+    account = Account(8, allowed=0.125)  # one of eight
+    for number, batch in enumerate(drawn(data, 2), start=1):
+        account.add(batch)
+        damaged = sum(len(b.damage) for b in drawn(data, number))
+        if damaged <= 1:
+            account.settle()
+    assert damaged >= 2
+    with pytest.raises(UserError) as error:
+        account.settle()
+    text = str(error.value)
+    assert text.startswith(
+        f"{damaged} of {8 + damaged} samples are damaged, more than data.damage=0.125 allows: "
+    )
+    assert "p0 (missing caption)" in text
+    assert "p1 (missing caption)" in text
+    assert text.endswith("see `grainline data check`")
+
+
+def test_exactly_the_allowed_share_of_damage_is_no_error() -> None:
+    account = Account(4, allowed=0.25)
+    batch = drawn(shelf(Shelf(4)), 1)[0]
+    account.add(batch._replace(damage=((DAMAGED_IMAGE, "a"),)))
+    account.settle()
+    account.add(batch._replace(damage=((DAMAGED_IMAGE, "b"),)))
+    account.settle()
+    account.add(batch._replace(damage=((DAMAGED_IMAGE, "a"), (DAMAGED_IMAGE, "b"))))
+    account.settle()  # 12 samples, for which 16 were drawn
+    assert account.files == ["a (damaged image)", "b (damaged image)"]
+    account.add(batch._replace(damage=((DAMAGED_IMAGE, "c"), (DAMAGED_IMAGE, "d"))))
+    with pytest.raises(UserError, match="6 of 22 samples"):
+        account.settle()
+
+
+def test_an_account_goes_on_from_its_state() -> None:
+    data = shelf(Shelf(12, broken=[1, 2, 3], silent=[5]), context=12)
+    whole, first, second = (Account(12, allowed=1.0) for _ in range(3))
+    for number, batch in enumerate(drawn(data, 6)):
+        whole.add(batch)
+        (first if number < 3 else second).add(batch)
+        if number == 2:
+            first.settle()
+            second.restore(first.state())
+    whole.settle()
+    second.settle()
+    assert second.report() == whole.report()
+
+
+def test_collating_a_batch_keeps_pixels_as_bytes() -> None:
+    batch = collate([shelf(Shelf(3))[Draw(i, 0, i)] for i in range(3)])
+    assert (batch.images.pixels.dtype, batch.images.pixels.shape) == (torch.uint8, (3, 3, 16, 16))
+    assert each(lambda x: x.dtype, batch.texts) == (torch.int64, torch.bool, *[torch.int64] * 3)

@@ -1,0 +1,513 @@
+"""Encoders against slow programs in float64: one picture, one text, one head at a time, no padding at all."""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from grainline.config import parse
+from grainline.encoders.text import TextConfig, TextTransformer, length_groups
+from grainline.encoders.towers import Towers, TowersConfig, flat_parts
+from grainline.encoders.vit import ViT, ViTConfig
+from grainline.errors import UserError
+from grainline.nn.block import Block, Stack
+from grainline.nn.pool import AttentionPool, mean_pool, unit
+from grainline.nn.scale import LogitScale, clamp_scales
+from grainline.types import Images, Texts, rows
+
+VIT = {"width": 12, "depth": 2, "heads": 3, "patch": 4, "size": 8}
+TEXT = {"width": 12, "depth": 2, "heads": 3, "vocab": 300, "context": 20}
+
+
+def vit(**changes: Any) -> ViT:
+    return shaken(ViT(ViTConfig(**VIT | changes)))
+
+
+def text(**changes: Any) -> TextTransformer:
+    return shaken(TextTransformer(TextConfig(**TEXT | changes)))
+
+
+def shaken(module: Any) -> Any:
+    """Float64 and no parameter at a value that hides it: biases are not 0, gains not 1."""
+    with torch.no_grad():
+        for p in module.parameters():
+            p += 0.1 * torch.randn_like(p)
+    return module.double().eval()
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+# The slow programs
+
+
+def linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    return torch.stack([layer.weight @ row + layer.bias for row in x])
+
+
+def norm(layer: nn.LayerNorm, x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + layer.eps).sqrt() * layer.weight + layer.bias
+
+
+def gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def mlp(layers: nn.Sequential, x: Tensor) -> Tensor:
+    first, _, last = layers
+    return linear(last, gelu(linear(first, x)))  # type: ignore[arg-type]
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, seen: Callable[[int, int], bool]) -> Tensor:
+    """q [n, c], k and v [L, c] -> [n, c], by sums over single tokens."""
+    q, k, v = q.detach(), k.detach(), v.detach()
+    out = torch.zeros_like(q)
+    for i in range(len(q)):
+        places = [j for j in range(len(k)) if seen(i, j)]
+        fits = [math.exp(float(q[i] @ k[j]) / math.sqrt(q.shape[1])) for j in places]
+        for fit, j in zip(fits, places, strict=True):
+            out[i] += fit / sum(fits) * v[j]
+    return out
+
+
+def everything(_i: int, _j: int) -> bool:
+    return True
+
+
+def slow_block(block: Any, x: Tensor, causal: bool) -> Tensor:
+    """x [L, W], all of it real."""
+    part, width = x.shape[1] // block.attention.heads, x.shape[1]
+    qkv = linear(block.attention.to_qkv, norm(block.norm1, x))
+    heads = []
+    for h in range(block.attention.heads):
+        q, k, v = (qkv[:, n * width + h * part : n * width + (h + 1) * part] for n in range(3))
+        heads.append(attended(q, k, v, lambda i, j: j <= i or not causal))
+    x = x + linear(block.attention.to_out, torch.cat(heads, dim=1))
+    return x + mlp(block.mlp, norm(block.norm2, x))
+
+
+def slow_pool(pool: AttentionPool, x: Tensor) -> Tensor:
+    """x [L, W] -> [W]"""
+    width = x.shape[1]
+    part = width // pool.heads
+    q, kv = linear(pool.to_query, pool.query[None])[0], linear(pool.to_key_value, x)
+    heads = []
+    for h in range(pool.heads):
+        k, v = (kv[:, n * width + h * part : n * width + (h + 1) * part] for n in range(2))
+        heads.append(attended(q[None, h * part : (h + 1) * part], k, v, everything)[0])
+    out = linear(pool.to_out, torch.cat(heads)[None])
+    return (out + mlp(pool.mlp, norm(pool.norm, out)))[0]
+
+
+def slow_patches(stem: nn.Conv2d, picture: Tensor) -> Tensor:
+    """[3, H, W] -> [L, W] in reading order."""
+    side = stem.kernel_size[0]
+    out = []
+    for top, left in itertools.product(range(0, picture.shape[1], side), range(0, picture.shape[2], side)):
+        cut = picture[:, top : top + side, left : left + side]
+        out.append(torch.stack([(w * cut).sum() for w in stem.weight]) + stem.bias)
+    return torch.stack(out)
+
+
+def slow_conv(weight: Tensor, picture: Tensor) -> Tensor:
+    """3 x 3, stride 2, a border of one zero."""
+    padded = torch.nn.functional.pad(picture, (1, 1, 1, 1))
+    half = picture.shape[1] // 2
+    out = picture.new_zeros(len(weight), half, half)
+    for channel, i, j in itertools.product(range(len(weight)), range(half), range(half)):
+        out[channel, i, j] = (weight[channel] * padded[:, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3]).sum()
+    return out
+
+
+def slow_stem(stem: nn.Sequential, picture: Tensor) -> Tensor:
+    """The small convolutions: [3, H, W] -> [L, W]."""
+    for i in range(0, len(stem) - 1, 3):
+        conv, group = stem[i], stem[i + 1]
+        assert isinstance(conv, nn.Conv2d)
+        assert isinstance(group, nn.GroupNorm)
+        picture = slow_conv(conv.weight, picture)
+        picture = (picture - picture.mean()) / (picture.var(correction=0) + group.eps).sqrt()
+        picture = gelu(picture * group.weight[:, None, None] + group.bias[:, None, None])
+    last = stem[-1]
+    assert isinstance(last, nn.Conv2d)
+    cells = picture.flatten(1).T
+    return torch.stack([last.weight[:, :, 0, 0] @ cell + last.bias for cell in cells])
+
+
+def slow_vit(model: ViT, picture: Tensor, pool: str) -> tuple[Tensor, Tensor]:
+    """One picture [3, H, W] in 0..1 -> pooled [W], patches [L, W]."""
+    stem: Any = model.stem
+    normalised = (picture - 0.5) / 0.25
+    x = slow_patches(stem, normalised) if isinstance(stem, nn.Conv2d) else slow_stem(stem, normalised)
+    x = x + model.position
+    if pool == "class":
+        assert model.class_token is not None
+        x = torch.cat([model.class_token[None], x])
+    for block in model.stack.blocks:
+        x = slow_block(block, x, causal=False)
+    x = norm(model.norm, x)
+    if pool == "class":
+        return x[0], x[1:]
+    return (x.mean(0) if model.pool is None else slow_pool(model.pool, x)), x
+
+
+def slow_text(model: TextTransformer, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The ids of one text [L], none of them padding -> pooled [W], tokens [L, W]."""
+    x = torch.stack([model.words.weight[i] + model.position[place] for place, i in enumerate(ids)])
+    for block in model.stack.blocks:
+        x = slow_block(block, x, model.causal)
+    x = norm(model.norm, x)
+    return (x[-1] if model.pool == "end" else x.mean(0)), x
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("pool", ["class", "mean", "attention"])
+@pytest.mark.parametrize("stem", ["patch", "conv"])
+def test_a_vit_is_its_slow_program(stem: str, pool: str) -> None:
+    model = vit(stem=stem, pool=pool)
+    pixels = torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    seen = model(pixels)
+    assert seen.patches.shape == (2, 4, 12)
+    assert (seen.cls is not None) == (pool == "class")
+    for n in range(2):
+        pooled, patches = slow_vit(model, pixels[n], pool)
+        close(seen.pooled[n], pooled)
+        close(seen.patches[n], patches)
+        if seen.cls is not None:
+            close(seen.cls[n], pooled)
+
+
+@pytest.mark.parametrize(("patch", "size"), [(4, 16), (8, 16), (16, 16), (1, 4), (2, 12)])
+def test_the_conv_stem_gives_one_cell_a_patch(patch: int, size: int) -> None:
+    model = ViT(ViTConfig(**VIT | {"patch": patch, "size": size, "stem": "conv"}))
+    assert model(torch.rand(1, 3, size, size)).patches.shape == (1, (size // patch) ** 2, 12)
+    assert model.grid == (size // patch, size // patch)
+
+
+def test_what_the_conv_stem_sees_does_not_depend_on_the_batch() -> None:
+    model = vit(stem="conv").train()
+    pixels = torch.rand(3, 3, 8, 8, dtype=torch.float64)
+    close(model(pixels).patches[1:2], model(pixels[1:2]).patches)
+
+
+def test_pixels_as_bytes_and_as_floats_agree() -> None:
+    pixels = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    for model in (vit(), vit().float()):
+        dtype = model.position.dtype
+        a, b = model(pixels), model(pixels.to(dtype) / 255)
+        torch.testing.assert_close(a.pooled, b.pooled, rtol=1e-5, atol=1e-5)
+        assert a.pooled.dtype == dtype
+
+
+def test_patches_stand_in_reading_order() -> None:
+    model = vit(pool="mean", depth=1)
+    pixels = torch.rand(1, 3, 8, 8, dtype=torch.float64)
+    changed = pixels.clone()
+    changed[..., :4, 4:] += 0.1  # above on the right: the second patch
+    moved = (model.stem(pixels) - model.stem(changed)).flatten(2).abs().sum((0, 1)) > 0
+    assert moved.tolist() == [False, True, False, False]
+
+
+# Texts
+
+
+def padded(lengths: list[int], width: int, vocab: int = 300) -> tuple[Tensor, Tensor]:
+    mask = torch.arange(width) < torch.tensor(lengths)[:, None]
+    return torch.randint(0, vocab, mask.shape), mask
+
+
+@pytest.mark.parametrize("pool", ["end", "mean"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_a_text_transformer_is_its_slow_program(buckets: int, causal: bool, pool: str) -> None:
+    model = text(causal=causal, pool=pool, buckets=buckets)
+    ids, mask = padded([3, 20, 1, 7, 2], 20)
+    read = model(ids, mask)
+    assert read.tokens.shape == (5, 20, 12)
+    assert torch.equal(read.mask, mask)
+    for m in range(5):
+        pooled, tokens = slow_text(model, ids[m][mask[m]])
+        close(read.pooled[m], pooled)
+        close(read.tokens[m][mask[m]], tokens)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_buckets_change_neither_outputs_nor_gradients(causal: bool) -> None:
+    lengths = torch.randint(1, 21, (40,)).tolist()
+    ids, mask = padded(lengths, 20)
+    weight = torch.randn(40, 12, dtype=torch.float64)
+    found = []
+    for buckets in (1, 2, 5):
+        torch.manual_seed(7)
+        model = text(causal=causal, buckets=buckets)
+        read = model(ids, mask)
+        loss = (read.pooled * weight).sum() + (read.tokens * mask[..., None]).square().sum()
+        loss.backward()
+        found.append([read.pooled, read.tokens * mask[..., None], *(p.grad for p in model.parameters())])
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            assert a is not None
+            assert b is not None
+            close(a, b)
+
+
+@pytest.mark.parametrize("pool", ["end", "mean"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_rows_of_padding_are_finite_and_leave_the_others_alone(causal: bool, pool: str) -> None:
+    model = text(causal=causal, pool=pool)
+    ids, mask = padded([4, 0, 6, 0], 9)
+    read = model(ids, mask)
+    assert read.tokens.isfinite().all()
+    assert torch.equal(read.pooled[[1, 3]], torch.zeros(2, 12, dtype=torch.float64))
+    close(read.pooled[[0, 2]], model(ids[[0, 2]], mask[[0, 2]]).pooled)
+    read.pooled.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert model(*padded([0, 0], 5)).pooled.isfinite().all()
+
+
+def test_padding_may_be_longer_than_the_context_but_a_text_may_not() -> None:
+    model = text()
+    ids, mask = padded([20, 5], 31)
+    close(model(ids, mask).pooled, model(ids[:, :20], mask[:, :20]).pooled)
+    with pytest.raises(ValueError, match="more than 20 tokens; the tokenizer must cut it there"):
+        model(*padded([21, 5], 31))
+
+
+def test_a_causal_text_does_not_see_what_follows() -> None:
+    ids, mask = padded([10], 10)
+    other = ids.clone()
+    other[0, 6] = (ids[0, 6] + 1) % 300
+    for causal in (True, False):
+        model = text(causal=causal)
+        same = (model(ids, mask).tokens - model(other, mask).tokens)[0].abs().sum(-1) < 1e-12
+        assert same.tolist() == ([True] * 6 + [False] * 4 if causal else [False] * 10)
+
+
+# Groups of similar length
+
+
+def cost(groups: list[tuple[int, int]]) -> int:
+    """Computed tokens of groups of (rows, longest), and 64 for starting each."""
+    return sum(count * longest + 64 for count, longest in groups)
+
+
+def brute_force(lengths: list[int], most: int) -> int:
+    """The least cost over all ways to cut the sorted lengths into at most `most` runs."""
+    ordered = sorted(lengths)
+    costs = []
+    for number in range(most):
+        for cuts in itertools.combinations(range(1, len(ordered)), number):
+            runs = itertools.pairwise([0, *cuts, len(ordered)])
+            costs.append(cost([(b - a, ordered[b - 1]) for a, b in runs]))
+    return min(costs)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+def test_groups_are_the_cheapest_there_are(most: int) -> None:
+    g = torch.Generator().manual_seed(most)
+    for _ in range(15):
+        lengths = torch.randint(1, 250, (int(torch.randint(1, 12, (), generator=g)),), generator=g)
+        found = length_groups(lengths, most)
+        assert len(found) <= most
+        assert cost([(len(group), longest) for group, longest in found]) == brute_force(
+            lengths.tolist(), most
+        )
+
+
+@pytest.mark.parametrize("count", [1, 5, 16, 17, 100, 333])
+def test_groups_hold_every_row_once_and_no_row_longer_than_they_say(count: int) -> None:
+    lengths = torch.randint(0, 200, (count,))
+    groups = length_groups(lengths, 4)
+    assert sorted(torch.cat([group for group, _ in groups]).tolist()) == list(range(count))
+    for group, longest in groups:
+        assert longest == max(int(lengths[group].max()), 1)
+    assert [longest for _, longest in groups] == sorted(longest for _, longest in groups)
+
+
+def test_groups_of_many_rows_cost_little_more_than_the_best_cuts() -> None:
+    g = torch.Generator().manual_seed(0)
+    lengths = torch.randint(5, 200, (64,), generator=g)
+    found = cost([(len(group), longest) for group, longest in length_groups(lengths, 3)])
+    assert brute_force(lengths.tolist(), 3) <= found <= 1.05 * brute_force(lengths.tolist(), 3)
+
+
+# Blocks, pools, scales
+
+
+def test_drop_path_skips_branches_of_whole_rows_and_makes_up_for_it() -> None:
+    block = shaken(Block(4, 2, drop_path=0.25))
+    x = torch.randn(1, 3, 4, dtype=torch.float64).expand(4000, -1, -1)
+    with torch.no_grad():
+        out = block.train()(x)
+        still = (out == x).all((1, 2)).double().mean()
+        assert float(still) == pytest.approx(0.25**2, abs=0.02)  # both branches skipped
+        close(block.eval()(x)[0], slow_block(block, x[0], causal=False))
+        first = block.attention(block.norm1(x[:1]), None, False)
+    one_of_four = {
+        tuple((x[0] + a / 0.75 * first[0]).flatten().round(decimals=6).tolist()) for a in (0.0, 1.0)
+    }
+    told = {tuple(row.flatten().round(decimals=6).tolist()) for row in out}
+    assert len(told) == 4
+    assert one_of_four <= told  # the rows whose MLP was skipped
+
+
+def test_drop_path_grows_to_its_value_at_the_last_block() -> None:
+    rates = [block.drop_path for block in Stack(4, 5, 2, drop_path=0.4).blocks]
+    assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+    assert [block.drop_path for block in Stack(4, 1, 2, drop_path=0.4).blocks] == [0.4]
+
+
+def test_blocks_begin_with_the_spreads_of_clip() -> None:
+    width, depth = 256, 3
+    for block in Stack(width, depth, 4).blocks:
+        for layer, spread in (
+            (block.attention.to_qkv, width**-0.5),
+            (block.attention.to_out, width**-0.5 * (2 * depth) ** -0.5),
+            (block.mlp[0], (2 * width) ** -0.5),
+            (block.mlp[2], width**-0.5 * (2 * depth) ** -0.5),
+        ):
+            assert float(layer.weight.detach().std()) == pytest.approx(spread, rel=0.03)
+            assert not layer.bias.any()
+
+
+def test_an_attention_pool_looks_at_real_tokens_only_and_says_where() -> None:
+    pool = shaken(AttentionPool(12, 3))
+    x, mask = torch.randn(3, 6, 12, dtype=torch.float64), padded([6, 2, 4], 6)[1]
+    out = pool(x, mask)
+    for n in range(3):
+        close(out.vector[n], slow_pool(pool, x[n][mask[n]]))
+    close(out.weight.sum(-1), torch.ones(3, dtype=torch.float64))
+    assert not out.weight[~mask].any()
+
+
+def test_a_mean_pool_of_nothing_is_zero_even_beside_odd_numbers() -> None:
+    x = torch.tensor([[[1.0], [torch.nan]], [[torch.inf], [2.0]]])
+    out = mean_pool(x, torch.tensor([[True, False], [False, False]]))
+    assert out.vector.tolist() == [[1.0], [0.0]]
+    assert out.weight.tolist() == [[1.0, 0.0], [0.0, 0.0]]
+
+
+def test_unit_vectors_are_made_in_full_precision() -> None:
+    x = torch.randn(5, 64).bfloat16()
+    assert unit(x).dtype == torch.float32
+    torch.testing.assert_close(unit(x).norm(dim=-1), torch.ones(5))
+
+
+def test_a_scale_is_kept_between_one_and_its_maximum_and_never_stuck_there() -> None:
+    scale = LogitScale(10.0, 100.0)
+    assert float(scale().detach()) == pytest.approx(10.0)
+    assert scale.log_scale.shape == (1,)
+    for value, kept in ((500.0, 100.0), (0.01, 1.0), (42.0, 42.0)):
+        with torch.no_grad():
+            scale.log_scale.fill_(math.log(value))
+        clamp_scales(nn.ModuleList([nn.Linear(1, 1), scale]))
+        assert float(scale().detach()) == pytest.approx(kept)
+        (grad,) = torch.autograd.grad(scale().sum(), scale.log_scale)
+        assert float(grad) == pytest.approx(kept)  # d exp(s) / ds
+
+
+# Towers
+
+
+def test_the_parts_of_a_text_are_read_one_after_the_other() -> None:
+    ids = torch.randint(1, 300, (3, 4, 5))
+    mask = torch.rand(3, 4, 5) < 0.5
+    flat, real = flat_parts(Texts(ids, mask, *[torch.arange(3)] * 3))
+    assert flat.shape == real.shape == (3, 20)
+    for n in range(3):
+        told = [int(ids[n, s, place]) for s in range(4) for place in range(5) if mask[n, s, place]]
+        assert flat[n][real[n]].tolist() == told
+        assert real[n].tolist() == [True] * len(told) + [False] * (20 - len(told))
+
+
+def test_towers_project_into_one_space_and_keep_tokens_out_of_training() -> None:
+    cfg = TowersConfig(image=ViTConfig(**VIT), text=TextConfig(**TEXT | {"width": 18}), width=7)
+    towers = shaken(Towers(cfg))
+    images = Images(torch.rand(2, 3, 8, 8, dtype=torch.float64), torch.tensor([4, 9]))
+    ids, mask = padded([3, 6], 6)
+    texts = Texts(ids[:, None], mask[:, None], torch.tensor([7, 8]), torch.tensor([9, -1]), torch.zeros(2))
+    a, b = towers.encode_images(images), towers.encode_texts(texts)
+    pooled, patches = slow_vit(towers.image, images.pixels[1], "class")
+    close(a.vector[1], (towers.to_image.weight @ pooled) / (towers.to_image.weight @ pooled).norm())
+    close(a.tokens[1], patches @ towers.to_image.weight.T)
+    assert (a.item.tolist(), a.image.tolist()) == ([4, 9], [4, 9])
+    told, words = slow_text(towers.text, ids[0, :3])
+    close(b.vector[0], (towers.to_text.weight @ told) / (towers.to_text.weight @ told).norm())
+    close(b.tokens[0, :3], words @ towers.to_text.weight.T)
+    assert (b.item.tolist(), b.image.tolist(), b.mask.sum(1).tolist()) == ([7, 8], [9, -1], [3, 6])
+    close(towers.encode_texts(rows(texts, slice(0, 1))).vector, b.vector[:1])
+    towers.train()
+    quick = towers.encode_images(images), towers.encode_texts(texts)
+    assert [x.tokens.shape for x in quick] == [(2, 0, 7), (2, 0, 7)]
+    assert [x.mask.shape for x in quick] == [(2, 0), (2, 0)]
+    close(quick[0].vector, a.vector)
+
+
+# Sizes
+
+
+def count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def blocks(width: int, depth: int) -> int:
+    """Attention 4 w^2 + 4 w, MLP 8 w^2 + 5 w, two norms 4 w."""
+    return depth * (12 * width**2 + 13 * width)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "depth", "grid"), [("B/16", 768, 12, 14), ("L/14", 1024, 24, 16), ("S/16", 384, 12, 14)]
+)
+def test_vits_of_a_name_have_the_published_sizes(name: str, width: int, depth: int, grid: int) -> None:
+    with torch.device("meta"):
+        model = ViT(ViTConfig(name=name))  # type: ignore[call-arg]
+        seen = model(torch.zeros(2, 3, 224, 224, dtype=torch.uint8))
+    patch = 224 // grid
+    stem = 3 * patch**2 * width + width
+    assert count(model) == stem + grid**2 * width + width + blocks(width, depth) + 2 * width
+    assert (seen.pooled.shape, seen.patches.shape) == ((2, width), (2, grid**2, width))
+    if name == "B/16":  # the published trunk has a position for the class token as well
+        assert count(model) == 85_798_656 - 768
+
+
+@pytest.mark.parametrize(("name", "width"), [("B", 512), ("L", 768)])
+def test_texts_of_a_name_have_the_sizes_of_clip(name: str, width: int) -> None:
+    with torch.device("meta"):
+        model = TextTransformer(TextConfig(name=name, vocab=49_408))  # type: ignore[call-arg]
+    assert count(model) == 49_408 * width + 77 * width + blocks(width, 12) + 2 * width
+
+
+def test_fields_beside_a_name_win() -> None:
+    cfg = ViTConfig(name="B/16", depth=3, size=64)  # type: ignore[call-arg]
+    assert (cfg.width, cfg.depth, cfg.heads, cfg.patch, cfg.size) == (768, 3, 12, 16, 64)
+    assert TextConfig(name="S", heads=4).heads == 4  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("cls", "values", "said"),
+    [
+        (
+            ViTConfig,
+            {"name": "H/14"},
+            "allowed are toy, Mi, Ti, S, B, L, a slash and the patch side, such as B/16",
+        ),
+        (ViTConfig, {"name": "B"}, "such as B/16"),
+        (ViTConfig, VIT | {"size": 9}, "size 9 is not a multiple of patch 4"),
+        (ViTConfig, VIT | {"heads": 5}, "width 12 is not a multiple of 5 heads"),
+        (ViTConfig, VIT | {"stem": "conv", "patch": 6, "size": 12}, "patch 6 is not a power of two"),
+        (TextConfig, {"name": "H"}, "allowed names of text encoders are toy, Mi, Ti, S, B, L"),
+        (TextConfig, TEXT | {"heads": 5}, "width 12 is not a multiple of 5 heads"),
+    ],
+)
+def test_encoders_that_cannot_be_are_named_with_what_can(cls: Any, values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse(cls, values, "here")
+    assert said in str(error.value)

@@ -1,0 +1,132 @@
+"""The training loop against the same run written out step by step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from make import TINY
+
+from grainline.config import parse
+from grainline.data.collate import collate
+from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.sampler import Batches
+from grainline.data.sources.scenes import Scenes
+from grainline.data.tokenizer import Tokenizer
+from grainline.data.transforms import TrainTransform
+from grainline.errors import UserError
+from grainline.methods.clip import CLIP, CLIPConfig
+from grainline.train.log import read_log
+from grainline.train.loop import Run, TrainConfig, train
+from grainline.train.schedule import rate
+from grainline.train.step import step
+from grainline.types import Clock
+
+CPU = torch.device("cpu")
+SETTINGS: dict[str, Any] = {
+    "steps": 6,
+    "batch": 8,
+    "precision": "fp32",
+    "log_every": 2,
+    "optimizer": {"lr": 0.03, "decay": 0.1, "eps": 1e-3, "schedule": {"kind": "cosine", "warmup": 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    source = Scenes("scenes:train?count=12", size=32)
+    return Tokenizer.train((source[i].whole for i in range(12)), 600)
+
+
+def samples(tokenizer: Tokenizer) -> TrainSet:
+    """A little more than a batch, so that epochs end inside batches."""
+    source, texts = Scenes("scenes:train?count=11", size=32), TextsConfig(foils=1, subset=0.9)
+    return TrainSet(source, tokenizer, TrainTransform(8), texts, context=24, seed=5)
+
+
+def method(tokenizer: Tokenizer) -> CLIP:
+    """A scale that begins above its maximum, so that clamping shows."""
+    torch.manual_seed(0)
+    values = {**TINY, "text": {**TINY["text"], "vocab": tokenizer.vocab}, "scale": 20.0, "max_scale": 9.0}  # type: ignore[dict-item]
+    return CLIP(parse(CLIPConfig, values, "test"))
+
+
+def job(out: Path, tokenizer: Tokenizer, **settings: Any) -> Run:
+    cfg = TrainConfig.model_validate({**SETTINGS, "seed": 5} | settings)
+    return Run(out, method(tokenizer), samples(tokenizer), cfg, 0, 0.0, None)
+
+
+def by_hand(tokenizer: Tokenizer, accumulate: int, clip: float | None) -> CLIP:
+    """The run of SETTINGS, as a reader of the documentation would write it."""
+    slow, data, clipped = method(tokenizer), samples(tokenizer), 0
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in slow.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+            {"params": [p for p in slow.parameters() if p.dim() < 2], "weight_decay": 0.0},
+        ],
+        lr=0.03, betas=(0.9, 0.98), eps=1e-3, fused=True,
+    )  # fmt: skip
+    cfg = TrainConfig.model_validate(SETTINGS)
+    plan = iter(Batches(11, 8 // accumulate, 5, range(6 * accumulate)))
+    for number in range(6):
+        optimizer.zero_grad()
+        for _ in range(accumulate):
+            batch = collate([data[draw] for draw in next(plan)])
+            step(slow, batch.images, batch.texts, Clock(number))
+        for p in slow.parameters():
+            assert p.grad is not None
+            p.grad /= accumulate
+        if clip is not None:
+            clipped += float(torch.nn.utils.clip_grad_norm_(slow.parameters(), clip)) > clip
+        for group in optimizer.param_groups:
+            group["lr"] = 0.03 * rate(cfg.optimizer.schedule, number, 6)
+        optimizer.step()
+        slow.scale.clamp_()
+    assert clipped or clip is None, "else clipping is not tested"
+    return slow
+
+
+@pytest.mark.parametrize(("accumulate", "clip"), [(1, None), (2, 0.5)])
+def test_a_run_is_the_loop_that_anyone_would_write(
+    tmp_path: Path, tokenizer: Tokenizer, accumulate: int, clip: float | None
+) -> None:
+    run = job(tmp_path, tokenizer, accumulate=accumulate, clip=clip)
+    before = method(tokenizer).state_dict()
+    train(run, CPU, None)
+    slow = by_hand(tokenizer, accumulate, clip).state_dict()
+    assert float(slow["scale.log_scale"].exp()) < 9.001
+    for name, value in run.method.state_dict().items():
+        torch.testing.assert_close(
+            value, slow[name], rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}"
+        )
+    assert any((slow[name] - before[name]).abs().max() > 0.01 for name in slow), "else nothing was compared"
+
+
+@pytest.mark.parametrize("change", [{"chunk": 3}, {"recompute": True}], ids=["chunk", "recompute"])
+def test_saving_memory_changes_no_weight(
+    tmp_path: Path, tokenizer: Tokenizer, change: dict[str, Any]
+) -> None:
+    plain, saving = job(tmp_path / "a", tokenizer), job(tmp_path / "b", tokenizer, **change)
+    train(plain, CPU, None)
+    train(saving, CPU, None)
+    for a, b in zip(plain.method.parameters(), saving.method.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_log_has_a_line_every_so_often_and_at_the_end_of_every_epoch(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    train(job(tmp_path, tokenizer, steps=5), CPU, None)
+    lines = read_log(tmp_path)
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [2, 3, 4, 5]
+    assert [line["step"] for line in lines if line["kind"] == "epoch"] == [2, 3, 5]
+    last = [line for line in lines if line["kind"] == "train"][-1]
+    assert last["terms"]["loss"] == pytest.approx(last["terms"]["i2t"] + last["terms"]["t2i"])
+    assert last["epoch"] == pytest.approx(40 / 11)
+
+
+def test_a_batch_that_cannot_be_made_is_an_error_that_says_why(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match=r"train.batch 12 is more than the 11 pictures of the data; lower it"):
+        train(job(tmp_path, tokenizer, batch=12), CPU, None)
+    with pytest.raises(ValueError, match="batch 8 is not a multiple of accumulate 3"):
+        TrainConfig.model_validate({**SETTINGS, "accumulate": 3})

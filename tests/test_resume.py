@@ -1,0 +1,352 @@
+"""Killed at any moment and resumed, a run ends with the very weights of one that was left alone."""
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import torch
+from runs import call, complaint, logged, recipe, steps_done
+from safetensors.torch import load_file
+
+from grainline.experiment import run
+from grainline.model import load
+from grainline.recipe import read_recipe
+from grainline.train.checkpoint import newest
+from grainline.train.log import read_log
+
+MODEL = "model.safetensors"
+LONG = (
+    "train.steps=40",
+    "train.save_every=7",
+    "data.workers=2",
+    'data.validation=["scenes:dev?count=6"]',
+    "train.validate_every=10",
+)
+SLOW = ("grainline.cli", "grainline.experiment", "grainline.data.sources.scenes", "pytest", "torch._dynamo")
+"""What takes long to import, once for all processes."""
+KILLS = ((3, True), (12, False), (17, True), (38, False))
+"""A step, and whether the workers are killed with the process; the first is before any checkpoint."""
+
+
+def train(arguments: list[str], said: Path) -> None:
+    """In a process of its own, the leader of a group that its workers belong to."""
+    os.setpgid(0, 0)
+    torch.set_num_threads(1)
+    with said.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["grainline", "train", *arguments]
+    from grainline.cli import main
+
+    main()
+
+
+def started(arguments: list[str], out: Path) -> BaseProcess:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*SLOW])
+    said = out.with_name(f"{out.name}.txt")
+    process = context.Process(target=train, args=([*arguments, "--out", str(out)], said))
+    process.start()
+    return process
+
+
+def ended(process: BaseProcess, out: Path) -> None:
+    process.join(timeout=120)
+    assert process.exitcode == 0, out.with_name(f"{out.name}.txt").read_text()
+
+
+def alive(group: int) -> list[int]:
+    """Processes of a group that still run."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end while we look
+            state, _, its = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(its) == group and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def killed(arguments: list[str], out: Path, step: int, everyone: bool) -> tuple[int, int]:
+    """Start training, kill it at a step with SIGKILL; its group, and the processes that it had."""
+    process = started(arguments, out)
+    while steps_done(out) < step:
+        assert process.is_alive(), out.with_name(f"{out.name}.txt").read_text()
+        time.sleep(0.002)
+    assert process.pid is not None
+    number = len(alive(process.pid))
+    (os.killpg if everyone else os.kill)(process.pid, signal.SIGKILL)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    return process.pid, number
+
+
+def weights(out: Path, place: str = "last") -> dict[str, list[float]]:
+    """Numbers by name: the bytes of two files may differ where safetensors orders its header as it likes."""
+    return {name: x.flatten().tolist() for name, x in load_file(out / place / MODEL).items()}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path | list[tuple[int, int]]]]:
+    """One run that is left alone, and one that is killed again and again."""
+    folder = tmp_path_factory.mktemp("killed")
+    arguments = [recipe(folder), "--set", *LONG]
+    whole, broken = folder / "whole", folder / "broken"
+    undisturbed = started(arguments, whole)
+    groups = []
+    for number, (step, everyone) in enumerate(KILLS):
+        groups.append(killed([*arguments, *(["--resume"] if number else [])], broken, step, everyone))
+    ended(started([*arguments, "--resume"], broken), broken)
+    ended(undisturbed, whole)
+    yield {"whole": whole, "broken": broken, "groups": groups}
+    for group, _ in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def test_a_killed_and_resumed_run_ends_with_the_same_bits(runs: dict[str, Path]) -> None:
+    for place in ("last", "best", "checkpoints/step-00000040"):
+        assert weights(runs["whole"], place) == weights(runs["broken"], place), place
+
+
+def test_its_log_is_that_of_the_whole_run_but_for_times(runs: dict[str, Path]) -> None:
+    whole, broken = logged(runs["whole"]), logged(runs["broken"])
+    assert broken == whole
+    assert [line["step"] for line in whole if line["kind"] == "train"] == list(range(1, 41))
+    assert [line["step"] for line in whole if line["kind"] == "validation"] == [10, 20, 30, 40]
+
+
+def test_no_worker_outlives_its_killed_process(runs: dict[str, list[tuple[int, int]]]) -> None:
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("processes are counted in /proc, which this system does not have")
+    assert min(number for _, number in runs["groups"]) >= 3, "two workers and their parent"
+    end = time.monotonic() + 30  # torch's workers look every five seconds whether their parent lives
+    while left := [pid for group, _ in runs["groups"] for pid in alive(group)]:
+        assert time.monotonic() < end, f"still running: {left}"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of six steps with all its checkpoints."""
+    folder = tmp_path_factory.mktemp("done")
+    run(read_recipe(recipe(folder), ["train.keep=9"]), folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture
+def copy(done: Path, tmp_path: Path) -> Path:
+    """A copy of it to break."""
+    return Path(shutil.copytree(done, tmp_path / "run"))
+
+
+def resume(out: Path, *arguments: object, method: str = "clip") -> list[object]:
+    return ["train", recipe(out.parent, method), "--out", out, "--resume", *arguments]
+
+
+def test_resuming_a_finished_run_changes_nothing(copy: Path) -> None:
+    before, log = weights(copy), (copy / "log.jsonl").read_bytes()
+    assert call(*resume(copy, "--set", "train.keep=9")) == 0
+    assert weights(copy) == before
+    assert (copy / "log.jsonl").read_bytes() == log
+
+
+def test_a_run_goes_on_from_the_checkpoint_that_is_named(copy: Path) -> None:
+    before, log = weights(copy), logged(copy)
+    for name in ("step-00000002", "last"):
+        assert call(*resume(copy, "--checkpoint", name)) == 0
+        assert weights(copy) == before
+        assert logged(copy) == log
+    assert sorted(path.name for path in (copy / "checkpoints").iterdir()) == [
+        "step-00000004",
+        "step-00000006",
+    ]
+
+
+def test_noise_and_crops_go_on_where_they_were(copy: Path) -> None:
+    """Without the generator's state the weights would differ: the comparison above can fail."""
+    before = weights(copy)
+    path = copy / "checkpoints" / "step-00000004"
+    assert call(*resume(copy, "--checkpoint", path.name, "--set", "data.workers=1")) == 0
+    assert weights(copy) == before
+    plain = read_recipe(recipe(copy.parent), ["model.image.drop_path=0", "model.text.drop_path=0"])
+    run(plain, copy.parent / "plain")
+    assert weights(copy.parent / "plain") != before
+
+
+def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = complaint(capsys, *resume(copy, "--checkpoint", "step-00000003"))
+    assert "no checkpoint 'step-00000003'" in text
+    assert "there are: step-00000002, step-00000004, step-00000006, last" in text
+
+
+def test_a_named_checkpoint_without_resume_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", recipe(tmp_path), "--out", tmp_path / "run", "--checkpoint", "last"]
+    assert "give --resume with it" in complaint(capsys, *arguments)
+
+
+def test_resume_before_the_first_checkpoint_begins_anew(copy: Path) -> None:
+    before, log = weights(copy), logged(copy)
+    shutil.rmtree(copy / "checkpoints")
+    shutil.rmtree(copy / "last")
+    assert call(*resume(copy)) == 0
+    assert weights(copy) == before
+    assert logged(copy) == log
+
+
+BEGUN = ("tokenizer.json", "tokenizer_meta.json", "model.json", "recipe.yaml")
+
+
+@pytest.mark.parametrize("again", [[], ["--resume"]], ids=["begin", "resume"])
+@pytest.mark.parametrize("left", [BEGUN[:1], BEGUN[:3], BEGUN], ids=len)
+def test_a_run_that_was_killed_before_its_folder_was_complete_can_be_started_again(
+    done: Path, tmp_path: Path, left: tuple[str, ...], again: list[str]
+) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    for name in left:
+        (out / name).write_text("{ half of it")
+    assert call("train", recipe(tmp_path), "--out", out, *again) == 0
+    assert weights(out) == weights(done)
+
+
+def test_resume_where_there_is_no_run_says_to_begin_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = complaint(capsys, *resume(tmp_path / "nothing"))
+    assert "holds no run to resume" in text
+    assert "leave out --resume" in text
+
+
+def test_resume_into_the_folder_of_another_recipe_names_the_field(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ("--set", "train.batch=4", "model.width=64", "train.log_every=3")
+    text = complaint(capsys, *resume(copy, *changes))
+    assert "belongs to another recipe; it differs in model.width, train.batch;" in text
+    assert "differs in method" in complaint(capsys, *resume(copy, method="siglip"))
+
+
+def test_a_run_is_not_overwritten_without_resume(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [x for x in resume(copy) if x != "--resume"]
+    assert "holds a run already; go on with --resume" in complaint(capsys, *arguments)
+
+
+def test_a_corrupt_checkpoint_offers_the_one_before_and_that_one_works(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, path = weights(copy), copy / "checkpoints" / "step-00000006" / MODEL
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.unlink()  # last/ holds the same file by another name
+    path.write_bytes(data)
+    text = complaint(capsys, *resume(copy))
+    assert f"checkpoint {path.parent} is corrupt" in text
+    assert "--resume --checkpoint step-00000004" in text
+    assert call(*resume(copy, "--checkpoint", "step-00000004")) == 0
+    assert weights(copy) == before
+
+
+def test_a_checkpoint_of_another_method_is_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = copy.parent / "siglip"
+    assert call("train", recipe(copy.parent, "siglip"), "--out", out, "--set", "train.steps=2") == 0
+    shutil.rmtree(out / "checkpoints")
+    shutil.copytree(copy / "checkpoints", out / "checkpoints")
+    text = complaint(capsys, *resume(out, "--set", "train.steps=2", method="siglip"))
+    assert "holds a CLIP, not a SigLIP: use the recipe that it was trained with" in text
+
+
+EXPLODE = "train.optimizer.schedule={kind: step, milestones: [4], factor: 1.0e+30}"
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_terms_and_the_last_good_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    arguments = ["train", recipe(tmp_path), "--out", out, "--set", EXPLODE, "train.clip=null"]
+    arguments += ["train.steps=12", "train.save_every=4", "train.log_every=10"]
+    text = complaint(capsys, *arguments)
+    good = out / "checkpoints" / "step-00000004"
+    assert "the loss is not finite at step 5: i2t nan, t2i nan" in text
+    assert f"the last good checkpoint is {good}" in text
+    assert newest(out) == good
+    model = load(good)
+    assert all(p.isfinite().all() for p in model.method.parameters())
+    last = read_log(out)[-1]
+    assert (last["kind"], last["step"]) == ("not finite", 5)
+    assert last["non_finite"]["terms.i2t"] == "nan"
+
+
+def test_a_loss_that_is_never_finite_says_that_there_is_no_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explode = (
+        "--set",
+        "train.optimizer.lr=1e30",
+        "train.optimizer.schedule={kind: constant}",
+        "train.clip=null",
+    )
+    text = complaint(capsys, "train", recipe(tmp_path), "--out", tmp_path / "run", *explode)
+    assert "not finite at step 1" in text
+    assert "there is no checkpoint yet" in text
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of four megabytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no mount command here")
+    if done.returncode:
+        pytest.skip(f"cannot mount a small file system here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder: Path, leave: int) -> Path:
+    """Take all space of a file system but `leave` bytes."""
+    ballast = folder / "ballast"
+    state = os.statvfs(folder)
+    ballast.write_bytes(b"x" * (state.f_bavail * state.f_frsize - leave))
+    return ballast
+
+
+def test_a_full_disk_stops_the_run_and_spares_the_last_good_checkpoint(
+    small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = small_disk / "run"
+    arguments = ["train", recipe(tmp_path), "--out", out, "--set", "train.keep=99", "train.save_every=1"]
+    arguments += ["train.steps=8"]
+    ballast = fill(small_disk, 2_500_000)
+    text = complaint(capsys, *arguments)
+    assert "no space left on device" in text
+    good = newest(out)
+    assert good is not None
+    assert f"the last good checkpoint is {good}" in text
+    load(good)
+    ballast.unlink()
+    assert call(*arguments, "--resume") in (0, 2)
+
+
+def test_a_disk_that_is_full_from_the_start_is_one_line(
+    small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(small_disk, 8_192)
+    text = complaint(capsys, "train", recipe(tmp_path), "--out", small_disk / "run")
+    assert f"cannot write into {small_disk / 'run'}: no space left on device" in text

@@ -1,0 +1,65 @@
+"""Two processes under torchrun train as one does, from the command line to the last weights."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from runs import call, logged, recipe
+from safetensors.torch import load_file
+
+CASES = {
+    "plain": ("train.steps=5", "data.workers=1", "data.texts.foils=2"),
+    "accumulated": ("train.steps=4", "train.accumulate=2", "train.chunk=3", "train.batch=12"),
+}
+QUIET = ("model.image.drop_path=0", "model.text.drop_path=0")  # each process draws its own noise
+STEADY = ("train.optimizer.eps=1e-3", "train.save_every=3")  # AdamW divides tiny gradients by themselves
+
+
+def arguments(folder: Path, case: str, out: Path) -> list[str]:
+    return ["train", recipe(folder), "--out", str(out), "--set", *QUIET, *STEADY, *CASES[case]]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The run of one process, and that of two with the same global batch."""
+    folder = tmp_path_factory.mktemp(request.param)
+    one, two = folder / "one", folder / "two"
+    assert call(*arguments(folder, request.param, one)) == 0
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, "-m", "grainline", *arguments(folder, request.param, two)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return one, two
+
+
+def test_two_processes_end_with_the_weights_of_one(both: tuple[Path, Path]) -> None:
+    one, two = (load_file(run / "last" / "model.safetensors") for run in both)
+    assert one.keys() == two.keys()
+    for name, x in one.items():
+        torch.testing.assert_close(two[name], x, rtol=0, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_two_processes_write_one_run_folder(both: tuple[Path, Path]) -> None:
+    files = [sorted(str(p.relative_to(run)) for p in run.rglob("*") if p.is_file()) for run in both]
+    assert files[0] == files[1]
+    assert "log.jsonl" in files[0]
+
+
+def test_two_processes_write_one_log_of_both(both: tuple[Path, Path]) -> None:
+    one, two = map(logged, both)
+    assert [line["kind"] for line in one] == [line["kind"] for line in two]
+    for a, b in zip(one, two, strict=True):
+        if a["kind"] == "train":
+            assert b["terms"] == pytest.approx(a["terms"], abs=1e-5)
+            assert b["norm"] == pytest.approx(a["norm"], abs=1e-4)
+        else:  # samples, texts and those cut, over all processes
+            assert a == b

@@ -1,0 +1,67 @@
+"""Which rows belong together, and what happens to nested batches."""
+
+import torch
+
+from grainline.types import (
+    Encoded,
+    Images,
+    Pair,
+    concat,
+    each,
+    full,
+    rows,
+    same_image,
+    same_item,
+    vectors_only,
+)
+
+
+def encoded(item: list[int], image: list[int]) -> Encoded:
+    n = len(item)
+    return Encoded(
+        torch.ones(n, 2),
+        torch.ones(n, 3, 2),
+        torch.ones(n, 3).bool(),
+        torch.tensor(item),
+        torch.tensor(image),
+    )
+
+
+def test_texts_and_pictures_match_by_the_id_of_the_picture() -> None:
+    texts, images = encoded([0, 1, 2], [7, 5, 7]), encoded([0, 1], [5, 7])
+    assert same_image(texts, images).tolist() == [[False, True], [True, False], [False, True]]
+
+
+def test_foils_and_padding_match_nothing_not_even_each_other() -> None:
+    texts = encoded([0, 1, -1, -1], [7, -1, -1, -1])  # a caption, a foil, two rows of padding
+    assert same_image(texts, texts).int().tolist() == [[1, 0, 0, 0], [0] * 4, [0] * 4, [0] * 4]
+    assert same_item(texts, texts).int().tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0] * 4, [0] * 4]
+
+
+def test_rows_are_chosen_in_every_tensor_and_absent_fields_stay_absent() -> None:
+    images = Images(torch.arange(24).view(3, 1, 2, 4), torch.tensor([4, 5, 6]))
+    chosen = rows(images, torch.tensor([2, 0]))
+    assert chosen.image.tolist() == [6, 4]
+    assert chosen.pixels[0, 0, 0].tolist() == [16, 17, 18, 19]
+    assert chosen.regions is None
+    whole = concat([rows(images, slice(0, 1)), rows(images, slice(1, 3))])
+    assert torch.equal(whole.pixels, images.pixels)
+    assert whole.dense is None
+
+
+def test_each_reaches_tensors_inside_nested_tuples() -> None:
+    pair = Pair(encoded([1], [2]), encoded([3], [4])._replace(extra="a word"))
+    more = each(lambda x: x + 1, pair)
+    assert (more.images.item.tolist(), more.texts.image.tolist()) == ([2], [5])
+    assert more.texts.extra == "a word"
+
+
+def test_half_precision_is_widened_and_double_precision_kept() -> None:
+    kinds = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+    assert [full(torch.ones(1, dtype=kind)).dtype for kind in kinds] == [torch.float32] * 3 + [torch.float64]
+
+
+def test_vectors_alone_keep_their_ids() -> None:
+    bare = vectors_only(encoded([3, 4], [1, 1]))
+    assert (bare.tokens.shape, bare.mask.shape) == ((2, 0, 2), (2, 0))
+    assert bare.item.tolist() == [3, 4]
