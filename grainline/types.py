@@ -121,7 +121,7 @@ def to(batch: T, device: torch.device | str) -> T:
 
 
 def full(x: Tensor) -> Tensor:
-    """x in float32 if it was half precision, else as it is: what sums, softmaxes and cosines are computed in."""
+    """x in float32 if it was half precision, else as it is: for sums, softmaxes and cosines."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

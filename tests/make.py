@@ -34,7 +34,7 @@ def build(case: str, *changes: str) -> Method:
 
 
 def batch(n: int = 4, seed: int = 0) -> tuple[Images, Texts]:
-    """Images 0..n-1, two texts of two parts each; the second is padding for odd images, a foil for image 0."""
+    """Images 0..n-1 with two texts of two parts; the second is padding for odd images, a foil for image 0."""
     g = torch.Generator().manual_seed(seed)
     image = torch.arange(n)
     owner, item = image.repeat_interleave(2), torch.arange(2 * n)

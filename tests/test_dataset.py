@@ -227,6 +227,19 @@ def test_a_subset_keeps_sentences_in_order_and_every_number_of_them() -> None:
     assert counts == {1, 2, 3, 4}
 
 
+def test_a_subset_keeps_no_more_sentences_than_asked() -> None:
+    rng = Random(0)
+    texts = [choose(Shelf(1)[0], TextsConfig(subset=1.0, most=2), rng) for _ in range(200)]
+    assert {len(sentences(text)) for text in texts} == {1, 2}
+    pairs = [
+        foil_pairs(Shelf(1, foils=[0])[0], TextsConfig(subset=1.0, foils=2, most=3), rng) for _ in range(200)
+    ]
+    assert {len(sentences(pair[0].true)) for pair in pairs} == {
+        2,
+        3,
+    }  # two sentences are spoilt, and both stay
+
+
 def test_the_share_of_subsets_is_what_was_asked_for() -> None:
     rng = Random(0)
     texts = [choose(Shelf(1)[0], TextsConfig(subset=0.4), rng) for _ in range(2000)]

@@ -19,7 +19,8 @@ from grainline.nn.pool import AttentionPool, mean_pool, unit
 from grainline.nn.scale import LogitScale, clamp_scales
 from grainline.types import Images, Texts, rows
 
-VIT = {"width": 12, "depth": 2, "heads": 3, "patch": 4, "size": 8}
+MEAN, SPREAD = (0.5, 0.375, 0.25), (0.25, 0.5, 0.125)  # exact in float32
+VIT = {"width": 12, "depth": 2, "heads": 3, "patch": 4, "size": 8, "mean": MEAN, "spread": SPREAD}
 TEXT = {"width": 12, "depth": 2, "heads": 3, "vocab": 300, "context": 20}
 
 
@@ -143,7 +144,7 @@ def slow_stem(stem: nn.Sequential, picture: Tensor) -> Tensor:
 def slow_vit(model: ViT, picture: Tensor, pool: str) -> tuple[Tensor, Tensor]:
     """One picture [3, H, W] in 0..1 -> pooled [W], patches [L, W]."""
     stem: Any = model.stem
-    normalised = (picture - 0.5) / 0.25
+    normalised = torch.stack([(picture[c] - MEAN[c]) / SPREAD[c] for c in range(3)])
     x = slow_patches(stem, normalised) if isinstance(stem, nn.Conv2d) else slow_stem(stem, normalised)
     x = x + model.position
     if pool == "class":

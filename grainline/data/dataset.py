@@ -27,6 +27,7 @@ class TextsConfig(Config):
     captions: Literal["whole", "first", "random"] = "whole"  # the fullest text, the first or any caption
     per_image: int = Field(1, ge=1)  # texts drawn for each picture, each on its own
     subset: float = Field(0.0, ge=0, le=1)  # share of the texts that keep a random part of their sentences
+    most: int | None = Field(None, ge=1)  # sentences that a subset keeps at most; None: any number
     foils: int = Field(0, ge=0)  # hard negatives beside them, from sources that have them
     splitter: Literal["rules", "period_space", "every_period"] = "rules"
 
@@ -125,7 +126,7 @@ def choose(record: Record, cfg: TextsConfig, rng: Random) -> str:
     if rng.random() >= cfg.subset:
         return text
     parts = [sentence.text for sentence in sentences(text, cfg.splitter)]
-    return _some([parts], set(), rng)[0] or text
+    return _some([parts], set(), cfg.most, rng)[0] or text
 
 
 def foil_pairs(record: Record, cfg: TextsConfig, rng: Random) -> list[Foil]:
@@ -142,15 +143,16 @@ def foil_pairs(record: Record, cfg: TextsConfig, rng: Random) -> list[Foil]:
     if len({len(parts) for parts in told}) > 1 or len({foil.true for foil in foils}) > 1:
         return foils  # a foil that changes how the text falls into sentences is taken whole
     changed = {i for parts in told[1:] for i, (a, b) in enumerate(zip(told[0], parts, strict=True)) if a != b}
-    true, *texts = _some(told, changed, rng)
+    true, *texts = _some(told, changed, cfg.most, rng)
     return [foil._replace(true=true, text=text) for foil, text in zip(foils, texts, strict=True)]
 
 
-def _some(told: list[list[str]], needed: set[int], rng: Random) -> list[str]:
-    """The same random sentences of each text, in order; those needed always among them."""
+def _some(told: list[list[str]], needed: set[int], most: int | None, rng: Random) -> list[str]:
+    """The same random sentences of each text, in order: at most `most`, or those needed and some others."""
     count = len(told[0])
     if not count:
         return [""] * len(told)
-    drawn = set(rng.sample(range(count), rng.randint(1, count)))
-    kept = sorted(drawn | needed)
+    others = [i for i in range(count) if i not in needed]
+    number = rng.randint(1, min(count, most or count))
+    kept = sorted(needed | set(rng.sample(others, max(0, min(number - len(needed), len(others))))))
     return [" ".join(parts[i] for i in kept) for parts in told]

@@ -63,7 +63,7 @@ class Damaged(Exception):
 
     def __init__(self, cause: str, where: str) -> None:
         super().__init__(f"{cause}: {where}")
-        self.cause = cause  # one of a few fixed phrases, the key of the counts: "damaged image", "missing caption", ...
+        self.cause = cause  # one of causes.CAUSES, the key of the counts
         self.where = where  # the file, and the row or member inside it
 
 

@@ -25,6 +25,10 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
+Colour = tuple[float, float, float]
+"""One number for red, green and blue."""
+
+
 class ViTConfig(Config):
     """`name` such as "B/16" fills in width, depth, heads and patch; fields given beside it win."""
 
@@ -34,6 +38,12 @@ class ViTConfig(Config):
     heads: int = Field(gt=0)
     patch: int = Field(gt=0)
     size: int = Field(224, gt=0)  # side of the square input in pixels
+    mean: Colour = (
+        0.481,
+        0.458,
+        0.408,
+    )  # of the pixels in 0..1, as CLIP's data have them; drawn pictures differ
+    spread: Colour = (0.269, 0.261, 0.276)  # their standard deviation
     stem: Literal["patch", "conv"] = "patch"
     pool: Literal["class", "mean", "attention"] = "class"
     drop_path: float = Field(0.0, ge=0.0, lt=1.0)  # share of rows that skip a branch of the last block
@@ -53,6 +63,8 @@ class ViTConfig(Config):
     def _fits(self) -> "ViTConfig":
         if self.size % self.patch:
             raise ValueError(f"size {self.size} is not a multiple of patch {self.patch}")
+        if min(self.spread) <= 0:
+            raise ValueError(f"spread {self.spread} must be above 0 in every colour")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
         if self.stem == "conv" and self.patch & (self.patch - 1):
@@ -70,8 +82,8 @@ class ViT(nn.Module):
         super().__init__()
         self.width, self.size = cfg.width, cfg.size
         self.grid = (cfg.size // cfg.patch, cfg.size // cfg.patch)
-        self.register_buffer("mean", torch.full((3, 1, 1), 0.5))
-        self.register_buffer("spread", torch.full((3, 1, 1), 0.25))
+        self.register_buffer("mean", torch.tensor(cfg.mean).view(3, 1, 1))
+        self.register_buffer("spread", torch.tensor(cfg.spread).view(3, 1, 1))
         self.stem = nn.Conv2d(3, cfg.width, cfg.patch, cfg.patch) if cfg.stem == "patch" else _conv_stem(cfg)
         self.position = nn.Parameter(torch.randn(self.grid[0] * self.grid[1], cfg.width) * 0.02)
         self.class_token = nn.Parameter(torch.randn(cfg.width) * 0.02) if cfg.pool == "class" else None
