@@ -175,11 +175,12 @@ def scenes(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the run and its report.")] = Path("out/demo"),
+    changes: Sets = None,
 ) -> None:
     """Train a small model on drawn scenes, measure it and write report.html: a few minutes on two cores."""
     from grainline.demo import demo as run_demo
 
-    run_demo(out)
+    run_demo(out, changes or [])
 
 
 def main() -> NoReturn:

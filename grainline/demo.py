@@ -26,19 +26,23 @@ from grainline.viz.overlay import limit_of, overlay
 from grainline.viz.report import Example, HeatMap, Hit, write_report
 
 RECIPE = "clip/scenes"
-SEEN_NEVER = "scenes:dev?count=500"
-COMPOSED = "scenes:compose?count=500"
 SHOWN = 6  # examples in the report
 
 
-def demo(out: Path) -> None:
-    """Train, or go on where an earlier demo stopped; measure; write the report and say where it lies."""
+def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
+    """Train, or go on where an earlier demo stopped; measure; write the report and say where it lies.
+
+    changes  of the recipe, as for `grainline train --set`
+    scenes   held-out pictures to measure on, of usual and of never seen combinations each
+    """
     console = Console()
-    recipe = read_recipe(RECIPE, [])
+    recipe = read_recipe(RECIPE, changes)
     console.print(f"Training {RECIPE} on drawn scenes, {recipe.train.steps} steps of {recipe.train.batch}.")
     model = load(run(recipe, out, resume=(out / "recipe.yaml").is_file()))
     size = model.method.size
-    unseen, composed = open_source(SEEN_NEVER, size=size), open_source(COMPOSED, size=size)
+    unseen, composed = (
+        open_source(f"scenes:{split}?count={scenes}", size=size) for split in ("dev", "compose")
+    )
     encodings = encode_source(model, unseen, foils=True)
     results = {
         "retrieval": retrieval_suite(model.method, encodings),
