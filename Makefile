@@ -26,7 +26,7 @@ mutants: $(READY)
 	$(BIN)/python tests/mutants.py
 
 benchmarks: $(READY)
-	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+	for file in benchmarks/bench_*.py; do $(BIN)/python -m benchmarks.$$(basename $$file .py) || exit 1; done
 
 # Set up once, and again when a dependency changes. The marker is written last: a broken install is made anew.
 $(READY): pyproject.toml constraints.txt

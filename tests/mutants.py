@@ -1,0 +1,122 @@
+"""Plants one fault at a time in a copy of the package and checks that the tests catch each.
+
+    make mutants                             everything: minutes on two cores
+    python tests/mutants.py --only sampler   the faults whose file or line of explanation holds the word
+
+First the named tests run on an unchanged copy. A fault counts as caught when a test fails; a copy that cannot
+be imported, or a text to replace that is no longer there exactly once, is a mistake in faults.py and is
+reported as such. The working tree is never touched. Exit code 1 if a fault survives or is mistaken.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from faults import FAULTS, Fault
+
+ROOT = Path(__file__).parent.parent
+LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv", "venv", "out", "runs", "dist", "build", ".hypothesis", ".*_cache", "__pycache__"
+)
+PATIENCE = 600  # seconds; a fault that makes the tests hang is caught as well
+PASSED, FAILED = 0, 1  # of pytest; its other exit codes say that no test ran to its end
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Plant faults; the tests must catch each.")
+    parser.add_argument("--only", default="", help="a word in the file or in the explanation of the faults")
+    parser.add_argument("--jobs", type=int, default=2, help="how many to try at a time")
+    args = parser.parse_args()
+    faults = [fault for fault in FAULTS if args.only in fault.file or args.only in fault.breaks]
+    if not faults:
+        print(f"no fault has {args.only!r} in its file or explanation")
+        return 1
+    stale = [fault for fault in faults if text_of(fault).count(fault.old) != 1]
+    for fault in stale:
+        print(f"MISTAKEN  {fault.file}: {text_of(fault).count(fault.old)} times, not once: {fault.old!r}")
+    tests = sorted({test for fault in faults for test in fault.tests.split()})
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        original = copied(ROOT, Path(folder))
+        if not sound(original, tests):
+            return 1
+        print(f"the tests pass unchanged, {time.monotonic() - started:.0f} s", flush=True)
+        with ThreadPoolExecutor(args.jobs) as pool:
+            tried = [fault for fault in faults if fault not in stale]
+            outcomes = list(pool.map(lambda fault: reported(fault, original), tried))
+    caught = outcomes.count("caught")
+    print(f"{caught} of {len(faults)} faults were caught, {time.monotonic() - started:.0f} s")
+    return 0 if caught == len(faults) else 1
+
+
+def sound(copy: Path, tests: Sequence[str]) -> bool:
+    """Whether the tests pass on an unchanged copy, and read that copy."""
+    ask = [sys.executable, "-c", "import grainline; print(grainline.__file__)"]
+    found = subprocess.run(ask, cwd=copy, env=surroundings(copy), capture_output=True, text=True, check=True)
+    assert found.stdout.startswith(str(copy)), f"the tests would read {found.stdout.strip()}"
+    code, output = verdict(copy, tests)
+    if code != PASSED:
+        print(f"the tests fail on the unchanged package:\n{output}")
+    return code == PASSED
+
+
+def reported(fault: Fault, original: Path) -> str:
+    """Try a fault and print the line about it: caught, SURVIVED or MISTAKEN."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        copy = copied(original, Path(folder))
+        place = copy / "grainline" / fault.file
+        place.write_text(place.read_text(encoding="utf-8").replace(fault.old, fault.new), encoding="utf-8")
+        code, output = verdict(copy, fault.tests.split())
+    outcome = {PASSED: "SURVIVED", FAILED: "caught"}.get(code, "MISTAKEN")
+    why = f"\n{output}" if outcome == "MISTAKEN" else ""
+    seconds = f"{time.monotonic() - started:3.0f} s"
+    print(f"{outcome:8}  {seconds}  {fault.file}: {fault.breaks}{why}", flush=True)
+    return outcome
+
+
+def text_of(fault: Fault) -> str:
+    """The file of a fault as it stands in the working tree."""
+    return (ROOT / "grainline" / fault.file).read_text(encoding="utf-8")
+
+
+def copied(original: Path, folder: Path) -> Path:
+    """A copy of the repository inside a folder, without what is built, cached or written by runs."""
+    shutil.copytree(original, folder / "copy", ignore=LEFT_OUT, symlinks=True)
+    return folder / "copy"
+
+
+def verdict(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """Exit code of pytest on these files of the copy, and the end of what it printed."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=copy,
+            env=surroundings(copy),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return FAILED, f"no end after {PATIENCE} s"
+    return done.returncode, done.stdout[-2000:]
+
+
+def surroundings(copy: Path) -> dict[str, str]:
+    """The copy goes before an installed grainline; one thread each; real data sets are left out of it."""
+    own = {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, **own, "GRAINLINE_DATA": str(copy / "none")}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
