@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -301,22 +300,6 @@ def test_a_loss_that_is_never_finite_says_that_there_is_no_checkpoint(
     text = complaint(capsys, "train", recipe(tmp_path), "--out", tmp_path / "run", *explode)
     assert "not finite at step 1" in text
     assert "there is no checkpoint yet" in text
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of four megabytes."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("no mount command here")
-    if done.returncode:
-        pytest.skip(f"cannot mount a small file system here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def fill(folder: Path, leave: int) -> Path:
