@@ -1,7 +1,8 @@
 """Vectors of a whole folder or file, written to disk: `grainline encode`.
 
 OUT/vectors.safetensors holds `images` [N, D] and `texts` [M, D] in float32, unit length; OUT/rows.jsonl says
-line by line what each row is; OUT/notes.jsonl what was skipped and which texts were cut.
+line by line what each row is; OUT/notes.jsonl what was skipped and which texts were cut. Of a folder of
+pictures without any texts only `images` are written.
 """
 
 import json
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from grainline.data.sources import open_source
+from grainline.data.sources.folder import Folder
 from grainline.errors import UserError
 from grainline.evaluate.encode import encode_source
 from grainline.files import WRITE_ERRORS, reason
@@ -67,7 +69,9 @@ def _records(
     batch: int,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[dict[str, Tensor], Rows, Rows]:
-    source = open_source(path, images=images, size=model.method.size)
+    source = open_source(path, images=images, size=model.method.size, allow_bare=True)
+    bare = isinstance(source, Folder) and source.bare
+    captions = None if bare else captions
     found = encode_source(model, source, captions=captions, batch=batch, max_damaged=1.0, progress=progress)
     rows: Rows = [{"side": "images", "row": i, "key": key} for i, key in enumerate(found.keys)]
     owners = found.texts.image.tolist()
@@ -77,7 +81,8 @@ def _records(
     ]
     notes: Rows = [{"note": "skipped", "cause": cause, "samples": n} for cause, n in found.damaged.items()]
     notes += [{"note": "skipped first", "where": where} for where in found.damaged_first]
-    return {"images": found.images.vector, "texts": found.texts.vector}, rows, notes + _cut(found.cut)
+    vectors = {"images": found.images.vector} | ({} if bare else {"texts": found.texts.vector})
+    return vectors, rows, notes + _cut(found.cut)
 
 
 def _cut(number: int) -> Rows:

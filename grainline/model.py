@@ -19,7 +19,7 @@ from grainline.data.record import Damaged
 from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
-from grainline.files import write_text
+from grainline.files import name_of, placed, write_text
 from grainline.methods import METHODS
 from grainline.methods.base import Method
 from grainline.types import Encoded, Images, concat, rows, to
@@ -173,14 +173,17 @@ def method_config(name: str, values: dict[str, Any], where: str) -> Config:
 
 def _located(path: Path) -> tuple[Path, Path]:
     """The folder with model.json, and the weights that a path means."""
-    if not path.exists():
+    there = placed(path)  # a kill in the middle of a save may have left it under another name
+    if there is None and not path.exists():
         raise UserError(f"no model at {path}; give the folder that `grainline train --out` wrote")
     home = next((f for f in (path, path.parent, path.parent.parent) if (f / "model.json").is_file()), None)
     if home is None:
         raise UserError(f"{path} holds no model.json; give the folder that `grainline train --out` wrote")
-    found = [path, home / "last", *sorted(home.glob("checkpoints/step-*"), reverse=True)]
-    weights = [folder for folder in found if (folder / MODEL).is_file()]
-    if not weights or (path != home and weights[0] != path):
+    steps = {folder.with_name(name_of(folder)) for folder in home.glob("checkpoints/*step-*")}
+    steps = {folder for folder in steps if folder.name.startswith("step-")}  # not what is being written
+    found = [path, home / "last", *sorted(steps, reverse=True)]
+    weights = [where for folder in found if (where := placed(folder)) and (where / MODEL).is_file()]
+    if not weights or (path != home and weights[0] != there):
         raise UserError(f"{path} holds no weights yet; training writes its first ones to checkpoints/")
     return home, weights[0]
 

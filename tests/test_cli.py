@@ -284,6 +284,31 @@ def test_wrong_input_of_encode_is_one_line(trained: Path, tmp_path: Path, capsys
     assert "choose another --out" in text
 
 
+def test_a_folder_of_bare_pictures_gives_their_vectors(trained: Path, tmp_path: Path) -> None:
+    pictures = [photo(tmp_path / "photos" / f"{i}.png", i) for i in range(3)]
+    (tmp_path / "photos" / "3.jpg").write_bytes(b"no picture")
+    assert call("encode", trained, tmp_path / "photos", "--out", tmp_path / "v", "--batch", "2") == 0
+    saved = load_file(tmp_path / "v" / "vectors.safetensors")
+    assert list(saved) == ["images"]
+    expected = grainline.load(trained).encode(images=pictures).vector
+    torch.testing.assert_close(saved["images"], expected)
+    rows = [json.loads(line) for line in (tmp_path / "v" / "rows.jsonl").read_text().splitlines()]
+    assert [(row["side"], row["key"]) for row in rows] == [("images", f"{i}.png") for i in range(3)]
+    notes = [json.loads(line) for line in (tmp_path / "v" / "notes.jsonl").read_text().splitlines()]
+    assert notes[0] == {"note": "skipped", "cause": "damaged image", "samples": 1}
+
+
+def test_a_model_killed_while_it_replaced_its_weights_loads_the_old_ones(model: Path) -> None:
+    expected = grainline.load(model).encode(texts=["a cat"]).vector
+    (model / "last").rename(model / ".replaced-last")
+    (model / "checkpoints" / ".saving-step-99999999").mkdir()
+    (model / "checkpoints" / ".saving-step-99999999" / "model.safetensors").write_bytes(b"half")
+    for path in (model, model / "last"):
+        assert torch.equal(grainline.load(path).encode(texts=["a cat"]).vector, expected)
+    shutil.rmtree(model / ".replaced-last")
+    assert torch.equal(grainline.load(model).encode(texts=["a cat"]).vector, expected)
+
+
 def test_an_out_folder_that_is_taken_or_cannot_be_made_is_an_error(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "thesis.tex").write_text("mine")

@@ -29,7 +29,7 @@ class Foil(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One picture with at least one caption.
+    """One picture with at least one caption; with none only in a folder of bare pictures, for encoding.
 
     `captions` are alternative descriptions of the whole picture (five in Flickr8k, one in OpenStax).
     `long` is a longer description, where the source has one beside its captions.

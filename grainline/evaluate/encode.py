@@ -19,7 +19,7 @@ from grainline.data.record import Damaged, Record, Source
 from grainline.errors import UserError
 from grainline.evaluate.foils import FoilPairs
 from grainline.evaluate.score import Scorer
-from grainline.types import Encoded, concat, vectors_only
+from grainline.types import Encoded, concat, rows, vectors_only
 
 Captions = Literal["whole", "each", "first"]
 CAPTIONS: tuple[Captions, ...] = ("whole", "each", "first")
@@ -56,7 +56,7 @@ class Encodings(NamedTuple):
     foils: FoilPairs | None  # None: not asked for
     path: str
     fingerprint: str
-    captions: Captions
+    captions: Captions | None  # None: pictures alone
     samples: int  # in the source, damaged ones included
     damaged: dict[str, int]  # cause -> samples that were skipped
     damaged_first: tuple[str, ...]  # cause and place of the first of them
@@ -68,7 +68,7 @@ def encode_source(
     model: Encoder,
     source: Source,
     *,
-    captions: Captions = "whole",
+    captions: Captions | None = "whole",
     foils: bool = False,
     batch: int = 64,
     max_damaged: float = 0.1,
@@ -76,7 +76,8 @@ def encode_source(
 ) -> Encodings:
     """Encode all pictures and texts of a source.
 
-    captions     "whole": one text per picture, its fullest; "each": every caption; "first": the first one
+    captions     "whole": one text per picture, its fullest; "each": every caption; "first": the first one;
+                 None: pictures alone, whether they have texts or not
     foils        encode the foils and their true captions too
     batch        pictures, and texts, that the model sees at once
     max_damaged  share of samples that may be skipped
@@ -84,7 +85,7 @@ def encode_source(
     Raises UserError for an unknown `captions`, an empty source, too many damaged samples (naming the first
     of them), and foils asked for where there are none.
     """
-    if captions not in CAPTIONS:
+    if captions is not None and captions not in CAPTIONS:
         raise UserError(f"captions is {captions!r}; allowed: {', '.join(CAPTIONS)}")
     if len(source) == 0:
         raise UserError(f"no samples in {source.path}; evaluation needs at least one")
@@ -103,9 +104,10 @@ def encode_source(
     if len(failed) == len(source):
         raise UserError(f"no sample of {source.path} can be used; the first of {len(failed)}: {failed[0]}")
     pairs = run.foil_pairs(source.path) if foils else None
+    images = _numbered(run.images.stacked())
     return Encodings(
-        images=_numbered(run.images.stacked()),
-        texts=_numbered(run.texts.stacked(), run.owner),
+        images=images,
+        texts=_numbered(run.texts.stacked(), run.owner) if run.texts.number else rows(images, slice(0, 0)),
         keys=tuple(run.keys),
         strings=tuple(run.strings),
         foils=pairs,
@@ -120,14 +122,14 @@ def encode_source(
     )
 
 
-def texts_of(record: Record, captions: Captions) -> list[str]:
-    """The texts of a record under a mode, blank ones included.
+def texts_of(record: Record, captions: Captions | None) -> list[str]:
+    """The texts of a record under a mode, blank ones included; None takes none.
 
     >>> record = Record("a", b"", ("A dog runs.", "A brown dog."), long="A brown dog runs over wet sand.")
     >>> [texts_of(record, mode) for mode in ("whole", "first")]
     [['A brown dog runs over wet sand.'], ['A dog runs.']]
     """
-    if not record.captions and not record.long:
+    if captions is None or not (record.captions or record.long):
         return []
     if captions == "whole":
         return [record.whole]
@@ -166,7 +168,7 @@ class _Rows:
 class _Run:
     """One walk over a source."""
 
-    def __init__(self, model: Encoder, captions: Captions, foils: bool, batch: int) -> None:
+    def __init__(self, model: Encoder, captions: Captions | None, foils: bool, batch: int) -> None:
         kept = (lambda x: x) if model.method.pairwise else vectors_only
         self.images = _Rows(lambda items: kept(model.encode(images=items)), batch)
         self.texts = _Rows(lambda items: kept(model.encode(texts=items)), batch)
@@ -180,10 +182,10 @@ class _Run:
         self.blank = 0
 
     def add(self, record: Record, picture: Image.Image) -> None:
-        """Queue a record; raises Damaged, having queued nothing, if it has no text."""
+        """Queue a record; raises Damaged, having queued nothing, if it lacks the texts that are asked for."""
         texts = texts_of(record, self.captions)
         real = [text for text in texts if text.strip()]
-        if not real:
+        if not real and self.captions is not None:
             raise Damaged(MISSING_CAPTION, record.key)
         self.blank += len(texts) - len(real)
         row = self.images.add(picture)

@@ -102,11 +102,14 @@ _WITH_FOLDER_OF_PICTURES = ("table", "parquet", "json", "coco-karpathy", "coco-v
 _PACKED = ("gz", "tgz", "bz2", "xz", "zst", "zip")
 
 
-def open_source(path: str, *, images: str | None = None, size: int | None = None) -> Source:
+def open_source(
+    path: str, *, images: str | None = None, size: int | None = None, allow_bare: bool = False
+) -> Source:
     """Open what lies at a path; its kind is found by its look, or named as in "table:rows.txt".
 
-    images  folder of the pictures, for kinds that name their pictures by path; an error for the others
-    size    side of drawn pictures in pixels; all others come as large as they are stored
+    images      folder of the pictures, for kinds that name their pictures by path; an error for the others
+    size        side of drawn pictures in pixels; all others come as large as they are stored
+    allow_bare  take a folder of pictures that have no texts; otherwise that is an error
     """
     kind, rest = _kind(path)
     if images is not None and kind not in _WITH_FOLDER_OF_PICTURES:
@@ -114,7 +117,7 @@ def open_source(path: str, *, images: str | None = None, size: int | None = None
             f"--images {images} does not go with {path}: {kind} hold their own pictures;"
             f" it is for {', '.join(_WITH_FOLDER_OF_PICTURES)}; {HELP}"
         )
-    return SOURCES[kind](rest, images, size)
+    return Folder(rest, allow_bare=allow_bare) if kind == "folder" else SOURCES[kind](rest, images, size)
 
 
 def open_sources(paths: Sequence[str], *, images: str | None = None, size: int | None = None) -> Source:

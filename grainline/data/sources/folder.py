@@ -4,6 +4,7 @@
     cats/b.png   cats/b.json   the fields of grainline.data.sources.common; its texts win if both are there
 
 Keys are the paths of the pictures below the folder, in sorted order. Hidden files and folders are left alone.
+A bare folder holds pictures without any text beside them: there is nothing to train on, but much to encode.
 """
 
 import json
@@ -33,10 +34,11 @@ _TEXT_SUFFIXES = ("json", "txt")
 class Folder(FileSource):
     """The pictures below a folder, or the given ones of them (paths relative to it).
 
-    `remarks` names texts that have no picture.
+    `remarks` names texts that have no picture; `bare` says that no picture has a text.
     """
 
-    def __init__(self, path: str, files: Sequence[str] | None = None) -> None:
+    def __init__(self, path: str, files: Sequence[str] | None = None, *, allow_bare: bool = False) -> None:
+        """allow_bare  take a folder without any text: its records have no captions"""
         self.path = path
         listed = list(files) if files is not None else files_below(path)
         self._names = sorted(name for name in listed if suffix(name) in IMAGE_SUFFIXES)
@@ -49,8 +51,9 @@ class Folder(FileSource):
             )
         beside = {name for name in listed if suffix(name) in _TEXT_SUFFIXES}
         stems = {os.path.splitext(name)[0] for name in self._names}
+        self.bare = files is None and not any(os.path.splitext(name)[0] in stems for name in beside)
         if files is None:
-            if not any(os.path.splitext(name)[0] in stems for name in beside):
+            if self.bare and not allow_bare:
                 raise UserError(
                     f"{path} holds {len(self._names)} pictures without captions: put NAME.txt or NAME.json"
                     f" beside NAME.{suffix(self._names[0])}, or name a table (jsonl, csv); {HELP}"
@@ -65,9 +68,10 @@ class Folder(FileSource):
         name = self._names[index]
         texts = self._texts(name)
         path = os.path.join(self.path, name)
-        if texts.silent:
+        if texts.silent and not self.bare:
             raise Damaged(MISSING_CAPTION, path)
-        return texts.record(name, read_picture([path], path))
+        picture = read_picture([path], path)
+        return Record(name, picture, ()) if texts.silent else texts.record(name, picture)
 
     def _texts(self, name: str) -> Said:
         stem = os.path.join(self.path, os.path.splitext(name)[0])
