@@ -1,12 +1,14 @@
 """GradCache: time and memory of `cached_step` against `step` on one batch whose texts are equally long.
 
 The activations of a chunk at a time cost one more forward, 4/3 of the arithmetic; gate G15 allows 1.45 times
-the time. Memory is the peak of a process that makes one step, less that of one that only builds the model.
+the time. Memory is what one step needs beyond what is there before it, in a process of its own.
 
     python -m benchmarks.bench_gradcache [--batch 64] [--chunk 16] [--width 256] [--depth 6] [--length 64]
 """
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -45,19 +47,15 @@ def build(sizes: Sizes) -> tuple[CLIP, Images, Texts]:
     return method.train(), Images(pixels, number), texts
 
 
-def weigh(way: str, *numbers: int) -> None:
-    """What `fresh_peak` calls: one step, or with "nothing" only the model and the batch."""
+def prepare(way: str, *numbers: int) -> Callable[[], object]:
+    """What `fresh_peak` measures: one step, once the model and the batch are there."""
     small = build(Sizes(2, 1, 64, 1, 4, 16))
     cached_step(*small, CLOCK, 1)  # what the libraries load for the first step
     sizes = Sizes(*numbers)
     method, images, texts = build(sizes)
     if way == "step":
-        step(method, images, texts, CLOCK)
-    elif way == "cached":
-        cached_step(method, images, texts, CLOCK, sizes.chunk)
-
-
-WAYS = ("nothing", "step", "cached")
+        return partial(step, method, images, texts, CLOCK)
+    return partial(cached_step, method, images, texts, CLOCK, sizes.chunk)
 
 
 def main() -> None:
@@ -75,8 +73,9 @@ def main() -> None:
         args.repeats,
     )
     report("gradcache: time of cached_step / step", ratio, "x", at_most=1.45, **sizes._asdict())
-    peak = {way: fresh_peak("benchmarks.bench_gradcache:weigh", way, *sizes).mib for way in WAYS}
-    plain, cached = (peak[way] - peak["nothing"] for way in ("step", "cached"))
+    plain, cached = (
+        fresh_peak("benchmarks.bench_gradcache:prepare", way, *sizes).more for way in ("step", "cached")
+    )
     report("gradcache: memory of step beyond model and batch", plain, "MiB", **sizes._asdict())
     report("gradcache: memory of cached_step beyond model and batch", cached, "MiB", **sizes._asdict())
     report("gradcache: memory of cached_step / step", cached / plain, "x", at_most=1.0, **sizes._asdict())

@@ -16,6 +16,7 @@ A benchmark is a module with `keep_pages()` as the first line of its main part, 
 line for people, both from `report`.
 """
 
+import ctypes
 import importlib
 import json
 import math
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,11 +136,18 @@ class Peak(NamedTuple):
     mib: float  # largest resident memory during the call, the interpreter and its imports included
     before: float  # resident memory in MiB when the call began
 
+    @property
+    def more(self) -> float:
+        """MiB that the call needed beyond what was there when it began."""
+        return self.mib - self.before
+
 
 def fresh_peak(call: str, *arguments: Any) -> Peak:
     """Run `module:function` with JSON-like arguments in a new process and measure that call alone.
 
-    The module is imported before the measurement begins. What the function prints goes to stderr.
+    The module is imported before the measurement begins. A function whose name begins with "prepare" returns
+    the one to measure, so that the temporaries of the preparation, however large, hide
+    nothing. What the functions print goes to stderr.
     """
     default = {name: value for name, value in os.environ.items() if name not in _MALLOC}
     command = [sys.executable, "-m", "benchmarks.harness", call, json.dumps(arguments)]
@@ -155,12 +164,15 @@ def fresh_peak(call: str, *arguments: Any) -> Peak:
 
 def _measure(call: str, arguments: list[Any]) -> Peak:
     module, name = call.split(":")
-    function = getattr(importlib.import_module(module), name)
+    function = partial(getattr(importlib.import_module(module), name), *arguments)
+    if name.startswith("prepare"):
+        function = function()
+        ctypes.CDLL(None).malloc_trim(0)  # what the preparation has freed goes back to the system
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text(
         "5", encoding="ascii"
     )  # VmHWM falls back to what is resident now
-    duration = seconds(lambda: function(*arguments))
+    duration = seconds(function)
     return Peak(duration, _status("VmHWM"), before)
 
 
