@@ -27,6 +27,7 @@ app = typer.Typer(
 data = typer.Typer(help="Look at data, and make some.", rich_markup_mode=None)
 app.add_typer(data, name="data")
 
+INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 VARIADIC = ("--data", "--set", "--validation")
 
 
@@ -81,7 +82,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ] = "whole",
     protocol: Annotated[str, typer.Option(help="plain, coco-5k or coco-1k.")] = "plain",
     json: Annotated[Path | None, typer.Option(help="Write settings, data, versions and numbers.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="Pictures and texts encoded at a time.")] = 64,
     memory: Annotated[int, typer.Option(min=1, help="Most memory for scores, in MiB.")] = 256,
     damage: Annotated[float, typer.Option(min=0, max=1, help="Share of samples that may be damaged.")] = 0.02,
@@ -90,13 +91,18 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     from rich.console import Console
 
     from grainline.evaluate.encode import encode_source
-    from grainline.evaluate.result import write
+    from grainline.evaluate.protocols import PROTOCOLS
+    from grainline.evaluate.result import writable, write
     from grainline.evaluate.suite import SUITES, Options
     from grainline.evaluate.table import table
     from grainline.model import load
 
     if suite not in SUITES:
         raise UserError(f"--suite is {suite!r}; allowed are {', '.join(SUITES)}")
+    if protocol not in PROTOCOLS:
+        raise UserError(f"--protocol is {protocol!r}; allowed are {', '.join(PROTOCOLS)}")
+    if json:
+        writable(json)
     options = Options(protocol, seed, memory=memory * 2**20)
     loaded = load(model)
     source = _open(data, images, loaded.method.size)
@@ -123,7 +129,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
 def encode(
     model: Annotated[str, typer.Argument(help="Run folder, or a folder of weights inside one.")],
     source: Annotated[str, typer.Argument(help="A data source, or a .txt file with one text a line.")],
-    out: Annotated[Path, typer.Option(help="Folder to write vectors.safetensors and rows.jsonl into.")],
+    out: Annotated[
+        Path, typer.Option(help="New folder for vectors.safetensors, rows.jsonl and notes.jsonl.")
+    ],
     images: Images = None,
     captions: Annotated[str, typer.Option(help="Texts of a data source: whole, each or first.")] = "whole",
     batch: Annotated[int, typer.Option(min=1, help="Pictures and texts encoded at a time.")] = 64,
@@ -136,7 +144,11 @@ def encode(
         counts = encode_path(
             load(model), source, out, images=images, captions=captions, batch=batch, progress=step
         )
-    print(f"written: {out} ({', '.join(f'{number} {name}' for name, number in counts.items())})")
+    skipped = counts.pop("skipped")
+    told = ", ".join(f"{number} {name}" for name, number in counts.items())
+    print(
+        f"written: {out} ({told})" + (f"; {skipped} samples were skipped, see notes.jsonl" if skipped else "")
+    )
 
 
 @data.command()
@@ -187,15 +199,16 @@ def main() -> NoReturn:
     """Run the command line. A user's error is one line on stderr and exit code 2."""
     usage: Any = typer.BadParameter.__mro__[1]  # typer carries its own click, or an installed one
     try:
-        app(_spread(sys.argv[1:] or ["--help"]), standalone_mode=False)
+        code = app(_spread(sys.argv[1:] or ["--help"]), standalone_mode=False)
     except usage as error:
         _fail(f"{error.format_message()} See grainline --help.")
     except UserError as error:
         _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # typer makes this of Ctrl-C by itself, and returns it
         print("grainline: interrupted; a training run goes on with --resume", file=sys.stderr)
-        sys.exit(130)
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _spread(arguments: list[str]) -> list[str]:

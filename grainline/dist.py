@@ -33,7 +33,8 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ARG004
-        grad = grads[0].contiguous()
+        # A copy: autograd may hand the very same tensor to another branch, and all_reduce writes into it.
+        grad = grads[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad)
         return grad.chunk(dist.get_world_size())[dist.get_rank()]
 

@@ -2,7 +2,7 @@
 
 OUT/vectors.safetensors holds `images` [N, D] and `texts` [M, D] in float32, unit length; OUT/rows.jsonl says
 line by line what each row is; OUT/notes.jsonl what was skipped and which texts were cut. Of a folder of
-pictures without any texts only `images` are written.
+pictures those without texts are encoded as well; where nothing has a text, only `images` are written.
 """
 
 import json
@@ -10,17 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from grainline.data.sources import open_source
-from grainline.data.sources.folder import Folder
+from grainline.data.sources import SOURCES, open_source
 from grainline.errors import UserError
 from grainline.evaluate.encode import encode_source
 from grainline.files import WRITE_ERRORS, reason
 from grainline.model import Model
 
 Rows = list[dict[str, Any]]
+VECTORS = "vectors.safetensors"
 
 
 def encode_path(
@@ -33,30 +34,51 @@ def encode_path(
     batch: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, int]:
-    """Encode a data source, or the lines of a .txt file, into a folder; returns how many rows of a kind."""
+    """Encode a data source, or the lines of a .txt file, into a folder.
+
+    Returns how many rows there are of a kind, and how many samples were skipped. Raises UserError for an out
+    that holds anything already.
+    """
+    _empty(out)
+    lines = source.endswith(".txt") and source.partition(":")[0] not in SOURCES
+    if lines and images is not None:
+        raise UserError(f"--images {images} does not go with {source}, a file of texts")
     vectors, rows, notes = (
-        _lines(model, Path(source))
-        if source.endswith(".txt")
+        _lines(model, Path(source), batch)
+        if lines
         else _records(model, source, images, captions, batch, progress)
     )
     try:
         out.mkdir(parents=True, exist_ok=True)
-        save_file({name: x.cpu().contiguous() for name, x in vectors.items()}, out / "vectors.safetensors")
+        save_file({name: x.cpu().contiguous() for name, x in vectors.items()}, out / VECTORS)
+        (out / VECTORS).chmod((out.stat().st_mode & 0o666) | 0o600)  # readable to whom the folder is
         _write(out / "rows.jsonl", rows)
         _write(out / "notes.jsonl", notes)
     except WRITE_ERRORS as error:
         raise UserError(f"cannot write into {out}: {reason(error)}; choose another --out") from None
-    return {name: len(x) for name, x in vectors.items()}
+    skipped = sum(note["samples"] for note in notes if note["note"] == "skipped")
+    return {name: len(x) for name, x in vectors.items()} | {"skipped": skipped}
 
 
-def _lines(model: Model, path: Path) -> tuple[dict[str, Tensor], Rows, Rows]:
+def _empty(out: Path) -> None:
+    """The folder is new or empty: nothing of the user's is written over, and that is known at once."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise UserError(f"{out} is not an empty folder; choose another --out")
+    except OSError as error:
+        raise UserError(f"cannot write into {out}: {reason(error)}; choose another --out") from None
+
+
+def _lines(model: Model, path: Path, batch: int) -> tuple[dict[str, Tensor], Rows, Rows]:
     try:
         texts = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}; expected UTF-8 with one text a line") from None
     if not texts:
         raise UserError(f"{path} holds no text; expected one text a line")
-    vectors = model.encode(texts=texts).vector
+    parts = (model.encode(texts=texts[i : i + batch]).vector for i in range(0, len(texts), batch))
+    vectors = torch.cat(list(parts))  # batch by batch: the tokens of all lines would not fit
     rows: Rows = [{"side": "texts", "row": i, "text": text} for i, text in enumerate(texts)]
     return {"texts": vectors}, rows, _cut(model.cut)
 
@@ -70,9 +92,9 @@ def _records(
     progress: Callable[[int, int], None] | None,
 ) -> tuple[dict[str, Tensor], Rows, Rows]:
     source = open_source(path, images=images, size=model.method.size, allow_bare=True)
-    bare = isinstance(source, Folder) and source.bare
-    captions = None if bare else captions
-    found = encode_source(model, source, captions=captions, batch=batch, max_damaged=1.0, progress=progress)
+    found = encode_source(
+        model, source, captions=captions, need_text=False, batch=batch, max_damaged=1.0, progress=progress
+    )
     rows: Rows = [{"side": "images", "row": i, "key": key} for i, key in enumerate(found.keys)]
     owners = found.texts.image.tolist()
     rows += [
@@ -81,7 +103,7 @@ def _records(
     ]
     notes: Rows = [{"note": "skipped", "cause": cause, "samples": n} for cause, n in found.damaged.items()]
     notes += [{"note": "skipped first", "where": where} for where in found.damaged_first]
-    vectors = {"images": found.images.vector} | ({} if bare else {"texts": found.texts.vector})
+    vectors = {"images": found.images.vector} | ({"texts": found.texts.vector} if found.strings else {})
     return vectors, rows, notes + _cut(found.cut)
 
 
@@ -90,4 +112,4 @@ def _cut(number: int) -> Rows:
 
 
 def _write(path: Path, rows: Rows) -> None:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -27,10 +27,10 @@ from grainline.model import Description, Model, build, method_config, write_desc
 from grainline.recipe import Recipe, read_recipe, write_recipe
 from grainline.train import checkpoint
 from grainline.train.log import NAME as LOG
-from grainline.train.loop import Run, train
+from grainline.train.loop import Run, Validation, train
 from grainline.train.process import process_group
 
-MAY_CHANGE = ("data.workers", "train.keep", "train.log", "train.log_every")
+MAY_CHANGE = ("data.workers", "data.damage", "train.keep", "train.log", "train.log_every")
 """Recipe fields that do not change what a run computes, so that a resumed run may have others."""
 
 BEGUN = {"tokenizer.json", "tokenizer_meta.json", "model.json", "recipe.yaml"}
@@ -176,7 +176,7 @@ def _with_vocabulary(description: Description, vocab: int) -> Description:
     return description._replace(config=config)
 
 
-def _validation(recipe: Recipe, model: Model) -> Callable[[], dict[str, float]] | None:
+def _validation(recipe: Recipe, model: Model) -> Callable[[], Validation] | None:
     """Retrieval on the validation sources: the sum of recalls first, because it picks the best checkpoint."""
     if not recipe.data.validation:
         if recipe.train.validate_every:
@@ -186,12 +186,14 @@ def _validation(recipe: Recipe, model: Model) -> Callable[[], dict[str, float]] 
         raise UserError(
             "data.validation names a source, but train.validate_every is 0; set it to a number of steps"
         )
-    source = open_sources(recipe.data.validation, images=recipe.data.images, size=model.method.size)
+    source = open_sources(
+        recipe.data.validation, images=recipe.data.images, size=model.method.size, images_if_taken=True
+    )
 
-    def measure() -> dict[str, float]:
-        encodings = encode_source(model, source)
+    def measure() -> Validation:
+        encodings = encode_source(model, source, max_damaged=recipe.data.damage)
         result = retrieval_suite(model.method, encodings, Options(resamples=100))
-        return {metric.name: metric.value for metric in reversed(result.metrics)}
+        return {metric.name: metric.value for metric in reversed(result.metrics)}, result.notes
 
     return measure
 

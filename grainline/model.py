@@ -173,6 +173,7 @@ def method_config(name: str, values: dict[str, Any], where: str) -> Config:
 
 def _located(path: Path) -> tuple[Path, Path]:
     """The folder with model.json, and the weights that a path means."""
+    path = path.resolve()  # "." has no name of its own
     there = placed(path)  # a kill in the middle of a save may have left it under another name
     if there is None and not path.exists():
         raise UserError(f"no model at {path}; give the folder that `grainline train --out` wrote")

@@ -72,7 +72,7 @@ def fresh(cls: type[Small] = Small, width: int = 5, **kernel: bool) -> tuple[Sma
 
 
 def at(step: int, **other: Any) -> TrainState:
-    return TrainState(step=step, epoch=1, position=17 * step, rng=(rng_state(),), **other)
+    return TrainState(step=step, rng=(rng_state(),), **other)
 
 
 def trained(out: Path, *steps: int, keep: int = 9) -> tuple[Small, torch.optim.Optimizer]:
@@ -298,7 +298,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut state": (lambda p: os.truncate(p / STATE, 40), r"state\.json is damaged"),
     "empty state": (lambda p: (p / STATE).write_text("[]"), r"state\.json is damaged"),
     "edited state": (
-        lambda p: (p / STATE).write_text((p / STATE).read_text().replace('"epoch": 1', '"epoch": 2')),
+        lambda p: (p / STATE).write_text((p / STATE).read_text().replace('"step": ', '"step": 1')),
         r"state\.json has been changed",
     ),
 }  # fmt: skip
@@ -624,7 +624,7 @@ def work(out, pipe, steps):
         for parameter in method.parameters():
             parameter.grad = torch.randn_like(parameter)
         optimizer.step()
-        state = TrainState(step, 0, step, (rng_state(),))
+        state = TrainState(step, (rng_state(),))
         for _ in range(1 + step % 2):  # every other step is saved twice, which replaces a folder
             path = save(out, method, optimizer, state, keep=1)
         mark(out, path, "best")

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +19,12 @@ import grainline
 from grainline.data.tokenizer import Tokenizer
 from grainline.errors import UserError
 from grainline.experiment import run
+from grainline.model import Model
 from grainline.recipe import names, read_recipe
 
 MODEL = "model.safetensors"
 Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +105,10 @@ def test_an_unknown_recipe_names_the_built_in_ones_and_the_nearest(tmp_path: Pat
         ("data.tokenizer=./no/such", "no tokenizer at ./no/such"),
         ("model.text.vocab=300", "vocab is 300; a trained tokenizer needs"),
         ("train.batch=64", "train.batch 64 is more than the 36 pictures of the data"),
+        ("data.crop.scale=[0.5,2]", "must be two numbers in order, above 0 and at most 1"),
+        ("data.crop.scale=[0,0]", "must be two numbers in order, above 0 and at most 1"),
+        ("data.crop.ratio=[2,1]", "must be two numbers in order, above 0 and at most 100"),
+        ("data.texts={foils: 1, captions: first}", "needs per_image above 1"),
         ("train.validate_every=2", "data.validation names no source to measure on"),
         ("data.validation=[scenes]", "train.validate_every is 0; set it to a number of steps"),
         ("data.paths=[]", "no data to train on; give --data PATH..."),
@@ -257,12 +264,14 @@ def test_a_model_without_its_tokenizer_is_an_error(model: Path, capsys: Capture)
     [
         (["--suite", "taste"], "--suite is 'taste'; allowed are retrieval, foils"),
         (["--captions", "some"], "captions is 'some'; allowed: whole, each, first"),
-        (["--protocol", "coco-2k"], "coco-2k"),
+        (["--protocol", "coco-2k"], "--protocol is 'coco-2k'; allowed are plain, coco-5k, coco-1k"),
+        (["--seed", "-1"], "--seed"),
         (["--images", "x"], "--images x does not go with"),
         (["--batch", "0"], "--batch"),
         (["--memory", "0"], "--memory"),
         (["--damage", "2"], "--damage"),
         (["--json", "/proc/none/x.json"], "cannot write /proc/none/x.json"),
+        (["--json", "/tmp"], "cannot write /tmp: it is a folder"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
@@ -282,10 +291,60 @@ def test_wrong_input_of_encode_is_one_line(trained: Path, tmp_path: Path, capsys
     (tmp_path / "few.txt").write_text("a cat\n")
     text = complaint(capsys, "encode", trained, tmp_path / "few.txt", "--out", tmp_path / "file" / "v")
     assert "choose another --out" in text
+    assert call("encode", trained, tmp_path / "few.txt", *out) == 0
+    before = (tmp_path / "v" / "vectors.safetensors").read_bytes()
+    text = complaint(capsys, "encode", trained, tmp_path / "few.txt", *out)
+    assert "v is not an empty folder; choose another --out" in text
+    assert (tmp_path / "v" / "vectors.safetensors").read_bytes() == before
+    text = complaint(
+        capsys, "encode", trained, tmp_path / "few.txt", "--images", "x", "--out", tmp_path / "w"
+    )
+    assert "--images x does not go with" in text
 
 
-def test_a_folder_of_bare_pictures_gives_their_vectors(trained: Path, tmp_path: Path) -> None:
+def test_vectors_may_be_read_by_whom_their_folder_may(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "few.txt").write_text("a cat\n")
+    assert call("encode", trained, tmp_path / "few.txt", "--out", tmp_path / "v") == 0
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "v").iterdir()}
+    assert modes == {0o644 & (tmp_path / "v").stat().st_mode}
+
+
+def test_the_tokens_of_many_lines_are_not_kept(trained: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    (tmp_path / "many.txt").write_text("a cat\n" * 7)
+    sizes: list[int] = []
+    encode = Model.encode
+
+    def counted(self: Model, **given: Any) -> Any:
+        sizes.append(len(given["texts"]))
+        return encode(self, **given)
+
+    monkeypatch.setattr(Model, "encode", counted)
+    assert call("encode", trained, tmp_path / "many.txt", "--out", tmp_path / "v", "--batch", "3") == 0
+    assert sizes == [3, 3, 1]
+    assert load_file(tmp_path / "v" / "vectors.safetensors")["texts"].shape == (7, 32)
+
+
+def test_ctrl_c_ends_with_130_and_a_hint(trained: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("grainline.model.load", stopped)
+    assert call("evaluate", trained, "--data", "scenes:dev?count=4") == 130
+    assert "interrupted; a training run goes on with --resume" in capsys.readouterr().err
+
+
+def test_a_model_may_be_named_from_inside_its_folder(model: Path, monkeypatch: Patch) -> None:
+    expected = grainline.load(model).encode(texts=["a cat"]).vector
+    for place in (model, model / "last"):
+        monkeypatch.chdir(place)
+        assert torch.equal(grainline.load(".").encode(texts=["a cat"]).vector, expected)
+
+
+def test_a_folder_of_bare_pictures_gives_their_vectors(
+    trained: Path, tmp_path: Path, capsys: Capture
+) -> None:
     pictures = [photo(tmp_path / "photos" / f"{i}.png", i) for i in range(3)]
+    capsys.readouterr()
     (tmp_path / "photos" / "3.jpg").write_bytes(b"no picture")
     assert call("encode", trained, tmp_path / "photos", "--out", tmp_path / "v", "--batch", "2") == 0
     saved = load_file(tmp_path / "v" / "vectors.safetensors")
@@ -296,6 +355,11 @@ def test_a_folder_of_bare_pictures_gives_their_vectors(trained: Path, tmp_path: 
     assert [(row["side"], row["key"]) for row in rows] == [("images", f"{i}.png") for i in range(3)]
     notes = [json.loads(line) for line in (tmp_path / "v" / "notes.jsonl").read_text().splitlines()]
     assert notes[0] == {"note": "skipped", "cause": "damaged image", "samples": 1}
+    assert "(3 images); 1 samples were skipped, see notes.jsonl" in capsys.readouterr().out
+    (tmp_path / "photos" / "1.TXT").write_text("A single text.")  # the others are encoded all the same
+    assert call("encode", trained, tmp_path / "photos", "--out", tmp_path / "w") == 0
+    saved = load_file(tmp_path / "w" / "vectors.safetensors")
+    assert (len(saved["images"]), len(saved["texts"])) == (3, 1)
 
 
 def test_a_model_killed_while_it_replaced_its_weights_loads_the_old_ones(model: Path) -> None:

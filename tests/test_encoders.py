@@ -155,7 +155,9 @@ def slow_vit(model: ViT, picture: Tensor, pool: str) -> tuple[Tensor, Tensor]:
     x = norm(model.norm, x)
     if pool == "class":
         return x[0], x[1:]
-    return (x.mean(0) if model.pool is None else slow_pool(model.pool, x)), x
+    if model.pool is None:
+        return x.mean(0), x
+    return slow_pool(model.pool, x), torch.stack([slow_pool(model.pool, token[None]) for token in x])
 
 
 def slow_text(model: TextTransformer, ids: Tensor) -> tuple[Tensor, Tensor]:

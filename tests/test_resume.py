@@ -1,6 +1,7 @@
 """Killed at any moment and resumed, a run ends with the very weights of one that was left alone."""
 
 import contextlib
+import json
 import multiprocessing
 import os
 import shutil
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from runs import call, complaint, logged, recipe, steps_done
 from safetensors.torch import load_file
 
 from grainline.experiment import run
 from grainline.model import load
 from grainline.recipe import read_recipe
+from grainline.train import checkpoint, loop
 from grainline.train.checkpoint import newest
 from grainline.train.log import read_log
 
@@ -278,13 +281,13 @@ def test_a_loss_that_is_not_finite_stops_with_step_terms_and_the_last_good_check
     arguments += ["train.steps=12", "train.save_every=4", "train.log_every=10"]
     text = complaint(capsys, *arguments)
     good = out / "checkpoints" / "step-00000004"
-    assert "the loss is not finite at step 5: i2t nan, t2i nan" in text
+    assert "the loss is not finite at step 6: i2t nan, t2i nan" in text
     assert f"the last good checkpoint is {good}" in text
     assert newest(out) == good
     model = load(good)
     assert all(p.isfinite().all() for p in model.method.parameters())
     last = read_log(out)[-1]
-    assert (last["kind"], last["step"]) == ("not finite", 5)
+    assert (last["kind"], last["step"]) == ("not finite", 6)
     assert last["non_finite"]["terms.i2t"] == "nan"
 
 
@@ -298,7 +301,7 @@ def test_a_loss_that_is_never_finite_says_that_there_is_no_checkpoint(
         "train.clip=null",
     )
     text = complaint(capsys, "train", recipe(tmp_path), "--out", tmp_path / "run", *explode)
-    assert "not finite at step 1" in text
+    assert "not finite at step 2" in text
     assert "there is no checkpoint yet" in text
 
 
@@ -333,3 +336,86 @@ def test_a_disk_that_is_full_from_the_start_is_one_line(
     fill(small_disk, 8_192)
     text = complaint(capsys, "train", recipe(tmp_path), "--out", small_disk / "run")
     assert f"cannot write into {small_disk / 'run'}: no space left on device" in text
+
+
+BEST = (
+    'data.validation=["scenes:dev?count=6"]',
+    "train.validate_every=2",
+    "train.save_every=3",
+    "train.keep=9",
+)
+
+
+def step_at(out: Path, place: str) -> int:
+    return int(json.loads((out / place / "state.json").read_text())["state"]["step"])
+
+
+def test_the_best_weights_are_marked_even_if_the_process_died_before_it_could(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    start = ("train", recipe(tmp_path), "--out", tmp_path / "run", "--set", *BEST, "train.optimizer.lr=1e-12")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "mark", dies)
+        assert call(*start) == 130
+    assert not (tmp_path / "run" / "best").exists()
+    assert call(*start, "--resume") == 0
+    assert step_at(tmp_path / "run", "best") == 2
+
+
+def test_a_run_that_goes_back_leaves_the_last_and_best_weights_of_the_other_future(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    start = ("train", recipe(tmp_path), "--out", out, "--set", *BEST)
+    assert call(*start) == 0
+    assert step_at(out, "last") == 6
+    ends = loop._Training._after
+
+    def stops(self: loop._Training) -> None:
+        ends(self)
+        if self.made == 4:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Training, "_after", stops)
+        assert call(*start, "--resume", "--checkpoint", "step-00000003") == 130
+    assert not (out / "last").exists()
+    assert step_at(out, "best") <= 4
+    assert load(out)  # from the newest checkpoint
+    assert call(*start, "--resume") == 0
+    assert step_at(out, "last") == 6
+
+
+def test_resume_with_other_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{i}.png,A caption of picture {i}." for i in range(20)]
+    for i in range(20):
+        Image.new("RGB", (40, 40), (12 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(["image,caption", *rows]) + "\n")
+    start = ("train", recipe(tmp_path), "--data", table, "--out", tmp_path / "run")
+    small = ("--set", "data.texts.foils=0", "model.text.vocab=520")
+    assert call(*start, *small) == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000006")
+    table.write_text("\n".join(["image,caption", *rows[:11]]) + "\n")
+    text = complaint(capsys, *start, *small, "--resume")
+    assert "was trained on 20 pictures, the data hold 11 now" in text
+
+
+def test_damage_of_validation_data_and_remarks_of_sources_are_in_the_log(tmp_path: Path) -> None:
+    for i in range(12):
+        Image.new("RGB", (40, 40), (12 * i, 0, 0)).save(tmp_path / f"{i}.png")
+        (tmp_path / f"{i}.txt").write_text(f"A caption of picture {i}.")
+    (tmp_path / "3.png").write_bytes(b"no picture")
+    (tmp_path / "alone.txt").write_text("A text without a picture.")
+    data = ("--data", tmp_path, "--validation", tmp_path)
+    start = ("train", recipe(tmp_path), *data, "--out", tmp_path / "run")
+    small = ("data.texts.foils=0", "model.text.vocab=520", "train.validate_every=6", "data.damage=0.5")
+    assert call(*start, "--set", *small) == 0
+    lines = read_log(tmp_path / "run")
+    said = next(line["text"] for line in lines if line["kind"] == "note")
+    assert said.startswith("1 texts have no picture")
+    notes = next(line["notes"] for line in lines if line["kind"] == "validation")
+    assert any("1 of 12 samples were skipped: 1 damaged image" in note for note in notes)

@@ -54,7 +54,13 @@ def pieces(rank: int) -> dict[str, torch.Tensor]:
     with_tokens = gather(encoded, ("vector", "tokens", "mask", "item", "image"))
     (everyone.vector * torch.arange(1.0, 5.0)[:, None] * (rank + 1)).sum().backward()
     assert x.grad is not None
+    y, z = (torch.full((n, 3), 1.0, requires_grad=True) for n in (2, 4))
+    (gather(encoded._replace(vector=y), ("vector",)).vector + z).sum().backward()
+    assert y.grad is not None
+    assert z.grad is not None
     return {
+        "gradient through a sum": y.grad,
+        "gradient of what was added": z.grad,
         "gathered items": everyone.item,
         "gathered tokens": torch.tensor([everyone.tokens.shape[1], with_tokens.tokens.shape[1]]),
         "gathered mask": with_tokens.mask,
@@ -106,6 +112,12 @@ def test_gather_keeps_rank_order_and_leaves_out_tokens_that_no_loss_reads(
 def test_gather_sums_what_both_ranks_say_about_my_rows(two_ranks: dict[str, torch.Tensor]) -> None:
     # rank 0 weighs rows by 1, 2, 3, 4, rank 1 by twice that; rank 0 holds the first two rows
     assert two_ranks["gathered gradient"].tolist() == [[3.0] * 3, [6.0] * 3]
+
+
+def test_gather_leaves_the_gradients_of_others_alone(two_ranks: dict[str, torch.Tensor]) -> None:
+    # A sum hands one and the same tensor to both of its terms.
+    assert two_ranks["gradient through a sum"].tolist() == [[2.0] * 3] * 2
+    assert two_ranks["gradient of what was added"].tolist() == [[1.0] * 3] * 4
 
 
 def test_finish_averages_over_rows_and_not_over_ranks(two_ranks: dict[str, torch.Tensor]) -> None:

@@ -7,7 +7,7 @@ order of calls: any number of processes makes the same samples, and a resumed ru
 from random import Random
 from typing import Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -31,6 +31,15 @@ class TextsConfig(Config):
     foils: int = Field(0, ge=0)  # hard negatives beside them, from sources that have them
     splitter: Literal["rules", "period_space", "every_period"] = "rules"
 
+    @model_validator(mode="after")
+    def _foils_fit(self) -> "TextsConfig":
+        if self.foils and self.per_image == 1 and self.captions != "whole":
+            raise ValueError(
+                f"with foils one text is the caption that they spoil: captions "
+                f"{self.captions!r} needs per_image above 1"
+            )
+        return self
+
 
 class CropConfig(Config):
     """How training pictures are cut out. No flips by default: captions say left and right."""
@@ -39,6 +48,14 @@ class CropConfig(Config):
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: bool = False
     jitter: float = Field(0.0, ge=0, le=1)  # of brightness and contrast
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "CropConfig":
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"scale {self.scale} must be two numbers in order, above 0 and at most 1")
+        if not 0 < self.ratio[0] <= self.ratio[1] <= 100:
+            raise ValueError(f"ratio {self.ratio} must be two numbers in order, above 0 and at most 100")
+        return self
 
 
 class Text(NamedTuple):

@@ -92,7 +92,10 @@ class ViT(nn.Module):
         self.pool = AttentionPool(cfg.width, cfg.heads) if cfg.pool == "attention" else None
 
     def forward(self, pixels: Tensor) -> ImageTokens:
-        """pixels [N, 3, H, W] uint8 or float -> ImageTokens with L = grid[0] * grid[1]"""
+        """pixels [N, 3, H, W] uint8 or float -> ImageTokens with L = grid[0] * grid[1]
+
+        Outside training the patches behind an attention pool are in the space of its summary.
+        """
         x = self.stem(normalised(pixels, self.mean, self.spread)).flatten(2).transpose(1, 2)  # [N, L, W]
         x = x + self.position
         if self.class_token is not None:
@@ -100,7 +103,9 @@ class ViT(nn.Module):
         x = self.norm(self.stack(x))
         if self.class_token is not None:
             return ImageTokens(x[:, 0], x[:, 0], x[:, 1:])
-        return ImageTokens(x.mean(1) if self.pool is None else self.pool(x).vector, None, x)
+        if self.pool is None:
+            return ImageTokens(x.mean(1), None, x)
+        return ImageTokens(self.pool(x).vector, None, x if self.training else self.pool.each(x))
 
 
 def normalised(pixels: Tensor, mean: Tensor, spread: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from grainline.data.causes import MISSING_CAPTION
 from grainline.data.decode import decode
 from grainline.data.record import Damaged, Record, Source
+from grainline.data.sources import remarks
 from grainline.errors import UserError
 from grainline.evaluate.foils import FoilPairs
 from grainline.evaluate.score import Scorer
@@ -56,19 +57,21 @@ class Encodings(NamedTuple):
     foils: FoilPairs | None  # None: not asked for
     path: str
     fingerprint: str
-    captions: Captions | None  # None: pictures alone
+    captions: Captions
     samples: int  # in the source, damaged ones included
     damaged: dict[str, int]  # cause -> samples that were skipped
     damaged_first: tuple[str, ...]  # cause and place of the first of them
     blank: int  # captions without a character, skipped beside others of the same picture
     cut: int  # texts that were longer than the model reads, foils included
+    remarks: tuple[str, ...] = ()  # what the source found at opening
 
 
 def encode_source(
     model: Encoder,
     source: Source,
     *,
-    captions: Captions | None = "whole",
+    captions: Captions = "whole",
+    need_text: bool = True,
     foils: bool = False,
     batch: int = 64,
     max_damaged: float = 0.1,
@@ -76,8 +79,8 @@ def encode_source(
 ) -> Encodings:
     """Encode all pictures and texts of a source.
 
-    captions     "whole": one text per picture, its fullest; "each": every caption; "first": the first one;
-                 None: pictures alone, whether they have texts or not
+    captions     "whole": one text per picture, its fullest; "each": every caption; "first": the first one
+    need_text    a picture without a text counts as damaged; else it is encoded alone
     foils        encode the foils and their true captions too
     batch        pictures, and texts, that the model sees at once
     max_damaged  share of samples that may be skipped
@@ -85,24 +88,24 @@ def encode_source(
     Raises UserError for an unknown `captions`, an empty source, too many damaged samples (naming the first
     of them), and foils asked for where there are none.
     """
-    if captions is not None and captions not in CAPTIONS:
+    if captions not in CAPTIONS:
         raise UserError(f"captions is {captions!r}; allowed: {', '.join(CAPTIONS)}")
     if len(source) == 0:
         raise UserError(f"no samples in {source.path}; evaluation needs at least one")
     cut_before = model.cut
-    run = _Run(model, captions, foils, batch)
-    failed: list[Damaged] = []
+    run = _Run(model, captions, need_text, foils, batch)
+    failed: list[tuple[str, str]] = []  # cause, text: an exception would keep its picture in memory
     for index in range(len(source)):
         try:
             record = source[index]
             run.add(record, decode(record))
         except Damaged as error:
-            failed.append(error)
+            failed.append((error.cause, str(error)))
             _refuse(failed, len(source), max_damaged, source.path)
         if progress is not None:
             progress(index + 1, len(source))
     if len(failed) == len(source):
-        raise UserError(f"no sample of {source.path} can be used; the first of {len(failed)}: {failed[0]}")
+        raise UserError(f"no sample of {source.path} can be used; the first of {len(failed)}: {failed[0][1]}")
     pairs = run.foil_pairs(source.path) if foils else None
     images = _numbered(run.images.stacked())
     return Encodings(
@@ -115,21 +118,22 @@ def encode_source(
         fingerprint=source.fingerprint(),
         captions=captions,
         samples=len(source),
-        damaged=dict(Counter(error.cause for error in failed)),
-        damaged_first=tuple(str(error) for error in failed[:NAMED]),
+        damaged=dict(Counter(cause for cause, _ in failed)),
+        damaged_first=tuple(text for _, text in failed[:NAMED]),
         blank=run.blank,
         cut=model.cut - cut_before,
+        remarks=remarks(source),
     )
 
 
-def texts_of(record: Record, captions: Captions | None) -> list[str]:
-    """The texts of a record under a mode, blank ones included; None takes none.
+def texts_of(record: Record, captions: Captions) -> list[str]:
+    """The texts of a record under a mode, blank ones included.
 
     >>> record = Record("a", b"", ("A dog runs.", "A brown dog."), long="A brown dog runs over wet sand.")
     >>> [texts_of(record, mode) for mode in ("whole", "first")]
     [['A brown dog runs over wet sand.'], ['A dog runs.']]
     """
-    if captions is None or not (record.captions or record.long):
+    if not record.captions and not record.long:
         return []
     if captions == "whole":
         return [record.whole]
@@ -168,12 +172,12 @@ class _Rows:
 class _Run:
     """One walk over a source."""
 
-    def __init__(self, model: Encoder, captions: Captions | None, foils: bool, batch: int) -> None:
+    def __init__(self, model: Encoder, captions: Captions, need_text: bool, foils: bool, batch: int) -> None:
         kept = (lambda x: x) if model.method.pairwise else vectors_only
         self.images = _Rows(lambda items: kept(model.encode(images=items)), batch)
         self.texts = _Rows(lambda items: kept(model.encode(texts=items)), batch)
         self.foil_texts = _Rows(lambda items: kept(model.encode(texts=items)), batch)
-        self.captions, self.foils = captions, foils
+        self.captions, self.need_text, self.foils = captions, need_text, foils
         self.keys: list[str] = []
         self.strings: list[str] = []
         self.owner: list[int] = []
@@ -182,10 +186,10 @@ class _Run:
         self.blank = 0
 
     def add(self, record: Record, picture: Image.Image) -> None:
-        """Queue a record; raises Damaged, having queued nothing, if it lacks the texts that are asked for."""
+        """Queue a record; raises Damaged, having queued nothing, if it lacks a needed text."""
         texts = texts_of(record, self.captions)
         real = [text for text in texts if text.strip()]
-        if not real and self.captions is not None:
+        if not real and self.need_text:
             raise Damaged(MISSING_CAPTION, record.key)
         self.blank += len(texts) - len(real)
         row = self.images.add(picture)
@@ -239,10 +243,10 @@ def _numbered(encoded: Encoded, owner: Sequence[int] | None = None) -> Encoded:
     return encoded._replace(item=item, image=image)
 
 
-def _refuse(failed: Sequence[Damaged], samples: int, share: float, path: str) -> None:
+def _refuse(failed: Sequence[tuple[str, str]], samples: int, share: float, path: str) -> None:
     if len(failed) > share * samples:
-        named = "; ".join(str(error) for error in failed[:NAMED])
+        named = "; ".join(text for _, text in failed[:NAMED])
         raise UserError(
             f"at least {len(failed)} of {samples} samples in {path} are damaged; allowed are {share:.0%} of "
-            f"them; the first: {named}"
+            f"them (--damage, or data.damage of a recipe); the first: {named}"
         )

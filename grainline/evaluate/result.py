@@ -5,6 +5,7 @@ import os
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from errno import EISDIR
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -125,15 +126,34 @@ def write(result: Result, path: str | Path) -> None:
     Raises UserError if the place cannot be written.
     """
     path = Path(path)
-    beside = path.with_name(path.name + ".part")
+    writable(path)
+    beside = _part(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(to_json(result), encoding="utf-8")
         os.replace(beside, path)
     except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror}; name a file in a folder you may write to"
-        ) from error
+        beside.unlink(missing_ok=True)
+        raise _unwritable(path, error) from error
+
+
+def writable(path: Path) -> None:
+    """Raise UserError if a result could not be written there, before it costs minutes to make."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _part(path).touch()
+        _part(path).unlink()
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, "it is a folder")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write {path}: {error.strerror}; name a file in a folder you may write to")
 
 
 def read(path: str | Path) -> Result:
@@ -156,4 +176,4 @@ def _metric(fields: Mapping[str, Any]) -> Metric:
 
 
 def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value, allow_nan=False)  # ASCII: file names need not be valid Unicode

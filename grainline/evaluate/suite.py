@@ -192,7 +192,7 @@ def _metric(name: str, unit: Any, cells: list[_Cell], options: Options) -> Metri
 
 def _notes(data: Encodings, options: Options) -> tuple[str, ...]:
     """What a reader of the numbers has to know."""
-    notes = []
+    notes = list(data.remarks)
     if data.damaged:
         causes = ", ".join(f"{number} {cause}" for cause, number in sorted(data.damaged.items()))
         skipped = sum(data.damaged.values())

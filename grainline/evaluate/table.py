@@ -12,7 +12,7 @@ def table(result: Result) -> Table:
     size = f"{result.data['pictures']} pictures, {result.data['texts']} texts"
     title = f"{result.suite}, protocol {result.protocol}, {size}"
     out = Table(title=escape(title), caption=escape("\n".join(result.notes)) or None, caption_justify="left")
-    out.add_column("metric", no_wrap=True)
+    out.add_column("metric", overflow="fold")  # the one that gives way in a narrow terminal
     for column in ("value", f"{100 * level:g} % interval", "chance", "queries", "ties"):
         out.add_column(column, justify="right", no_wrap=True)
     for metric in result.metrics:

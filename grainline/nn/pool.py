@@ -41,8 +41,20 @@ class AttentionPool(nn.Module):
         if mask is not None:
             fit = fit.masked_fill(~mask[:, None], -torch.inf)
         weight = full(fit).softmax(-1)
-        out = self.to_out(torch.einsum("nhl,nlhc->nhc", weight.to(value.dtype), value).flatten(1))
-        return Pooled(out + self.mlp(self.norm(out)), weight.mean(1))
+        out = self._out(torch.einsum("nhl,nlhc->nhc", weight.to(value.dtype), value).flatten(1))
+        return Pooled(out, weight.mean(1))
+
+    def each(self, x: Tensor) -> Tensor:
+        """What the summary would be if it looked at one token only: [N, L, W] -> [N, L, W]
+
+        That puts tokens into the space of the summary, for heat maps (Zhou et al., arXiv 2112.01071, do so
+        for the attention pool of CLIP's ResNets).
+        """
+        return self._out(self.to_key_value(x).chunk(2, -1)[1])
+
+    def _out(self, value: Tensor) -> Tensor:
+        out = self.to_out(value)
+        return out + self.mlp(self.norm(out))
 
 
 def mean_pool(x: Tensor, mask: Tensor) -> Pooled:

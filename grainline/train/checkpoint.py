@@ -8,6 +8,7 @@ and only then is it renamed. state.json holds the size and sha256 of all files. 
 are safetensors, the rest is JSON. Only one process may write; the caller sees to that.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from grainline.errors import UserError
 from grainline.files import (
+    STATE,
     WRITE_ERRORS,
     Corrupt,
     aside,
@@ -38,6 +40,7 @@ from grainline.files import (
 from grainline.weights import MODEL, listed, misfit, read_weights, write_weights
 
 OPTIMIZER, RNG = "optimizer.safetensors", "rng.safetensors"
+MARKS = "best", "last"
 VERSION = 1  # of the layout; a change that older code cannot read adds one
 
 
@@ -45,8 +48,6 @@ class TrainState(NamedTuple):
     """Where a run stands, beside its weights and its optimizer's state."""
 
     step: int  # updates made
-    epoch: int  # epochs completed
-    position: int  # how much of the current epoch has been used, in the unit of the sampler
     rng: tuple[dict[str, Tensor], ...]  # `rng_state()` of every rank, in rank order
     best: float | None = None  # best value so far of the metric that picks the best checkpoint
     log_lines: int = 0  # lines of the log that were written before this checkpoint
@@ -61,9 +62,9 @@ def save(
     method     the bare module, not wrapped by DDP or torch.compile, so that its names are the model's own
     optimizer  from `build_optimizer`: its groups carry the names of their parameters
 
-    A checkpoint of the same step is replaced. Those of later steps go: they belong to a future that a run
-    resumed from an earlier step has left. When writing fails (disk full, no permission) what was there stays,
-    and a UserError names the last good checkpoint.
+    A checkpoint of the same step is replaced. Those of later steps go, `best` and `last` among them: they
+    belong to a future that a run resumed from an earlier step has left. When writing fails (disk full, no
+    permission) what was there stays, and a UserError names the last good checkpoint.
     """
     assert keep >= 1, "a run keeps at least one checkpoint"
     target = out / "checkpoints" / f"step-{state.step:08d}"
@@ -83,6 +84,10 @@ def save(
         kept = [step for step in steps if step <= state.step][-keep:]
         for step in set(steps) - set(kept):
             remove(steps[step])
+        for name in MARKS:
+            there = marked(out, name)
+            if there is not None and step_of(there) > state.step:
+                remove(there)
     except WRITE_ERRORS as error:
         _cannot_write(error, target)
     return target
@@ -108,6 +113,14 @@ def marked(out: Path, name: str) -> Path | None:
     return placed(out / name)
 
 
+def step_of(folder: Path) -> int:
+    """The step that a checkpoint was written at; -1 where that cannot be read."""
+    try:
+        return int(json.loads((folder / STATE).read_bytes())["state"]["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return -1
+
+
 def newest(out: Path) -> Path | None:
     """The checkpoint of the latest step, whole or not; None where there is none."""
     return next(reversed(_steps(out).values()), None)
@@ -115,11 +128,9 @@ def newest(out: Path) -> Path | None:
 
 def find(out: Path, name: str) -> Path:
     """The checkpoint that `--checkpoint` names: a step folder such as step-00000200, or best or last."""
-    path = marked(out, name) if name in ("best", "last") else placed(out / "checkpoints" / name)
+    path = marked(out, name) if name in MARKS else placed(out / "checkpoints" / name)
     if path is None:
-        there = [name_of(step) for step in _steps(out).values()] + [
-            x for x in ("best", "last") if marked(out, x)
-        ]
+        there = [name_of(step) for step in _steps(out).values()] + [x for x in MARKS if marked(out, x)]
         raise UserError(f"no checkpoint {name!r} in {out}; there are: {', '.join(there) or 'none'}")
     return path
 

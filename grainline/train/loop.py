@@ -23,6 +23,7 @@ from grainline.config import Config
 from grainline.data.collate import Batch, Batched
 from grainline.data.dataset import TrainSet
 from grainline.data.sampler import Batches
+from grainline.data.sources import remarks
 from grainline.dist import average, rank, world_size
 from grainline.errors import UserError
 from grainline.methods.base import Method
@@ -75,6 +76,10 @@ class TrainConfig(Config):
         return self
 
 
+Validation = tuple[dict[str, float], tuple[str, ...]]
+"""Metrics, the first of which picks the best checkpoint; and what a reader of them has to know."""
+
+
 class Run(NamedTuple):
     """What a training run is made of."""
 
@@ -84,7 +89,7 @@ class Run(NamedTuple):
     cfg: TrainConfig
     workers: int
     damage: float  # share of samples that may be damaged
-    validate: Callable[[], dict[str, float]] | None  # metrics, the first of which picks the best checkpoint
+    validate: Callable[[], Validation] | None
 
 
 class Kept(NamedTuple):
@@ -141,6 +146,9 @@ class _Training:
             lines = 0 if state is None else state.log_lines  # a run killed before it saved has lines as well
             self.log = Log(self.job.out, self.cfg.log, self.cfg.steps, step=self.made, lines=lines)
         with self.log or nullcontext():
+            if self.log is not None and self.made == 0:
+                for remark in remarks(self.job.data.source):
+                    self.log.note(remark, 0, 0.0)
             train_mode(self.method)
             self.looked = self.made, time.monotonic()
             while self.made < self.cfg.steps:
@@ -231,10 +239,10 @@ class _Training:
         values = ", ".join(f"{name} {value:g}" for name, value in terms.items())
         offer = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
         if self.log is not None:
-            self.log.write("not finite", step, self._epoch(), terms=terms)
+            self.log.write("not finite", step + 1, self._epoch(), terms=terms)
         raise UserError(
-            f"the loss is not finite at step {step}: {values}; {offer}; "
-            "try a lower train.optimizer.lr, a longer warm-up or train.precision=fp32"
+            f"the loss is not finite at step {step + 1}: {values}; {offer}; begin anew in another --out with "
+            "a lower train.optimizer.lr, a longer warm-up or train.precision=fp32"
         )
 
     def _report(self) -> None:
@@ -253,14 +261,16 @@ class _Training:
         if rank() == 0:
             assert self.job.validate is not None
             self.method.eval()
-            metrics = self.job.validate()
+            metrics, notes = self.job.validate()
             train_mode(self.method)
             value = next(iter(metrics.values()))
             if self.best is None or value > self.best:
                 self.best = value
                 better += 1
             if self.log is not None:
-                self.log.write("validation", self.made, self._epoch(), metrics=metrics)
+                self.log.write("validation", self.made, self._epoch(), metrics=metrics, notes=notes)
+                said = f"validation at step {self.made}: {next(iter(metrics))} {value:.4g}"
+                self.log.show("; ".join([f"{said}, the best so far" if better else said, *notes]))
             self.looked = self.made, time.monotonic()
         if world_size() > 1:
             dist.broadcast(better, 0)
@@ -274,12 +284,10 @@ class _Training:
         if self.log is not None:
             state = TrainState(
                 step=self.made,
-                epoch=int(self._epoch()),
-                position=self.made * self.cfg.batch,
                 rng=tuple(rng),
                 best=self.best,
                 log_lines=self.log.sync(),
-                extra={"account": self.account.state()},
+                extra={"account": self.account.state(), "best": best, "pictures": len(self.job.data)},
             )
             path = checkpoint.save(self.job.out, self.method, self.optimizer, state, self.cfg.keep)
             if best:
@@ -292,9 +300,25 @@ class _Training:
             raise UserError(
                 f"{path} was written by {len(state.rng)} processes, these are {world_size()}: start as many"
             )
+        pictures = state.extra["pictures"]
+        if pictures != len(self.job.data):
+            raise UserError(
+                f"{path} was trained on {pictures} pictures, the data hold {len(self.job.data)} now; "
+                "resume with the data it was started with"
+            )
         self.made, self.best = state.step, state.best
+        if rank() == 0:
+            self._mend_best(path, bool(state.extra["best"]))
         self.account.restore(dict(state.extra["account"]))
         return state
+
+    def _mend_best(self, path: Path, is_best: bool) -> None:
+        """Mark the best weights where the process died before it could, and forget those of a left future."""
+        there = checkpoint.marked(self.job.out, "best")
+        if is_best and (there is None or checkpoint.step_of(there) != self.made):
+            checkpoint.mark(self.job.out, path, "best")
+        elif there is None or checkpoint.step_of(there) > self.made:
+            self.best = None  # its weights are gone: the next measurement is the best there is
 
     def _batches(self) -> Iterator[Batch]:
         """The batches from here to the end of the run; the loader draws nothing from the global generator."""

@@ -109,7 +109,7 @@ def open_source(
 
     images      folder of the pictures, for kinds that name their pictures by path; an error for the others
     size        side of drawn pictures in pixels; all others come as large as they are stored
-    allow_bare  take a folder of pictures that have no texts; otherwise that is an error
+    allow_bare  take pictures of a folder that have no texts; otherwise that is damage
     """
     kind, rest = _kind(path)
     if images is not None and kind not in _WITH_FOLDER_OF_PICTURES:
@@ -120,12 +120,17 @@ def open_source(
     return Folder(rest, allow_bare=allow_bare) if kind == "folder" else SOURCES[kind](rest, images, size)
 
 
-def open_sources(paths: Sequence[str], *, images: str | None = None, size: int | None = None) -> Source:
-    """Several paths as one source, in their order. `images` goes to those that name pictures by path."""
+def open_sources(
+    paths: Sequence[str], *, images: str | None = None, size: int | None = None, images_if_taken: bool = False
+) -> Source:
+    """Several paths as one source, in their order. `images` goes to those that name pictures by path.
+
+    images_if_taken  `images` may go to none of them; otherwise that is an error
+    """
     if not paths:
         raise UserError(f"no data was named: give at least one path, or 'scenes'; {HELP}")
     takes = [_kind(path)[0] in _WITH_FOLDER_OF_PICTURES for path in paths]
-    if images is not None and not any(takes):
+    if images is not None and not any(takes) and not images_if_taken:
         return open_source(paths[0], images=images, size=size)  # says why not
     opened = [
         open_source(path, images=images if taken else None, size=size)

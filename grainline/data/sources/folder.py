@@ -34,11 +34,12 @@ _TEXT_SUFFIXES = ("json", "txt")
 class Folder(FileSource):
     """The pictures below a folder, or the given ones of them (paths relative to it).
 
-    `remarks` names texts that have no picture; `bare` says that no picture has a text.
+    `remarks` names texts that have no picture.
     """
 
     def __init__(self, path: str, files: Sequence[str] | None = None, *, allow_bare: bool = False) -> None:
-        """allow_bare  take a folder without any text: its records have no captions"""
+        """allow_bare  a picture may lack a text: its record has no captions. Else it is damaged."""
+        self.allow_bare = allow_bare
         self.path = path
         listed = list(files) if files is not None else files_below(path)
         self._names = sorted(name for name in listed if suffix(name) in IMAGE_SUFFIXES)
@@ -51,9 +52,8 @@ class Folder(FileSource):
             )
         beside = {name for name in listed if suffix(name) in _TEXT_SUFFIXES}
         stems = {os.path.splitext(name)[0] for name in self._names}
-        self.bare = files is None and not any(os.path.splitext(name)[0] in stems for name in beside)
         if files is None:
-            if self.bare and not allow_bare:
+            if not allow_bare and not any(os.path.splitext(name)[0] in stems for name in beside):
                 raise UserError(
                     f"{path} holds {len(self._names)} pictures without captions: put NAME.txt or NAME.json"
                     f" beside NAME.{suffix(self._names[0])}, or name a table (jsonl, csv); {HELP}"
@@ -68,7 +68,7 @@ class Folder(FileSource):
         name = self._names[index]
         texts = self._texts(name)
         path = os.path.join(self.path, name)
-        if texts.silent and not self.bare:
+        if texts.silent and not self.allow_bare:
             raise Damaged(MISSING_CAPTION, path)
         picture = read_picture([path], path)
         return Record(name, picture, ()) if texts.silent else texts.record(name, picture)
@@ -76,7 +76,7 @@ class Folder(FileSource):
     def _texts(self, name: str) -> Said:
         stem = os.path.join(self.path, os.path.splitext(name)[0])
         texts = Said()
-        fields = _beside(f"{stem}.json")
+        fields = _beside(stem, "json")
         if fields is not None:
             try:
                 parsed = json.loads(fields)
@@ -84,7 +84,7 @@ class Folder(FileSource):
                 parsed = None
             texts = said(parsed, f"{stem}.json") if isinstance(parsed, dict) else texts
         if texts.silent:
-            lines = _beside(f"{stem}.txt")
+            lines = _beside(stem, "txt")
             if lines is not None:
                 texts = texts._replace(captions=tuple(strings(text_of(lines).splitlines())))
         return texts
@@ -138,11 +138,14 @@ def _refuse(error: OSError) -> None:
     )
 
 
-def _beside(path: str) -> bytes | None:
-    """A file that may be absent. Raises Damaged where it is there and cannot be read."""
-    try:
-        return Path(path).read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise Damaged(UNREADABLE_FILE, f"{path} ({error.strerror})") from error
+def _beside(stem: str, kind: str) -> bytes | None:
+    """A file that may be absent, its suffix in small letters or capitals. Raises Damaged where it is there
+    and cannot be read."""
+    for path in (f"{stem}.{kind}", f"{stem}.{kind.upper()}"):
+        try:
+            return Path(path).read_bytes()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise Damaged(UNREADABLE_FILE, f"{path} ({error.strerror})") from error
+    return None
