@@ -88,6 +88,9 @@ def _check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
         raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
     if not _is_run(out):
         there = {path.name for path in out.iterdir()} if out.is_dir() else set()
+        if resume and "checkpoints" in there:
+            lost = " and ".join(name for name in ("recipe.yaml", LOG) if name not in there)
+            raise UserError(f"{out} has checkpoints but no {lost}, so it cannot be resumed; put it back")
         if resume and not there & BEGUN:
             raise UserError(f"{out} holds no run to resume; leave out --resume to begin one")
         if not there <= BEGUN or (out.exists() and not out.is_dir()):

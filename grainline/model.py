@@ -68,9 +68,12 @@ class Model:
         """
         if (images is None) == (texts is None):
             raise UserError("encode takes images=[...] or texts=[...], one of them")
-        if isinstance(images, str | bytes | Path) or isinstance(texts, str):
-            raise UserError("encode takes a list; put the single picture or text in [...]")
-        if not len(images if images is not None else texts or []):
+        given = images if images is not None else texts
+        if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+            raise UserError(f"encode takes a list, not one {type(given).__name__}; put a single one in [...]")
+        if texts is not None and not all(isinstance(text, str) for text in texts):
+            raise UserError("texts must be strings; one of them is not")
+        if not given:
             raise UserError("encode got an empty list; give it one picture or text at least")
         encoded = self._images(images) if images is not None else self._texts(texts or [])
         number = torch.arange(len(encoded.vector), device=self.device)
@@ -192,6 +195,8 @@ def _located(path: Path) -> tuple[Path, Path]:
 def _opened(image: ImageLike) -> bytes | Image.Image:
     if isinstance(image, bytes | Image.Image):
         return image
+    if not isinstance(image, str | Path):
+        raise UserError(f"a picture is a path, bytes or a PIL image, not a {type(image).__name__}")
     try:
         return Path(image).read_bytes()
     except OSError as error:

@@ -63,6 +63,8 @@ PROCESSES = [
           'Random(f"{seed}/{epoch}")', 'Random(f"{epoch}")'),
     Fault("data/sampler.py", "tests/test_dataset.py", "a resumed run begins its epoch again",
           "for step in self.steps:", "for step in range(len(self.steps)):"),
+    Fault("dist.py", "tests/test_two_ranks.py", "the gradient of another branch is summed over ranks too",
+          "grads[0].clone(memory_format=torch.contiguous_format)", "grads[0].contiguous()"),
 ]
 ENCODERS = [
     Fault("nn/block.py", "tests/test_contract.py", "padding is attended to",
@@ -96,6 +98,8 @@ ENCODERS = [
           "mask.sum(-1, keepdim=True).clamp(min=1)", "mask.shape[-1]"),
     Fault("nn/scale.py", "tests/test_encoders.py", "the temperature is not clamped",
           "self.log_scale.clamp_(0.0, math.log(self.maximum))", "self.log_scale.clamp_(0.0)"),
+    Fault("nn/pool.py", "tests/test_encoders.py", "tokens behind an attention pool are its keys",
+          "self.to_key_value(x).chunk(2, -1)[1]", "self.to_key_value(x).chunk(2, -1)[0]"),
 ]
 TRAINING = [
     Fault("train/schedule.py", "tests/test_schedule.py", "the first step of a warm-up has rate 0",
@@ -130,6 +134,14 @@ TRAINING = [
           "if _fingerprint(folder / name) != expected:", "if False:"),
     Fault("train/checkpoint.py", "tests/test_checkpoint.py", "the oldest checkpoints stay, not the newest",
           "[-keep:]", "[:keep]"),
+    Fault("train/checkpoint.py", "tests/test_resume.py", "last and best of a left future stay",
+          "step_of(there) > state.step", "step_of(there) > state.step + 10**9"),
+    Fault("train/loop.py", "tests/test_resume.py", "a death before the mark loses the best weights",
+          "if is_best and (there", "if not is_best and (there"),
+    Fault("train/loop.py", "tests/test_resume.py", "a run goes on with other data",
+          "if pictures != len(self.job.data):", "if pictures < len(self.job.data):"),
+    Fault("experiment.py", "tests/test_resume.py", "validation ignores the damage that is allowed",
+          "max_damaged=recipe.data.damage", "max_damaged=0.0"),
 ]
 DATA = [
     Fault("data/collate.py", "tests/test_collate.py", "a foil is a positive of its picture",
@@ -214,6 +226,10 @@ EVALUATION = [
           "texts.vector).masked_fill(~images.mask", "texts.vector.roll(1, 0)).masked_fill(~images.mask"),
     Fault("viz/heat.py", "tests/test_viz.py", "heat is stretched to the rim of the picture",
           "align_corners=False", "align_corners=True"),
+    Fault("evaluate/encode.py", "tests/test_cli.py", "bare pictures are skipped as damaged",
+          "if not real and self.need_text:", "if not real:"),
+    Fault("encode.py", "tests/test_cli.py", "encode writes over what is there",
+          "        if any(out.iterdir()):", "        if not out.is_dir():"),
 ]
 # fmt: on
 

@@ -171,3 +171,10 @@ def test_pictures_that_are_too_large_are_refused_before_they_are_read(
         decode(record(stored(corner())))
     monkeypatch.setattr(module, "MAX_PIXELS", 24)
     assert decode(record(stored(corner()))).size == (6, 4)
+
+
+def test_pictures_that_are_too_thin_are_refused() -> None:
+    assert decode(record(stored(Image.new("L", (400, 2))))).size == (400, 2)
+    for size in ((401, 2), (2, 401)):
+        with pytest.raises(Damaged, match=f"{size[0]} x {size[1]} pixels, thinner than 1 to 200"):
+            decode(record(stored(Image.new("L", size))))

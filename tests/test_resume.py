@@ -419,3 +419,12 @@ def test_damage_of_validation_data_and_remarks_of_sources_are_in_the_log(tmp_pat
     assert said.startswith("1 texts have no picture")
     notes = next(line["notes"] for line in lines if line["kind"] == "validation")
     assert any("1 of 12 samples were skipped: 1 damaged image" in note for note in notes)
+
+
+def test_a_run_without_its_log_names_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = ("train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.steps=2")
+    assert call(*start) == 0
+    (tmp_path / "run" / "log.jsonl").unlink()
+    assert "run has checkpoints but no log.jsonl" in complaint(capsys, *start, "--resume")

@@ -55,7 +55,8 @@ def pieces(rank: int) -> dict[str, torch.Tensor]:
     (everyone.vector * torch.arange(1.0, 5.0)[:, None] * (rank + 1)).sum().backward()
     assert x.grad is not None
     y, z = (torch.full((n, 3), 1.0, requires_grad=True) for n in (2, 4))
-    (gather(encoded._replace(vector=y), ("vector",)).vector + z).sum().backward()
+    other = 1.0 * z  # made before the gathering, so that its backward comes after it
+    (gather(encoded._replace(vector=y), ("vector",)).vector + other).mul(torch.ones(4, 3)).sum().backward()
     assert y.grad is not None
     assert z.grad is not None
     return {

@@ -1,7 +1,7 @@
 """From the bytes of a record to an RGB picture, or `Damaged("damaged image")`.
 
 Handled here, so that nobody else has to think of it: EXIF orientation, palettes, CMYK, 16 bits and floats,
-transparency (laid over white), animations (first frame), pictures too large to be honest.
+transparency (laid over white), animations (first frame), pictures too large or too thin to be honest.
 """
 
 import io
@@ -16,6 +16,9 @@ from grainline.data.record import Damaged, Record
 
 MAX_PIXELS = 89_478_485
 """Larger pictures are refused: 2**30 / 12, where Pillow starts to warn of decompression bombs."""
+
+THINNEST = 200
+"""Thinner pictures are refused: grown until their short side fits, they would fill the memory."""
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = {
@@ -70,10 +73,13 @@ def picture_size(record: Record) -> tuple[int, int]:
 
 def _open(data: bytes) -> Image.Image:
     picture = Image.open(io.BytesIO(data))
-    if picture.width * picture.height > MAX_PIXELS:
-        size = picture.size
+    width, height = picture.size
+    if width * height > MAX_PIXELS:
         picture.close()
-        raise ValueError(f"{size[0]} x {size[1]} pixels, more than {MAX_PIXELS}")
+        raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS}")
+    if max(width, height) > THINNEST * min(width, height):
+        picture.close()
+        raise ValueError(f"{width} x {height} pixels, thinner than 1 to {THINNEST}")
     return picture
 
 
