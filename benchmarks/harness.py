@@ -25,7 +25,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,11 +142,10 @@ class Peak(NamedTuple):
 
 
 def fresh_peak(call: str, *arguments: Any) -> Peak:
-    """Run `module:function` with JSON-like arguments in a new process and measure that call alone.
+    """Run `module:function` with JSON-like arguments in a new process and measure what it returns.
 
-    The module is imported before the measurement begins. A function whose name begins with "prepare" returns
-    the one to measure, so that the temporaries of the preparation, however large, hide
-    nothing. What the functions print goes to stderr.
+    The function prepares the inputs and returns the call to measure, so that the temporaries of the
+    preparation, however large, hide nothing. What both print goes to stderr.
     """
     default = {name: value for name, value in os.environ.items() if name not in _MALLOC}
     command = [sys.executable, "-m", "benchmarks.harness", call, json.dumps(arguments)]
@@ -164,15 +162,13 @@ def fresh_peak(call: str, *arguments: Any) -> Peak:
 
 def _measure(call: str, arguments: list[Any]) -> Peak:
     module, name = call.split(":")
-    function = partial(getattr(importlib.import_module(module), name), *arguments)
-    if name.startswith("prepare"):
-        function = function()
-        ctypes.CDLL(None).malloc_trim(0)  # what the preparation has freed goes back to the system
+    measured = getattr(importlib.import_module(module), name)(*arguments)
+    ctypes.CDLL(None).malloc_trim(0)  # what the preparation has freed goes back to the system
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text(
         "5", encoding="ascii"
     )  # VmHWM falls back to what is resident now
-    duration = seconds(function)
+    duration = seconds(measured)
     return Peak(duration, _status("VmHWM"), before)
 
 

@@ -36,8 +36,8 @@ def encode_path(
 ) -> dict[str, int]:
     """Encode a data source, or the lines of a .txt file, into a folder.
 
-    Returns how many rows there are of a kind, and how many samples were skipped. Raises UserError for an out
-    that holds anything already.
+    Returns how many rows there are of a kind, and how many samples were skipped. Raises UserError where
+    `out` holds anything already.
     """
     _empty(out)
     lines = source.endswith(".txt") and source.partition(":")[0] not in SOURCES
@@ -49,7 +49,6 @@ def encode_path(
         else _records(model, source, images, captions, batch, progress)
     )
     try:
-        out.mkdir(parents=True, exist_ok=True)
         save_file({name: x.cpu().contiguous() for name, x in vectors.items()}, out / VECTORS)
         (out / VECTORS).chmod((out.stat().st_mode & 0o666) | 0o600)  # readable to whom the folder is
         _write(out / "rows.jsonl", rows)
@@ -103,6 +102,7 @@ def _records(
     ]
     notes: Rows = [{"note": "skipped", "cause": cause, "samples": n} for cause, n in found.damaged.items()]
     notes += [{"note": "skipped first", "where": where} for where in found.damaged_first]
+    notes += [{"note": remark} for remark in found.remarks]
     vectors = {"images": found.images.vector} | ({"texts": found.texts.vector} if found.strings else {})
     return vectors, rows, notes + _cut(found.cut)
 

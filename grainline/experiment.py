@@ -15,7 +15,7 @@ import torch.distributed as dist
 from grainline.config import Config
 from grainline.data.dataset import TrainSet
 from grainline.data.record import Damaged, Source
-from grainline.data.sources import open_sources
+from grainline.data.sources import open_sources, takes_images
 from grainline.data.tokenizer import Tokenizer, load_tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.dist import rank, world_size
@@ -189,9 +189,9 @@ def _validation(recipe: Recipe, model: Model) -> Callable[[], Validation] | None
         raise UserError(
             "data.validation names a source, but train.validate_every is 0; set it to a number of steps"
         )
-    source = open_sources(
-        recipe.data.validation, images=recipe.data.images, size=model.method.size, images_if_taken=True
-    )
+    paths = recipe.data.validation
+    images = recipe.data.images if any(map(takes_images, paths)) else None  # it may be for training alone
+    source = open_sources(paths, images=images, size=model.method.size)
 
     def measure() -> Validation:
         encodings = encode_source(model, source, max_damaged=recipe.data.damage)

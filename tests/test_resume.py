@@ -417,8 +417,9 @@ def test_damage_of_validation_data_and_remarks_of_sources_are_in_the_log(tmp_pat
     lines = read_log(tmp_path / "run")
     said = next(line["text"] for line in lines if line["kind"] == "note")
     assert said.startswith("1 texts have no picture")
-    notes = next(line["notes"] for line in lines if line["kind"] == "validation")
-    assert any("1 of 12 samples were skipped: 1 damaged image" in note for note in notes)
+    said = next(line["text"] for line in lines if line["kind"] == "validation")
+    assert "the best so far" in said
+    assert "1 of 12 samples were skipped: 1 damaged image" in said
 
 
 def test_a_run_without_its_log_names_what_is_missing(
@@ -428,3 +429,13 @@ def test_a_run_without_its_log_names_what_is_missing(
     assert call(*start) == 0
     (tmp_path / "run" / "log.jsonl").unlink()
     assert "run has checkpoints but no log.jsonl" in complaint(capsys, *start, "--resume")
+
+
+def test_the_folder_of_training_pictures_does_not_keep_others_from_validation(tmp_path: Path) -> None:
+    for i in range(12):
+        Image.new("RGB", (40, 40), (12 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    table = tmp_path.parent / f"{tmp_path.name}.csv"
+    table.write_text("image,caption\n" + "".join(f"{i}.png,A caption of picture {i}.\n" for i in range(12)))
+    data = ("--data", table, "--images", tmp_path, "--validation", "scenes:dev?count=4")
+    small = ("data.texts.foils=0", "model.text.vocab=520", "train.validate_every=6")
+    assert call("train", recipe(tmp_path), *data, "--out", tmp_path / "run", "--set", *small) == 0

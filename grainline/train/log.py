@@ -104,10 +104,6 @@ class Log:
         self.write(kind, step, epoch, text=text, **fields)
         self._show.say(text)
 
-    def show(self, text: str) -> None:
-        """Show a text that another line of the file holds already."""
-        self._show.say(text)
-
     def progress(self, step: int, terms: Mapping[str, float], images_per_s: float) -> None:
         """Move the bar: `step` steps are made. Cheap enough for every step; writes nothing to the file."""
         self._show.update(step, terms, images_per_s)

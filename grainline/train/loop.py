@@ -268,9 +268,9 @@ class _Training:
                 self.best = value
                 better += 1
             if self.log is not None:
-                self.log.write("validation", self.made, self._epoch(), metrics=metrics, notes=notes)
                 said = f"validation at step {self.made}: {next(iter(metrics))} {value:.4g}"
-                self.log.show("; ".join([f"{said}, the best so far" if better else said, *notes]))
+                text = "; ".join([f"{said}, the best so far" if better else said, *notes])
+                self.log.note(text, self.made, self._epoch(), kind="validation", metrics=metrics)
             self.looked = self.made, time.monotonic()
         if world_size() > 1:
             dist.broadcast(better, 0)

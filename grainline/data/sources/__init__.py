@@ -27,7 +27,7 @@ from grainline.data.sources.table import Table, json_rows, parse_json
 from grainline.data.sources.tars import Tars
 from grainline.errors import UserError
 
-__all__ = ["SOURCES", "Joined", "Opener", "open_source", "open_sources", "remarks"]
+__all__ = ["SOURCES", "Joined", "Opener", "open_source", "open_sources", "remarks", "takes_images"]
 
 Opener = Callable[[str, str | None, int | None], Source]
 """Path, folder of pictures, side of drawn pictures in pixels."""
@@ -117,20 +117,22 @@ def open_source(
             f"--images {images} does not go with {path}: {kind} hold their own pictures;"
             f" it is for {', '.join(_WITH_FOLDER_OF_PICTURES)}; {HELP}"
         )
-    return Folder(rest, allow_bare=allow_bare) if kind == "folder" else SOURCES[kind](rest, images, size)
+    if allow_bare and kind == "folder":
+        return Folder(rest, allow_bare=True)
+    return SOURCES[kind](rest, images, size)
 
 
-def open_sources(
-    paths: Sequence[str], *, images: str | None = None, size: int | None = None, images_if_taken: bool = False
-) -> Source:
-    """Several paths as one source, in their order. `images` goes to those that name pictures by path.
+def takes_images(path: str) -> bool:
+    """Whether what lies at a path names its pictures by path, so that `images` says where they are."""
+    return _kind(path)[0] in _WITH_FOLDER_OF_PICTURES
 
-    images_if_taken  `images` may go to none of them; otherwise that is an error
-    """
+
+def open_sources(paths: Sequence[str], *, images: str | None = None, size: int | None = None) -> Source:
+    """Several paths as one source, in their order. `images` goes to those that name pictures by path."""
     if not paths:
         raise UserError(f"no data was named: give at least one path, or 'scenes'; {HELP}")
-    takes = [_kind(path)[0] in _WITH_FOLDER_OF_PICTURES for path in paths]
-    if images is not None and not any(takes) and not images_if_taken:
+    takes = [takes_images(path) for path in paths]
+    if images is not None and not any(takes):
         return open_source(paths[0], images=images, size=size)  # says why not
     opened = [
         open_source(path, images=images if taken else None, size=size)
