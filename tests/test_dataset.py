@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 
 from grainline.data.captions import sentences
 from grainline.data.causes import DAMAGED_IMAGE, MISSING_CAPTION
-from grainline.data.collate import Batch, Batched, collate, texts_of
+from grainline.data.collate import Batch, collate, texts_of
 from grainline.data.dataset import TRIES, TextsConfig, TrainSet, choose, foil_pairs
+from grainline.data.loader import load_batches
 from grainline.data.record import Damaged, Foil, Record
 from grainline.data.sampler import Batches, Draw, permutation
 from grainline.data.tokenizer import Tokenizer
@@ -66,20 +66,7 @@ def shelf(source: Shelf, context: int = 99, seed: int = 0, **cfg: object) -> Tra
 
 
 def loaded(data: TrainSet, plan: Batches, workers: int = 0) -> list[Batch]:
-    context = "fork" if workers else None
-    loader = DataLoader(
-        Batched(data),
-        None,
-        sampler=plan,
-        num_workers=workers,
-        collate_fn=as_it_is,
-        multiprocessing_context=context,
-    )
-    return list(loader)
-
-
-def as_it_is(batch: Batch) -> Batch:
-    return batch
+    return list(load_batches(data, plan, workers))
 
 
 def assert_same(a: object, b: object) -> None:
@@ -198,10 +185,10 @@ def test_a_source_of_which_nothing_can_be_used_is_an_error_not_an_endless_search
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_users_error_comes_out_of_a_worker_as_it_went_in(workers: int) -> None:
-    (error,) = loaded(shelf(Shelf(4, silent=range(4))), Batches(4, 2, 0, range(1)), workers)
-    assert isinstance(error, UserError)
-    assert str(error).startswith("shelf: 100 samples")
-    assert "Traceback" not in str(error)
+    with pytest.raises(UserError) as caught:
+        loaded(shelf(Shelf(4, silent=range(4))), Batches(4, 2, 0, range(1)), workers)
+    assert str(caught.value).startswith("shelf: 100 samples")
+    assert "Traceback" not in str(caught.value)
 
 
 # Texts

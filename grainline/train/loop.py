@@ -5,7 +5,6 @@ checkpoint, so that no checkpoint holds weights that came after a loss that was 
 """
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -17,11 +16,11 @@ import torch.distributed as dist
 from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
 from grainline.config import Config
-from grainline.data.collate import Batch, Batched
+from grainline.data.collate import Batch
 from grainline.data.dataset import TrainSet
+from grainline.data.loader import load_batches
 from grainline.data.sampler import Batches
 from grainline.data.sources import remarks
 from grainline.dist import average, rank, world_size
@@ -39,9 +38,6 @@ from grainline.train.rng import rng_state, set_rng_state
 from grainline.train.schedule import rate
 from grainline.train.step import Loss, Objective
 from grainline.types import Clock, to
-
-START = "fork" if sys.platform == "linux" else "spawn"
-"""How loaders start: as children of this process, so that they see it die. Those of a fork server do not."""
 
 
 class TrainConfig(Config):
@@ -321,39 +317,16 @@ class _Training:
             self.best = None  # its weights are gone: the next measurement is the best there is
 
     def _batches(self) -> Iterator[Batch]:
-        """The batches from here to the end of the run; the loader draws nothing from the global generator."""
+        """The batches from here to the end of the run."""
         cfg, parts = self.cfg, self.cfg.accumulate
         steps = range(self.made * parts, cfg.steps * parts)
         plan = Batches(
             len(self.job.data), cfg.batch // parts, cfg.seed, steps, rank=rank(), world_size=world_size()
         )
-        loader: DataLoader[Any] = DataLoader(
-            Batched(self.job.data),
-            batch_size=None,
-            sampler=plan,
-            num_workers=self.job.workers,
-            multiprocessing_context=START if self.job.workers else None,
-            collate_fn=_unchanged,
-            pin_memory=self.device.type == "cuda",
-            generator=torch.Generator(),
-            prefetch_factor=4 if self.job.workers else None,
-        )
-        return map(_whole, loader)
+        return load_batches(self.job.data, plan, self.job.workers, pin=self.device.type == "cuda")
 
     def _epoch(self) -> float:
         return self.made * self.cfg.batch / len(self.job.data)
-
-
-def _unchanged(batch: Any) -> Any:
-    """What the loader is to do to a batch."""
-    return batch
-
-
-def _whole(batch: Batch | UserError) -> Batch:
-    """The batch, or the user's error that a worker met instead."""
-    if isinstance(batch, UserError):
-        raise batch
-    return batch
 
 
 def _check_batch(cfg: TrainConfig, pictures: int) -> None:
