@@ -25,7 +25,7 @@ from grainline.viz.charts import Chart, Series
 from grainline.viz.overlay import limit_of, overlay
 from grainline.viz.report import Example, HeatMap, Hit, write_report
 
-RECIPE = "clip/scenes"
+RECIPE = "maxsim/scenes"
 SHOWN = 6  # examples in the report
 
 
@@ -62,7 +62,7 @@ def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
     summary = _summary(results, encodings)
     write_report(
         page,
-        "grainline demo: a small CLIP on drawn scenes",
+        "grainline demo: sentences matched with patches of drawn scenes",
         summary,
         curves(out),
         shown,

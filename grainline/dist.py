@@ -45,13 +45,15 @@ def gather(batch: Encoded, fields: Iterable[str]) -> Encoded:
     batch   every rank must hold equally many rows; the collate function pads (item = -1) to make it so
     fields  the fields of Encoded that the method compares across images. Tokens that are not named
             travel nowhere and come back with L = 0: patches of a batch of 16k are gigabytes per rank.
+            Tokens that are named come back as long as the longest row of all ranks.
     """
     if world_size() == 1:
         return batch
     wanted = set(fields)
-    kept = batch
-    if "tokens" not in wanted:
-        kept = kept._replace(tokens=batch.tokens[:, :0], mask=batch.mask[:, :0])
+    longest = 0
+    if "tokens" in wanted:
+        longest = int(most(torch.tensor(batch.mask.shape[1], device=batch.mask.device)))
+    kept = batch._replace(tokens=_of_length(batch.tokens, longest), mask=_of_length(batch.mask, longest))
     if "extra" not in wanted:
         kept = kept._replace(extra=None)
     return each(_gathered, kept)
@@ -74,6 +76,22 @@ def average(x: Tensor) -> Tensor:
         dist.all_reduce(x)
         x = x / world_size()
     return x
+
+
+def most(x: Tensor) -> Tensor:
+    """The largest value of all ranks."""
+    if world_size() > 1:
+        x = x.clone()
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+    return x
+
+
+def _of_length(x: Tensor, length: int) -> Tensor:
+    """Rows [N, L, ...] cut to, or filled with zeros up to, a length."""
+    missing = length - x.shape[1]
+    if missing <= 0:
+        return x[:, :length]
+    return torch.cat([x, x.new_zeros(len(x), missing, *x.shape[2:])], dim=1)
 
 
 def _gathered(x: Tensor) -> Tensor:

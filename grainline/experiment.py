@@ -61,7 +61,13 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
                 write_recipe(out / "recipe.yaml", recipe)
         crop = TrainTransform(method.size, **recipe.data.crop.model_dump())
         data = TrainSet(
-            source, tokenizer, crop, recipe.data.texts, context=method.context, seed=recipe.train.seed
+            source,
+            tokenizer,
+            crop,
+            recipe.data.texts,
+            context=method.context,
+            seed=recipe.train.seed,
+            parts=method.parts,
         )
         job = Run(
             out,

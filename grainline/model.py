@@ -15,6 +15,7 @@ from torch import Tensor
 
 from grainline.config import Config, parse
 from grainline.data.collate import texts_of
+from grainline.data.parts import encode_parts
 from grainline.data.record import Damaged
 from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import EvalTransform
@@ -52,7 +53,7 @@ class Model:
             batch,
         )
         self.transform = EvalTransform(method.size)
-        self.cut = 0  # texts so far that were longer than the context
+        self.cut = 0  # texts so far that were longer than the method reads
 
     @property
     def device(self) -> torch.device:
@@ -118,7 +119,7 @@ class Model:
             raise UserError(f"{error.where} cannot be used: {error.cause}; give a picture file") from None
 
     def _texts(self, texts: Sequence[str]) -> Encoded:
-        tokens = self.tokenizer.encode(list(texts), self.method.context)
+        tokens = encode_parts(self.tokenizer, texts, self.method.context, self.method.parts)
         self.cut += sum(tokens.cut)
         padded = to(texts_of(tokens.ids), self.device)
         starts = range(0, len(texts), self.batch)

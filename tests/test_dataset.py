@@ -61,8 +61,8 @@ TOKENIZER = Tokenizer.train([LONG, "A green heart. Picture number 0 1 2 3 4 5 6 
 CROP = TrainTransform(16, scale=(0.3, 1.0), jitter=0.2)
 
 
-def shelf(source: Shelf, context: int = 99, seed: int = 0, **cfg: object) -> TrainSet:
-    return TrainSet(source, TOKENIZER, CROP, TextsConfig(**cfg), context=context, seed=seed)
+def shelf(source: Shelf, context: int = 99, seed: int = 0, parts: int = 1, **cfg: object) -> TrainSet:
+    return TrainSet(source, TOKENIZER, CROP, TextsConfig(**cfg), context=context, seed=seed, parts=parts)
 
 
 def loaded(data: TrainSet, plan: Batches, workers: int = 0) -> list[Batch]:
@@ -269,7 +269,7 @@ def test_a_foil_stands_beside_the_caption_that_it_spoils() -> None:
     data = shelf(Shelf(3, foils=[1]), foils=2, per_image=2, captions="first")
     sample = data[Draw(0, 0, 1)]
     assert [text.level for text in sample.texts] == [CAPTION, CAPTION, FOIL, FOIL]
-    told = [spoken(data, text.ids) for text in sample.texts]
+    told = [spoken(data, text.parts[0]) for text in sample.texts]
     assert told[0] == spoken(data, TOKENIZER.encode([LONG], 99).ids[0])
     assert told[1].startswith("picture 1")
     assert "green circle" in told[2] + told[3]
@@ -284,11 +284,11 @@ def test_fewer_foils_than_asked_for_leave_padding_rows() -> None:
     assert texts.image.tolist() == [0, -1, -1, -1, 1, -1, -1, -1]
     assert texts.level.tolist() == [CAPTION] * 4 + [CAPTION, FOIL, FOIL, CAPTION]
     assert texts.mask.any(-1).squeeze(1).tolist() == [True, False, False, False, True, True, True, False]
-    lengths = [len(text.ids) for sample in samples for text in sample.texts]
+    lengths = [len(text.parts[0]) for sample in samples for text in sample.texts]
     assert texts.ids.shape == (8, 1, max(lengths))
     assert texts.mask.sum((1, 2))[texts.item >= 0].tolist() == lengths
     kept = [texts.ids[i][texts.mask[i]].tolist() for i in (0, 4, 5, 6)]
-    assert kept == [text.ids for sample in samples for text in sample.texts]
+    assert kept == [text.parts[0] for sample in samples for text in sample.texts]
 
 
 def test_no_two_texts_of_a_run_share_an_id() -> None:
@@ -300,7 +300,7 @@ def test_no_two_texts_of_a_run_share_an_id() -> None:
 def test_truncated_texts_are_counted() -> None:
     data = shelf(Shelf(3), context=12, per_image=2)
     sample = data[Draw(0, 0, 0)]
-    assert [len(text.ids) for text in sample.texts] == [12, 12]
+    assert [len(text.parts[0]) for text in sample.texts] == [12, 12]
     assert sample.cut == 2
     assert shelf(Shelf(3), context=12, captions="first")[Draw(0, 0, 0)].cut == 0
     assert collate([sample, sample]).cut == 4
@@ -317,13 +317,25 @@ def test_a_foil_whose_difference_is_cut_off_is_no_negative_of_its_own_caption() 
     data = shelf(One(1), context=12, foils=2)
     sample = data[Draw(0, 0, 0)]
     assert [text.level for text in sample.texts] == [CAPTION, FOIL]
-    assert "green circle" in spoken(data, sample.texts[1].ids)
+    assert "green circle" in spoken(data, sample.texts[1].parts[0])
     assert sample.cut == 2
     assert collate([sample]).texts.item.tolist() == [0, 1, -1]
 
 
+def test_a_method_that_reads_sentences_apart_gets_one_part_for_each() -> None:
+    data = shelf(Shelf(2, foils=[0]), foils=1, parts=3)
+    texts = collate([data[Draw(0, 0, 0)], data[Draw(1, 0, 1)]]).texts
+    assert texts.ids.shape[:2] == (4, 3)
+    told = [[spoken(data, ids[mask].tolist()) for ids, mask in zip(*row, strict=True) if mask.any()]
+            for row in zip(texts.ids, texts.mask, strict=True)]  # fmt: skip
+    assert told[0] == [s.text.lower().replace(".", " .") for s in sentences(LONG)[:3]]
+    assert [a != b for a, b in zip(told[0], told[1], strict=True)].count(True) == 1
+    assert told[3] == []
+    assert data[Draw(0, 0, 0)].cut == 2  # the fourth sentence, of the caption and of its foil
+
+
 def test_tokenised_texts_become_rows_of_no_image() -> None:
-    texts = texts_of([[1, 2, 3], [4]])
+    texts = texts_of([[[1, 2, 3]], [[4]]])
     assert texts.ids.tolist() == [[[1, 2, 3]], [[4, 0, 0]]]
     assert texts.mask.tolist() == [[[True] * 3], [[True, False, False]]]
     assert (texts.item.tolist(), texts.image.tolist()) == ([0, 1], [-1, -1])

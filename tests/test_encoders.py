@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from grainline.config import parse
 from grainline.encoders.text import TextConfig, TextTransformer, length_groups
 from grainline.encoders.towers import Towers, TowersConfig, flat_parts
-from grainline.encoders.vit import ViT, ViTConfig
+from grainline.encoders.vit import Around, ViT, ViTConfig, waves
 from grainline.errors import UserError
 from grainline.nn.block import Block, Stack
 from grainline.nn.pool import AttentionPool, mean_pool, unit
@@ -128,17 +128,37 @@ def slow_conv(weight: Tensor, picture: Tensor) -> Tensor:
 
 def slow_stem(stem: nn.Sequential, picture: Tensor) -> Tensor:
     """The small convolutions: [3, H, W] -> [L, W]."""
-    for i in range(0, len(stem) - 1, 3):
+    around = stem[-1] if isinstance(stem[-1], Around) else None
+    convs = stem[:-1] if around else stem
+    for i in range(0, len(convs) - 1, 3):
         conv, group = stem[i], stem[i + 1]
         assert isinstance(conv, nn.Conv2d)
         assert isinstance(group, nn.GroupNorm)
         picture = slow_conv(conv.weight, picture)
         picture = (picture - picture.mean()) / (picture.var(correction=0) + group.eps).sqrt()
         picture = gelu(picture * group.weight[:, None, None] + group.bias[:, None, None])
-    last = stem[-1]
+    last = convs[-1]
     assert isinstance(last, nn.Conv2d)
     cells = picture.flatten(1).T
-    return torch.stack([last.weight[:, :, 0, 0] @ cell + last.bias for cell in cells])
+    out = torch.stack([last.weight[:, :, 0, 0] @ cell + last.bias for cell in cells])
+    return slow_around(around, out, picture.shape[1]) if around else out
+
+
+def slow_around(around: Around, cells: Tensor, side: int) -> Tensor:
+    """Every cell of [side * side, W] and what the 3 x 3 cells around it hold."""
+    even = (cells - cells.mean()) / (cells.var(correction=0) + around.norm.eps).sqrt()
+    even = gelu(even * around.norm.weight + around.norm.bias)
+    out = []
+    for place, cell in enumerate(cells):
+        row, column = divmod(place, side)
+        seen = around.look.bias
+        for down in (-1, 0, 1):
+            for right in (-1, 0, 1):
+                if 0 <= row + down < side and 0 <= column + right < side:
+                    other = even[(row + down) * side + column + right]
+                    seen = seen + around.look.weight[:, :, down + 1, right + 1] @ other
+        out.append(cell + seen)
+    return torch.stack(out)
 
 
 def slow_vit(model: ViT, picture: Tensor, pool: str) -> tuple[Tensor, Tensor]:
@@ -173,7 +193,7 @@ def slow_text(model: TextTransformer, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("pool", ["class", "mean", "attention"])
-@pytest.mark.parametrize("stem", ["patch", "conv"])
+@pytest.mark.parametrize("stem", ["patch", "conv", "overlap"])
 def test_a_vit_is_its_slow_program(stem: str, pool: str) -> None:
     model = vit(stem=stem, pool=pool)
     pixels = torch.rand(2, 3, 8, 8, dtype=torch.float64)
@@ -193,6 +213,18 @@ def test_the_conv_stem_gives_one_cell_a_patch(patch: int, size: int) -> None:
     model = ViT(ViTConfig(**VIT | {"patch": patch, "size": size, "stem": "conv"}))
     assert model(torch.rand(1, 3, size, size)).patches.shape == (1, (size // patch) ** 2, 12)
     assert model.grid == (size // patch, size // patch)
+
+
+def test_positions_that_begin_as_waves_tell_rows_from_columns() -> None:
+    model = ViT(ViTConfig(**VIT | {"positions": "waves", "width": 16, "heads": 2}))
+    assert torch.equal(model.position.data, waves(2, 2, 16))
+    at = waves(3, 5, 8)
+    for place in range(15):
+        row, column = divmod(place, 5)
+        expected = [
+            f(x * speed) for x in (row, column) for f in (math.sin, math.cos) for speed in (1, 20**-0.5)
+        ]
+        torch.testing.assert_close(at[place], torch.tensor(expected))
 
 
 def test_what_the_conv_stem_sees_does_not_depend_on_the_batch() -> None:

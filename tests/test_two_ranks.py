@@ -56,6 +56,13 @@ def pieces(rank: int) -> dict[str, torch.Tensor]:
     encoded = Encoded(x, torch.ones(2, 4, 3), torch.ones(2, 4, dtype=torch.bool), ids, ids)
     everyone = gather(encoded, ("vector", "item", "image"))
     with_tokens = gather(encoded, ("vector", "tokens", "mask", "item", "image"))
+    unequal = torch.full((2, 3 + rank, 3), 1.0, requires_grad=True)
+    long = gather(
+        Encoded(x.detach(), unequal, torch.ones(2, 3 + rank, dtype=torch.bool), ids, ids),
+        ("vector", "tokens", "mask"),
+    )
+    (long.tokens * (rank + 1)).sum().backward()
+    assert unequal.grad is not None
     (everyone.vector * torch.arange(1.0, 5.0)[:, None] * (rank + 1)).sum().backward()
     assert x.grad is not None
     y, z = (torch.full((n, 3), 1.0, requires_grad=True) for n in (2, 4))
@@ -69,6 +76,9 @@ def pieces(rank: int) -> dict[str, torch.Tensor]:
         "gathered items": everyone.item,
         "gathered tokens": torch.tensor([everyone.tokens.shape[1], with_tokens.tokens.shape[1]]),
         "gathered mask": with_tokens.mask,
+        "mask of unequal lengths": long.mask,
+        "tokens of unequal lengths": long.tokens.detach(),
+        "gradient of unequal lengths": unequal.grad,
         "gathered gradient": x.grad,
         "finished": average(finish(Mean(torch.tensor(6.0 * rank), torch.tensor(1 + rank)))),
     }
@@ -112,6 +122,15 @@ def test_gather_keeps_rank_order_and_leaves_out_tokens_that_no_loss_reads(
     assert two_ranks["gathered tokens"].tolist() == [0, 4]
     assert two_ranks["gathered mask"].dtype == torch.bool
     assert two_ranks["gathered mask"].all()
+
+
+def test_tokens_of_unequal_lengths_are_filled_up_to_the_longest_of_all_ranks(
+    two_ranks: dict[str, torch.Tensor],
+) -> None:
+    expected = torch.tensor([[True] * 3 + [False]] * 2 + [[True] * 4] * 2)
+    assert torch.equal(two_ranks["mask of unequal lengths"], expected)
+    assert torch.equal(two_ranks["tokens of unequal lengths"], expected[..., None].expand(-1, -1, 3).float())
+    assert torch.equal(two_ranks["gradient of unequal lengths"], torch.full((2, 3, 3), 3.0))
 
 
 def test_gather_sums_what_both_ranks_say_about_my_rows(two_ranks: dict[str, torch.Tensor]) -> None:

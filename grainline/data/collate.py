@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from grainline.data.dataset import Sample, TrainSet
@@ -16,7 +17,7 @@ class Batch(NamedTuple):
 
     images: Images
     texts: Texts
-    cut: int  # texts longer than the context
+    cut: int  # texts longer than the method reads
     damage: tuple[tuple[str, str], ...]  # (cause, where) of samples that were replaced
 
 
@@ -49,29 +50,31 @@ def collate(samples: list[Sample]) -> Batch:
 
 def _texts(samples: list[Sample]) -> Texts:
     slots = samples[0].slots
-    length = max(len(text.ids) for sample in samples for text in sample.texts)
     count = len(samples) * slots
-    ids = torch.zeros(count, 1, length, dtype=torch.int64)
-    mask = torch.zeros(count, 1, length, dtype=torch.bool)
+    rows: list[list[list[int]]] = [[] for _ in range(count)]
     item, owner = torch.full((count,), -1), torch.full((count,), -1)
     level = torch.zeros(count, dtype=torch.int64)
     for place, sample in enumerate(samples):
         for slot, text in enumerate(sample.texts):
             row = place * slots + slot
-            ids[row, 0, : len(text.ids)] = torch.tensor(text.ids)
-            mask[row, 0, : len(text.ids)] = True
+            rows[row] = text.parts
             item[row], level[row] = sample.draw.position * slots + slot, text.level
             owner[row] = -1 if text.level == FOIL else sample.draw.picture
-    return Texts(ids, mask, item, owner, level)
+    return Texts(*_padded(rows), item, owner, level)
 
 
-def texts_of(encoded: list[list[int]]) -> Texts:
-    """Tokenised texts as rows of their own, numbered from 0, describing no particular image."""
-    length = max((len(ids) for ids in encoded), default=1)
-    ids = torch.zeros(len(encoded), 1, length, dtype=torch.int64)
-    mask = torch.zeros(len(encoded), 1, length, dtype=torch.bool)
-    for row, text in enumerate(encoded):
-        ids[row, 0, : len(text)] = torch.tensor(text)
-        mask[row, 0, : len(text)] = True
+def texts_of(encoded: list[list[list[int]]]) -> Texts:
+    """Ids of texts, part by part, as rows of their own, numbered from 0, describing no particular image."""
     number = torch.arange(len(encoded))
-    return Texts(ids, mask, number, torch.full_like(number, -1), torch.zeros_like(number))
+    return Texts(*_padded(encoded), number, torch.full_like(number, -1), torch.zeros_like(number))
+
+
+def _padded(texts: list[list[list[int]]]) -> tuple[Tensor, Tensor]:
+    """Ids and mask [M, S, L] of texts, parts and tokens, with padding on the right of each."""
+    parts = max((len(text) for text in texts), default=1)
+    length = max((len(part) for text in texts for part in text), default=1)
+    numbers = [[part + [0] * (length - len(part)) for part in text] for text in texts]
+    lengths = [[len(part) for part in text] + [0] * (parts - len(text)) for text in texts]
+    ids = torch.tensor([text + [[0] * length] * (parts - len(text)) for text in numbers], dtype=torch.int64)
+    mask = torch.arange(length) < torch.tensor(lengths, dtype=torch.int64).view(len(texts), parts, 1)
+    return ids.view(len(texts), parts, length), mask

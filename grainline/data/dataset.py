@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from grainline.config import Config
 from grainline.data.captions import sentences
+from grainline.data.parts import encode_parts
 from grainline.data.record import Damaged, Foil, Record, Source
 from grainline.data.sampler import Draw
 from grainline.data.tokenizer import Tokenizer
@@ -61,7 +62,7 @@ class CropConfig(Config):
 class Text(NamedTuple):
     """One tokenised text of a sample."""
 
-    ids: list[int]
+    parts: list[list[int]]  # ids of each part
     level: int  # CAPTION or FOIL
 
 
@@ -72,7 +73,7 @@ class Sample(NamedTuple):
     draw: Draw
     texts: list[Text]
     slots: int  # rows that every sample of the set takes; fewer texts leave padding rows
-    cut: int  # texts that were longer than the context
+    cut: int  # texts that were longer than the method reads
     damage: tuple[tuple[str, str], ...]  # (cause, where) of the samples that this one replaces
 
 
@@ -91,10 +92,15 @@ class TrainSet(Dataset[Sample]):
         *,
         context: int,
         seed: int,
+        parts: int = 1,
     ) -> None:
-        """context  longest text in tokens;  seed  of all random choices"""
+        """
+        context  longest part of a text in tokens
+        seed     of all random choices
+        parts    as in `encode_parts`
+        """
         self.source, self.tokenizer, self.crop, self.cfg = source, tokenizer, crop, cfg
-        self.context, self.seed = context, seed
+        self.context, self.seed, self.parts = context, seed, parts
 
     def __len__(self) -> int:
         return len(self.source)
@@ -125,7 +131,7 @@ class TrainSet(Dataset[Sample]):
         plain = [choose(record, self.cfg, rng) for _ in range(self.cfg.per_image - min(1, len(pairs)))]
         captions = [pairs[0].true, *plain] if pairs else plain
         foils = [pair.text for pair in pairs]
-        encoded = self.tokenizer.encode([*captions, *foils], self.context)
+        encoded = encode_parts(self.tokenizer, [*captions, *foils], self.context, self.parts)
         levels = [CAPTION] * len(captions) + [FOIL] * len(foils)
         true = encoded.ids[: len(captions)]
         # A foil that differs only in what was cut off is its caption: as a negative it would be a lie.

@@ -1,12 +1,14 @@
 """A plain vision transformer, trained from scratch (Dosovitskiy et al., arXiv 2010.11929).
 
-Pixels are normalised here, because mean and spread belong to the weights; the stem cuts patches (or looks at
-them through a few small convolutions, which learns faster from little data: Xiao et al., arXiv 2106.14881).
+Pixels are normalised here, because mean and spread belong to the weights. The stem cuts patches, or looks at
+them through a few small convolutions, which learns faster from little data (Xiao et al., arXiv 2106.14881).
+With "overlap" each cell then looks at the cells around it, for things that are larger than a cell.
 """
 
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -44,7 +46,8 @@ class ViTConfig(Config):
         0.408,
     )  # of the pixels in 0..1, as CLIP's data have them; drawn pictures differ
     spread: Colour = (0.269, 0.261, 0.276)  # their standard deviation
-    stem: Literal["patch", "conv"] = "patch"
+    stem: Literal["patch", "conv", "overlap"] = "patch"
+    positions: Literal["noise", "waves"] = "noise"  # what the learnt vectors of the places begin as
     pool: Literal["class", "mean", "attention"] = "class"
     drop_path: float = Field(0.0, ge=0.0, lt=1.0)  # share of rows that skip a branch of the last block
 
@@ -67,7 +70,9 @@ class ViTConfig(Config):
             raise ValueError(f"spread {self.spread} must be above 0 in every colour")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
-        if self.stem == "conv" and self.patch & (self.patch - 1):
+        if self.positions == "waves" and self.width % 4:
+            raise ValueError(f"width {self.width} is not a multiple of 4, as positions of waves need it")
+        if self.stem != "patch" and self.patch & (self.patch - 1):
             raise ValueError(f"the conv stem halves the picture: patch {self.patch} is not a power of two")
         return self
 
@@ -85,7 +90,8 @@ class ViT(nn.Module):
         self.register_buffer("mean", torch.tensor(cfg.mean).view(3, 1, 1))
         self.register_buffer("spread", torch.tensor(cfg.spread).view(3, 1, 1))
         self.stem = nn.Conv2d(3, cfg.width, cfg.patch, cfg.patch) if cfg.stem == "patch" else _conv_stem(cfg)
-        self.position = nn.Parameter(torch.randn(self.grid[0] * self.grid[1], cfg.width) * 0.02)
+        noise = torch.randn(self.grid[0] * self.grid[1], cfg.width) * 0.02
+        self.position = nn.Parameter(noise if cfg.positions == "noise" else waves(*self.grid, cfg.width))
         self.class_token = nn.Parameter(torch.randn(cfg.width) * 0.02) if cfg.pool == "class" else None
         self.stack = Stack(cfg.width, cfg.depth, cfg.heads, drop_path=cfg.drop_path)
         self.norm = nn.LayerNorm(cfg.width)
@@ -108,6 +114,29 @@ class ViT(nn.Module):
         return ImageTokens(self.pool(x).vector, None, x if self.training else self.pool.each(x))
 
 
+LONGEST = 20
+"""Radians that the shortest wave turns while the longest turns one."""
+
+
+def waves(rows: int, columns: int, width: int) -> Tensor:
+    """Sines and cosines of row and column, a quarter of the width each: [rows * columns, width]
+
+    Frequencies fall from 1 radian a cell geometrically. Vaswani et al. (arXiv 1706.03762, section 3.5) let
+    them fall to 1 / 10,000, for texts; in some ten cells a side most of those waves would stand still.
+
+    >>> waves(2, 2, 4)  # sine and cosine of the row, then of the column
+    tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+            [0.0000, 1.0000, 0.8415, 0.5403],
+            [0.8415, 0.5403, 0.0000, 1.0000],
+            [0.8415, 0.5403, 0.8415, 0.5403]])
+    """
+    quarter = width // 4
+    speed = LONGEST ** -(torch.arange(quarter) / quarter)
+    down, across = (torch.arange(n)[:, None] * speed for n in (rows, columns))
+    down, across = down.repeat_interleave(columns, 0), across.repeat(rows, 1)
+    return torch.cat([down.sin(), down.cos(), across.sin(), across.cos()], dim=1)
+
+
 def normalised(pixels: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
     """(pixels - mean) / spread, for pixels [N, 3, H, W] uint8 in 0..255 or float in 0..1."""
     x = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels
@@ -126,4 +155,17 @@ def _conv_stem(cfg: ViTConfig) -> nn.Sequential:
         after = max(16, cfg.width >> (steps - 1 - step))
         layers += [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.GroupNorm(1, after), nn.GELU()]
         before = after
-    return nn.Sequential(*layers, nn.Conv2d(before, cfg.width, 1))
+    layers.append(nn.Conv2d(before, cfg.width, 1))
+    return nn.Sequential(*layers, *([Around(cfg.width)] if cfg.stem == "overlap" else []))
+
+
+class Around(nn.Module):
+    """Adds to every cell what stands in the 3 x 3 cells around it: [N, W, G, G] -> the same."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(1, width)
+        self.look = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.look(F.gelu(self.norm(x)))

@@ -27,7 +27,10 @@ class Method(ABC, nn.Module):
     """Side of the square pictures that encode_images reads, in pixels."""
 
     context: int
-    """The longest text that encode_texts reads, in tokens."""
+    """The longest part of a text that encode_texts reads, in tokens."""
+
+    parts: int = 1
+    """The most parts of a text that encode_texts reads: 1 reads texts whole, more read sentences apart."""
 
     grid: tuple[int, int] | None
     """Rows and columns of the image tokens; None where they do not lie on a grid."""

@@ -18,8 +18,11 @@ def both_ways(
     Texts of the same image are positives of equal weight. Foils are candidates for every image and ask for
     none themselves; padding is no candidate.
     """
-    i2t = score(mine.images, everyone.texts).masked_fill(everyone.texts.item < 0, -torch.inf)  # [n, M]
-    t2i = score(everyone.images, mine.texts).T.masked_fill(everyone.images.item < 0, -torch.inf)  # [m, N]
+    i2t = score(mine.images, everyone.texts)  # [n, M]
+    alone = mine.images is everyone.images and mine.texts is everyone.texts  # one process: scored once
+    t2i = (i2t if alone else score(everyone.images, mine.texts)).T  # [m, N]
+    i2t = i2t.masked_fill(everyone.texts.item < 0, -torch.inf)
+    t2i = t2i.masked_fill(everyone.images.item < 0, -torch.inf)
     return {
         "i2t": Term(weight / 2, soft_info_nce(i2t, same_image(mine.images, everyone.texts).float())),
         "t2i": Term(weight / 2, soft_info_nce(t2i, same_image(mine.texts, everyone.images).float())),

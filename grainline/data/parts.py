@@ -1,0 +1,50 @@
+"""Texts to the ids of their parts: the whole text as one, or each sentence for itself.
+
+How a method reads is `Method.parts`. One part is the rule. A method that matches sentences with pictures
+takes several, and its context is then that of one sentence.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from grainline.data.captions import sentences
+from grainline.data.tokenizer import Tokenizer
+
+
+class Parted(NamedTuple):
+    """Ids of the parts of some texts, each part from its begin token to its end token."""
+
+    ids: list[list[list[int]]]  # text, part, token; every text has one part at least
+    lost: list[int]  # tokens of each text that did not fit
+
+    @property
+    def cut(self) -> list[bool]:
+        """Which texts were longer than is read."""
+        return [number > 0 for number in self.lost]
+
+
+def encode_parts(tokenizer: Tokenizer, texts: Sequence[str], context: int, parts: int) -> Parted:
+    """Encoded texts of at most `parts` parts of at most `context` tokens; the rest is cut and counted.
+
+    parts  1 takes each text as a whole; more take its first sentences, as `captions.sentences` finds them
+
+    >>> toy = Tokenizer.train(["a cat sat. a dog ran."] * 2, vocab=530)
+    >>> found = encode_parts(toy, ["A cat sat. A dog ran. A cat ran.", "A cat"], context=8, parts=2)
+    >>> [len(ids) for ids in found.ids], found.lost
+    ([2, 1], [4, 0])
+    """
+    if parts == 1:
+        whole = tokenizer.encode(texts, context)
+        return Parted([[ids] for ids in whole.ids], whole.lost)
+    told = [[s.text for s in sentences(text)] or [text] for text in texts]
+    distinct = list({part: None for one in told for part in one})  # foils share most of theirs
+    found = tokenizer.encode(distinct, context)
+    at = {part: i for i, part in enumerate(distinct)}
+    ids, lost = [], []
+    for one in told:
+        mine = [at[part] for part in one]
+        kept, over = mine[:parts], mine[parts:]
+        ids.append([found.ids[i] for i in kept])
+        beyond = sum(len(found.ids[i]) - 2 + found.lost[i] for i in over)  # without begin and end
+        lost.append(sum(found.lost[i] for i in kept) + beyond)
+    return Parted(ids, lost)

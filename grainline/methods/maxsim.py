@@ -1,0 +1,91 @@
+"""MaxSim: every sentence of a caption looks for its own place in the picture.
+
+Late interaction as in ColBERT (Khattab & Zaharia, arXiv 2004.12832) and FILIP (Yao et al., arXiv 2111.07783).
+In four steps:
+  1. encode the picture into patches, and each sentence of the caption, read by itself, into one vector;
+  2. let each sentence find the patches that fit it best: the mean of its cosines, weighted by their softmax;
+  3. the score of picture and caption is the mean over the sentences;
+  4. cross-entropy both ways over the scores of the batch, and a lighter one over one vector a side, so that
+     an index can find candidates by vector.
+
+Differs from FILIP: sentences instead of words, a smooth maximum, and only texts search: a picture holds more
+than its caption says, so its patches need not be found in the text.
+"""
+
+from pydantic import Field
+from torch import Tensor
+
+from grainline.encoders.towers import Towers, TowersConfig
+from grainline.methods.base import Method, dot
+from grainline.methods.common import both_ways
+from grainline.nn.late import distinct_rows, late_heat, late_score
+from grainline.nn.pool import mean_pool, unit
+from grainline.nn.scale import LogitScale
+from grainline.types import Clock, Encoded, Images, Pair, Term, Texts, full
+
+
+class MaxSimConfig(TowersConfig):
+    """Encoders, how many sentences a caption has at most, and how scores are formed.
+
+    The context of the text encoder is that of a sentence.
+    """
+
+    sentences: int = Field(32, gt=1)  # of a text; what stands behind them is cut, counted and reported
+    sharpness: float = Field(10.0, gt=0)  # of the softmax over patches
+    scale: float = Field(1 / 0.07, gt=0)
+    max_scale: float = Field(100.0, gt=1)
+    coarse: float = Field(0.1, ge=0)  # weight of the loss over plain vectors
+
+
+class MaxSim(Method):
+    """Dual encoder whose pairs are scored sentence by patch."""
+
+    gathers = ("vector", "tokens", "mask", "item", "image")
+
+    def __init__(self, cfg: MaxSimConfig) -> None:
+        super().__init__()
+        self.pairwise, self.distribution = True, False
+        self.towers = Towers(cfg)
+        self.size, self.grid = cfg.image.size, self.towers.image.grid
+        self.context, self.parts = cfg.text.context, cfg.sentences
+        self.sharpness, self.coarse = cfg.sharpness, cfg.coarse
+        self.scale = LogitScale(cfg.scale, cfg.max_scale)
+
+    def encode_images(self, images: Images) -> Encoded:
+        """tokens: patches, at length 1"""
+        seen = self.towers.image(images.pixels)
+        tokens = unit(self.towers.to_image(seen.patches))
+        vector = unit(self.towers.to_image(seen.pooled))
+        mask = tokens.new_ones(tokens.shape[:2]).bool()
+        return Encoded(vector, tokens, mask, images.image, images.image)
+
+    def encode_texts(self, texts: Texts) -> Encoded:
+        """tokens: one for each sentence, at length 1; sentences that several texts share are read once"""
+        mask = texts.mask.any(-1)
+        ids = texts.ids.masked_fill(~texts.mask, -1).flatten(0, 1)  # [M * S, L]
+        first, back = distinct_rows(ids)
+        read = self.towers.text(texts.ids.flatten(0, 1)[first], texts.mask.flatten(0, 1)[first])
+        tokens = full(self.towers.to_text(read.pooled))[back].unflatten(0, mask.shape)  # [M, S, D]
+        return Encoded(
+            unit(mean_pool(tokens, mask).vector),
+            unit(tokens).masked_fill(~mask[..., None], 0.0),
+            mask,
+            texts.item,
+            texts.image,
+        )
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        return late_score(images.tokens, images.mask, texts.tokens, texts.mask, self.sharpness)
+
+    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
+        scale = self.scale()
+        fine = both_ways(lambda images, texts: scale * self.score(images, texts), mine, everyone)
+        plain = both_ways(lambda images, texts: scale * dot(images, texts), mine, everyone, self.coarse)
+        return fine | {f"coarse {name}": term for name, term in plain.items()}
+
+    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
+        return {}
+
+    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
+        """What every patch adds to the score of its row: rows sum to the score."""
+        return late_heat(images.tokens, images.mask, texts.tokens, texts.mask, self.sharpness)

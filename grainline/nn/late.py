@@ -1,0 +1,98 @@
+"""Late interaction: tokens of a text look for their places among the tokens of a picture, pair by pair.
+
+MaxSim of Khattab & Zaharia (arXiv 2004.12832) in a smooth form: a token takes the mean of its cosines,
+weighted by their softmax, which is their maximum when the softmax is sharp.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+BLOCK = 2**23
+"""Cosines held at a time; where there are more, blocks of texts are computed again in backward."""
+
+
+def late_score(images: Tensor, seen: Tensor, texts: Tensor, told: Tensor, sharpness: float) -> Tensor:
+    """Every picture against every text: [N, M]
+
+    images  [N, L, D], seen [N, L] bool: unit tokens of pictures, and which are real
+    texts   [M, S, D], told [M, S] bool: unit tokens of texts, and which are real
+
+    for n, m:
+        for s with told[m, s]:
+            cosine = [images[n, l] @ texts[m, s] for l with seen[n, l]]
+            best[s] = (softmax(sharpness * cosine) * cosine).sum()
+        score[n, m] = mean(best)    (0 for a text without tokens)
+
+    Tokens that several texts share, as a caption and its foils do, are compared once.
+    """
+    flat = texts.flatten(0, 1)
+    first, back = distinct_rows(flat)
+    tokens = flat[first]
+    step = max(1, BLOCK // max(1, seen.numel()))
+    best = torch.cat(
+        [_best(images, seen, tokens[i : i + step], sharpness) for i in range(0, len(tokens), step)], 1
+    )
+    each = best[:, back].unflatten(1, texts.shape[:2])  # [N, M, S]
+    return each.masked_fill(~told, 0.0).sum(-1) / told.sum(-1).clamp(min=1)
+
+
+def late_heat(images: Tensor, seen: Tensor, texts: Tensor, told: Tensor, sharpness: float) -> Tensor:
+    """What every image token adds to the score of its own text: [N, L], rows sum to that score.
+
+    Shapes as in `late_score`, with M = N: row i of the texts belongs to row i of the images.
+    """
+    cosine = torch.einsum("nld,nsd->nsl", images, texts)
+    weight = _weight(cosine, seen[:, None], sharpness) * told[..., None]
+    return (weight * cosine).sum(1) / told.sum(-1, keepdim=True).clamp(min=1)
+
+
+def distinct_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each distinct row of x [R, D] stands first [U], and which of them every row is [R].
+
+    >>> first, back = distinct_rows(torch.tensor([[2.0], [1.0], [2.0]]))
+    >>> sorted(first.tolist()), first[back].tolist()
+    ([0, 1], [0, 1, 0])
+    """
+    back, count = _same_sums(x.detach())
+    number = torch.arange(len(x), device=x.device)
+    first = torch.full((count,), len(x), device=x.device).scatter_reduce(0, back, number, "amin")
+    return first, back
+
+
+def _same_sums(x: Tensor) -> tuple[Tensor, int]:
+    """Rows of equal bits, by number, and how many numbers there are.
+
+    `torch.unique` of rows compares them column by column and would be a sixth of the demo's step. Here rows
+    are told apart by one sum each; should two different rows ever have the same sum, the slow way is taken.
+    """
+    whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}[x.element_size()]
+    bits = x.contiguous().view(whole).long()
+    weight = torch.randint(
+        -(2**62), 2**62, (x.shape[1],), generator=torch.Generator().manual_seed(0), dtype=torch.int64
+    )
+    sums, back = torch.unique((bits * weight.to(x.device)).sum(1), return_inverse=True)
+    example = torch.empty_like(sums).scatter_(0, back, torch.arange(len(x), device=x.device))
+    if not torch.equal(bits[example][back], bits):
+        distinct, back = torch.unique(bits, dim=0, return_inverse=True)
+        return back, len(distinct)
+    return back, len(sums)
+
+
+def _best(images: Tensor, seen: Tensor, tokens: Tensor, sharpness: float) -> Tensor:
+    """The smooth maximum of every token in every picture: [N, U]"""
+
+    def compute(images: Tensor, tokens: Tensor) -> Tensor:
+        cosine = torch.einsum("nld,ud->nul", images, tokens)
+        return (_weight(cosine, seen[:, None], sharpness) * cosine).sum(-1)
+
+    if torch.is_grad_enabled() and len(tokens) * seen.numel() > BLOCK // 2:
+        best: Any = checkpoint(compute, images, tokens, use_reentrant=False)
+        return best
+    return compute(images, tokens)
+
+
+def _weight(cosine: Tensor, seen: Tensor, sharpness: float) -> Tensor:
+    return (sharpness * cosine).masked_fill(~seen, -torch.inf).softmax(-1)

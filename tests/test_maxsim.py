@@ -1,0 +1,147 @@
+"""MaxSim: its score against the loop of the docstring, and what its parts promise."""
+
+import pytest
+import torch
+from make import CLOCK, batch, build
+from torch import Tensor
+
+from grainline.methods.base import dot
+from grainline.methods.maxsim import MaxSim
+from grainline.nn import late
+from grainline.nn.late import distinct_rows, late_heat, late_score
+from grainline.nn.pool import unit
+from grainline.train.step import step
+from grainline.types import Texts, rows
+
+SHARP = 7.0
+
+
+def slow_best(patches: Tensor, seen: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    """The smooth maximum of one token in one picture, and what each real patch adds to it."""
+    cosine = torch.stack([patch @ token for patch, real in zip(patches, seen, strict=True) if real])
+    weight = (SHARP * cosine).exp() / (SHARP * cosine).exp().sum()
+    return (weight * cosine).sum(), weight * cosine
+
+
+def slow_score(images: Tensor, seen: Tensor, texts: Tensor, told: Tensor) -> Tensor:
+    out = []
+    for n in range(len(images)):
+        for m in range(len(texts)):
+            best = [slow_best(images[n], seen[n], texts[m, s])[0] for s in range(len(told[m])) if told[m, s]]
+            out.append(torch.stack(best).mean() if best else torch.zeros((), dtype=images.dtype))
+    return torch.stack(out).view(len(images), len(texts))
+
+
+def sides() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Three pictures of five patches, four texts of up to three sentences; two of which share one."""
+    images, texts = unit(torch.randn(3, 5, 6).double()), unit(torch.randn(4, 3, 6).double())
+    texts[1, 2] = texts[0, 0]
+    seen, told = torch.rand(3, 5) > 0.3, torch.rand(4, 3) > 0.3
+    seen[:, 0], told[:, 0], told[1, 2], told[3] = True, True, True, False
+    return images, seen, texts, told
+
+
+@pytest.mark.parametrize("block", [1, 40, late.BLOCK])
+def test_the_score_is_the_loop_of_its_docstring(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late, "BLOCK", block)
+    images, seen, texts, told = sides()
+    leaves = [(x.clone().requires_grad_(), y.clone().requires_grad_()) for x, y in [(images, texts)] * 2]
+    (a, b), (c, d) = leaves
+    weight = torch.randn(3, 4).double()
+    fast, slow = late_score(a, seen, b, told, SHARP), slow_score(c, seen, d, told)
+    torch.testing.assert_close(fast, slow)
+    assert torch.equal(fast[:, 3], torch.zeros(3))
+    (fast * weight).sum().backward()
+    (slow * weight).sum().backward()
+    torch.testing.assert_close(a.grad, c.grad)
+    shared = torch.ones(4, 3, dtype=torch.bool)
+    shared[0, 0] = shared[1, 2] = False
+    torch.testing.assert_close(b.grad[shared], d.grad[shared])
+    # A shared token is compared once: what both rows would get, the first of them gets.
+    torch.testing.assert_close(b.grad[0, 0], d.grad[0, 0] + d.grad[1, 2])
+    assert torch.equal(b.grad[1, 2], torch.zeros(6))
+
+
+def test_the_heat_of_a_pair_adds_up_to_its_score() -> None:
+    images, seen, texts, told = sides()
+    heat = late_heat(images, seen, texts[:3], told[:3], SHARP)
+    torch.testing.assert_close(heat.sum(1), late_score(images, seen, texts[:3], told[:3], SHARP).diagonal())
+    assert torch.equal(heat[~seen], torch.zeros_like(heat[~seen]))
+    parts = [slow_best(images[0], seen[0], texts[0, s])[1] for s in range(3) if told[0, s]]
+    torch.testing.assert_close(heat[0, seen[0]], torch.stack(parts).mean(0))
+
+
+def test_distinct_rows_find_every_row_again() -> None:
+    x = torch.randint(0, 2, (40, 3))
+    first, back = distinct_rows(x)
+    assert torch.equal(x[first][back], x)
+    assert len(first) == len({tuple(row) for row in x.tolist()})
+    assert all(not (x[:i] == x[i]).all(1).any() for i in first.tolist())
+
+
+def test_rows_of_one_sum_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.tensor([[1, 2], [2, 1], [1, 2]])
+    monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.ones(2, dtype=torch.int64))
+    first, back = distinct_rows(x)
+    assert len(first) == 2
+    assert torch.equal(x[first][back], x)
+
+
+def test_a_sentence_is_read_the_same_in_any_caption() -> None:
+    method, (_, texts) = build("maxsim"), batch()
+    other = texts.ids.clone()
+    other[:, 1] = 9
+    changed = method.encode_texts(texts._replace(ids=other))
+    kept = method.encode_texts(texts)
+    torch.testing.assert_close(changed.tokens[:, 0], kept.tokens[:, 0])
+    assert not torch.allclose(changed.tokens[0, 1], kept.tokens[0, 1])
+    assert kept.mask.tolist() == texts.mask.any(-1).tolist()
+    assert kept.tokens[~kept.mask].abs().sum() == 0
+
+
+def test_sentences_that_texts_share_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, (_, texts) = build("maxsim"), batch()
+    assert isinstance(method, MaxSim)
+    texts = texts._replace(ids=texts.ids[:1].expand_as(texts.ids), mask=texts.mask[:1].expand_as(texts.mask))
+    read = []
+    inner = method.towers.text.forward
+    monkeypatch.setattr(
+        method.towers.text, "forward", lambda *args: (read.append(len(args[0])), inner(*args))[1]
+    )
+    tokens = method.encode_texts(texts).tokens
+    assert read == [2]
+    assert torch.equal(tokens, tokens[:1].expand_as(tokens))
+
+
+def test_the_same_ids_are_another_sentence_where_they_end_earlier() -> None:
+    method, (_, texts) = build("maxsim"), batch()
+    ids = texts.ids.clone()
+    ids[1] = ids[0]
+    mask = texts.mask.clone()
+    mask[1, 0, 2:] = False
+    tokens = method.encode_texts(texts._replace(ids=ids, mask=mask)).tokens
+    assert not torch.allclose(tokens[0, 0], tokens[1, 0])
+
+
+def test_vectors_are_trained_for_candidates_and_only_by_their_own_term() -> None:
+    terms = {weight: step(build("maxsim", f"coarse={weight}"), *batch(), CLOCK) for weight in (0.0, 0.5)}
+    assert {"i2t", "t2i", "coarse i2t", "coarse t2i"} == set(terms[0.5])
+    torch.testing.assert_close(terms[0.5]["i2t"], terms[0.0]["i2t"])
+    assert float(terms[0.0]["coarse i2t"]) == 0 < float(terms[0.5]["coarse i2t"])
+    method = build("maxsim", "coarse=0.5")
+    images, texts = batch()
+    a, b = method.encode_images(images), method.encode_texts(texts)
+    plain = method.scale() * dot(a, b)
+    loss = torch.logsumexp(plain[:, b.item >= 0], 1) - plain[torch.arange(4), 2 * torch.arange(4)]
+    one = rows(b, b.image >= 0)  # images 1 and 3 have one caption; 0 and 2 are checked through theirs
+    assert [(one.image == i).sum() for i in range(4)] == [1, 1, 2, 1]
+    two = torch.logsumexp(plain[2, b.item >= 0], 0) - plain[2, 4:6].mean()
+    expected = 0.25 * torch.stack([loss[0], loss[1], two, loss[3]]).mean()
+    torch.testing.assert_close(terms[0.5]["coarse i2t"], expected)
+
+
+def test_a_text_of_padding_scores_zero() -> None:
+    method, (images, texts) = build("maxsim"), batch()
+    silent: Texts = texts._replace(mask=torch.zeros_like(texts.mask))
+    score = method.score(method.encode_images(images), method.encode_texts(silent))
+    assert torch.equal(score, torch.zeros(4, 8))
