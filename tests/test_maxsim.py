@@ -140,6 +140,21 @@ def test_vectors_are_trained_for_candidates_and_only_by_their_own_term() -> None
     torch.testing.assert_close(terms[0.5]["coarse i2t"], expected)
 
 
+def test_the_fine_loss_is_cross_entropy_over_scaled_scores_both_ways() -> None:
+    method = build("maxsim", "scale=30.0")
+    images, texts = batch()
+    real = rows(texts, texts.item >= 0)
+    terms = step(method, images, texts, CLOCK)
+    logits = 30.0 * method.score(method.encode_images(images), method.encode_texts(real))  # [4, 6]
+    i2t, t2i = logits.log_softmax(1), logits.log_softmax(0)
+    own = real.image[None] == images.image[:, None]
+    expected = torch.stack([i2t[n][own[n]].mean() for n in range(4)])
+    torch.testing.assert_close(terms["i2t"], -expected.mean() / 2)
+    columns = [m for m in range(6) if real.image[m] >= 0]
+    expected = torch.stack([t2i[int(real.image[m]), m] for m in columns])
+    torch.testing.assert_close(terms["t2i"], -expected.mean() / 2)
+
+
 def test_a_text_of_padding_scores_zero() -> None:
     method, (images, texts) = build("maxsim"), batch()
     silent: Texts = texts._replace(mask=torch.zeros_like(texts.mask))
