@@ -108,7 +108,7 @@ def _records(
 
 
 def _cut(number: int) -> Rows:
-    return [{"note": "texts longer than the context were cut", "texts": number}] if number else []
+    return [{"note": "texts longer than the model reads were cut", "texts": number}] if number else []
 
 
 def _write(path: Path, rows: Rows) -> None:

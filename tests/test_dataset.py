@@ -363,7 +363,7 @@ def test_damage_is_counted_by_cause_and_the_first_files_are_named() -> None:
     assert (report["samples"], report["texts"], report["cut"]) == (12, 12, 12)
     said = account.sentence()
     assert f"{causes.count(DAMAGED_IMAGE)} damaged image" in said
-    assert "12 of 12 texts were longer than the context" in said
+    assert "12 of 12 texts were longer than the model reads" in said
     assert all(file in said for file in report["files"])
 
 

@@ -77,7 +77,7 @@ class Account:
             counts = ", ".join(f"{number} {cause}" for cause, number in self.causes.most_common())
             parts.append(f"damaged samples, replaced by others: {counts} (first: {'; '.join(self.files)})")
         if self.cut:
-            parts.append(f"{self.cut} of {self.texts} texts were longer than the context and cut there")
+            parts.append(f"{self.cut} of {self.texts} texts were longer than the model reads and were cut")
         return ". ".join(parts)
 
     def state(self) -> dict[str, Any]:
