@@ -79,7 +79,7 @@ def _lines(model: Model, path: Path, batch: int) -> tuple[dict[str, Tensor], Row
     parts = (model.encode(texts=texts[i : i + batch]).vector for i in range(0, len(texts), batch))
     vectors = torch.cat(list(parts))  # batch by batch: the tokens of all lines would not fit
     rows: Rows = [{"side": "texts", "row": i, "text": text} for i, text in enumerate(texts)]
-    return {"texts": vectors}, rows, _cut(model.cut)
+    return {"texts": vectors}, rows, _cut(model.cut) + _coarse(model)
 
 
 def _records(
@@ -104,11 +104,18 @@ def _records(
     notes += [{"note": "skipped first", "where": where} for where in found.damaged_first]
     notes += [{"note": remark} for remark in found.remarks]
     vectors = {"images": found.images.vector} | ({"texts": found.texts.vector} if found.strings else {})
-    return vectors, rows, notes + _cut(found.cut)
+    return vectors, rows, notes + _cut(found.cut) + _coarse(model)
 
 
 def _cut(number: int) -> Rows:
     return [{"note": "texts longer than the model reads were cut", "texts": number}] if number else []
+
+
+def _coarse(model: Model) -> Rows:
+    if not model.method.pairwise:
+        return []
+    name = model.description.method
+    return [{"note": f"{name} scores pairs by their tokens; by these vectors it only finds candidates"}]
 
 
 def _write(path: Path, rows: Rows) -> None:
