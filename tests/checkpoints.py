@@ -1,4 +1,4 @@
-"""Small checkpoints with random weights, saved as their libraries save them, and OpenAI's CLIP written plainly."""
+"""Small checkpoints with random weights, in their libraries' forms, and OpenAI's CLIP written plainly."""
 
 from collections.abc import Callable
 from pathlib import Path

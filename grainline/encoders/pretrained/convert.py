@@ -52,8 +52,8 @@ def to_open_clip(towers: Pretrained, file: str | Path) -> None:
         width, mine = config[side]["hidden_size"], config[side]["num_attention_heads"]
         if heads(width) != mine:
             raise UserError(
-                f"the {side} has {mine} heads; readers of a state dict would take width {width} for {heads(width)} "
-                "heads; write a Hugging Face folder instead"
+                f"the {side} has {mine} heads; readers of a state dict would take width {width} for "
+                f"{heads(width)} heads; write a Hugging Face folder instead"
             )
     state = to_open_clip_names(joined(towers))
     try:
