@@ -205,6 +205,16 @@ def test_a_text_longer_than_the_context_is_refused(family: str, saved: Saved) ->
         text(ids, ids > 0)
 
 
+def test_sides_written_as_lists_are_numbers_and_must_be_equal(saved: Saved, tmp_path: Path) -> None:
+    folder = altered(saved("vit")[0], tmp_path / "x", unchanged)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"image_size": [16, 16], "patch_size": [4, 4]}))
+    assert load_pretrained(folder, size=24).architecture["config"]["image_size"] == 24
+    (folder / "config.json").write_text(json.dumps(config | {"image_size": [16, 32]}))
+    with pytest.raises(UserError, match="only square pictures"):
+        load_pretrained(folder)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("end", [2, 299])
 def test_the_end_of_a_text_is_found_by_both_rules_of_the_library(end: int, tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ def test_heads_of_the_large_models_are_those_of_open_clip() -> None:
 
     assert [heads_of_image(width) for width in (768, 1024, 1280, 1408, 1664)] == [12, 16, 16, 16, 16]
     assert [heads_of_text(width) for width in (512, 768, 1024, 1280)] == [8, 12, 16, 20]
+    assert (heads_of_image(100), heads_of_text(100)) == (0, 0)
 
 
 # Strict
@@ -174,7 +175,9 @@ def test_heads_of_the_large_models_are_those_of_open_clip() -> None:
         ("text_projection", torch.ones(24, 64), "1 of another form"),
         ("visual.conv1.weight", None, "no visual.conv1.weight in it; allowed are"),
         ("visual.proj", None, "no visual.proj in it"),
-        ("logit_bias", torch.ones(1), "SigLIP of open_clip"),
+        ("visual.conv1.weight", torch.ones(100, 3, 4, 4), "heads of width 100"),
+        ("transformer.resblocks.0.mlp.c_fc.bias", None, "has no transformer.resblocks.0.mlp.c_fc.bias"),
+        ("logit_bias", torch.ones(1), "give the Hugging Face folder"),
     ],
 )
 def test_what_is_missing_unknown_or_misshapen_is_one_line(

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from grainline.encoders.pretrained import Pretrained, joined, load_pretrained, whole_model
+from grainline.encoders.pretrained.library import quiet
 from grainline.encoders.pretrained.openclip import heads_of_image, heads_of_text, to_open_clip_names
 from grainline.errors import UserError
-from grainline.files import WRITE_ERRORS, aside, discard, put, reason
+from grainline.files import WRITE_ERRORS, aside, discard, put, reason, write_text
 
 
 class Parity(NamedTuple):
@@ -24,7 +24,7 @@ class Parity(NamedTuple):
 
 
 def to_hugging_face(towers: Pretrained, folder: str | Path) -> None:
-    """Write config.json, model.safetensors and preprocessor_config.json of a CLIP or SigLIP.
+    """Write config.json, model.safetensors and preprocessor_config.json of a CLIP or SigLIP, atomically.
 
     The tokenizer is the caller's to write: `Tokenizer.save(folder)`.
     """
@@ -33,11 +33,13 @@ def to_hugging_face(towers: Pretrained, folder: str | Path) -> None:
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise UserError(f"{home} is there already; give a new folder")
     try:
-        whole_model(towers).save_pretrained(home)
-        (home / "preprocessor_config.json").write_text(
-            json.dumps(_pixels(towers), indent=2) + "\n", encoding="utf-8"
-        )
-    except (*WRITE_ERRORS, SafetensorError) as error:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with quiet():
+            whole_model(towers).save_pretrained(aside(home))
+        write_text(aside(home) / "preprocessor_config.json", json.dumps(_pixels(towers), indent=2) + "\n")
+        put(home)
+    except WRITE_ERRORS as error:
+        discard(aside(home))
         raise UserError(
             f"cannot write {home}: {reason(error)}; free some space, or choose another place"
         ) from None
@@ -60,7 +62,7 @@ def to_open_clip(towers: Pretrained, file: str | Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         save_file(state, aside(place))
         put(place)
-    except (*WRITE_ERRORS, SafetensorError) as error:
+    except WRITE_ERRORS as error:
         discard(aside(place))
         raise UserError(
             f"cannot write {place}: {reason(error)}; free some space, or choose another place"

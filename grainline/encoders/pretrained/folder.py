@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from grainline.encoders.pretrained.build import HEADLESS, KINDS, Source
+from grainline.encoders.pretrained.build import HEADLESS, KINDS, Source, sides_of
 from grainline.encoders.pretrained.library import library, quiet, readable
 from grainline.errors import UserError
 from grainline.weights import listed
@@ -19,6 +19,8 @@ def from_hugging_face(name: str, quick_gelu: bool | None) -> Source:
     with quiet(), readable(name):
         config = found.AutoConfig.from_pretrained(name).to_dict()
     kind = _kind_of(name, config)
+    for side in sides_of({"config": config}).values():
+        _square(name, side)
     if quick_gelu is not None:
         if kind != "clip":
             raise UserError(f"{name} is a {kind}, which has one activation; quick_gelu is for CLIP")
@@ -65,6 +67,15 @@ def _kind_of(name: str, config: Mapping[str, Any]) -> str:
             f"{name} has no attention pool (vision_use_head is false), so no vector for a picture"
         )
     return kind
+
+
+def _square(name: str, config: dict[str, Any]) -> None:
+    """Sides of pictures and patches as one number each; some configs write [224, 224]."""
+    for key in {"image_size", "patch_size"} & config.keys():
+        sides = config[key] if isinstance(config[key], list) else [config[key]]
+        if len(set(sides)) != 1:
+            raise UserError(f"{key} of {name} is {sides}; only square pictures and patches can be read")
+        config[key] = sides[0]
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,95 +45,101 @@ _NUMBERS = ("input_resolution", "context_length", "vocab_size", "attn_mask")  # 
 
 
 def heads_of_image(width: int) -> int:
-    """64 wide; wider in ViT-H, ViT-g and ViT-bigG, which have 16."""
-    return 16 if width in (1280, 1408, 1664) else max(1, width // 64)
+    """64 wide; wider in ViT-H, ViT-g and ViT-bigG, which have 16. 0 where that cannot be."""
+    return 16 if width in (1280, 1408, 1664) else heads_of_text(width)
 
 
 def heads_of_text(width: int) -> int:
-    """Always 64 wide."""
-    return max(1, width // 64)
+    """Always 64 wide. 0 where that cannot be."""
+    return 0 if width % 64 else width // 64
 
 
 def from_file(file: Path, quick_gelu: bool | None, settings: Mapping[str, Any]) -> Source:
+    """A CLIP from a file of weights. settings: what open_clip's config beside it says, where there is one."""
     found, script = read_tensors(file)
-    state = {name: x for name, x in found.items() if name not in _NUMBERS}
-    if "text.positional_embedding" in state:  # open_clip's models with a text tower of its own
-        state = {name.removeprefix("text."): x for name, x in state.items()}
-    long = "positional_embedding_res" in state
-    if long:  # Long-CLIP keeps the first positions apart, where they never train
-        first, rest = state["positional_embedding"][:KEEP], state.pop("positional_embedding_res")[KEEP:]
-        state["positional_embedding"] = torch.cat([first, rest])
-    if "logit_scale" in state:
-        state["logit_scale"] = state["logit_scale"].reshape(())
-    bias = state.pop("logit_bias", None)
-    if bias is not None:
-        raise UserError(f"{file} is a SigLIP of open_clip; give the Hugging Face folder of that model")
+    long = "positional_embedding_res" in found
+    state = {name: x.float() for name, x in _tidy(found).items()}
+    if "logit_bias" in state:
+        raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of that model")
     quick = script or long or "quickgelu" in file.name.lower() if quick_gelu is None else quick_gelu
     architecture = _deduced(file, state, quick, settings)
-    wanted = to_open_clip_names(fresh_model(architecture).state_dict())
-    wrong = misfit({name: x.float() for name, x in state.items()}, wanted)
+    wrong = misfit(state, to_open_clip_names(fresh_model(architecture).state_dict()))
     if wrong:
         raise UserError(
             f"{file} is not the CLIP that its shapes speak of: {wrong}; give a complete state dict"
         )
-    return Source(
-        architecture, from_open_clip_names({name: x.float() for name, x in state.items()}), None, ()
-    )
+    return Source(architecture, from_open_clip_names(state), None, ())
+
+
+def _tidy(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state dict by OpenAI's own names: without numbers, with one table of text positions."""
+    state = {name: x for name, x in found.items() if name not in _NUMBERS}
+    if "text.positional_embedding" in state:  # open_clip's models with a text tower of its own
+        state = {name.removeprefix("text."): x for name, x in state.items()}
+    if {"positional_embedding", "positional_embedding_res"} <= state.keys():
+        # Long-CLIP keeps the first positions apart: there they never train.
+        rest = state.pop("positional_embedding_res")[KEEP:]
+        state["positional_embedding"] = torch.cat([state["positional_embedding"][:KEEP], rest])
+    if "logit_scale" in state and state["logit_scale"].numel() == 1:
+        state["logit_scale"] = state["logit_scale"].reshape(())
+    return state
+
+
+_TABLES = (
+    "visual.conv1.weight",
+    "visual.positional_embedding",
+    "positional_embedding",
+    "token_embedding.weight",
+    "visual.proj",
+)
+"""What the architecture is deduced from."""
 
 
 def _deduced(
     file: Path, state: Mapping[str, Tensor], quick: bool, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Widths, depths and the rest, from the shapes of the tensors."""
-    shapes = (
-        "visual.conv1.weight",
-        "visual.positional_embedding",
-        "positional_embedding",
-        "token_embedding.weight",
-    )
-    absent = [name for name in (*shapes, "visual.proj") if name not in state or state[name].ndim < 2]
+    absent = [name for name in _TABLES if name not in state or state[name].ndim < 2 or not len(state[name])]
     if absent:
         raise UserError(
             f"{file} is no CLIP with a plain vision transformer: no {absent[0]} in it; allowed are state "
             "dicts of OpenAI, open_clip (neither ResNets nor timm towers) and Long-CLIP"
         )
-    conv, places, rows, words = (state[name] for name in shapes)
-    patch, side = conv.shape[-1], math.isqrt(len(places) - 1)
-    width = len(conv)
-
-    def tower(prefix: str, width: int, heads: int) -> dict[str, Any]:
-        blocks = {name.split(".")[prefix.count(".")] for name in state if name.startswith(prefix)}
-        hidden = [x for name, x in state.items() if name.startswith(prefix) and name.endswith("c_fc.bias")]
-        if not hidden or width % heads:
-            raise UserError(
-                f"{file} has no whole blocks at {prefix}0, or its width {width} is no multiple of 64"
-            )
-        return {
-            "hidden_size": width,
-            "num_hidden_layers": len(blocks),
-            "num_attention_heads": heads,
-            "intermediate_size": len(hidden[0]),
-            "hidden_act": "quick_gelu" if quick else "gelu",
-        }
-
+    conv, places, rows, words, out = (state[name] for name in _TABLES)
+    width, patch, side = len(conv), conv.shape[-1], math.isqrt(len(places) - 1)
     heads = settings.get("image_heads") or heads_of_image(width)
-    image = tower("visual.transformer.resblocks.", width, heads)
+    image = _tower(file, state, "visual.transformer.resblocks.", width, heads)
     heads = settings.get("text_heads") or heads_of_text(rows.shape[1])
-    text = tower("transformer.resblocks.", rows.shape[1], heads)
-    # The end token has the highest id: that is how OpenAI finds it.
-    text |= {"max_position_embeddings": len(rows), "vocab_size": len(words), "eos_token_id": len(words) - 1}
-    text |= {"bos_token_id": len(words) - 2, "pad_token_id": 0}
-    config = library().CLIPConfig(
-        vision_config=image | {"image_size": side * patch, "patch_size": patch},
-        text_config=text,
-        projection_dim=state["visual.proj"].shape[1],
+    text = _tower(file, state, "transformer.resblocks.", rows.shape[1], heads)
+    # The end token has the highest id: that is how OpenAI finds it. Its padding is 0, which is a word too.
+    text |= {"bos_token_id": len(words) - 2, "eos_token_id": len(words) - 1, "pad_token_id": 0}
+    config = (
+        library()
+        .CLIPConfig(
+            vision_config=image | {"image_size": side * patch, "patch_size": patch},
+            text_config=text | {"max_position_embeddings": len(rows), "vocab_size": len(words)},
+            projection_dim=out.shape[1],
+        )
+        .to_dict()
     )
+    for part in ("vision_config", "text_config"):
+        config[part]["hidden_act"] = "quick_gelu" if quick else "gelu"
+    mean, spread = settings.get("mean", CLIP_MEAN), settings.get("spread", CLIP_SPREAD)
+    return {"kind": "clip", "config": plain(config), "mean": mean, "spread": spread, "pad": 0}
+
+
+def _tower(file: Path, state: Mapping[str, Tensor], prefix: str, width: int, heads: int) -> dict[str, Any]:
+    """Depth, heads and the width of the MLP of one of the two transformers."""
+    mine = {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
+    if "0.mlp.c_fc.bias" not in mine:
+        raise UserError(f"{file} has no {prefix}0.mlp.c_fc.bias, so no transformer that could be read")
+    if not heads or width % heads:
+        raise UserError(f"heads of width {width} in {file} are unknown; known are CLIPs with heads of 64")
     return {
-        "kind": "clip",
-        "config": plain(config.to_dict()),
-        "mean": settings.get("mean", CLIP_MEAN),
-        "spread": settings.get("spread", CLIP_SPREAD),
-        "pad": 0,
+        "hidden_size": width,
+        "num_hidden_layers": len({name.split(".")[0] for name in mine}),
+        "num_attention_heads": heads,
+        "intermediate_size": len(mine["0.mlp.c_fc.bias"]),
     }
 
 
