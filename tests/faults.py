@@ -301,7 +301,7 @@ PRETRAINED = [
     Fault("encoders/pretrained/folder.py", "tests/test_pretrained.py", "the mean of the pixels is a guess",
           '"mean": settings.get("image_mean", KINDS[kind].mean)', '"mean": KINDS[kind].mean'),
     Fault("encoders/pretrained/build.py", "tests/test_pretrained.py", "a pretrained scale is its logarithm",
-          'found["logit_scale"].exp().reshape(1)', 'found["logit_scale"].reshape(1)'),
+          "scale.exp().reshape(1)", "scale.reshape(1)"),
     Fault("encoders/pretrained/openclip.py", "tests/test_state_dicts.py", "queries and keys change places",
           'zip("qkv", x.chunk(3)', 'zip("kqv", x.chunk(3)'),
     Fault("encoders/pretrained/openclip.py", "tests/test_state_dicts.py", "Long-CLIP has its untrained table",

@@ -88,10 +88,11 @@ def _fitted(
     if context is not None and kind.text is not None:
         if context < 3:
             raise UserError(f"the context is {context} tokens; it must be at least 3 (begin, one token, end)")
-        if stretch == "keep" and sides["text"]["max_position_embeddings"] <= KEEP < context:
+        learnt = sides["text"]["max_position_embeddings"]
+        if stretch == "keep" and learnt < context and learnt <= KEEP:
             raise UserError(
-                f"of the {sides['text']['max_position_embeddings']} positions of its texts {KEEP} would "
-                "stay as they are and none be stretched; choose stretch='linear'"
+                f"the first {KEEP} positions of texts stay as they are, and this checkpoint has {learnt}; "
+                "choose stretch='linear'"
             )
         sides["text"]["max_position_embeddings"] = context
         state[kind.row] = to_context(state[kind.row], context, stretch)

@@ -62,6 +62,8 @@ class Pretrained(NamedTuple):
 
 
 class Source(NamedTuple):
+    """What a reader finds: enough for an architecture and the weights of the library's whole model."""
+
     architecture: dict[str, Any]
     state: dict[str, Tensor]  # by the names of transformers
     tokenizer: str | None
@@ -102,32 +104,28 @@ def whole_model(towers: Pretrained) -> Any:
 
 
 def split(model: Any, architecture: Mapping[str, Any]) -> Pretrained:
+    """The two sides of one of the library's models, in evaluation mode, and what joins them."""
     name, sides = architecture["kind"], sides_of(architecture)
     kind = KINDS[name]
-    model = model.eval()
     image = text = None
     if kind.image is not None:
-        image = ImageEncoder(
-            model.get_submodule(kind.image),
-            name,
-            sides["image"],
-            architecture["mean"],
-            architecture["spread"],
-        ).eval()
+        mean, spread = architecture["mean"], architecture["spread"]
+        image = ImageEncoder(model.get_submodule(kind.image), name, sides["image"], mean, spread).eval()
     if kind.text is not None:
         text = TextEncoder(model.get_submodule(kind.text), name, sides["text"], architecture["pad"]).eval()
-    found = {key: x.detach().clone() for key, x in model.named_parameters() if "." not in key}
-    matrices = [getattr(model, part).weight.detach().clone() if name == "clip" else None for part in HEADS]
+    own = (*(f"{head}.weight" for head in HEADS), "logit_scale", "logit_bias")
+    loose = {key: x.detach().clone() for key, x in model.named_parameters() if key in own}
+    scale, bias = loose.get("logit_scale"), loose.get("logit_bias")
     return Pretrained(
-        image,
-        text,
-        matrices[0],
-        matrices[1],
-        found["logit_scale"].exp().reshape(1) if "logit_scale" in found else None,
-        found["logit_bias"].reshape(1) if "logit_bias" in found else None,
-        None,
-        HEADS if name == "groupvit" else (),
-        dict(architecture),
+        image=image,
+        text=text,
+        image_projection=loose.get("visual_projection.weight"),
+        text_projection=loose.get("text_projection.weight"),
+        scale=None if scale is None else scale.exp().reshape(1),
+        bias=None if bias is None else bias.reshape(1),
+        tokenizer=None,
+        left_out=HEADS if name == "groupvit" else (),
+        architecture=dict(architecture),
     )
 
 
