@@ -75,7 +75,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 def texts(context: int = CONTEXT, rows: int = 4, pad: int = 0) -> tuple[Tensor, Tensor]:
     """Ids [rows, context] that end in END, with padding behind it, and their mask; padding is a real id."""
     ids = torch.randint(3, END, (rows, context))
-    lengths = torch.linspace(3, context, rows).long()
+    lengths = torch.linspace(3, context, rows).long().roll(1)  # not in order of length
     mask = torch.arange(context) < lengths[:, None]
     ids[torch.arange(rows), lengths - 1] = END
     return ids.masked_fill(~mask, pad), mask

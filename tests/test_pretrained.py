@@ -335,8 +335,11 @@ def test_longer_texts_have_stretched_positions_and_shorter_ones_their_beginning(
 @torch.no_grad()
 def test_a_stretched_text_tower_reads_up_to_its_new_context(saved: Saved) -> None:
     _, text = both(load_pretrained(saved("clip")[0], context=60))
-    ids, mask = texts(60)
-    assert text(ids, mask).tokens.shape == (4, 60, 64)
+    ids, mask = texts(60, rows=9)  # several groups of similar length
+    together = text(ids, mask)
+    assert together.tokens.shape == (9, 60, 64)
+    for row in range(9):
+        close(together.pooled[row], text(ids[row : row + 1], mask[row : row + 1]).pooled[0])
 
 
 def test_a_context_that_cannot_be_had_is_one_line(saved: Saved) -> None:
