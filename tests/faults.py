@@ -266,6 +266,56 @@ LATE = [
     Fault("encoders/vit.py", "tests/test_encoders.py", "a cell forgets itself for what is around it",
           "return x + self.look", "return self.look"),
 ]
+PRETRAINED = [
+    Fault("nn/positions.py", "tests/test_positions.py", "the stretched table ends flat",
+          "2 * table[-1:] - table[-2:-1]", "table[-1:]"),
+    Fault("nn/positions.py", "tests/test_positions.py", "a stretch goes from the next position back",
+          "((ratio - r) * this[:, None] + r * following[:, None])",
+          "(r * this[:, None] + (ratio - r) * following[:, None])"),
+    Fault("nn/positions.py", "tests/test_positions.py", "a grid of positions is smoothed",
+          "antialias=False", "antialias=True"),
+    Fault("nn/positions.py", "tests/test_positions.py", "the class token is resized too",
+          "return torch.cat([table[:lead], grid[0]", "return torch.cat([grid[0, :, 0, :lead].T, grid[0]"),
+    Fault("encoders/pretrained/adapters.py", "tests/test_pretrained.py", "patches of a CLIP lack a norm",
+          "return ImageTokens(x[:, 0], x[:, 0], x[:, 1:])",
+          "return ImageTokens(x[:, 0], x[:, 0], hidden[:, 1:])"),
+    Fault("encoders/pretrained/adapters.py", "tests/test_pretrained.py", "SigLIP reads our padding",
+          "ids.masked_fill(~mask, self.pad)", "ids"),
+    Fault("encoders/pretrained/adapters.py", "tests/test_pretrained.py", "SigLIP is not padded in full",
+          "(0, self.context - length), value=self.pad)", "(0, 0), value=self.pad)"),
+    Fault("encoders/pretrained/adapters.py", "tests/test_pretrained.py", "BERT reads padding",
+          "attention_mask=seen.long()", "attention_mask=None"),
+    Fault("encoders/pretrained/adapters.py", "tests/test_pretrained.py", "pretrained texts end a token early",
+          "last = (mask.sum(1) - 1).clamp(min=0)", "last = (mask.sum(1) - 2).clamp(min=0)"),
+    Fault("encoders/pretrained/adapters.py", "tests/test_pretrained.py", "pretrained texts change places",
+          "for x, _ in parts])[back]", "for x, _ in parts])"),
+    Fault("encoders/pretrained/adapters.py", "tests/test_pretrained.py", "an empty text has a vector",
+          "        pooled = torch.cat([pooled for _, pooled in parts])[back]\n"
+          "        return TextTokens(pooled * mask.any(1, keepdim=True), tokens, mask)",
+          "        pooled = torch.cat([pooled for _, pooled in parts])[back]\n"
+          "        return TextTokens(pooled, tokens, mask)"),
+    Fault("encoders/pretrained/folder.py", "tests/test_pretrained.py", "missing weights stay random",
+          '"missing": report["missing_keys"],', '"missing": [],'),
+    Fault("encoders/pretrained/folder.py", "tests/test_pretrained.py", "unknown weights are passed over",
+          '"unknown": set(report["unexpected_keys"]) - unread,', '"unknown": [],'),
+    Fault("encoders/pretrained/folder.py", "tests/test_pretrained.py", "the mean of the pixels is a guess",
+          '"mean": settings.get("image_mean", KINDS[kind].mean)', '"mean": KINDS[kind].mean'),
+    Fault("encoders/pretrained/build.py", "tests/test_pretrained.py", "a pretrained scale is its logarithm",
+          "scale.exp().reshape(1)", "scale.reshape(1)"),
+    Fault("encoders/pretrained/openclip.py", "tests/test_state_dicts.py", "queries and keys change places",
+          'zip("qkv", x.chunk(3)', 'zip("kqv", x.chunk(3)'),
+    Fault("encoders/pretrained/openclip.py", "tests/test_state_dicts.py", "Long-CLIP has its untrained table",
+          'torch.cat([state["positional_embedding"][:KEEP], rest])',
+          'torch.cat([state["positional_embedding"][:KEEP], state["positional_embedding"][KEEP:]])'),
+    Fault("encoders/pretrained/openclip.py", "tests/test_state_dicts.py", "OpenAI's weights get a plain GELU",
+          "quick = script or long or", "quick = long or"),
+    Fault("encoders/pretrained/openclip.py", "tests/test_state_dicts.py", "a state dict may lack weights",
+          "    if wrong:\n", "    if wrong and 'missing' not in wrong:\n"),
+    Fault("encoders/pretrained/archive.py", "tests/test_state_dicts.py", "an archive may import what it will",
+          "        if (module, name) not in known:\n",
+          "        if module in ('os', 'posix'):\n            return super().find_class(module, name)\n"
+          "        if (module, name) not in known:\n"),
+]
 # fmt: on
 
-FAULTS = LOSSES + LATE + PROCESSES + ENCODERS + TRAINING + DATA + SCENES + EVALUATION
+FAULTS = LOSSES + LATE + PROCESSES + ENCODERS + PRETRAINED + TRAINING + DATA + SCENES + EVALUATION

@@ -1,0 +1,121 @@
+"""Encoders with weights that others trained: CLIP, SigLIP, ViT, Swin, BERT, GroupViT.
+
+Only this folder knows names of other programs' parameters, classes and settings. In three steps:
+  1. read a Hugging Face folder or name, or a state dict of OpenAI, open_clip or Long-CLIP;
+  2. fit its positions to the wanted size of pictures and length of texts;
+  3. build the modules of the transformers library and fill them strictly: every tensor has its place and
+     every place its tensor. Heads that no encoder has (a classifier, say) are left out by name and listed.
+
+Differs from the library: pixels are normalised inside, padding never counts, a text is summed up by its
+last real token where the library looks for an end token (of one text they are the same), patches are as
+finished as the summary, and the logit scale is a tensor of shape [1].
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from grainline.encoders.pretrained.build import (
+    KINDS,
+    Pretrained,
+    Source,
+    build_pretrained,
+    fresh_model,
+    joined,
+    sides_of,
+    split,
+    whole_model,
+)
+from grainline.encoders.pretrained.folder import from_hugging_face
+from grainline.encoders.pretrained.openclip import from_file, from_open_clip_folder
+from grainline.errors import UserError
+from grainline.nn.positions import KEEP, Stretch, to_context, to_grid
+
+__all__ = ["Pretrained", "build_pretrained", "joined", "load_pretrained", "whole_model"]
+
+
+def load_pretrained(
+    name: str | Path,
+    *,
+    size: int | None = None,
+    context: int | None = None,
+    stretch: Stretch = "keep",
+    quick_gelu: bool | None = None,
+) -> Pretrained:
+    """The encoders of a checkpoint, in evaluation mode and float32.
+
+    name        a Hugging Face folder or name; a folder of open_clip; a file with a state dict of OpenAI,
+                open_clip or Long-CLIP
+    size        side of the pictures, another than that of the checkpoint: positions become a finer or coarser
+                grid (`to_grid`)
+    context     longest text: positions are stretched ("keep" or "linear", see `to_context`) or cut
+    quick_gelu  x * sigmoid(1.702 x) in place of GELU in a CLIP. Weights do not tell. Unless said here,
+                folders say it themselves, and of files those of OpenAI (TorchScript), those of Long-CLIP and
+                those with "quickgelu" in their name have it. Other files do not: say True for OpenAI's
+                weights in a file of another kind.
+    """
+    source = _read(name, quick_gelu)
+    architecture, state = _fitted(source.architecture, source.state, size, context, stretch)
+    model = fresh_model(architecture)
+    model.load_state_dict(state, strict=True)
+    made = split(model, architecture)
+    return made._replace(tokenizer=source.tokenizer, left_out=made.left_out + source.left_out)
+
+
+def _fitted(
+    architecture: dict[str, Any],
+    state: dict[str, Tensor],
+    size: int | None,
+    context: int | None,
+    stretch: Stretch,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Architecture and state dict for another size of pictures and another length of texts."""
+    architecture, state = json.loads(json.dumps(architecture)), dict(state)
+    kind, sides = KINDS[architecture["kind"]], sides_of(architecture)
+    if size is not None and kind.image is not None:
+        image = sides["image"]
+        old, new = image["image_size"] // image["patch_size"], size // image["patch_size"]
+        _check_size(architecture["kind"], image, size)
+        image["image_size"] = size
+        if kind.grid in state:  # Swin has relative positions only
+            table = state[kind.grid]
+            fitted = to_grid(table.flatten(0, -2), (old, old), (new, new), kind.lead)
+            state[kind.grid] = fitted.view(*table.shape[:-2], *fitted.shape)
+    if context is not None and kind.text is not None:
+        if context < 3:
+            raise UserError(f"the context is {context} tokens; it must be at least 3 (begin, one token, end)")
+        learnt = sides["text"]["max_position_embeddings"]
+        if stretch == "keep" and learnt < context and learnt <= KEEP:
+            raise UserError(
+                f"the first {KEEP} positions of texts stay as they are, and this checkpoint has {learnt}; "
+                "choose stretch='linear'"
+            )
+        sides["text"]["max_position_embeddings"] = context
+        state[kind.row] = to_context(state[kind.row], context, stretch)
+    return architecture, state
+
+
+def _check_size(kind: str, config: Mapping[str, Any], size: int) -> None:
+    patch = config["patch_size"]
+    if size <= 0 or size % patch:
+        raise UserError(f"size {size} is not a multiple of the checkpoint's patch side {patch}")
+    if kind == "swin" and (size // patch) >> (len(config["depths"]) - 1) < config["window_size"]:
+        least = (config["window_size"] * patch) << (len(config["depths"]) - 1)
+        raise UserError(
+            f"size {size} is smaller than a window of the last stage; this Swin needs {least} at least"
+        )
+
+
+def _read(name: str | Path, quick_gelu: bool | None) -> Source:
+    place = Path(name)
+    if place.is_file():
+        return from_file(place, quick_gelu, {})
+    if place.is_dir() and not (place / "config.json").is_file():
+        return from_open_clip_folder(place, quick_gelu)
+    if not place.is_dir() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)) is None:
+        raise UserError(f"no file or folder {name}, and it is no Hugging Face name; give one of the three")
+    return from_hugging_face(str(name), quick_gelu)

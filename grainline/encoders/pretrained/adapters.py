@@ -1,0 +1,136 @@
+"""Models of the transformers library as encoders of this package."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from grainline.encoders.base import ImageTokens, TextTokens
+from grainline.encoders.text import length_groups
+from grainline.encoders.vit import Colour, normalised
+
+
+class ImageEncoder(nn.Module):
+    """An image model of the transformers library as an ImageBackbone."""
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(
+        self, model: nn.Module, kind: str, config: Mapping[str, Any], mean: Colour, spread: Colour
+    ) -> None:
+        super().__init__()
+        self.model, self.read = model, IMAGE_READERS[kind]
+        self.size, self.grid = config["image_size"], _grid(kind, config)
+        stages = len(config["depths"]) if kind == "swin" else 1  # each stage of Swin doubles the width
+        self.width = config["embed_dim"] << (stages - 1) if kind == "swin" else config["hidden_size"]
+        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
+        self.register_buffer("spread", torch.tensor(spread).view(3, 1, 1))
+
+    def forward(self, pixels: Tensor) -> ImageTokens:
+        """pixels [N, 3, size, size] uint8 or float -> ImageTokens; GroupViT's groups are its patches"""
+        hidden = self.model(pixel_values=normalised(pixels, self.mean, self.spread)).last_hidden_state
+        return self.read(self.model, hidden)
+
+
+class TextEncoder(nn.Module):
+    """A text model of the transformers library as a TextBackbone."""
+
+    def __init__(self, model: nn.Module, kind: str, config: Mapping[str, Any], pad: int) -> None:
+        super().__init__()
+        self.model, self.read, self.pad = model, TEXT_READERS[kind], pad
+        self.width = config.get("projection_size") or config["hidden_size"]
+        self.context, self.vocab = config["max_position_embeddings"], config["vocab_size"]
+        self.whole = kind == "siglip"  # reads its padding too, always up to the context
+        self.buckets = 4  # groups of similar length at most, as in TextConfig
+
+    def forward(self, ids: Tensor, mask: Tensor) -> TextTokens:
+        """ids [M, L], mask [M, L] -> TextTokens of the same L; padding may be longer than the context"""
+        length = ids.shape[1]
+        if length > self.context and bool(mask[:, self.context :].any()):
+            raise ValueError(f"a text has more than {self.context} tokens; the tokenizer must cut it there")
+        if self.whole:
+            ids = F.pad(ids.masked_fill(~mask, self.pad), (0, self.context - length), value=self.pad)
+            hidden, pooled = self.read(self.model, ids, mask)
+            tokens = F.pad(hidden, (0, 0, 0, length - self.context))
+            return TextTokens(pooled * mask.any(1, keepdim=True), tokens, mask)
+        groups = length_groups(mask.sum(1), self.buckets)
+        parts = [self.read(self.model, ids[rows, :most], mask[rows, :most]) for rows, most in groups]
+        back = torch.cat([rows for rows, _ in groups]).argsort()
+        tokens = torch.cat([F.pad(x, (0, 0, 0, length - x.shape[1])) for x, _ in parts])[back]
+        pooled = torch.cat([pooled for _, pooled in parts])[back]
+        return TextTokens(pooled * mask.any(1, keepdim=True), tokens, mask)
+
+
+def _read_clip_image(model: Any, hidden: Tensor) -> ImageTokens:
+    x = model.post_layernorm(hidden)  # the library does this to the class token only
+    return ImageTokens(x[:, 0], x[:, 0], x[:, 1:])
+
+
+def _read_siglip_image(model: Any, hidden: Tensor) -> ImageTokens:
+    """Patches as the attention pool would sum them up if it looked at one only: then they can be compared."""
+    head = model.head
+    width = hidden.shape[-1]
+    attention = head.attention
+    value = F.linear(hidden, attention.in_proj_weight[2 * width :], attention.in_proj_bias[2 * width :])
+    each = attention.out_proj(value)
+    return ImageTokens(head(hidden), None, each + head.mlp(head.layernorm(each)))
+
+
+def _read_vit(model: Any, hidden: Tensor) -> ImageTokens:  # noqa: ARG001
+    return ImageTokens(hidden[:, 0], hidden[:, 0], hidden[:, 1:])
+
+
+def _read_patches(model: Any, hidden: Tensor) -> ImageTokens:  # noqa: ARG001
+    return ImageTokens(hidden.mean(1), None, hidden)
+
+
+def _read_causal(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """No mask is needed: padding stands on the right, where causal attention does not look.
+
+    The summary stands at the last real token. Of a text with one end token that is where OpenAI (the highest
+    id), open_clip and transformers (the first end token, or the highest id where its number is given as 2)
+    look too. Of several parts in a row it is the end of the last, which alone has seen all of them.
+    """
+    hidden = model(input_ids=ids).last_hidden_state
+    last = (mask.sum(1) - 1).clamp(min=0)
+    return hidden, hidden[torch.arange(len(ids), device=ids.device), last]
+
+
+def _read_siglip_text(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    """SigLIP was trained on padding, without a mask, and sums up at the last position, padding or not."""
+    hidden = model.head(model(input_ids=ids).last_hidden_state)
+    return hidden, hidden[:, -1]
+
+
+def _read_bert(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    seen = mask | ~mask.any(1, keepdim=True)  # a row of padding sees itself: no NaN
+    hidden = model(input_ids=ids, attention_mask=seen.long()).last_hidden_state
+    return hidden, hidden[:, 0]
+
+
+IMAGE_READERS: dict[str, Callable[[Any, Tensor], ImageTokens]] = {
+    "clip": _read_clip_image,
+    "siglip": _read_siglip_image,
+    "vit": _read_vit,
+    "swin": _read_patches,
+    "groupvit": _read_patches,
+}
+TEXT_READERS: dict[str, Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "clip": _read_causal,
+    "siglip": _read_siglip_text,
+    "groupvit": _read_causal,
+    "bert": _read_bert,
+}
+
+
+def _grid(kind: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """GroupViT's groups lie on no grid; every stage of Swin but the last halves its sides, rounded up."""
+    if kind == "groupvit":
+        return None
+    side = config["image_size"] // config["patch_size"]
+    for _ in config["depths"][1:] if kind == "swin" else ():
+        side = -(-side // 2)
+    return side, side

@@ -1,0 +1,167 @@
+"""Tensors out of files that other programs wrote, without running what the files say.
+
+Three kinds of files: safetensors, pickled state dicts (read by torch with weights_only), and TorchScript
+archives. OpenAI's published CLIP weights are such archives: programs, pickled together with their weights.
+Only their weights are read here. The pickle in them may build tensors, numbers, lists and dicts. A module of
+the program becomes an inert object that holds its attributes, and any other name stops the reading.
+"""
+
+import collections
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from grainline.errors import UserError
+
+_DTYPES = {
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "DoubleStorage": torch.float64,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}
+_DAMAGE = (
+    AttributeError,
+    EOFError,
+    IndexError,
+    KeyError,
+    OSError,
+    RecursionError,
+    RuntimeError,
+    SafetensorError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+)
+"""What the readers raise on files that are cut, damaged or not what their name says."""
+
+
+class Contents(NamedTuple):
+    """The tensors of a file by name, and whether it is a TorchScript archive."""
+
+    tensors: dict[str, Tensor]
+    script: bool
+
+
+def read_tensors(path: Path) -> Contents:
+    """All tensors of a .safetensors, .pt, .pth or .bin file. UserError where it holds anything else."""
+    try:
+        if path.suffix == ".safetensors":
+            return Contents(load_file(path), False)
+        if _is_script(path):
+            return Contents(_script_tensors(path), True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
+    except _DAMAGE as error:
+        raise UserError(
+            f"cannot read tensors from {path} ({str(error).split('. ')[0]}); give a .safetensors file, "
+            "a state dict saved by torch, or one of OpenAI's .pt files"
+        ) from None
+    return Contents(_state_dict(content, path), False)
+
+
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+    """The state dict that a training checkpoint keeps beside epoch and optimizer, or the file itself."""
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping) or not all(isinstance(x, Tensor) for x in content.values()):
+        raise UserError(f"{path} holds no state dict: what is in it are not tensors by name")
+    if all(name.startswith("module.") for name in content):  # saved from inside DDP
+        return {name.removeprefix("module."): x for name, x in content.items()}
+    return dict(content)
+
+
+def _is_script(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
+def _script_tensors(path: Path) -> dict[str, Tensor]:
+    with zipfile.ZipFile(path) as archive:
+        place = next(
+            name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")
+        )
+        with archive.open(place) as file:
+            tree = _Reader(file, archive, place.removesuffix("data.pkl")).load()
+    return dict(_named(tree, ""))
+
+
+class _Inert:
+    """Stands for an object of the program in the archive: its attributes, and nothing that it could do."""
+
+    attributes: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.attributes = state
+
+
+class _Reader(pickle.Unpickler):
+    """Knows names for tensors, containers and inert objects. All other names are an error."""
+
+    def __init__(self, file: Any, archive: zipfile.ZipFile, folder: str) -> None:
+        super().__init__(file)
+        self.archive, self.folder = archive, folder
+        self.inert = type("_Inert", (_Inert,), {})  # its own for each file: no file can alter another's
+        self.storages: dict[str, Tensor] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "__torch__" or module.startswith("__torch__."):
+            return self.inert
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        known: dict[tuple[str, str], Any] = {
+            ("collections", "OrderedDict"): collections.OrderedDict,
+            ("torch._utils", "_rebuild_tensor_v2"): self.rebuilt,
+            ("torch.jit._pickle", "build_intlist"): self.same,
+            ("torch.jit._pickle", "build_doublelist"): self.same,
+            ("torch.jit._pickle", "build_boollist"): self.same,
+            ("torch.jit._pickle", "build_tensorlist"): self.same,
+            ("torch.jit._pickle", "restore_type_tag"): self.same,
+        }
+        if (module, name) not in known:
+            raise UserError(
+                f"{self.archive.filename} asks for {module}.{name}, which is no part of weights and was not "
+                "run; take the file from its publisher again"
+            )
+        return known[module, name]
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        """The numbers of a tensor: pid is ("storage", dtype, name of the file, device, how many)."""
+        _, dtype, key = pid[:3]
+        if key not in self.storages:
+            data = bytearray(self.archive.read(f"{self.folder}data/{key}"))
+            self.storages[key] = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        return self.storages[key]
+
+    def rebuilt(self, storage: Tensor, offset: int, size: tuple[int, ...], stride: Any, *_: Any) -> Tensor:
+        """torch refuses sizes that reach beyond the storage."""
+        return torch.as_strided(storage, size, stride, offset).clone()
+
+    def same(self, value: Any, *_: Any) -> Any:
+        return value
+
+
+def _named(tree: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of inert modules, by the names that their state dict would give them."""
+    inside = tree.attributes if isinstance(tree, _Inert) else tree
+    for name, value in inside.items() if isinstance(inside, dict) else ():
+        if isinstance(value, Tensor):
+            yield f"{prefix}{name}", value
+        elif isinstance(value, _Inert):
+            yield from _named(value, f"{prefix}{name}.")

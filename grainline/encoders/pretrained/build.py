@@ -1,0 +1,145 @@
+"""From the description of an architecture to its encoders, and back to the library's whole model."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
+from grainline.encoders.pretrained.library import library, quiet
+from grainline.encoders.vit import Colour
+
+
+class Kind(NamedTuple):
+    """What has to be known of one model of the transformers library."""
+
+    model: str  # its class; that of its config is config
+    config: str
+    image: str | None = None  # where the image model stands inside it; "" is the model itself
+    text: str | None = None
+    grid: str = ""  # name of the table of image positions
+    lead: int = 0  # rows of that table before those of the patches
+    row: str = ""  # name of the table of text positions
+    left_out: str = r"(?!)"  # parts of its checkpoints that no encoder has: a pattern, nothing by default
+    mean: Colour = (0.5, 0.5, 0.5)  # of the pixels, where a checkpoint does not say
+    spread: Colour = (0.5, 0.5, 0.5)
+
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_SPREAD = (0.26862954, 0.26130258, 0.27577711)
+_TABLE = "_model.embeddings.position_embedding"
+KINDS = {
+    "clip": Kind("CLIPModel", "CLIPConfig", "vision_model", "text_model", f"vision{_TABLE}.weight", 1,
+                  f"text{_TABLE}.weight", mean=CLIP_MEAN, spread=CLIP_SPREAD),
+    "siglip": Kind("SiglipModel", "SiglipConfig", "vision_model", "text_model", f"vision{_TABLE}.weight", 0,
+                    f"text{_TABLE}.weight"),
+    "groupvit": Kind("GroupViTModel", "GroupViTConfig", "vision_model", "text_model", f"vision{_TABLE}s", 0,
+                      f"text{_TABLE}.weight", mean=(0.485, 0.456, 0.406), spread=(0.229, 0.224, 0.225)),
+    "vit": Kind("ViTModel", "ViTConfig", "", None, "embeddings.position_embeddings", 1,
+                 left_out=r"(pooler|classifier|decoder|embeddings\.mask_token)\b.*"),
+    "swin": Kind("SwinModel", "SwinConfig", "", None, "embeddings.position_embeddings", 0,
+                  left_out=r"(classifier|decoder|embeddings\.mask_token)\b.*",
+                  mean=(0.485, 0.456, 0.406), spread=(0.229, 0.224, 0.225)),
+    "bert": Kind("BertModel", "BertConfig", None, "", row="embeddings.position_embeddings.weight",
+                  left_out=r"(pooler|cls|classifier|qa_outputs)\b.*"),
+}  # fmt: skip
+HEADLESS = {"vit", "bert"}  # their pooler is trained for other tasks than ours: it is left out
+HEADS = ("visual_projection", "text_projection")  # of GroupViT: no matrices, and TGT does without them
+
+
+class Pretrained(NamedTuple):
+    """What a checkpoint gives; a side that it does not have is None."""
+
+    image: ImageEncoder | None
+    text: TextEncoder | None
+    image_projection: Tensor | None  # [D, W] as in nn.Linear; None: the summary is the vector already
+    text_projection: Tensor | None
+    scale: Tensor | None  # [1] factor on the cosines
+    bias: Tensor | None  # [1] what is added to the scaled cosines
+    tokenizer: str | None  # folder or name of the tokenizer that belongs to it
+    left_out: tuple[str, ...]  # parts of the checkpoint that were not read
+    architecture: dict[str, Any]  # for build_pretrained; goes through JSON unchanged
+
+
+class Source(NamedTuple):
+    """What a reader finds: enough for an architecture and the weights of the library's whole model."""
+
+    architecture: dict[str, Any]
+    state: dict[str, Tensor]  # by the names of transformers
+    tokenizer: str | None
+    left_out: tuple[str, ...]
+
+
+def build_pretrained(architecture: Mapping[str, Any]) -> Pretrained:
+    """The same modules with fresh weights: no file and no network is needed."""
+    return split(fresh_model(architecture), architecture)
+
+
+def joined(towers: Pretrained) -> dict[str, Tensor]:
+    """The state dict of the library's whole model: the inverse of taking it apart, for CLIP and SigLIP."""
+    kind = KINDS[towers.architecture["kind"]]
+    state: dict[str, Tensor] = {}
+    for place, encoder in ((kind.image, towers.image), (kind.text, towers.text)):
+        assert encoder is not None
+        state |= {f"{place}.{name}": x for name, x in encoder.model.state_dict().items()}
+    matrices = {
+        "visual_projection.weight": towers.image_projection,
+        "text_projection.weight": towers.text_projection,
+    }
+    state |= {name: x for name, x in matrices.items() if x is not None}
+    assert towers.scale is not None
+    state["logit_scale"] = towers.scale.log()
+    if towers.bias is None:
+        state["logit_scale"] = state["logit_scale"][0]  # CLIP's is a scalar, SigLIP's has one element
+    else:
+        state["logit_bias"] = towers.bias
+    return {name: x.detach() for name, x in state.items()}
+
+
+def whole_model(towers: Pretrained) -> Any:
+    """The library's own model with the weights of the towers, for CLIP and SigLIP."""
+    model = fresh_model(towers.architecture)
+    model.load_state_dict(joined(towers), strict=True)
+    return model
+
+
+def split(model: Any, architecture: Mapping[str, Any]) -> Pretrained:
+    """The two sides of one of the library's models, in evaluation mode, and what joins them."""
+    name, sides = architecture["kind"], sides_of(architecture)
+    kind = KINDS[name]
+    image = text = None
+    if kind.image is not None:
+        mean, spread = architecture["mean"], architecture["spread"]
+        image = ImageEncoder(model.get_submodule(kind.image), name, sides["image"], mean, spread).eval()
+    if kind.text is not None:
+        text = TextEncoder(model.get_submodule(kind.text), name, sides["text"], architecture["pad"]).eval()
+    own = (*(f"{head}.weight" for head in HEADS), "logit_scale", "logit_bias")
+    loose = {key: x.detach().clone() for key, x in model.named_parameters() if key in own}
+    scale, bias = loose.get("logit_scale"), loose.get("logit_bias")
+    return Pretrained(
+        image=image,
+        text=text,
+        image_projection=loose.get("visual_projection.weight"),
+        text_projection=loose.get("text_projection.weight"),
+        scale=None if scale is None else scale.exp().reshape(1),
+        bias=None if bias is None else bias.reshape(1),
+        tokenizer=None,
+        left_out=HEADS if name == "groupvit" else (),
+        architecture=dict(architecture),
+    )
+
+
+def sides_of(architecture: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings of the image model and of the text model; one of both where the model has one side."""
+    config = architecture["config"]
+    return {"image": config.get("vision_config", config), "text": config.get("text_config", config)}
+
+
+def fresh_model(architecture: Mapping[str, Any]) -> Any:
+    """A model of the transformers library with fresh weights."""
+    kind = KINDS[architecture["kind"]]
+    found = library()
+    with quiet():
+        config = getattr(found, kind.config).from_dict(architecture["config"])
+        headless = {"add_pooling_layer": False} if architecture["kind"] in HEADLESS else {}
+        return getattr(found, kind.model)(config, **headless).float()

@@ -1,0 +1,130 @@
+"""Pretrained towers back into files that other programs read, and how far that moved their vectors."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor
+
+from grainline.encoders.pretrained import Pretrained, joined, load_pretrained, whole_model
+from grainline.encoders.pretrained.library import quiet
+from grainline.encoders.pretrained.openclip import heads_of_image, heads_of_text, to_open_clip_names
+from grainline.errors import UserError
+from grainline.files import WRITE_ERRORS, aside, discard, put, reason, write_text
+
+
+class Parity(NamedTuple):
+    """Largest absolute difference of unit vectors, before writing and after reading again."""
+
+    image: float
+    text: float
+
+
+def to_hugging_face(towers: Pretrained, folder: str | Path) -> None:
+    """Write config.json, model.safetensors and preprocessor_config.json of a CLIP or SigLIP, atomically.
+
+    The tokenizer is the caller's to write: `Tokenizer.save(folder)`.
+    """
+    home = Path(folder)
+    _check(towers, ("clip", "siglip"), "a Hugging Face folder")
+    if home.exists() and (not home.is_dir() or any(home.iterdir())):
+        raise UserError(f"{home} is there already; give a new folder")
+    try:
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with quiet():
+            whole_model(towers).save_pretrained(aside(home))
+        write_text(aside(home) / "preprocessor_config.json", json.dumps(_pixels(towers), indent=2) + "\n")
+        put(home)
+    except WRITE_ERRORS as error:
+        discard(aside(home))
+        raise UserError(
+            f"cannot write {home}: {reason(error)}; free some space, or choose another place"
+        ) from None
+
+
+def to_open_clip(towers: Pretrained, file: str | Path) -> None:
+    """Write a CLIP as one safetensors file with the names of OpenAI and open_clip, atomically."""
+    place = Path(file)
+    _check(towers, ("clip",), "a state dict of open_clip")
+    config = towers.architecture["config"]
+    for side, heads in (("vision_config", heads_of_image), ("text_config", heads_of_text)):
+        width, mine = config[side]["hidden_size"], config[side]["num_attention_heads"]
+        if heads(width) != mine:
+            raise UserError(
+                f"the {side} has {mine} heads; readers of a state dict would take width {width} for "
+                f"{heads(width)} heads; write a Hugging Face folder instead"
+            )
+    state = to_open_clip_names(joined(towers))
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        save_file(state, aside(place))
+        put(place)
+    except WRITE_ERRORS as error:
+        discard(aside(place))
+        raise UserError(
+            f"cannot write {place}: {reason(error)}; free some space, or choose another place"
+        ) from None
+
+
+def parity(towers: Pretrained, place: str | Path, *, rows: int = 4, seed: int = 0) -> Parity:
+    """Towers against what was written of them, on seeded random pictures and texts of random lengths.
+
+    The activation is taken from the towers: a state dict does not tell.
+    """
+    quick = None
+    if towers.architecture["kind"] == "clip":
+        quick = towers.architecture["config"]["text_config"]["hidden_act"] == "quick_gelu"
+    again = load_pretrained(place, quick_gelu=quick)
+    before, after = vectors(towers, rows, seed), vectors(again, rows, seed)
+    return Parity(*(float((a - b).abs().max()) for a, b in zip(before, after, strict=True)))
+
+
+@torch.no_grad()
+def vectors(towers: Pretrained, rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Unit vectors [rows, D] of random pictures and of random texts, the same for the same seed."""
+    assert towers.image is not None
+    assert towers.text is not None
+    g = torch.Generator().manual_seed(seed)
+    pixels = torch.rand(rows, 3, towers.image.size, towers.image.size, generator=g)
+    ids = torch.randint(0, towers.text.vocab, (rows, towers.text.context), generator=g)
+    lengths = torch.randint(1, towers.text.context + 1, (rows, 1), generator=g)
+    mask = torch.arange(towers.text.context) < lengths
+    image, text = towers.image(pixels).pooled, towers.text(ids, mask).pooled
+    return _projected(image, towers.image_projection), _projected(text, towers.text_projection)
+
+
+def _projected(pooled: Tensor, matrix: Tensor | None) -> Tensor:
+    return F.normalize(pooled if matrix is None else pooled @ matrix.T, dim=-1)
+
+
+def _check(towers: Pretrained, kinds: tuple[str, ...], what: str) -> None:
+    kind = towers.architecture["kind"]
+    if kind not in kinds:
+        raise UserError(f"a {kind} cannot be written as {what}; allowed are {', '.join(kinds)}")
+
+
+def _pixels(towers: Pretrained) -> dict[str, object]:
+    """What the image processors of transformers read."""
+    kind, architecture = towers.architecture["kind"], towers.architecture
+    size = architecture["config"]["vision_config"]["image_size"]
+    common: dict[str, object] = {
+        "image_mean": list(architecture["mean"]),
+        "image_std": list(architecture["spread"]),
+    }
+    common |= {
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "resample": 3,
+        "rescale_factor": 1 / 255,
+    }
+    if kind == "siglip":
+        return common | {
+            "image_processor_type": "SiglipImageProcessor",
+            "size": {"height": size, "width": size},
+        }
+    crop = {"do_center_crop": True, "crop_size": {"height": size, "width": size}, "do_convert_rgb": True}
+    return common | crop | {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": size}}

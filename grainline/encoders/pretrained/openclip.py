@@ -1,0 +1,224 @@
+"""State dicts with the names of OpenAI: those of OpenAI itself, of open_clip and of Long-CLIP.
+
+Widths, depths and the rest are deduced from the shapes; heads are 64 wide except in a few large models. What
+the deduced model has no place for, and what it lacks, is an error.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grainline.encoders.pretrained.archive import read_tensors
+from grainline.encoders.pretrained.build import CLIP_MEAN, CLIP_SPREAD, Source, fresh_model
+from grainline.encoders.pretrained.folder import json_beside, plain, tokenizer_of
+from grainline.encoders.pretrained.library import library
+from grainline.errors import UserError
+from grainline.nn.positions import KEEP
+from grainline.weights import misfit
+
+_NAMES = (  # theirs, those of transformers; the first that a name begins with decides
+    ("visual.transformer.resblocks.", "vision_model.encoder.layers."),
+    ("visual.class_embedding", "vision_model.embeddings.class_embedding"),
+    ("visual.positional_embedding", "vision_model.embeddings.position_embedding.weight"),
+    ("visual.conv1.", "vision_model.embeddings.patch_embedding."),
+    ("visual.ln_pre.", "vision_model.pre_layrnorm."),
+    ("visual.ln_post.", "vision_model.post_layernorm."),
+    ("visual.proj", "visual_projection.weight"),
+    ("transformer.resblocks.", "text_model.encoder.layers."),
+    ("token_embedding.", "text_model.embeddings.token_embedding."),
+    ("positional_embedding", "text_model.embeddings.position_embedding.weight"),
+    ("ln_final.", "text_model.final_layer_norm."),
+    ("text_projection", "text_projection.weight"),
+)
+_IN_BLOCKS = (
+    (".ln_1.", ".layer_norm1."),
+    (".ln_2.", ".layer_norm2."),
+    (".attn.", ".self_attn."),
+    (".mlp.c_fc.", ".mlp.fc1."),
+    (".mlp.c_proj.", ".mlp.fc2."),
+)
+_NUMBERS = ("input_resolution", "context_length", "vocab_size", "attn_mask")  # in files, but no weights
+
+
+def heads_of_image(width: int) -> int:
+    """64 wide; wider in ViT-H, ViT-g and ViT-bigG, which have 16. 0 where that cannot be."""
+    return 16 if width in (1280, 1408, 1664) else heads_of_text(width)
+
+
+def heads_of_text(width: int) -> int:
+    """Always 64 wide. 0 where that cannot be."""
+    return 0 if width % 64 else width // 64
+
+
+def from_file(file: Path, quick_gelu: bool | None, settings: Mapping[str, Any]) -> Source:
+    """A CLIP from a file of weights. settings: what open_clip's config beside it says, where there is one."""
+    found, script = read_tensors(file)
+    long = "positional_embedding_res" in found
+    state = {name: x.float() for name, x in _tidy(found).items()}
+    if "logit_bias" in state:
+        raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of that model")
+    quick = script or long or "quickgelu" in file.name.lower() if quick_gelu is None else quick_gelu
+    architecture = _deduced(file, state, quick, settings)
+    wrong = misfit(state, to_open_clip_names(fresh_model(architecture).state_dict()))
+    if wrong:
+        raise UserError(
+            f"{file} is not the CLIP that its shapes speak of: {wrong}; give a complete state dict"
+        )
+    return Source(architecture, from_open_clip_names(state), None, ())
+
+
+def _tidy(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state dict by OpenAI's own names: without numbers, with one table of text positions."""
+    state = {name: x for name, x in found.items() if name not in _NUMBERS}
+    if "text.positional_embedding" in state:  # open_clip's models with a text tower of its own
+        state = {name.removeprefix("text."): x for name, x in state.items()}
+    if {"positional_embedding", "positional_embedding_res"} <= state.keys():
+        # Long-CLIP keeps the first positions apart: there they never train.
+        rest = state.pop("positional_embedding_res")[KEEP:]
+        state["positional_embedding"] = torch.cat([state["positional_embedding"][:KEEP], rest])
+    if "logit_scale" in state and state["logit_scale"].numel() == 1:
+        state["logit_scale"] = state["logit_scale"].reshape(())
+    return state
+
+
+_TABLES = (
+    "visual.conv1.weight",
+    "visual.positional_embedding",
+    "positional_embedding",
+    "token_embedding.weight",
+    "visual.proj",
+)
+"""What the architecture is deduced from."""
+
+
+def _deduced(
+    file: Path, state: Mapping[str, Tensor], quick: bool, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Widths, depths and the rest, from the shapes of the tensors."""
+    absent = [name for name in _TABLES if name not in state or state[name].ndim < 2 or not len(state[name])]
+    if absent:
+        raise UserError(
+            f"{file} is no CLIP with a plain vision transformer: no {absent[0]} in it; allowed are state "
+            "dicts of OpenAI, open_clip (neither ResNets nor timm towers) and Long-CLIP"
+        )
+    conv, places, rows, words, out = (state[name] for name in _TABLES)
+    width, patch, side = len(conv), conv.shape[-1], math.isqrt(len(places) - 1)
+    heads = settings.get("image_heads") or heads_of_image(width)
+    image = _tower(file, state, "visual.transformer.resblocks.", width, heads)
+    heads = settings.get("text_heads") or heads_of_text(rows.shape[1])
+    text = _tower(file, state, "transformer.resblocks.", rows.shape[1], heads)
+    # The end token has the highest id: that is how OpenAI finds it. Its padding is 0, which is a word too.
+    text |= {"bos_token_id": len(words) - 2, "eos_token_id": len(words) - 1, "pad_token_id": 0}
+    config = (
+        library()
+        .CLIPConfig(
+            vision_config=image | {"image_size": side * patch, "patch_size": patch},
+            text_config=text | {"max_position_embeddings": len(rows), "vocab_size": len(words)},
+            projection_dim=out.shape[1],
+        )
+        .to_dict()
+    )
+    for part in ("vision_config", "text_config"):
+        config[part]["hidden_act"] = "quick_gelu" if quick else "gelu"
+    mean, spread = settings.get("mean", CLIP_MEAN), settings.get("spread", CLIP_SPREAD)
+    return {"kind": "clip", "config": plain(config), "mean": mean, "spread": spread, "pad": 0}
+
+
+def _tower(file: Path, state: Mapping[str, Tensor], prefix: str, width: int, heads: int) -> dict[str, Any]:
+    """Depth, heads and the width of the MLP of one of the two transformers."""
+    mine = {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
+    if "0.mlp.c_fc.bias" not in mine:
+        raise UserError(f"{file} has no {prefix}0.mlp.c_fc.bias, so no transformer that could be read")
+    if not heads or width % heads:
+        raise UserError(f"heads of width {width} in {file} are unknown; known are CLIPs with heads of 64")
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": len({name.split(".")[0] for name in mine}),
+        "num_attention_heads": heads,
+        "intermediate_size": len(mine["0.mlp.c_fc.bias"]),
+    }
+
+
+def from_open_clip_folder(folder: Path, quick_gelu: bool | None) -> Source:
+    """A folder as open_clip puts it on the hub: open_clip_config.json and weights."""
+    files = [folder / name for name in ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")]
+    weights = next((file for file in files if file.is_file()), None)
+    content = json_beside(str(folder), "open_clip_config.json")
+    if weights is None or not content:
+        raise UserError(
+            f"{folder} holds neither config.json nor open_clip_config.json with weights; "
+            "give a folder of one of both, or a file with a state dict"
+        )
+    model = content.get("model_cfg", {})
+    image, text, pixels = (
+        model.get("vision_cfg", {}),
+        model.get("text_cfg", {}),
+        content.get("preprocess_cfg", {}),
+    )
+    strange = {key for side in (image, text) for key in _STRANGE & side.keys() if side[key]}
+    strange |= {"pool_type"} & {key for key in text if text[key] not in ("argmax", "tok")}
+    if strange:
+        raise UserError(f"{folder} is no plain CLIP: its config gives {', '.join(sorted(strange))}")
+    settings: dict[str, Any] = {"text_heads": text.get("heads")}
+    settings["image_heads"] = image["width"] // image["head_width"] if "head_width" in image else None
+    settings |= {ours: pixels[key] for ours, key in (("mean", "mean"), ("spread", "std")) if key in pixels}
+    quick = bool(model.get("quick_gelu", False)) if quick_gelu is None else quick_gelu
+    source = from_file(weights, quick, settings)
+    return source._replace(tokenizer=tokenizer_of(str(folder)))
+
+
+_STRANGE = {
+    "timm_model_name",
+    "hf_model_name",
+    "no_causal_mask",
+    "global_average_pool",
+    "attentional_pool",
+} | {
+    "norm_kwargs",
+    "act_kwargs",
+    "final_ln_after_pool",
+    "no_ln_pre",
+    "embed_cls",
+}
+"""Settings of open_clip that change what the same weights compute."""
+
+
+def from_open_clip_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict of OpenAI or open_clip by the names of transformers; queries, keys, values apart."""
+    out: dict[str, Tensor] = {}
+    for name, x in state.items():
+        ours = _renamed(name, _NAMES, _IN_BLOCKS)
+        if "in_proj_" in name:
+            for letter, part in zip("qkv", x.chunk(3), strict=True):
+                out[ours.replace("in_proj_", f"{letter}_proj.")] = part
+        else:
+            out[ours] = x.T if name in ("visual.proj", "text_projection") else x
+    return out
+
+
+def to_open_clip_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `from_open_clip_names`."""
+    out: dict[str, Tensor] = {}
+    names, parts = ([(b, a) for a, b in pairs] for pairs in (_NAMES, _IN_BLOCKS))
+    for name, x in state.items():
+        theirs = _renamed(name, names, parts)
+        if ".q_proj." in name:
+            key, value = (state[name.replace(".q_proj.", f".{letter}_proj.")] for letter in "kv")
+            out[theirs.replace("q_proj.", "in_proj_")] = torch.cat([x, key, value])
+        elif ".k_proj." not in name and ".v_proj." not in name:
+            out[theirs] = (x.T if theirs in ("visual.proj", "text_projection") else x).contiguous()
+    return out
+
+
+def _renamed(name: str, names: Any, parts: Any) -> str:
+    for old, new in names:
+        if name.startswith(old):
+            name = new + name.removeprefix(old)
+            break
+    for old, new in parts:
+        name = name.replace(old, new)
+    return name

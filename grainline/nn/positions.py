@@ -1,0 +1,86 @@
+"""Tables of learnt positions, for longer texts and larger pictures than they were learnt on."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+KEEP = 20
+"""Positions that Long-CLIP leaves alone: captions on the web are short, so only the first are well learnt."""
+
+Stretch = Literal["keep", "linear"]
+
+
+def stretch_keep(table: Tensor, ratio: int = 4, keep: int = KEEP) -> Tensor:
+    """Long-CLIP's stretch (Zhang et al., arXiv 2403.15378): 77 positions become 248.
+
+    table    [P, W] with P > keep
+    returns  [ratio * P - (ratio - 1) * keep, W]
+
+    for i in range(keep):
+        new[i] = table[i]
+    for j in range(P - keep):
+        for r in range(ratio):
+            this, following = table[keep + j], table[keep + j + 1]
+            new[keep + ratio * j + r] = ((ratio - r) * this + r * following) / ratio
+
+    The last position has none behind it: the line through the last two goes on.
+
+    >>> stretch_keep(torch.tensor([[7.0], [0.0], [1.0]]), ratio=2, keep=1).flatten().tolist()
+    [7.0, 0.0, 0.5, 1.0, 1.5]
+    """
+    if len(table) <= max(keep, 1):
+        raise ValueError(f"a table of {len(table)} positions has nothing to stretch behind the first {keep}")
+    this = table[keep:]
+    following = torch.cat([this[1:], 2 * table[-1:] - table[-2:-1]])
+    r = torch.arange(ratio, dtype=table.dtype, device=table.device)[:, None]
+    between = ((ratio - r) * this[:, None] + r * following[:, None]) / ratio  # [P - keep, ratio, W]
+    return torch.cat([table[:keep], between.flatten(0, 1)])
+
+
+def stretch_linear(table: Tensor, length: int) -> Tensor:
+    """Straight lines from position to position, first and last kept: table [P, W] -> [length, W]
+
+    for i in range(length):
+        place = i * (P - 1) / (length - 1)
+        below, part = floor(place), place - floor(place)
+        new[i] = (1 - part) * table[below] + part * table[below + 1]
+
+    >>> stretch_linear(torch.tensor([[0.0], [2.0]]), 3).flatten().tolist()
+    [0.0, 1.0, 2.0]
+    """
+    return F.interpolate(table.T[None], size=length, mode="linear", align_corners=True)[0].T
+
+
+def to_context(table: Tensor, length: int, stretch: Stretch) -> Tensor:
+    """A table of text positions for `length` tokens: [P, W] -> [length, W]
+
+    A shorter context is the beginning of the table: short texts then read as before. "keep" takes the
+    smallest whole ratio that is long enough, and of its table the beginning. From 77 positions that is
+    ratio 2 for up to 134, 3 for up to 191 and 4, which is Long-CLIP's, for up to 248.
+    """
+    if length <= len(table):
+        return table[:length]
+    if stretch == "linear":
+        return stretch_linear(table, length)
+    ratio = -(-(length - KEEP) // max(1, len(table) - KEEP))  # rounded up
+    return stretch_keep(table, ratio)[:length]
+
+
+def to_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int], lead: int) -> Tensor:
+    """Positions of a grid of patches, bicubic, for another grid: [lead + R * C, W] -> [lead + R' * C', W]
+
+    old, new  rows and columns
+    lead      first rows of the table that are no patches (the class token): they stay as they are
+
+    Bicubic as in Keys (1981) with a = -0.75, corners not aligned, borders repeated. Antialias is off, as in
+    the models that were published with positions made like this.
+    """
+    if old == new:
+        return table
+    if len(table) != lead + old[0] * old[1]:
+        raise ValueError(f"a table of {len(table)} positions is no grid of {old[0]} x {old[1]} behind {lead}")
+    grid = table[lead:].unflatten(0, old).permute(2, 0, 1)[None]  # [1, W, R, C]
+    grid = F.interpolate(grid, size=new, mode="bicubic", align_corners=False, antialias=False)
+    return torch.cat([table[:lead], grid[0].permute(1, 2, 0).flatten(0, 1)])

@@ -1,0 +1,591 @@
+"""Checkpoints of the transformers library: loaded strictly, and equal to what the library computes itself."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import FAMILIES, IMAGE, clip, pictures, siglip, texts
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from grainline.encoders.pretrained import Pretrained, build_pretrained, load_pretrained
+from grainline.encoders.pretrained.convert import parity, to_hugging_face, to_open_clip
+from grainline.errors import UserError
+from grainline.nn.positions import stretch_keep, stretch_linear
+
+Saved = Callable[[str], tuple[Path, Any]]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """A folder of each family, as save_pretrained writes it, and the library's model that it was made of."""
+    home, made = tmp_path_factory.mktemp("saved"), dict[str, tuple[Path, Any]]()
+
+    def get(family: str) -> tuple[Path, Any]:
+        if family not in made:
+            torch.manual_seed(0)
+            model = FAMILIES[family]()
+            model.save_pretrained(home / family)
+            made[family] = home / family, model
+        return made[family]
+
+    return get
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def scaled(pixels: Tensor, mean: list[float], spread: list[float]) -> Tensor:
+    """What the image processors of the library do behind resizing."""
+    return (pixels / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(spread).view(3, 1, 1)
+
+
+def processed(pixels: Tensor, found: Pretrained) -> Tensor:
+    return scaled(pixels, found.architecture["mean"], found.architecture["spread"])
+
+
+def both(found: Pretrained) -> tuple[Any, Any]:
+    assert found.image is not None
+    assert found.text is not None
+    return found.image, found.text
+
+
+def altered(folder: Path, to: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:
+    """A copy of a folder with other weights."""
+    to.mkdir()
+    (to / "config.json").write_bytes((folder / "config.json").read_bytes())
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, to / "model.safetensors", {"format": "pt"})
+    return to
+
+
+def unchanged(state: dict[str, Tensor]) -> None:
+    """A copy as it is."""
+
+
+# Equal to the library
+
+
+@torch.no_grad()
+def test_clip_is_the_librarys_clip(saved: Saved) -> None:
+    folder, model = saved("clip")
+    found = load_pretrained(folder)
+    image, text = both(found)
+    pixels, (ids, mask) = pictures(16), texts()
+    seen, read = image(pixels), text(ids, mask)
+    theirs = model.get_image_features(pixel_values=processed(pixels, found))
+    close(seen.pooled @ found.image_projection.T, theirs.pooler_output)
+    patches = model.vision_model.post_layernorm(theirs.last_hidden_state)
+    close(seen.patches, patches[:, 1:])
+    close(seen.cls, patches[:, 0])
+    theirs = model.get_text_features(input_ids=ids, attention_mask=mask.long())
+    close(read.pooled @ found.text_projection.T, theirs.pooler_output)
+    close(read.tokens[mask], theirs.last_hidden_state[mask])
+    close(found.scale, model.logit_scale.exp().view(1))
+    assert image.grid == (4, 4)
+    assert (image.size, image.width, text.width, text.context, text.vocab) == (16, 64, 64, 30, 300)
+
+
+@torch.no_grad()
+def test_siglip_is_the_librarys_siglip_though_our_padding_is_another(saved: Saved) -> None:
+    folder, model = saved("siglip")
+    found = load_pretrained(folder)
+    image, text = both(found)
+    pixels, (ids, mask) = pictures(16), texts(12)
+    seen, read = image(pixels), text(ids[:, :8], mask[:, :8])
+    theirs = model.get_image_features(pixel_values=processed(pixels, found))
+    close(seen.pooled, theirs.pooler_output)
+    head = model.vision_model.head
+    for place in range(16):
+        close(seen.patches[:, place], head(theirs.last_hidden_state[:, place : place + 1]))
+    padded = ids.masked_fill(~mask | (torch.arange(12) >= 8), 1)  # 1 is SigLIP's padding
+    theirs = model.get_text_features(input_ids=padded)
+    close(read.pooled, theirs.pooler_output)
+    close(read.tokens, model.text_model.head(theirs.last_hidden_state[:, :8]))
+    close(found.scale, model.logit_scale.exp())
+    close(found.bias, model.logit_bias)
+    assert found.image_projection is None
+    assert found.text_projection is None
+
+
+@torch.no_grad()
+def test_vit_is_the_librarys_vit_and_its_pooler_is_left_out(saved: Saved) -> None:
+    folder, model = saved("vit")
+    found = load_pretrained(folder)
+    assert found.image is not None
+    pixels = pictures(16)
+    seen = found.image(pixels)
+    hidden = model(pixel_values=processed(pixels, found)).last_hidden_state
+    close(seen.patches, hidden[:, 1:])
+    close(seen.pooled, hidden[:, 0])
+    assert found.left_out == ("pooler",)
+    assert (found.text, found.scale) == (None, None)
+
+
+@torch.no_grad()
+def test_swin_is_the_librarys_swin(saved: Saved) -> None:
+    folder, model = saved("swin")
+    found = load_pretrained(folder)
+    assert found.image is not None
+    pixels = pictures(32)
+    seen, theirs = found.image(pixels), model(pixel_values=processed(pixels, found))
+    close(seen.patches, theirs.last_hidden_state)
+    close(seen.pooled, theirs.pooler_output)
+    assert found.image.grid == (4, 4)
+    assert found.image.width == seen.patches.shape[-1] == 32
+    assert seen.cls is None
+
+
+@torch.no_grad()
+def test_bert_is_the_librarys_bert_and_padding_is_not_read(saved: Saved) -> None:
+    folder, model = saved("bert")
+    found = load_pretrained(folder)
+    assert found.text is not None
+    ids, mask = texts()
+    read = found.text(ids, mask)
+    hidden = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+    close(read.tokens[mask], hidden[mask])
+    close(read.pooled, hidden[:, 0])
+    close(read.pooled, found.text(ids.masked_fill(~mask, 7), mask).pooled)
+    assert found.image is None
+
+
+@torch.no_grad()
+def test_groupvit_gives_the_librarys_groups_and_words(saved: Saved) -> None:
+    folder, model = saved("groupvit")
+    found = load_pretrained(folder)
+    image, text = both(found)
+    pixels, (ids, mask) = pictures(16), texts()
+    seen, read = image(pixels), text(ids, mask)
+    theirs = model.vision_model(pixel_values=processed(pixels, found))
+    close(seen.patches, theirs.last_hidden_state)
+    close(seen.pooled, theirs.pooler_output)
+    assert seen.patches.shape == (3, 3, 64)
+    assert image.grid is None
+    theirs = model.text_model(input_ids=ids, attention_mask=mask.long())
+    close(read.pooled, theirs.pooler_output)
+    close(read.tokens[mask], theirs.last_hidden_state[mask])
+    assert found.left_out == ("visual_projection", "text_projection")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["clip", "siglip", "bert", "groupvit"])
+def test_a_text_does_not_depend_on_its_padding_or_on_other_texts(family: str, saved: Saved) -> None:
+    text = load_pretrained(saved(family)[0]).text
+    assert text is not None
+    ids, mask = texts(12)
+    together = text(ids, mask)
+    for row in range(len(ids)):
+        length = int(mask[row].sum())
+        alone = text(ids[row : row + 1, :length], mask[row : row + 1, :length])
+        close(together.pooled[row], alone.pooled[0])
+        close(together.tokens[row, :length], alone.tokens[0])
+    longer = text(nn.functional.pad(ids, (0, 40), value=5), nn.functional.pad(mask, (0, 40)))
+    close(longer.pooled, together.pooled)
+    assert longer.tokens.shape[1] == 52
+    empty = text(ids, torch.zeros_like(mask))
+    assert torch.equal(empty.pooled, torch.zeros_like(empty.pooled))
+    assert empty.tokens.isfinite().all()
+
+
+@pytest.mark.parametrize("family", ["clip", "siglip", "bert"])
+def test_a_text_longer_than_the_context_is_refused(family: str, saved: Saved) -> None:
+    text = load_pretrained(saved(family)[0]).text
+    assert text is not None
+    ids = torch.ones(1, 31, dtype=torch.long)
+    with pytest.raises(ValueError, match="the tokenizer must cut it there"):
+        text(ids, ids > 0)
+
+
+def test_sides_written_as_lists_are_numbers_and_must_be_equal(saved: Saved, tmp_path: Path) -> None:
+    folder = altered(saved("vit")[0], tmp_path / "x", unchanged)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"image_size": [16, 16], "patch_size": [4, 4]}))
+    assert load_pretrained(folder, size=24).architecture["config"]["image_size"] == 24
+    (folder / "config.json").write_text(json.dumps(config | {"image_size": [16, 32]}))
+    with pytest.raises(UserError, match="only square pictures"):
+        load_pretrained(folder)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("end", [2, 299])
+def test_the_end_of_a_text_is_found_by_both_rules_of_the_library(end: int, tmp_path: Path) -> None:
+    """eos_token_id 2 means the highest id there, any other the first such token."""
+    model = clip(eos_token_id=end)
+    model.save_pretrained(tmp_path / "clip")
+    found = load_pretrained(tmp_path / "clip")
+    ids, mask = texts(pad=299)  # the library pads with the end token
+    ours = both(found)[1](ids, mask).pooled @ found.text_projection.T
+    close(ours, model.get_text_features(input_ids=ids).pooler_output)
+
+
+@torch.no_grad()
+def test_padding_that_is_a_real_word_is_told_apart_by_the_mask(saved: Saved) -> None:
+    _, text = both(load_pretrained(saved("clip")[0]))
+    ids = torch.tensor([[298, 0, 0, 299, 0, 0]])
+    real, cut = torch.arange(6) < 4, torch.arange(6) < 3
+    assert not torch.allclose(text(ids, real[None]).pooled, text(ids, cut[None]).pooled)
+
+
+@torch.no_grad()
+def test_bytes_and_floats_of_a_picture_give_the_same(saved: Saved) -> None:
+    image, _ = both(load_pretrained(saved("clip")[0]))
+    pixels = pictures(16)
+    close(image(pixels).pooled, image(pixels / 255).pooled)
+
+
+def test_mean_and_spread_come_from_the_checkpoint(saved: Saved, tmp_path: Path) -> None:
+    folder = altered(saved("clip")[0], tmp_path / "x", unchanged)
+    assert load_pretrained(folder).architecture["mean"] == [0.48145466, 0.4578275, 0.40821073]
+    settings = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+    (folder / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
+    assert load_pretrained(folder).architecture["spread"] == [0.4, 0.5, 0.6]
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings | {"image_mean": [0.7, 0.8, 0.9]}))
+    image, _ = both(load_pretrained(folder))
+    close(image.mean.flatten(), torch.tensor([0.7, 0.8, 0.9]))
+
+
+def test_siglip_pads_with_what_its_tokenizer_pads_with(saved: Saved, tmp_path: Path) -> None:
+    folder = altered(saved("siglip")[0], tmp_path / "x", unchanged)
+    tokens = [{"content": "<pad>", "id": 9}, {"content": "<eos>", "id": 1}]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<pad>"}))
+    _, text = both(load_pretrained(folder))
+    assert text.pad == 9
+    assert both(load_pretrained(saved("siglip")[0]))[1].pad == 1
+
+
+def test_the_tokenizer_is_the_folder_where_it_holds_one(saved: Saved, tmp_path: Path) -> None:
+    folder = altered(saved("clip")[0], tmp_path / "x", unchanged)
+    assert load_pretrained(folder).tokenizer is None
+    (folder / "tokenizer.json").write_text("{}")
+    assert load_pretrained(folder).tokenizer == str(folder)
+
+
+# Other sizes and lengths
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["clip", "siglip", "vit"])
+@pytest.mark.parametrize("size", [8, 24, 28])
+def test_other_sizes_of_pictures_are_those_of_the_library(family: str, size: int, saved: Saved) -> None:
+    folder, model = saved(family)
+    found = load_pretrained(folder, size=size)
+    assert found.image is not None
+    pixels = pictures(size)
+    eye = model if family == "vit" else model.vision_model
+    theirs = eye(pixel_values=processed(pixels, found), interpolate_pos_encoding=True)
+    seen = found.image(pixels)
+    close(seen.pooled, theirs.last_hidden_state[:, 0] if family == "vit" else theirs.pooler_output)
+    assert found.image.grid == (size // 4, size // 4)
+    assert seen.patches.shape[1] == (size // 4) ** 2
+
+
+@torch.no_grad()
+def test_groupvit_and_swin_read_larger_pictures(saved: Saved) -> None:
+    from transformers import SwinModel
+
+    groups = load_pretrained(saved("groupvit")[0], size=24).image
+    folder, _ = saved("swin")
+    found = load_pretrained(folder, size=64)
+    model = SwinModel.from_pretrained(folder).eval()  # one that read small pictures no longer shifts windows
+    assert groups is not None
+    assert found.image is not None
+    assert groups(pictures(24)).patches.shape == (3, 3, 64)
+    pixels = pictures(64)
+    close(found.image(pixels).patches, model(pixel_values=processed(pixels, found)).last_hidden_state)
+    assert found.image.grid == (8, 8)
+
+
+@pytest.mark.parametrize(("family", "size"), [("clip", 18), ("clip", 0), ("swin", 16)])
+def test_a_size_that_does_not_fit_is_one_line(family: str, size: int, saved: Saved) -> None:
+    with pytest.raises(UserError, match=r"patch side 4|needs 32 at least"):
+        load_pretrained(saved(family)[0], size=size)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["clip", "bert"])
+def test_longer_texts_have_stretched_positions_and_shorter_ones_their_beginning(
+    family: str, saved: Saved
+) -> None:
+    folder, model = saved(family)
+    rows = (model if family == "bert" else model.text_model).embeddings
+    rows = (rows.position_embeddings if family == "bert" else rows.position_embedding).weight
+
+    def positions(**how: Any) -> Tensor:
+        text = load_pretrained(folder, **how).text
+        assert text is not None
+        table = text.model.embeddings
+        assert text.context == how["context"]
+        return (table.position_embeddings if family == "bert" else table.position_embedding).weight
+
+    close(positions(context=60), stretch_keep(rows, 4))
+    close(positions(context=50, stretch="linear"), stretch_linear(rows, 50))
+    close(positions(context=12), rows[:12])
+
+
+@torch.no_grad()
+def test_a_stretched_text_tower_reads_up_to_its_new_context(saved: Saved) -> None:
+    _, text = both(load_pretrained(saved("clip")[0], context=60))
+    ids, mask = texts(60, rows=9)  # several groups of similar length
+    together = text(ids, mask)
+    assert together.tokens.shape == (9, 60, 64)
+    for row in range(9):
+        close(together.pooled[row], text(ids[row : row + 1], mask[row : row + 1]).pooled[0])
+
+
+def test_a_context_that_cannot_be_had_is_one_line(saved: Saved) -> None:
+    for context in (14, 24):
+        with pytest.raises(UserError, match="choose stretch='linear'"):
+            load_pretrained(saved("siglip")[0], context=context)
+    with pytest.raises(UserError, match="at least 3"):
+        load_pretrained(saved("clip")[0], context=2)
+
+
+@torch.no_grad()
+def test_the_activation_of_a_clip_can_be_said(saved: Saved) -> None:
+    folder, model = saved("clip")
+    pixels = pictures(16)
+    plain, _ = both(load_pretrained(folder, quick_gelu=False))
+    quick, _ = both(load_pretrained(folder, quick_gelu=True))
+    assert model.config.vision_config.hidden_act == "quick_gelu"
+    close(quick(pixels).pooled, both(load_pretrained(folder))[0](pixels).pooled)
+    assert not torch.allclose(plain(pixels).pooled, quick(pixels).pooled)
+    with pytest.raises(UserError, match="quick_gelu is for CLIP"):
+        load_pretrained(saved("vit")[0], quick_gelu=True)
+
+
+# Strict
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_a_missing_an_unknown_and_a_misshapen_tensor_are_one_line(
+    family: str, saved: Saved, tmp_path: Path
+) -> None:
+    folder, _ = saved(family)
+
+    def without(state: dict[str, Tensor]) -> None:
+        del state[next(name for name in state if "layernorm" in name.lower() or "layer_norm" in name)]
+
+    def more(state: dict[str, Tensor]) -> None:
+        state["extra.weight"] = torch.ones(2)
+
+    def wider(state: dict[str, Tensor]) -> None:
+        name = next(name for name, x in state.items() if x.ndim == 2 and "position" not in name)
+        state[name] = torch.ones(3, 5)
+
+    for change, message in (
+        (without, "1 missing"),
+        (more, "1 unknown .extra.weight"),
+        (wider, "1 of another form"),
+    ):
+        place = altered(folder, tmp_path / change.__name__, change)
+        with pytest.raises(UserError, match=message) as caught:
+            load_pretrained(place)
+        assert "\n" not in str(caught.value)
+
+
+def test_heads_of_other_tasks_are_left_out_by_name(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForMaskedLM, ViTConfig, ViTForImageClassification
+
+    ViTForImageClassification(ViTConfig(**IMAGE)).save_pretrained(tmp_path / "vit")
+    BertForMaskedLM(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2)).save_pretrained(
+        tmp_path / "bert"
+    )
+    assert load_pretrained(tmp_path / "vit").left_out == ("classifier",)
+    assert load_pretrained(tmp_path / "bert").left_out == ("cls",)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_the_architecture_builds_the_same_modules_without_the_checkpoint(family: str, saved: Saved) -> None:
+    found = load_pretrained(
+        saved(family)[0], size=32, context=None if family == "swin" else 24, stretch="linear"
+    )
+    again = build_pretrained(json.loads(json.dumps(found.architecture)))
+    assert again.architecture == found.architecture
+    for mine, theirs in ((again.image, found.image), (again.text, found.text)):
+        if mine is None or theirs is None:
+            assert mine is theirs
+            continue
+        mine.load_state_dict(theirs.state_dict(), strict=True)
+        assert (mine.width, type(mine)) == (theirs.width, type(theirs))
+    pixels, (ids, mask) = pictures(32), texts(24)
+    with torch.no_grad():
+        if found.image is not None and again.image is not None:
+            assert torch.equal(found.image(pixels).pooled, again.image(pixels).pooled)
+        if found.text is not None and again.text is not None:
+            assert torch.equal(found.text(ids, mask).pooled, again.text(ids, mask).pooled)
+
+
+def test_half_precision_on_disk_is_float32_in_memory(saved: Saved, tmp_path: Path) -> None:
+    _, model = saved("clip")
+    clip().half().save_pretrained(tmp_path / "half")
+    found = load_pretrained(tmp_path / "half")
+    image, text = both(found)
+    assert {p.dtype for p in (*image.parameters(), *text.parameters())} == {torch.float32}
+    assert {p.dtype for p in both(build_pretrained(found.architecture))[0].parameters()} == {torch.float32}
+    assert "dtype" not in json.dumps(found.architecture)
+    assert model.dtype == torch.float32
+
+
+def test_gradients_reach_every_parameter_of_both_towers(saved: Saved) -> None:
+    image, text = both(load_pretrained(saved("clip")[0]))
+    seen, read = image.train()(pictures(16)), text.train()(*texts())
+    (seen.pooled.sum() + read.pooled.sum()).backward()
+    assert all(p.grad is not None for p in (*image.parameters(), *text.parameters()))
+
+
+# What people give by mistake
+
+
+def test_naflex_and_models_of_another_kind_are_one_line(saved: Saved, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "siglip2"}))
+    with pytest.raises(UserError, match=r"NaFlex.*not supported; give one of fixed size"):
+        load_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(UserError, match="is a gpt2; models that can be loaded are clip, siglip"):
+        load_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="cannot read the model in"):
+        load_pretrained(tmp_path)
+    (tmp_path / "config.json").write_bytes((saved("clip")[0] / "config.json").read_bytes())
+    with pytest.raises(UserError, match="cannot read the model in"):
+        load_pretrained(tmp_path)  # no weights
+    with pytest.raises(UserError, match="no file or folder"):
+        load_pretrained("no such/folder/here")
+
+
+def test_a_siglip_without_a_pool_is_one_line(tmp_path: Path) -> None:
+    model = siglip()
+    model.config.vision_config.vision_use_head = False
+    model.save_pretrained(tmp_path / "x")
+    with pytest.raises(UserError, match="no attention pool"):
+        load_pretrained(tmp_path / "x")
+
+
+def run(code: str, **surroundings: str) -> str:
+    """What a fresh Python prints; it may only print one line and no traceback."""
+    begin = (
+        "from grainline.encoders.pretrained import load_pretrained\nfrom grainline.errors import UserError\n"
+    )
+    body = f"{begin}try:\n    {code}\nexcept UserError as error:\n    print(error)\n"
+    paths = [
+        surroundings.pop("PYTHONPATH", ""),
+        os.environ.get("PYTHONPATH", ""),
+        str(Path(__file__).parent.parent),
+    ]
+    env = {**os.environ, **surroundings, "PYTHONPATH": os.pathsep.join(x for x in paths if x)}
+    done = subprocess.run([sys.executable, "-c", body], env=env, capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) == 1, done.stdout
+    return done.stdout
+
+
+def test_a_hub_out_of_reach_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    line = run("load_pretrained('openai/clip-vit-base-patch32')", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
+    assert "no folder openai/clip-vit-base-patch32 here" in line
+    assert "download the folder where the hub can be reached and give its path" in line
+
+
+# The five traps of the library
+
+
+def test_a_broken_torchvision_beside_us_is_one_line_that_says_what_to_do(
+    saved: Saved, tmp_path: Path
+) -> None:
+    package, info = tmp_path / "torchvision", tmp_path / "torchvision-0.28.0.dist-info"
+    package.mkdir()
+    info.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n")
+    line = run(f"load_pretrained({str(saved('clip')[0])!r})", PYTHONPATH=str(tmp_path))
+    assert "operator torchvision::nms does not exist" in line
+    assert "pip uninstall torchvision" in line
+
+
+def test_the_tokenizer_of_two_tokens_is_an_error(tmp_path: Path) -> None:
+    from transformers import CLIPTokenizer
+
+    from grainline.data.tokenizer import load_tokenizer
+
+    CLIPTokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="holds only 2 tokens, a real vocabulary at least 256"):
+        load_tokenizer(tmp_path)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["clip", "siglip"])
+def test_features_of_the_library_are_an_object_whose_pooler_output_we_equal(
+    family: str, saved: Saved
+) -> None:
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+    folder, model = saved(family)
+    found = load_pretrained(folder)
+    pixels = pictures(16)
+    theirs = model.get_image_features(pixel_values=processed(pixels, found))
+    assert isinstance(theirs, BaseModelOutputWithPooling)
+    pooled = both(found)[0](pixels).pooled
+    close(
+        pooled if found.image_projection is None else pooled @ found.image_projection.T, theirs.pooler_output
+    )
+
+
+def test_captions_with_curly_quotes_get_the_ids_of_plain_ones(tmp_path: Path) -> None:
+    """The library's tokenizer does not mend text, so ours does before it looks up words."""
+    from grainline.data.tokenizer import Tokenizer, load_tokenizer
+
+    Tokenizer.train(['it\'s a "red" car & 12 cats... final'] * 2, vocab=600).save(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    plain = ['it\'s a "red" car', "red & red", "12 cats", "final"]
+    fancy = ["it\u2019s a \u201cred\u201d car", "red &amp;amp; red", "\uff11\uff12 cats", "\ufb01nal"]
+    assert tokenizer.encode(fancy, 30).ids == tokenizer.encode(plain, 30).ids
+
+
+def test_the_scale_has_one_element_though_that_of_the_library_is_a_scalar(saved: Saved) -> None:
+    folder, model = saved("clip")
+    assert model.logit_scale.shape == ()
+    assert load_pretrained(folder).scale.shape == (1,)
+    assert load_pretrained(saved("siglip")[0]).bias.shape == (1,)
+
+
+# Back again
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["clip", "siglip"])
+def test_towers_written_as_a_folder_are_read_by_the_library_and_by_us(
+    family: str, saved: Saved, tmp_path: Path
+) -> None:
+    from transformers import AutoModel
+
+    folder, model = saved(family)
+    found = load_pretrained(folder)
+    to_hugging_face(found, tmp_path / "out")
+    assert parity(found, tmp_path / "out") == (0.0, 0.0)
+    again = AutoModel.from_pretrained(tmp_path / "out").state_dict()
+    for name, x in model.state_dict().items():
+        close(again[name], x)
+        assert again[name].shape == x.shape
+    assert load_pretrained(tmp_path / "out").architecture == found.architecture
+    with pytest.raises(UserError, match="is there already"):
+        to_hugging_face(found, tmp_path / "out")
+
+
+def test_heads_that_a_state_dict_cannot_tell_are_not_written_as_one(saved: Saved, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"2 heads.*for 1 heads; write a Hugging Face folder"):
+        to_open_clip(load_pretrained(saved("clip")[0]), tmp_path / "x.safetensors")
+
+
+def test_what_has_no_such_form_is_not_written(saved: Saved, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a vit cannot be written as a Hugging Face folder"):
+        to_hugging_face(load_pretrained(saved("vit")[0]), tmp_path / "x")
+    with pytest.raises(UserError, match="a siglip cannot be written as a state dict of open_clip"):
+        to_open_clip(load_pretrained(saved("siglip")[0]), tmp_path / "x.safetensors")

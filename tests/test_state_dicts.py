@@ -1,0 +1,316 @@
+"""State dicts of OpenAI, open_clip and Long-CLIP, against their model written plainly (checkpoints.py)."""
+
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import END, LongCLIP, OpenAI, pictures, save_state, shaken, texts
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from grainline.encoders.pretrained import Pretrained, load_pretrained
+from grainline.encoders.pretrained.archive import read_tensors
+from grainline.encoders.pretrained.convert import parity, to_hugging_face, to_open_clip
+from grainline.errors import UserError
+from grainline.nn.positions import stretch_keep
+
+MEAN, SPREAD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def same(found: Pretrained, model: Any, pad: int = 0) -> None:
+    """Vectors of both sides before they are made unit vectors, and the scale."""
+    assert found.image is not None
+    assert found.text is not None
+    assert found.image_projection is not None
+    assert found.text_projection is not None
+    assert found.scale is not None
+    pixels = pictures(16)
+    x = (pixels / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(SPREAD).view(3, 1, 1)
+    close(found.image(pixels).pooled @ found.image_projection.T, model.encode_image(x))
+    ids, mask = texts(found.text.context, pad=pad)
+    close(found.text(ids, mask).pooled @ found.text_projection.T, model.encode_text(ids))
+    close(found.scale, model.logit_scale.exp().view(1))
+
+
+@pytest.fixture
+def model() -> Any:
+    return shaken(OpenAI())
+
+
+@pytest.fixture
+def file(model: Any, tmp_path: Path) -> Path:
+    save_state(model, tmp_path / "clip-quickgelu.safetensors")
+    return tmp_path / "clip-quickgelu.safetensors"
+
+
+def test_a_state_dict_is_the_model_it_came_from(file: Path, model: Any) -> None:
+    found = load_pretrained(file)
+    same(found, model)
+    assert found.image is not None
+    assert found.text is not None
+    assert (found.image.width, found.image.size, found.image.grid) == (128, 16, (4, 4))
+    assert (found.text.width, found.text.context, found.text.vocab) == (64, 30, 300)
+    assert (found.tokenizer, found.left_out) == (None, ())
+    config = found.architecture["config"]
+    assert [config[side]["num_attention_heads"] for side in ("vision_config", "text_config")] == [2, 1]
+    assert [config[side]["num_hidden_layers"] for side in ("vision_config", "text_config")] == [2, 3]
+
+
+def test_the_end_is_the_highest_id_whatever_pads_behind_it(file: Path, model: Any) -> None:
+    same(load_pretrained(file), model, pad=END)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_activation_is_what_the_caller_says(quick: bool, tmp_path: Path) -> None:
+    model = shaken(OpenAI(quick))
+    save_state(model, tmp_path / "x.safetensors")
+    same(load_pretrained(tmp_path / "x.safetensors", quick_gelu=quick), model)
+
+
+def test_unless_said_the_activation_is_gelu_in_files_of_no_known_origin(tmp_path: Path) -> None:
+    model = shaken(OpenAI(quick=False))
+    save_state(model, tmp_path / "open_clip.safetensors")
+    same(load_pretrained(tmp_path / "open_clip.safetensors"), model)
+
+
+def test_long_clip_has_two_tables_of_positions_and_quick_gelu(tmp_path: Path) -> None:
+    model = shaken(LongCLIP())
+    torch.save(model.state_dict(), tmp_path / "longclip.pt")
+    found = load_pretrained(tmp_path / "longclip.pt")
+    same(found, model)
+    assert found.text is not None
+    assert torch.equal(found.text.model.embeddings.position_embedding.weight, model.positions())
+
+
+@torch.no_grad()
+def test_positions_of_a_state_dict_are_stretched_as_long_clip_does(file: Path, model: Any) -> None:
+    found = load_pretrained(file, context=60)
+    model.positional_embedding = torch.nn.Parameter(stretch_keep(model.positional_embedding))
+    same(found, model)
+
+
+def trained(state: dict[str, Tensor]) -> Any:
+    return {"epoch": 3, "state_dict": {f"module.{name}": x for name, x in state.items()}}
+
+
+def own_text_tower(state: dict[str, Tensor]) -> Any:
+    """open_clip's CustomTextCLIP."""
+    loose = ("logit_scale", "visual.")
+    return {name if name.startswith(loose) else f"text.{name}": x for name, x in state.items()}
+
+
+def old(state: dict[str, Tensor]) -> Any:
+    """Of OpenAI's days: numbers among the weights, half precision, and the mask that open_clip once saved."""
+    numbers = {"input_resolution": 16, "context_length": 30, "vocab_size": 300}
+    extra = {name: torch.tensor(x) for name, x in numbers.items()} | {"attn_mask": torch.zeros(30, 30)}
+    return {name: x.half() for name, x in state.items()} | extra
+
+
+@pytest.mark.parametrize("form", [trained, own_text_tower, old])
+def test_the_forms_in_which_such_state_dicts_lie_around_are_read(
+    form: Callable[[dict[str, Tensor]], Any], model: Any, tmp_path: Path
+) -> None:
+    model.load_state_dict({name: x.half().float() for name, x in model.state_dict().items()})
+    torch.save(form(model.state_dict()), tmp_path / "x.pt")
+    found = load_pretrained(tmp_path / "x.pt", quick_gelu=True)
+    same(found, model)
+    assert found.image is not None
+    assert {p.dtype for p in found.image.parameters()} == {torch.float32}
+
+
+def test_a_folder_of_open_clip_says_activation_pixels_and_tokenizer(model: Any, tmp_path: Path) -> None:
+    save_state(model, tmp_path / "open_clip_model.safetensors")
+    text = {"context_length": 30, "vocab_size": 300, "width": 64, "heads": 1, "layers": 3}
+    body = {
+        "embed_dim": 24,
+        "quick_gelu": True,
+        "vision_cfg": {"width": 128, "head_width": 64},
+        "text_cfg": text,
+    }
+    config = {"model_cfg": body, "preprocess_cfg": {"mean": list(MEAN), "std": list(SPREAD)}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    found = load_pretrained(tmp_path)
+    same(found, model)
+    assert found.tokenizer == str(tmp_path)
+    body["text_cfg"] = text | {"no_causal_mask": True}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="no plain CLIP: its config gives no_causal_mask"):
+        load_pretrained(tmp_path)
+    (tmp_path / "open_clip_config.json").unlink()
+    with pytest.raises(UserError, match=r"neither config.json nor open_clip_config.json"):
+        load_pretrained(tmp_path)
+
+
+def test_heads_of_the_large_models_are_those_of_open_clip() -> None:
+    from grainline.encoders.pretrained.openclip import heads_of_image, heads_of_text
+
+    assert [heads_of_image(width) for width in (768, 1024, 1280, 1408, 1664)] == [12, 16, 16, 16, 16]
+    assert [heads_of_text(width) for width in (512, 768, 1024, 1280)] == [8, 12, 16, 20]
+    assert (heads_of_image(100), heads_of_text(100)) == (0, 0)
+
+
+# Strict
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("visual.ln_post.weight", None, r"1 missing \(visual.ln_post.weight\)"),
+        ("transformer.resblocks.1.attn.in_proj_weight", None, "1 missing"),
+        ("logit_scale", None, "1 missing"),
+        ("visual.trunk.weight", torch.ones(2), r"1 unknown \(visual.trunk.weight\)"),
+        ("visual.positional_embedding", torch.ones(16, 128), "1 of another form"),
+        ("text_projection", torch.ones(24, 64), "1 of another form"),
+        ("visual.conv1.weight", None, "no visual.conv1.weight in it; allowed are"),
+        ("visual.proj", None, "no visual.proj in it"),
+        ("visual.conv1.weight", torch.ones(100, 3, 4, 4), "heads of width 100"),
+        ("transformer.resblocks.0.mlp.c_fc.bias", None, "has no transformer.resblocks.0.mlp.c_fc.bias"),
+        ("logit_bias", torch.ones(1), "give the Hugging Face folder"),
+    ],
+)
+def test_what_is_missing_unknown_or_misshapen_is_one_line(
+    name: str, value: Tensor | None, message: str, file: Path
+) -> None:
+    state = load_file(file)
+    state.pop(name, None)
+    save_file(state if value is None else state | {name: value}, file)
+    with pytest.raises(UserError, match=message) as caught:
+        load_pretrained(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_cut_or_hold_something_else_are_one_line(model: Any, tmp_path: Path) -> None:
+    torch.save(model.state_dict(), tmp_path / "x.pt")
+    whole = (tmp_path / "x.pt").read_bytes()
+    (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.pt").write_text("hello")
+    (tmp_path / "text.safetensors").write_text("hello")
+    torch.save([1, 2], tmp_path / "list.pt")
+    torch.save(model, tmp_path / "module.pt")
+    for name in ("cut.pt", "text.pt", "text.safetensors", "list.pt", "module.pt"):
+        with pytest.raises(UserError, match=r"cannot read tensors|holds no state dict") as caught:
+            load_pretrained(tmp_path / name)
+        assert "\n" not in str(caught.value)
+
+
+# TorchScript archives
+
+
+def archive(model: Any, file: Path) -> Path:
+    """As OpenAI published theirs: the traced program with its weights in half precision."""
+    ids, _ = texts()
+    traced = torch.jit.trace(model.float(), (torch.rand(4, 3, 16, 16), ids), check_trace=False)
+    traced.half().save(str(file))
+    return file
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # nobody should write such files any more
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_an_archive_like_openais_is_read_for_its_tensors(model: Any, tmp_path: Path) -> None:
+    model.load_state_dict({name: x.half().float() for name, x in model.state_dict().items()})
+    place = archive(model, tmp_path / "ViT-X-4.pt")
+    model.float()
+    contents = read_tensors(place)
+    assert contents.script
+    assert contents.tensors.keys() == model.state_dict().keys()
+    for name, x in model.state_dict().items():
+        assert contents.tensors[name].dtype == torch.float16
+        assert torch.equal(contents.tensors[name].float(), x)
+    same(load_pretrained(place), model)  # quick GELU, because it is an archive
+
+
+class Evil:
+    """Runs a command when a careless reader unpickles it."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+def forged(file: Path, data: bytes) -> Path:
+    with zipfile.ZipFile(file, "w") as out:
+        out.writestr("archive/constants.pkl", b"")
+        out.writestr("archive/data.pkl", data)
+        out.writestr("archive/data/0", bytes(8))
+    return file
+
+
+def test_an_archive_runs_nothing(tmp_path: Path) -> None:
+    trace = tmp_path / "was-run"
+    place = forged(tmp_path / "x.pt", pickle.dumps({"a": Evil(f"touch {trace}")}))
+    with pytest.raises(UserError, match="system, which is no part of weights and was not run"):
+        load_pretrained(place)
+    assert not trace.exists()
+    torch.save(Evil(f"touch {trace}"), tmp_path / "y.pt")
+    with pytest.raises(UserError, match="cannot read tensors"):
+        load_pretrained(tmp_path / "y.pt")
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"garbage",
+        b"c__builtin__\neval\n(S'1'\ntR.",
+        b"ctorch._utils\n_rebuild_parameter\n.",
+        b"ctorch\nFloatStorage\n(tR.",  # calls a dtype
+        b"ctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI2\ntQI0\n(I9\nt(I1\nttR.",
+    ],
+)
+def test_a_forged_archive_is_one_line(data: bytes, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load_pretrained(forged(tmp_path / "x.pt", data))
+    assert "\n" not in str(caught.value)
+
+
+# Back again
+
+
+@torch.no_grad()
+def test_a_clip_goes_to_open_clips_form_and_back(file: Path, model: Any, tmp_path: Path) -> None:
+    found = load_pretrained(file)
+    to_open_clip(found, tmp_path / "out" / "x.safetensors")
+    written = load_file(tmp_path / "out" / "x.safetensors")
+    assert written.keys() == model.state_dict().keys()
+    for name, x in model.state_dict().items():
+        close(written[name], x)
+    assert max(parity(found, tmp_path / "out" / "x.safetensors")) < 1e-6
+
+
+@torch.no_grad()
+def test_a_clip_of_openai_goes_to_a_hugging_face_folder_where_the_library_finds_its_end_token(
+    file: Path, model: Any, tmp_path: Path
+) -> None:
+    from transformers import CLIPModel
+
+    found = load_pretrained(file)
+    to_hugging_face(found, tmp_path / "hf")
+    assert max(parity(found, tmp_path / "hf")) < 1e-6
+    theirs = CLIPModel.from_pretrained(tmp_path / "hf").eval()
+    ids, mask = texts()
+    close(theirs.get_text_features(input_ids=ids, attention_mask=mask).pooler_output, model.encode_text(ids))
+
+
+@torch.no_grad()
+def test_parity_sees_a_tower_that_moved(file: Path) -> None:
+    found = load_pretrained(file)
+    assert found.image is not None
+    found.image.model.post_layernorm.bias += torch.randn(128)
+    moved = parity(found, file)
+    assert moved.image > 1e-3
+    assert moved.text == 0.0
