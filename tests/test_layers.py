@@ -13,7 +13,7 @@ LAYERS = [  # lower layers first; modules of one layer may import each other onl
     {"methods"},
     {"model"},
     {"evaluate"},
-    {"train", "encode"},
+    {"train", "encode", "index"},
     {"recipe"},
     {"experiment"},
     {"demo"},
