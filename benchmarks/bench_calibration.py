@@ -1,9 +1,9 @@
-"""Does an index know when it has nothing to show? False alarms, true alarms, and true against false sentences.
+"""Does an index know when it has nothing to show? False alarms, true alarms, sentences true and false.
 
-An index is built of pictures of scenes:dev; what it says is measured with queries from other scenes than those
-that its null texts come from:
-  - no match: long captions of scenes:test, whose pictures are not in the index, and captions of indexed pictures
-    after that picture was taken out;
+An index is built of pictures of scenes:dev; what it says is measured with queries from other scenes than
+those that its null texts come from:
+  - no match: long captions of scenes:test, whose pictures are not in the index, and captions of indexed
+    pictures after that picture was taken out;
   - match: long captions of the indexed pictures;
   - sentences: those of a picture's caption against those of another caption, and against the sentence that a
     foil has in place of a true one, by kind of foil. Intervals are Wilson's.
@@ -71,7 +71,10 @@ def measure(model: Model, pictures: int, queries: int, seed: int, null: str | No
         true, other, pairs = _sentences(index, inside)
         taken = inside[: len(inside) // 2]
         removed = []
-        for part in (taken, inside[len(taken) :]):  # half at a time: the index keeps its size within a factor two
+        for part in (
+            taken,
+            inside[len(taken) :],
+        ):  # half at a time: the index keeps its size within a factor two
             remove(out, [f"{record.key}.png" for record in part])
             removed += _chances(open_index(out, model), [record.whole for record in part])
             add(out, [root / f"{record.key}.png" for record in part], model=model)
@@ -97,7 +100,9 @@ def _chances(index: Index, texts: Sequence[str]) -> list[float]:
     return [answer.hits[0].chance for answer in index.search(texts, 1, PLAIN)]
 
 
-def _sentences(index: Index, records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+def _sentences(
+    index: Index, records: Sequence[Record]
+) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     """Scores of true sentences, of those of the next caption, and of pairs of a true sentence and a foil."""
     true, other = [], []
     pairs: dict[str, list[tuple[float, float]]] = {}
@@ -138,7 +143,9 @@ def auroc(right: np.ndarray, wrong: np.ndarray) -> float:
 
 def show(all_of: Sequence[Measured]) -> None:
     """Two tables: all seeds together, and the range over the seeds."""
-    alarms = Table("best hits called sure", *(f"at {level:g}" for level in LEVELS), "queries", "seeds at 0.05")
+    alarms = Table(
+        "best hits called sure", *(f"at {level:g}" for level in LEVELS), "queries", "seeds at 0.05"
+    )
     lines = {
         "picture never there": [one.foreign for one in all_of],
         "picture taken out": [one.removed for one in all_of],
@@ -153,7 +160,9 @@ def show(all_of: Sequence[Measured]) -> None:
     other = [chance(one.support, one.other) for one in all_of]
     truth.add_row("true of the picture", "", str(sum(map(len, true))), *_shares(np.concatenate(true)))
     area = [auroc(one.true, one.other) for one in all_of]
-    truth.add_row("of another caption", _mean(area), str(sum(map(len, other))), *_shares(np.concatenate(other)))
+    truth.add_row(
+        "of another caption", _mean(area), str(sum(map(len, other))), *_shares(np.concatenate(other))
+    )
     kinds = sorted({kind for one in all_of for kind in one.pairs})
     for kind in [*kinds, "all foils"]:
         pairs = [_pairs(one, kind) for one in all_of]
@@ -175,8 +184,8 @@ def _shares(values: np.ndarray) -> list[str]:
     out = []
     for level in LEVELS:
         number = int((values <= level).sum())
-        low, high = wilson(number, len(values))
-        out.append(f"{number / len(values):.3f} ({low:.3f}-{high:.3f})")
+        share = wilson(number, len(values))
+        out.append(f"{share.value:.3f} ({share.low:.3f}-{share.high:.3f})")
     return out
 
 
@@ -194,7 +203,9 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=400)
     parser.add_argument("--queries", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--null", help="as of `grainline index build`; drawn scenes of another seed if not given")
+    parser.add_argument(
+        "--null", help="as of `grainline index build`; drawn scenes of another seed if not given"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = load(args.model, device="cpu")

@@ -35,7 +35,7 @@ from grainline.errors import UserError
 from grainline.files import Corrupt, aside, discard, put, seal, write_text
 from grainline.index.folder import Part, seal_of
 
-TEXTS, ASIDES = 256, 128  # texts and single sentences that are kept, at most
+TEXTS, ASIDES = 400, 128  # texts and single sentences that are kept, at most
 BACKGROUND = 256
 FEWEST = 16  # pictures that a mean and a spread need
 DRAWN = f"scenes:dev?count={TEXTS}&size=32&seed=1618"

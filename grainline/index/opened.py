@@ -1,7 +1,7 @@
 """An index, opened for reading: its live rows numbered from 0, their arrays, and what null texts score.
 
-A reader takes no lock. Segments never change, and a writer that clears one away leaves its mapped pages
-readable; only between reading the manifest and mapping the files can one vanish, and then both are read again.
+A reader takes no lock. Segments never change, and one that a writer clears away stays readable where it is
+mapped. Only between reading the manifest and mapping the files can one vanish; then both are read again.
 """
 
 from functools import cached_property

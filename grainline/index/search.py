@@ -57,7 +57,7 @@ class Index:
             raise UserError("a search needs texts; give at least one, and none that is empty")
         cut = self.model.cut
         encoded = self.model.encode(texts=texts)
-        notes = self._notes(options)
+        notes = self._notes()
         if self.model.cut > cut:
             notes += (f"{self.model.cut - cut} texts were longer than the model reads, and cut",)
         queries = (rows(encoded, slice(i, i + 1)) for i in range(len(texts)))
@@ -80,7 +80,7 @@ class Index:
             ground = self.opened.take(VECTORS, self.opened.ground) @ vectors[i]
             hits = self._hits(found, score, ground, self.opened.null_images, k, options)
             name = str(image) if isinstance(image, str | Path) else f"picture {i}"
-            out.append(Answer(name, tuple(hits), self._notes(options, texts=False)))
+            out.append(Answer(name, tuple(hits), self._notes(texts=False)))
         return out
 
     @torch.no_grad()
@@ -165,7 +165,7 @@ class Index:
             )
         return list(self.model.heat(data, told).cpu())
 
-    def _notes(self, options: Options, texts: bool = True) -> tuple[str, ...]:
+    def _notes(self, texts: bool = True) -> tuple[str, ...]:
         notes = []
         if not self.finder.exact:
             notes.append("candidates are approximate: a picture may be missed")
@@ -200,5 +200,5 @@ def open_index(
 
 
 def check(folder: str | Path) -> int:
-    """Read every file of an index and compare it with its sha256; the number of pictures. UserError if not."""
+    """Compare every file of an index with its sha256; the number of pictures. UserError where one differs."""
     return len(Opened(Path(folder), thorough=True))

@@ -1,0 +1,180 @@
+"""Kills an index at every call that writes, and again at random: a program of its own, see test_index_kills.py.
+
+    python tests/kill_index.py points FOLDER OPERATION    prints how many points there were
+    python tests/kill_index.py random FOLDER KILLS        prints how many kills fell into the work
+"""
+
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from indexes import content, photo, photos, texts, tiny_model, tree
+
+from grainline.errors import UserError
+from grainline.index.folder import MANIFEST, SEGMENTS, read_manifest
+from grainline.index.write import add, build, refresh, remove
+
+KILLED = 9
+CHUNK = 2
+CALLS = ((os, "fsync"), (os, "rename"), (os, "mkdir"), (os, "unlink"), (os, "rmdir"), (os, "ftruncate"))
+HALVES = ((np, "save"), (Path, "write_text"))  # die in the middle of writing
+
+
+def count_or_die(at: int) -> list[int]:
+    """Let the calls that change a disk pass until the one numbered `at`, from 0; that one is the last."""
+    seen = [0]
+
+    def wrap(owner: Any, name: str, half: bool) -> None:
+        real = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if seen[0] == at:
+                if half:
+                    write_half(real, *args, **kwargs)
+                os._exit(KILLED)
+            seen[0] += 1
+            return real(*args, **kwargs)
+
+        setattr(owner, name, call)
+
+    for owner, name in CALLS:
+        wrap(owner, name, half=False)
+    for owner, name in HALVES:
+        wrap(owner, name, half=True)
+    return seen
+
+
+def write_half(real: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    real(*args, **kwargs)
+    target = args[0] if isinstance(args[0], Path) else Path(args[0].name)
+    if not isinstance(args[0], Path):
+        args[0].flush()
+    os.truncate(target, target.stat().st_size // 2)
+
+
+def in_child(act: Callable[[], Any], at: int) -> bool:
+    """Do it in a process that dies at a point; whether it died."""
+    child = os.fork()
+    if child == 0:
+        count_or_die(at)
+        try:
+            act()
+        except BaseException as error:
+            print(f"the process failed by itself: {error!r}", file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (0, KILLED), code
+    return code == KILLED
+
+
+def points(folder: Path, operation: str) -> int:
+    """Kill one operation at every point; the index must stay good and end as that of a whole run."""
+    model = tiny_model()
+    null = texts(folder, 20)
+    root = photos(folder / "photos", 5)
+    base = folder / "base"
+    if operation != "build":
+        build(root, base, model=model, null=null, chunk=CHUNK)
+        (root / "01.png").unlink()
+        photo(root / "02.png", 77)
+        photo(root / "new.png", 78)
+        photo(root / "newer.png", 79)
+        (root / "bad.png").write_bytes(b"no picture")
+    act: dict[str, Callable[[Path], Any]] = {
+        "build": lambda out: build(root, out, model=model, null=null, chunk=CHUNK),
+        "add": lambda out: add(out, [root / "new.png", root / "newer.png", root / "02.png"], model=model, chunk=CHUNK),
+        "remove": lambda out: remove(out, ["below"]),
+        "refresh": lambda out: refresh(out, model=model, chunk=CHUNK),
+    }
+
+    def fresh(name: str) -> Path:
+        out = folder / name
+        shutil.rmtree(out, ignore_errors=True)
+        if base.exists():
+            shutil.copytree(base, out)
+        return out
+
+    def finish(out: Path) -> None:
+        try:
+            act[operation](out)
+        except UserError as error:  # the removal had been committed
+            assert operation == "remove", error
+            assert "is not in index" in str(error), error
+        if operation != "build":
+            refresh(out, model=model, chunk=CHUNK)
+
+    whole = fresh("whole")
+    before = content(whole) if base.exists() else {}
+    act[operation](whole)
+    after = content(whole)
+    if operation != "build":
+        refresh(whole, model=model, chunk=CHUNK)
+    expected, final = tree(whole), content(whole)
+    number = 0
+    while True:
+        out = fresh("out")
+        if not in_child(lambda out=out: act[operation](out), number):
+            return number
+        if before or (out / MANIFEST).exists():
+            found = content(out)
+            for path, row in found.items():
+                assert row in (before.get(path), after.get(path)), (number, path)
+            lost = [path for path in before.keys() & after.keys() if path not in found]
+            assert not lost, (number, lost)
+        finish(out)
+        if operation == "remove":  # what is compacted depends on what was committed before the kill
+            assert content(out) == final, number
+            kept = {part.name for part in read_manifest(out).segments}
+            assert {path.name for path in (out / SEGMENTS).iterdir()} == kept, number
+        else:
+            mine = tree(out)
+            assert mine.keys() == expected.keys(), (number, mine.keys() ^ expected.keys())
+            assert mine == expected, (number, [name for name in mine if mine[name] != expected[name]])
+        number += 1
+
+
+def randomly(folder: Path, kills: int) -> int:
+    """Kill a build with SIGKILL at random times and go on; nothing that was committed may get lost."""
+    model, null = tiny_model(), texts(folder, 20)
+    root, out = photos(folder / "photos", 24), folder / "out"
+    build(root, folder / "whole", model=model, null=null, chunk=1)
+    rng, seen, inside = random.Random(5), 0, 0
+    for _ in range(kills):
+        child = os.fork()
+        if child == 0:
+            try:
+                build(root, out, model=model, null=null, chunk=1)
+            finally:
+                os._exit(0)
+        time.sleep(0.02 + rng.random() * 0.1)
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        inside += os.WIFSIGNALED(status)
+        if (out / MANIFEST).exists():
+            number = len(content(out))
+            assert number >= seen, (number, seen)
+            seen = number
+    build(root, out, model=model, null=null, chunk=1)
+    assert tree(out) == tree(folder / "whole")
+    return inside
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    os.fsync = lambda _: None  # what a killed process has written is there; only a dead machine forgets it
+    what, folder, which = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    print(points(folder, which) if what == "points" else randomly(folder, int(which)))
+
+
+if __name__ == "__main__":
+    main()
