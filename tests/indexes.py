@@ -17,7 +17,13 @@ from grainline.model import Description, Model, write_description
 from grainline.weights import save_weights
 
 WORDS = ("red", "green", "blue", "dog", "cat", "bird", "runs", "sleeps", "sand", "grass", "tree", "house")
-TEXTS = [f"A {a} {b} {c}. The {d} is {a}." for a in WORDS[:3] for b in WORDS[3:6] for c in WORDS[6:8] for d in WORDS[8:]]
+TEXTS = [
+    f"A {a} {b} {c}. The {d} is {a}."
+    for a in WORDS[:3]
+    for b in WORDS[3:6]
+    for c in WORDS[6:8]
+    for d in WORDS[8:]
+]
 VOCAB = "text.vocab=540"
 
 

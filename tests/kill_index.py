@@ -1,7 +1,7 @@
-"""Kills an index at every call that writes, and again at random: a program of its own, see test_index_kills.py.
+"""Kills an index at every call that writes, and at random: a program of its own for test_index_kills.py.
 
-    python tests/kill_index.py points FOLDER OPERATION    prints how many points there were
-    python tests/kill_index.py random FOLDER KILLS        prints how many kills fell into the work
+python tests/kill_index.py points FOLDER OPERATION    prints how many points there were
+python tests/kill_index.py random FOLDER KILLS        prints how many kills fell into the work
 """
 
 import os
@@ -60,13 +60,13 @@ def write_half(real: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     os.truncate(target, target.stat().st_size // 2)
 
 
-def in_child(act: Callable[[], Any], at: int) -> bool:
+def in_child(act: Callable[[Path], Any], out: Path, at: int) -> bool:
     """Do it in a process that dies at a point; whether it died."""
     child = os.fork()
     if child == 0:
         count_or_die(at)
         try:
-            act()
+            act(out)
         except BaseException as error:
             print(f"the process failed by itself: {error!r}", file=sys.stderr)
             os._exit(1)
@@ -77,61 +77,67 @@ def in_child(act: Callable[[], Any], at: int) -> bool:
     return code == KILLED
 
 
-def points(folder: Path, operation: str) -> int:
-    """Kill one operation at every point; the index must stay good and end as that of a whole run."""
-    model = tiny_model()
-    null = texts(folder, 20)
-    root = photos(folder / "photos", 5)
-    base = folder / "base"
-    if operation != "build":
-        build(root, base, model=model, null=null, chunk=CHUNK)
-        (root / "01.png").unlink()
-        photo(root / "02.png", 77)
-        photo(root / "new.png", 78)
-        photo(root / "newer.png", 79)
-        (root / "bad.png").write_bytes(b"no picture")
-    act: dict[str, Callable[[Path], Any]] = {
-        "build": lambda out: build(root, out, model=model, null=null, chunk=CHUNK),
-        "add": lambda out: add(out, [root / "new.png", root / "newer.png", root / "02.png"], model=model, chunk=CHUNK),
-        "remove": lambda out: remove(out, ["below"]),
-        "refresh": lambda out: refresh(out, model=model, chunk=CHUNK),
-    }
+class Trial:
+    """One operation on a small index: five pictures, then some of them changed, new, gone or broken."""
 
-    def fresh(name: str) -> Path:
-        out = folder / name
+    def __init__(self, folder: Path, operation: str) -> None:
+        self.folder, self.operation = folder, operation
+        self.model, self.null = tiny_model(), texts(folder, 20)
+        self.root, self.base = photos(folder / "photos", 5), folder / "base"
+        if operation != "build":
+            build(self.root, self.base, model=self.model, null=self.null, chunk=CHUNK)
+            (self.root / "01.png").unlink()
+            photo(self.root / "02.png", 77)
+            photo(self.root / "new.png", 78)
+            photo(self.root / "newer.png", 79)
+            (self.root / "bad.png").write_bytes(b"no picture")
+
+    def fresh(self, name: str) -> Path:
+        """A copy of the index as it is before the operation."""
+        out = self.folder / name
         shutil.rmtree(out, ignore_errors=True)
-        if base.exists():
-            shutil.copytree(base, out)
+        if self.base.exists():
+            shutil.copytree(self.base, out)
         return out
 
-    def finish(out: Path) -> None:
-        try:
-            act[operation](out)
-        except UserError as error:  # the removal had been committed
-            assert operation == "remove", error
-            assert "is not in index" in str(error), error
-        if operation != "build":
-            refresh(out, model=model, chunk=CHUNK)
+    def act(self, out: Path) -> None:
+        if self.operation == "build":
+            build(self.root, out, model=self.model, null=self.null, chunk=CHUNK)
+        elif self.operation == "add":
+            paths = [self.root / name for name in ("new.png", "newer.png", "02.png")]
+            add(out, paths, model=self.model, chunk=CHUNK)
+        elif self.operation == "remove":
+            remove(out, ["below"])
+        else:
+            refresh(out, model=self.model, chunk=CHUNK)
 
-    whole = fresh("whole")
-    before = content(whole) if base.exists() else {}
-    act[operation](whole)
+    def finish(self, out: Path) -> None:
+        """The same command again, and what a user does next."""
+        try:
+            self.act(out)
+        except UserError as error:
+            if self.operation != "remove" or "is not in index" not in str(error):
+                raise  # a removal that had been committed cannot be repeated
+        if self.operation != "build":
+            refresh(out, model=self.model, chunk=CHUNK)
+
+
+def points(folder: Path, operation: str) -> int:
+    """Kill one operation at every point; the index must stay good and end as that of a whole run."""
+    trial = Trial(folder, operation)
+    whole = trial.fresh("whole")
+    before = content(whole) if operation != "build" else {}
+    trial.act(whole)
     after = content(whole)
     if operation != "build":
-        refresh(whole, model=model, chunk=CHUNK)
-    expected, final = tree(whole), content(whole)
+        refresh(whole, model=trial.model, chunk=CHUNK)
+    final, expected = content(whole), tree(whole)
     number = 0
-    while True:
-        out = fresh("out")
-        if not in_child(lambda out=out: act[operation](out), number):
-            return number
-        if before or (out / MANIFEST).exists():
-            found = content(out)
-            for path, row in found.items():
-                assert row in (before.get(path), after.get(path)), (number, path)
-            lost = [path for path in before.keys() & after.keys() if path not in found]
-            assert not lost, (number, lost)
-        finish(out)
+    while in_child(trial.act, trial.fresh("out"), number):
+        out = folder / "out"
+        if (out / MANIFEST).exists():
+            check_half(content(out), before, after, number)
+        trial.finish(out)
         if operation == "remove":  # what is compacted depends on what was committed before the kill
             assert content(out) == final, number
             kept = {part.name for part in read_manifest(out).segments}
@@ -141,6 +147,18 @@ def points(folder: Path, operation: str) -> int:
             assert mine.keys() == expected.keys(), (number, mine.keys() ^ expected.keys())
             assert mine == expected, (number, [name for name in mine if mine[name] != expected[name]])
         number += 1
+    return number
+
+
+Content = dict[str, tuple[Any, str]]
+
+
+def check_half(found: Content, before: Content, after: Content, number: int) -> None:
+    """After a kill every row is an old or a new one, and none is gone that neither side misses."""
+    for path, row in found.items():
+        assert row in (before.get(path), after.get(path)), (number, path)
+    lost = [path for path in before.keys() & after.keys() if path not in found]
+    assert not lost, (number, lost)
 
 
 def randomly(folder: Path, kills: int) -> int:

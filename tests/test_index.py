@@ -1,16 +1,13 @@
 """An index of pictures: what is encoded, what a search finds, how sure it is, and what it refuses."""
 
-import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from indexes import TEXTS, content, photo, photos, saved, texts, tiny_model, tree
-from runs import call, complaint
+from indexes import TEXTS, content, photo, photos, texts, tiny_model, tree
 
 from grainline.errors import UserError
 from grainline.files import Corrupt
@@ -47,7 +44,7 @@ def made(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copy(made: Path, tmp_path: Path, model: Model) -> Path:
+def copy(made: Path, tmp_path: Path) -> Path:
     """A copy of its pictures, and of the index as one of these."""
     shutil.copytree(made, tmp_path / "copy")
     index = tmp_path / "copy" / "index"
@@ -108,7 +105,9 @@ def test_every_sentence_of_the_query_is_scored_in_every_hit(made: Path, model: M
     assert [s.text for s in hit.sentences] == ["A red dog runs.", "The sand is green.", "A blue cat sleeps."]
     alone = model.score([made / "photos" / hit.path], [s.text for s in hit.sentences])[0]
     assert [s.score for s in hit.sentences] == pytest.approx(alone.tolist(), abs=2e-3)
-    for sentence, heat in zip(hit.sentences, model.heat(made / "photos" / hit.path, [s.text for s in hit.sentences]), strict=True):
+    for sentence, heat in zip(
+        hit.sentences, model.heat(made / "photos" / hit.path, [s.text for s in hit.sentences]), strict=True
+    ):
         assert sentence.heat is not None
         assert torch.allclose(sentence.heat, heat, atol=1e-6)
         share = (1 + int((index.opened.support >= sentence.score).sum())) / (1 + len(index.opened.support))
@@ -151,7 +150,9 @@ def test_an_index_with_faiss_gives_exact_scores_and_says_that_it_may_miss(made: 
     opened = Opened(made / "index")
     index = Index(opened, model, Faiss(opened.vectors, opened.live))
     found = index.search([QUERY], 3, PLAIN._replace(shortlist=10))[0]
-    exact = {hit.path: hit.score for hit in open_index(made / "index", model).search([QUERY], 20, PLAIN)[0].hits}
+    exact = {
+        hit.path: hit.score for hit in open_index(made / "index", model).search([QUERY], 20, PLAIN)[0].hits
+    }
     assert all(hit.score == pytest.approx(exact[hit.path]) for hit in found.hits)
     assert "approximate" in found.notes[0]
 
@@ -187,7 +188,9 @@ def test_the_null_is_what_the_null_texts_really_score(made: Path, model: Model) 
     best = (score.max(0) - score.mean(0)) / score.std(0)
     assert opened.null_texts == pytest.approx(np.sort(best), abs=0.02)
     single = model.method.score(images, model.encode(texts=list(opened.null.asides))).double().numpy()
-    assert opened.null_sentences == pytest.approx(np.sort((single.max(0) - single.mean(0)) / single.std(0)), abs=0.02)
+    assert opened.null_sentences == pytest.approx(
+        np.sort((single.max(0) - single.mean(0)) / single.std(0)), abs=0.02
+    )
     assert opened.support == pytest.approx(np.sort(single.ravel()), abs=1e-3)
 
 
@@ -209,9 +212,13 @@ def test_a_null_text_does_not_see_its_own_picture(tmp_path: Path, model: Model) 
     assert owned(opened.hashes, null.owners).sum() == 20
     index = Index(opened, model)
     answers = index.search(null.texts, 20, PLAIN)
-    own = [dict(zip(opened.hashes, [r.path for r in opened.rows], strict=True))[owner] for owner in null.owners]
+    own = [
+        dict(zip(opened.hashes, [r.path for r in opened.rows], strict=True))[owner] for owner in null.owners
+    ]
     others = [max(h.score for h in a.hits if h.path != mine) for a, mine in zip(answers, own, strict=True)]
-    bare = [np.array([h.score for h in a.hits if h.path != mine]) for a, mine in zip(answers, own, strict=True)]
+    bare = [
+        np.array([h.score for h in a.hits if h.path != mine]) for a, mine in zip(answers, own, strict=True)
+    ]
     best = [(top - x.mean()) / x.std() for top, x in zip(others, bare, strict=True)]
     assert opened.null_texts == pytest.approx(np.sort(best), abs=0.02)
 
@@ -281,7 +288,9 @@ def test_a_change_that_keeps_size_and_time_is_found_by_a_full_refresh(copy: Path
     assert full.changed + full.damaged["damaged image"] == 2
 
 
-def test_damaged_pictures_are_counted_named_and_tried_again_when_they_change(copy: Path, model: Model) -> None:
+def test_damaged_pictures_are_counted_named_and_tried_again_when_they_change(
+    copy: Path, model: Model
+) -> None:
     root, index = copy / "photos", copy / "index"
     report = refresh(index, model=model)
     assert report.damaged == {"damaged image": 1}
@@ -381,15 +390,18 @@ def test_a_layout_of_another_version_is_not_guessed_at(copy: Path, monkeypatch: 
 
 
 def read_manifest_of_1(index: Path) -> object:
-    from grainline.index.folder import _parsed
     from grainline.files import read_sealed
+    from grainline.index.folder import _parsed
 
     return _parsed(read_sealed(index / "manifest.json"))
 
 
 def test_two_writers_at_once_are_one_line(copy: Path, model: Model) -> None:
     index = copy / "index"
-    with writing(index), pytest.raises(UserError, match=f"being written by another process .number {os.getpid()}"):
+    with (
+        writing(index),
+        pytest.raises(UserError, match=f"being written by another process .number {os.getpid()}"),
+    ):
         refresh(index, model=model)
     (index / "lock").write_text("99999")  # of a process that died
     assert refresh(index, model=model).unchanged == 20
@@ -418,10 +430,17 @@ def test_a_row_whose_path_leaves_the_folder_is_corrupt(path: str) -> None:
         inside(path)
 
 
-def test_paths_may_be_given_from_here_or_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_may_be_given_from_here_or_from_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = photos(tmp_path / "photos", 2).resolve()
     monkeypatch.chdir(tmp_path)
-    assert relative(root, "photos/01.png") == relative(root, "01.png") == relative(root, root / "01.png") == "01.png"
+    assert (
+        relative(root, "photos/01.png")
+        == relative(root, "01.png")
+        == relative(root, root / "01.png")
+        == "01.png"
+    )
     assert relative(root, "photos") == "."
     (tmp_path / "other").symlink_to(root)
     assert relative(root, "other/01.png") == "01.png"

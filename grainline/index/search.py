@@ -30,18 +30,20 @@ DEFAULT = Options()
 
 
 class Index:
-    """An opened index with its model. It shows what was there when it was opened.
-
-    finder  what finds candidates; chosen by the number of pictures if None
-    """
+    """An opened index with its model. It shows what was there when it was opened."""
 
     def __init__(self, opened: Opened, model: Model, finder: Nearest | None = None) -> None:
+        """finder  what finds candidates; chosen by the number of pictures if None"""
         self.opened, self.model = opened, model
         self.root = Path(opened.manifest.root)
         self._finder = finder
 
     def __len__(self) -> int:
         return len(self.opened)
+
+    def use(self, finder: Nearest) -> None:
+        """Let something else find candidates from now on."""
+        self._finder = finder
 
     @property
     def finder(self) -> Nearest:
