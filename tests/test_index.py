@@ -359,6 +359,14 @@ def test_one_changed_byte_is_found_when_the_index_is_opened(name: str, copy: Pat
         open_index(copy / "index", model)
 
 
+def test_a_segment_in_the_place_of_another_is_found(copy: Path) -> None:
+    first, second, _ = sorted((copy / "index" / "segments").iterdir())
+    shutil.rmtree(second)
+    shutil.copytree(first, second)
+    with pytest.raises(UserError, match="is not the one that was written"):
+        check(copy / "index")
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
