@@ -1,7 +1,8 @@
 """Kills an index at every call that writes, and at random: a program of its own for test_index_kills.py.
 
-python tests/kill_index.py points FOLDER OPERATION    prints how many points there were
-python tests/kill_index.py random FOLDER KILLS        prints how many kills fell into the work
+    python tests/kill_index.py FOLDER
+
+Prints how many points each operation had, and how many of the random kills fell into the work.
 """
 
 import os
@@ -24,6 +25,7 @@ from grainline.index.write import add, build, refresh, remove
 
 KILLED = 9
 CHUNK = 2
+KILLS = 6
 CALLS = ((os, "fsync"), (os, "rename"), (os, "mkdir"), (os, "unlink"), (os, "rmdir"), (os, "ftruncate"))
 HALVES = ((np, "save"), (Path, "write_text"))  # die in the middle of writing
 
@@ -190,8 +192,12 @@ def randomly(folder: Path, kills: int) -> int:
 def main() -> None:
     torch.set_num_threads(1)
     os.fsync = lambda _: None  # what a killed process has written is there; only a dead machine forgets it
-    what, folder, which = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-    print(points(folder, which) if what == "points" else randomly(folder, int(which)))
+    folder = Path(sys.argv[1])
+    for operation in ("build", "add", "remove", "refresh", "random"):
+        here = folder / operation
+        here.mkdir()
+        number = randomly(here, KILLS) if operation == "random" else points(here, operation)
+        print(operation, number, flush=True)
 
 
 if __name__ == "__main__":

@@ -14,25 +14,14 @@ from grainline.index.write import build, refresh
 KILLER = Path(__file__).with_name("kill_index.py")
 
 
-def killer(*arguments: object) -> int:
-    """Run kill_index.py; the number that it prints."""
-    command = [sys.executable, str(KILLER), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
-
-
-@pytest.mark.parametrize(
-    ("operation", "least"), [("build", 50), ("add", 40), ("remove", 20), ("refresh", 40)]
-)
-def test_an_index_killed_at_any_write_is_whole_and_goes_on_to_the_same_end(
-    operation: str, least: int, tmp_path: Path
-) -> None:
-    assert killer("points", tmp_path, operation) >= least, "every write, rename and sync was tried"
-
-
-def test_an_index_killed_at_random_times_loses_nothing(tmp_path: Path) -> None:
-    assert killer("random", tmp_path, 6) >= 3, "the kills fell into the work"
+def test_an_index_killed_at_any_write_is_whole_and_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    command = [sys.executable, str(KILLER), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    numbers = {line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines()}
+    assert numbers["random"] >= 3, "the random kills fell into the work"
+    least = {"build": 60, "add": 60, "remove": 20, "refresh": 60}
+    assert all(numbers[name] >= number for name, number in least.items()), numbers
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_index_as_it_was(
