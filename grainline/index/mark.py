@@ -4,6 +4,8 @@ import hashlib
 import json
 from pathlib import Path
 
+import torch
+
 from grainline.errors import UserError
 from grainline.index.folder import Manifest, ModelMark
 from grainline.model import Model, load
@@ -22,7 +24,7 @@ def fingerprint(model: Model) -> str:
     total.update(json.dumps(facts, sort_keys=True).encode())
     for name, tensor in sorted(model.method.state_dict().items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        total.update(tensor.detach().cpu().contiguous().flatten().numpy().tobytes())
+        total.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 

@@ -4,7 +4,7 @@ A commit is a new manifest. Whatever was written before it does not count until 
 is removed only after it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,7 +113,7 @@ class Writer:
 
     def commit(self, change: Change) -> None:
         """Write the fresh pictures as a segment and replace the manifest. UserError if the disk refuses."""
-        over = [*change.gone, *(one.row.path for one in change.fresh)]
+        over = {*change.gone, *(one.row.path for one in change.fresh)}
         manifest = self._buried(over)
         if change.fresh:
             arrays = self._arrays(change.fresh)
@@ -171,7 +171,7 @@ class Writer:
         small = [i for i, number in enumerate(live) if number < self.chunk / 2]
         return sorted({*dead, *small}) if len(small) > MOST_SMALL else dead
 
-    def _buried(self, paths: Sequence[str]) -> Manifest:
+    def _buried(self, paths: Iterable[str]) -> Manifest:
         """The manifest with the rows of these paths marked as dead."""
         dead: dict[int, set[int]] = {}
         for path in paths:
