@@ -78,9 +78,11 @@ class Index:
         for i, image in enumerate(images):
             near = self.finder.top(vectors[i : i + 1], min(k + SPARE, len(self)))
             found = near.row[0][near.row[0] >= 0]
-            score = self.opened.take(VECTORS, found).astype(np.float64) @ vectors[i].astype(np.float64)
             ground = self.opened.take(VECTORS, self.opened.ground) @ vectors[i]
-            hits = self._hits(found, score, ground, self.opened.null_images, k, options)
+            hits = []
+            if len(found):
+                score = self.opened.take(VECTORS, found).astype(np.float64) @ vectors[i].astype(np.float64)
+                hits = self._hits(found, score, ground, self.opened.null_images, k, options)
             name = str(image) if isinstance(image, str | Path) else f"picture {i}"
             out.append(Answer(name, tuple(hits), self._notes(texts=False)))
         return out
@@ -92,6 +94,8 @@ class Index:
 
     def _answer(self, text: str, query: Encoded, k: int, options: Options, notes: tuple[str, ...]) -> Answer:
         found = self._candidates(query, k, options)
+        if not len(found):
+            return Answer(text, (), (*notes, "no candidates were found"))
         told = [sentence.text for sentence in sentences(text)]
         null = self.opened.null_texts if len(told) > 1 else self.opened.null_sentences
         ground = self._score(self.opened.ground, query)[:, 0]
@@ -147,7 +151,9 @@ class Index:
         shares = chance(self.opened.support, score)
         out = []
         for i, hit in enumerate(hits):
-            heat = self._heat(found[i], told) if options.heat else [None] * len(told)
+            heat: Sequence[torch.Tensor | None] = [None] * len(told)
+            if options.heat:
+                heat = self._heat(found[i], told)
             judged = zip(told, score[i].tolist(), shares[i].tolist(), heat, strict=True)
             said = (Sentence(text, x, p, p <= options.support, shown) for text, x, p, shown in judged)
             out.append(hit._replace(sentences=tuple(said)))
