@@ -12,6 +12,7 @@ from indexes import TEXTS, content, photo, photos, texts, tiny_model, tree
 from grainline.errors import UserError
 from grainline.files import Corrupt
 from grainline.index import nearest as finders
+from grainline.index import writer
 from grainline.index.answer import Options
 from grainline.index.folder import inside, read_manifest, write_manifest
 from grainline.index.lock import writing
@@ -333,13 +334,14 @@ def test_many_removed_rows_are_compacted_away(copy: Path) -> None:
     assert after.items() <= before.items()
 
 
-def test_many_small_segments_become_one(copy: Path, model: Model) -> None:
+def test_many_small_segments_become_one(copy: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     index = copy / "index"
-    for i in range(17):
+    monkeypatch.setattr(writer, "MOST_SMALL", 5)
+    for i in range(3):
         photo(copy / "photos" / f"more{i:02}.png", 100 + i)
         add(index, [f"more{i:02}.png"], model=model)
-    assert len(read_manifest(index).segments) < 17
-    assert len(content(index)) == 37
+    assert [part.rows for part in read_manifest(index).segments] == [23]
+    assert len(content(index)) == 23
 
 
 # What is refused
