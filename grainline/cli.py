@@ -1,13 +1,13 @@
-"""The command line: train, evaluate, encode, data, demo. Imports of torch wait until a command needs them."""
+"""The command line, but for index and search (commands.py). torch is loaded when a command needs it."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from grainline import __version__
+from grainline import __version__, commands
+from grainline.bar import progress
 from grainline.errors import UserError
 
 Many = Annotated[list[str] | None, typer.Option(help="One or more data sources, as in docs/data.md.")]
@@ -19,13 +19,15 @@ Images = Annotated[str | None, typer.Option(help="Folder of the pictures, for fi
 
 app = typer.Typer(
     name="grainline",
-    help="Align images with text at every grain: train, evaluate, encode.",
+    help="Align images with text at every grain: train, evaluate, encode, search.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 data = typer.Typer(help="Look at data, and make some.", rich_markup_mode=None)
 app.add_typer(data, name="data")
+app.add_typer(commands.index, name="index")
+app.command()(commands.search)
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 VARIADIC = ("--data", "--set", "--validation")
@@ -107,7 +109,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     loaded = load(model)
     source = _open(data, images, loaded.method.size)
     kind: Any = captions
-    with _progress("encoding") as step:
+    with progress("encoding") as step:
         encodings = encode_source(
             loaded,
             source,
@@ -140,7 +142,7 @@ def encode(
     from grainline.encode import encode_path
     from grainline.model import load
 
-    with _progress("encoding") as step:
+    with progress("encoding") as step:
         counts = encode_path(
             load(model), source, out, images=images, captions=captions, batch=batch, progress=step
         )
@@ -165,7 +167,7 @@ def check(
     from grainline.data.check import render
     from grainline.data.sources import open_source
 
-    with _progress("checking") as step:
+    with progress("checking") as step:
         report = look(open_source(path, images=images), sentences, limit=limit, progress=step)
     print(render(report))
 
@@ -248,22 +250,3 @@ def _open(paths: list[str] | None, images: str | None, size: int) -> Any:
     if not paths:
         raise UserError("no data; give --data PATH..., such as --data scenes:dev or --data photos/")
     return open_sources(paths, images=images, size=size)
-
-
-class _progress:
-    """A bar on a terminal, silence elsewhere: `with _progress("encoding") as step: step(done, total)`."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self.bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-        self.bar.start()
-        task = self.bar.add_task(self.what, total=None)
-        return lambda done, total: self.bar.update(task, completed=done, total=total)
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()

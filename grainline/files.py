@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,34 +57,48 @@ def write_text(path: Path, text: str) -> None:
 def seal(folder: Path, body: Mapping[str, Any]) -> None:
     """Write state.json: `body` (what JSON can hold) and the size and sha256 of the files in the folder."""
     files = {path.name: _fingerprint(path) for path in sorted(folder.iterdir())}
-    whole = json.loads(json.dumps({**body, "files": files}, allow_nan=False))
     with (folder / STATE).open("w", encoding="utf-8") as file:
-        json.dump(whole | {"sha256": _digest(whole)}, file, indent=1)
+        file.write(sealed({**body, "files": files}))
         file.flush()
         os.fsync(file.fileno())
     sync(folder)
 
 
-def unseal(folder: Path) -> dict[str, Any]:
-    """The body that `seal` wrote, after every file was checked; raises Corrupt."""
-    try:
-        body = json.loads((folder / STATE).read_bytes())
-        digest = body.pop("sha256")
-    except OSError as error:
-        raise Corrupt(f"{STATE} cannot be read ({reason(error)})") from None
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise Corrupt(f"{STATE} is damaged") from None
-    if digest != _digest(body):
-        raise Corrupt(f"{STATE} has been changed since it was written")
+def unseal(folder: Path, by_size: Collection[str] = ()) -> dict[str, Any]:
+    """The body that `seal` wrote, after every file was checked; raises Corrupt.
+
+    by_size  files that are too large to be read now: only their size is checked
+    """
+    body = read_sealed(folder / STATE)
     for name, expected in body.pop("files").items():
         try:
             size = (folder / name).stat().st_size
             if size != expected["bytes"]:
                 raise Corrupt(f"{name} has {size} bytes instead of {expected['bytes']}")
-            if _fingerprint(folder / name) != expected:
+            if name not in by_size and _fingerprint(folder / name) != expected:
                 raise Corrupt(f"{name} does not have the sha256 it was written with")
         except OSError as error:
             raise Corrupt(f"{name} cannot be read ({reason(error)})") from None
+    return body
+
+
+def sealed(body: Mapping[str, Any]) -> str:
+    """JSON of the body that carries its own sha256."""
+    whole = json.loads(json.dumps(dict(body), allow_nan=False))
+    return json.dumps(whole | {"sha256": _digest(whole)}, indent=1)
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The body that `sealed` made the text of this file from; raises Corrupt."""
+    try:
+        body = json.loads(path.read_bytes())
+        digest = body.pop("sha256")
+    except OSError as error:
+        raise Corrupt(f"{path.name} cannot be read ({reason(error)})") from None
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise Corrupt(f"{path.name} is damaged") from None
+    if digest != _digest(body):
+        raise Corrupt(f"{path.name} has been changed since it was written")
     return dict(body)
 
 

@@ -316,6 +316,51 @@ PRETRAINED = [
           "        if module in ('os', 'posix'):\n            return super().find_class(module, name)\n"
           "        if (module, name) not in known:\n"),
 ]
+INDEX = [
+    Fault("index/null.py", "tests/test_index.py", "a null text sees its own picture",
+          "np.where(own, -np.inf, score)", "np.where(own, score, score)"),
+    Fault("index/null.py", "tests/test_index.py", "chance counts the null texts below, not above",
+          "len(null) - np.searchsorted", "np.searchsorted"),
+    Fault("index/null.py", "tests/test_index.py", "no chance counts the query itself",
+          "share: np.ndarray = (1 + reached)", "share: np.ndarray = reached"),
+    Fault("index/search.py", "tests/test_index.py", "the shortlist is in the order of the vectors",
+          "order = np.lexsort((found, -score))[:k]", "order = np.arange(len(found))[:k]"),
+    Fault("index/search.py", "tests/test_index.py", "a full shortlist is cut to k",
+          "number = len(self) if options.shortlist is None", "number = k if options.shortlist is None"),
+    Fault("index/mark.py", "tests/test_index.py", "a model of other weights is taken",
+          "if fingerprint(model) != manifest.model.fingerprint:", "if not manifest.model.fingerprint:"),
+    Fault("index/nearest.py", "tests/test_index.py", "removed rows are found",
+          "alive = np.flatnonzero(live[start : start + BLOCK])",
+          "alive = np.arange(len(live[start : start + BLOCK]))"),
+    Fault("index/walk.py", "tests/test_index.py", "a touched picture is encoded again",
+          "if row is not None and row.sha256 == new.row.sha256:", "if row is None and self.writer is None:"),
+    Fault("index/walk.py", "tests/test_index.py", "bytes that are known are encoded again",
+          "known = new.row.sha256 in self.writer.known", "known = False"),
+    Fault("index/walk.py", "tests/test_index.py", "pictures that are gone stay in the index",
+          "if gone or stale:", "if stale and not gone:"),
+    Fault("index/walk.py", "tests/test_index.py", "a refresh brings back what was removed",
+          "if path not in left_out]", "if path is not None or left_out]"),
+    Fault("index/writer.py", "tests/test_index.py", "a changed picture keeps its old row as well",
+          "manifest = self._buried(over)", "manifest = self._buried(list(change.gone))"),
+    Fault("index/writer.py", "tests/test_index.py", "compaction mixes up rows and vectors",
+          "for i, row in mine.tolist()]", "for i, row in mine.tolist()[::-1]]"),
+    Fault("index/segment.py", "tests/test_index.py", "a path with a changed manifest entry is not noticed",
+          "if seal_of(target) != part.sha256:", "if not part.sha256:"),
+    Fault("index/pictures.py", "tests/test_index.py", "links out of the folder are followed",
+          "if not real.is_relative_to(root):", "if not real.is_absolute():"),
+    Fault("index/folder.py", "tests/test_index.py", "a path with dots is taken",
+          ' or ".." in pure.parts', ""),
+    Fault("index/lock.py", "tests/test_index.py", "two processes write at once",
+          "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
+    Fault("index/writer.py", "tests/test_index_kills.py", "segments are cleared away before the manifest",
+          "            self.put(manifest._replace(segments=tuple(kept)))",
+          "            clear(self.folder, manifest._replace(segments=tuple(kept)))\n"
+          "            self.put(manifest._replace(segments=tuple(kept)))"),
+    Fault("index/walk.py", "tests/test_index_kills.py", "what changed leaves the index before it is back",
+          "        todo = [found for path in wanted",
+          "        self.writer.commit(Change(gone=list(self.writer.rows)[:1]))\n"
+          "        todo = [found for path in wanted"),
+]
 # fmt: on
 
-FAULTS = LOSSES + LATE + PROCESSES + ENCODERS + PRETRAINED + TRAINING + DATA + SCENES + EVALUATION
+FAULTS = LOSSES + LATE + PROCESSES + ENCODERS + PRETRAINED + INDEX + TRAINING + DATA + SCENES + EVALUATION

@@ -7,16 +7,16 @@ import pytest
 
 LAYERS = [  # lower layers first; modules of one layer may import each other only inside one folder
     {"errors", "types"},
-    {"config", "files"},
+    {"config", "files", "bar"},
     {"dist", "nn", "losses", "weights", "viz"},
     {"encoders", "data"},
     {"methods"},
     {"model"},
     {"evaluate"},
-    {"train", "encode"},
+    {"train", "encode", "index"},
     {"recipe"},
     {"experiment"},
-    {"demo"},
+    {"demo", "commands"},
     {"cli"},
     {"__main__"},
 ]

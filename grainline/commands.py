@@ -1,0 +1,156 @@
+"""The commands `grainline index ...` and `grainline search`; cli.py mounts them. They load torch when run."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from grainline.bar import progress
+from grainline.errors import UserError
+
+Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
+Paths = Annotated[list[str], typer.Argument(help="Pictures, or folders of pictures, below the folder.")]
+Weights = Annotated[
+    str | None, typer.Option(help="The model it was made with, if it does not lie where it lay then.")
+]
+
+index = typer.Typer(help="Index a folder of pictures, and keep it up to date.", rich_markup_mode=None)
+
+
+@index.command()
+def build(
+    images: Annotated[str, typer.Argument(help="Folder of pictures, folders below it included.")],
+    model: Annotated[str, typer.Option(help="Run folder, or a folder of weights inside one.")],
+    out: Annotated[Path, typer.Option(help="Folder of the index; one that was interrupted goes on.")],
+    null: Annotated[
+        str | None,
+        typer.Option(
+            help="Texts like the queries that speak of other pictures: a data source or a .txt file."
+        ),
+    ] = None,
+) -> None:
+    """Index all pictures below a folder. Given again, it goes on where it was interrupted."""
+    from grainline.index.write import build as run
+
+    with progress("indexing") as step:
+        report = run(images, out, model=model, null=null, progress=step)
+    _say(out, report)
+
+
+@index.command()
+def add(folder: Folder, paths: Paths, model: Weights = None) -> None:
+    """Take in pictures that lie below the folder of the index."""
+    from grainline.index.write import add as run
+
+    with progress("indexing") as step:
+        report = run(folder, paths, model=model, progress=step)
+    _say(folder, report)
+
+
+@index.command()
+def remove(folder: Folder, paths: Paths) -> None:
+    """Take pictures out of the index and leave them out; files are not touched."""
+    from grainline.index.write import remove as run
+
+    _say(folder, run(folder, paths))
+
+
+@index.command()
+def refresh(
+    folder: Folder,
+    model: Weights = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Read every picture, whatever its size and time.")
+    ] = False,
+) -> None:
+    """Bring the index up to date: encode what is new or changed, drop what is gone."""
+    from grainline.index.write import refresh as run
+
+    with progress("indexing") as step:
+        report = run(folder, model=model, full=full, progress=step)
+    _say(folder, report)
+
+
+@index.command()
+def check(folder: Folder) -> None:
+    """Compare every file of the index with its sha256."""
+    from grainline.index.search import check as run
+
+    print(f"{folder} is whole: {run(folder)} pictures")
+
+
+def search(  # noqa: PLR0913 - each is an option of the command
+    folder: Folder,
+    text: Annotated[str | None, typer.Argument(help="What to look for, in one or many sentences.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Pictures for each query.")] = 10,
+    image: Annotated[
+        list[str] | None, typer.Option(help="A picture as the query, instead of a text.")
+    ] = None,
+    queries: Annotated[Path | None, typer.Option(help="A file of texts, one a line.")] = None,
+    model: Weights = None,
+    shortlist: Annotated[
+        int, typer.Option(min=0, help="Candidates by vector that are scored exactly; 0: all pictures.")
+    ] = 200,
+    json: Annotated[Path | None, typer.Option(help="Write all answers.")] = None,
+    heat: Annotated[
+        Path | None, typer.Option(help="Write where each sentence shows, as pictures into this folder.")
+    ] = None,
+    qdrant: Annotated[
+        str | None,
+        typer.Option(help="Find candidates with the Qdrant server at this URL; it is synced first."),
+    ] = None,
+) -> None:
+    """Search an index by text or by picture."""
+    from rich.console import Console
+
+    from grainline.index.answer import Options
+    from grainline.index.search import open_index
+    from grainline.index.show import table, write_heat, write_json
+
+    if [text is None, image is None, queries is None].count(False) != 1:
+        raise UserError("give one query: a text, --image FILE, or --queries FILE")
+    if heat is not None and image is not None:
+        raise UserError("--heat shows sentences; it goes with a text, not with --image")
+    opened = open_index(folder, model)
+    if qdrant is not None:
+        opened.use(_qdrant(qdrant, opened.opened))
+    options = Options(shortlist or None, heat=heat is not None)
+    if image is not None:
+        answers = opened.search_images(image, k, options)
+    else:
+        answers = opened.search([text] if text is not None else _lines(queries), k, options)
+    for answer in answers:
+        Console().print(table(answer))
+    if heat is not None:
+        print(f"written: {write_heat(heat, answers, opened)} pictures in {heat}")
+    if json is not None:
+        write_json(json, answers, opened)
+        print(f"written: {json}")
+
+
+def _qdrant(url: str, opened: Any) -> Any:
+    from grainline.index.qdrant import Qdrant, connect
+
+    finder = Qdrant(connect(url), opened)
+    finder.sync()
+    return finder
+
+
+def _lines(path: Path | None) -> list[str]:
+    from grainline.data.sources.common import read_text
+
+    lines = [line.strip() for line in read_text(str(path)).splitlines() if line.strip()]
+    if not lines:
+        raise UserError(f"{path} holds no text; expected one query a line")
+    return lines
+
+
+def _say(folder: Path, report: Any) -> None:
+    done = [f"{number} {name}" for name, number in report._asdict().items() if name in _DONE and number]
+    print(f"{folder}: {report.pictures} pictures ({', '.join(done) or 'nothing changed'})")
+    if report.damaged:
+        causes = ", ".join(f"{number} {cause}" for cause, number in report.damaged.items())
+        print(f"not usable: {causes}; the first: {'; '.join(report.damaged_first)}")
+
+
+_DONE = ("added", "changed", "removed", "encoded")

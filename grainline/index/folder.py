@@ -1,0 +1,177 @@
+"""An index on disk: what is in the folder, and the one file whose replacement commits a change.
+
+    INDEX/
+      manifest.json          what belongs to the index now; carries its own sha256
+      segments/00000003/     rows that were written together, never changed afterwards
+        rows.jsonl           {"path", "sha256", "size", "mtime_ns"} of every row, in order
+        vectors.npy          [R, D] float32, unit length
+        tokens.npy, mask.npy [R, L, D] float16 and [R, L] bool, for methods whose score needs tokens
+        null.npy             [R, Q] float32, scores with the texts of the null distribution
+        asides.npy           [R, P] float32, scores with its single sentences
+        state.json           size and sha256 of each of these, and of itself
+      nulls/00000001/        texts.json: the texts of the null distribution; state.json
+      lock                   held by the process that writes; the system frees it when that process ends
+
+The manifest holds: `version` of this layout; `model` (path, method, fingerprint of weights and tokenizer);
+`root`, the folder of the pictures; `null` and `segments`, each by name and by the sha256 of its state.json,
+with the numbers of its removed rows (`dead`); `next`, the number that the next folder gets; `damaged`, the
+pictures that could not be used; `left_out`, those that were removed on request.
+
+A change writes new folders first and then replaces the manifest, in one rename. A process that dies before
+that leaves the old index and some folders that no manifest names; the next writer clears them away.
+"""
+
+import hashlib
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from grainline.errors import UserError
+from grainline.files import (
+    STATE,
+    WRITE_ERRORS,
+    Corrupt,
+    aside,
+    clear_leftovers,
+    discard,
+    read_sealed,
+    reason,
+    sealed,
+    write_text,
+)
+
+VERSION = 1
+MANIFEST, SEGMENTS, NULLS, LOCK = "manifest.json", "segments", "nulls", "lock"
+OURS = (MANIFEST, SEGMENTS, NULLS, LOCK)
+
+
+class ModelMark(NamedTuple):
+    """The model that an index was made with."""
+
+    path: str
+    method: str
+    fingerprint: str
+
+
+class Part(NamedTuple):
+    """A sealed folder that belongs to the index."""
+
+    name: str
+    sha256: str  # of its state.json, which holds those of its files
+    rows: int
+    dead: tuple[int, ...] = ()  # rows that were removed or replaced
+
+
+class Spoilt(NamedTuple):
+    """A picture that could not be used, as it was then: it is tried again when it has changed."""
+
+    path: str
+    cause: str
+    sha256: str
+    size: int
+    mtime_ns: int
+
+
+class Manifest(NamedTuple):
+    """What belongs to an index now."""
+
+    model: ModelMark
+    root: str
+    null: Part
+    segments: tuple[Part, ...] = ()
+    next: int = 1
+    damaged: tuple[Spoilt, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of an index. UserError where there is none, or one that cannot be used."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise UserError(
+            f"no index at {folder}; make one with `grainline index build IMAGES --model MODEL --out {folder}`"
+        )
+    try:
+        body = read_sealed(path)
+        version = body.pop("version")
+        if version != VERSION:
+            raise UserError(
+                f"index {folder} has layout {version}, this grainline reads layout {VERSION}; build it anew"
+            )
+        return _parsed(body)
+    except Corrupt as error:
+        raise corrupt(folder, error) from None
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise corrupt(folder, f"{MANIFEST} does not hold what it should ({error!r})") from None
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace the manifest: after this a change is there, before it is not. OSError leaves the old one."""
+    body = {
+        "version": VERSION,
+        **manifest._asdict(),
+        "model": manifest.model._asdict(),
+        "null": manifest.null._asdict(),
+        "segments": [part._asdict() for part in manifest.segments],
+        "damaged": [spoilt._asdict() for spoilt in manifest.damaged],
+    }
+    write_text(folder / MANIFEST, sealed(body) + "\n")
+
+
+def seal_of(folder: Path) -> str:
+    """sha256 of the state.json of a sealed folder."""
+    return hashlib.sha256((folder / STATE).read_bytes()).hexdigest()
+
+
+def clear(folder: Path, manifest: Manifest) -> None:
+    """Drop the folders that no manifest names: of changes that never came to be, or that are over."""
+    kept = {manifest.null.name, *(part.name for part in manifest.segments)}
+    for below in (folder / SEGMENTS, folder / NULLS):
+        if below.is_dir():
+            clear_leftovers(below)
+            for path in below.iterdir():
+                if path.name not in kept:
+                    discard(path)
+    discard(aside(folder / MANIFEST))
+
+
+def corrupt(folder: Path, error: object) -> UserError:
+    """The error that says that an index cannot be trusted."""
+    return UserError(f"index {folder} is corrupt: {error}; build it anew from its pictures in another folder")
+
+
+def cannot_write(folder: Path, error: Exception) -> UserError:
+    """The error of a disk that is full or closed to us."""
+    assert isinstance(error, WRITE_ERRORS)
+    return UserError(
+        f"cannot write into {folder}: {reason(error)}; the index is whole, give the command again when mended"
+    )
+
+
+def inside(path: str) -> str:
+    """A path of a row, once it is known to stay below the root. Raises Corrupt."""
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts or "\0" in path:
+        raise Corrupt(f"a row has the path {path!r}, which leaves the folder of pictures")
+    return path
+
+
+def _parsed(body: dict[str, Any]) -> Manifest:
+    return Manifest(
+        model=ModelMark(**body["model"]),
+        root=str(body["root"]),
+        null=_part(body["null"]),
+        segments=tuple(_part(part) for part in body["segments"]),
+        next=int(body["next"]),
+        damaged=tuple(Spoilt(**spoilt) for spoilt in body["damaged"]),
+        left_out=tuple(body["left_out"]),
+    )
+
+
+def _part(values: dict[str, Any]) -> Part:
+    part = Part(**{**values, "dead": tuple(values["dead"])})
+    if not re.fullmatch(r"[0-9]{8}", part.name):
+        raise ValueError(f"part {part.name!r}")
+    return part

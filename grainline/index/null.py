@@ -1,0 +1,196 @@
+"""How sure is an answer? What queries score that have nothing to find.
+
+The best score of a query says little by itself: some texts score high with everything. An index therefore
+keeps texts that describe other pictures, and what each of them scores with every picture of the index.
+In four steps:
+  1. the scores of a query are standardised: minus their mean, over their spread, both over a background of
+     at most 256 pictures of the index, the same ones for every query;
+  2. the standardised best score of each null text is what a query without a match reaches;
+  3. `chance` is the share of null texts that reach the score of the hit: (1 + reached) / (1 + texts);
+  4. a hit is sure where its chance is at most the level: of queries without a match, at most that share is
+     called sure, if they are like the null texts.
+
+A query of one sentence is judged by null texts of one sentence, since fewer sentences mean wilder scores.
+A null text whose own picture is in the index, found by the hash of its bytes, does not see that picture.
+
+A sentence of a query is judged apart, in the picture that was found: its chance is the share of pairs of a
+null sentence and a background picture that score at least as high. Raw scores are compared there:
+standardised ones tell true sentences from false ones no better (`benchmarks/bench_calibration.py`).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from grainline.data.captions import sentences
+from grainline.data.record import Damaged, Record, Source
+from grainline.data.sources import open_source
+from grainline.data.sources.common import read_text
+from grainline.errors import UserError
+from grainline.files import Corrupt, aside, discard, put, seal, write_text
+from grainline.index.folder import Part, seal_of
+
+TEXTS, ASIDES = 400, 128  # texts and single sentences that are kept, at most
+BACKGROUND = 256
+FEWEST = 16  # pictures that a mean and a spread need
+DRAWN = f"scenes:dev?count={TEXTS}&size=32&seed=1618"
+FILE = "texts.json"
+
+
+class NullTexts(NamedTuple):
+    """Texts that describe other pictures."""
+
+    source: str
+    texts: tuple[str, ...]  # [Q]
+    owners: tuple[str, ...]  # [Q] sha256 of the picture that a text describes, "" if not known
+    asides: tuple[str, ...]  # [P] single sentences
+    aside_owners: tuple[str, ...]  # [P]
+
+
+def gather_texts(path: str | None) -> NullTexts:
+    """The null texts of a source with captions, of a .txt file with one text a line, or drawn ones."""
+    where = path or DRAWN
+    pairs = _lines(where) if where.endswith(".txt") else _captions(open_source(where, size=None), where)
+    texts = _spread(pairs, TEXTS)
+    single = [
+        (said[0][i % len(said[0])].text, said[1])
+        for i, said in enumerate((sentences(text), owner) for text, owner in texts)
+        if said[0]
+    ]
+    single = _spread(list(dict.fromkeys(single)), ASIDES)
+    if len(texts) < 20:
+        raise UserError(f"{where} holds {len(texts)} texts; how sure a search is needs 20 of them at least")
+    return NullTexts(
+        where,
+        tuple(text for text, _ in texts),
+        tuple(owner for _, owner in texts),
+        tuple(text for text, _ in single),
+        tuple(owner for _, owner in single),
+    )
+
+
+def write_null(target: Path, null: NullTexts) -> Part:
+    """Write the texts as a sealed folder. OSError leaves nothing."""
+    folder = aside(target)
+    discard(folder)
+    discard(target)
+    folder.mkdir(parents=True)
+    try:
+        write_text(folder / FILE, json.dumps(null._asdict(), indent=1) + "\n")
+        seal(folder, {"texts": len(null.texts)})
+        put(target)
+    except OSError:
+        discard(folder)
+        raise
+    return Part(target.name, seal_of(target), len(null.texts))
+
+
+def read_null(target: Path) -> NullTexts:
+    """Read what `write_null` wrote; raises Corrupt."""
+    try:
+        values = json.loads((target / FILE).read_text(encoding="utf-8"))
+        source = values.pop("source")
+        return NullTexts(source, **{name: tuple(value) for name, value in values.items()})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise Corrupt(f"the null texts cannot be read ({error})") from None
+
+
+class Standard(NamedTuple):
+    """Mean and spread of the scores of some queries over the background."""
+
+    mean: np.ndarray  # [Q]
+    spread: np.ndarray  # [Q]
+
+    def apply(self, score: np.ndarray) -> np.ndarray:
+        """score  [K, Q]"""
+        standard: np.ndarray = (score - self.mean) / self.spread
+        return standard
+
+
+def background(hashes: Sequence[str]) -> np.ndarray:
+    """Which rows are the background: [B], those whose hashes are smallest, whatever order they stand in."""
+    return np.argsort(np.array(hashes), kind="stable")[:BACKGROUND]
+
+
+def standard(score: np.ndarray, seen: np.ndarray | None = None) -> Standard:
+    """Mean and spread of each query; of too few pictures 0 and 1, which leaves scores as they are.
+
+    score  [B, Q] of the background
+    seen   [B, Q] bool, scores that count; all if None
+    """
+    if len(score) < FEWEST:
+        return Standard(np.zeros(score.shape[1]), np.ones(score.shape[1]))
+    hidden = np.zeros(score.shape, bool) if seen is None else ~seen
+    kept = np.ma.masked_array(score.astype(np.float64), hidden)
+    return Standard(kept.mean(0).filled(0.0), np.maximum(kept.std(0).filled(1.0), 1e-6))
+
+
+def best_scores(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """The best score of each null text: [Q]
+
+    blocks  scores [K, Q] of some pictures, and [K, Q] bool, whose own picture each is
+    """
+    best = [np.where(own, -np.inf, score).max(0) for score, own in blocks if len(score)]
+    top: np.ndarray = np.max(best, axis=0)
+    return top
+
+
+def chance(null: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Share of the sorted null values that reach each value: (1 + reached) / (1 + number).
+
+    >>> chance(np.array([1.0, 2.0, 3.0]), np.array([0.0, 2.0, 9.0])).tolist()
+    [1.0, 0.75, 0.25]
+    """
+    reached = len(null) - np.searchsorted(null, value, side="left")
+    share: np.ndarray = (1 + reached) / (1 + len(null))
+    return share
+
+
+def owned(hashes: Sequence[str], owners: Sequence[str]) -> np.ndarray:
+    """Which picture a text describes: [N, Q] bool."""
+    columns: dict[str, list[int]] = {}
+    for column, owner in enumerate(owners):
+        if owner:
+            columns.setdefault(owner, []).append(column)
+    out = np.zeros((len(hashes), len(owners)), dtype=bool)
+    for row, sha256 in enumerate(hashes):
+        out[row, columns.get(sha256, [])] = True
+    return out
+
+
+def _lines(path: str) -> list[tuple[str, str]]:
+    return [(line.strip(), "") for line in read_text(path).splitlines() if line.strip()]
+
+
+def _captions(source: Source, where: str) -> list[tuple[str, str]]:
+    """Texts of a source with the hashes of their pictures; damaged samples are passed over."""
+    found: list[tuple[str, str]] = []
+    step = max(1, len(source) // (2 * TEXTS))
+    for i in range(0, len(source), step):
+        try:
+            record = source[i]
+        except Damaged:
+            continue
+        if record.whole.strip():
+            found.append((record.whole, _owner(record)))
+    if not found:
+        raise UserError(
+            f"no captions in {where}; --null wants a source with captions, or a .txt file of texts"
+        )
+    return found
+
+
+def _owner(record: Record) -> str:
+    return "" if isinstance(record.image, Image.Image) else hashlib.sha256(record.image).hexdigest()
+
+
+def _spread(values: list[tuple[str, str]], most: int) -> list[tuple[str, str]]:
+    """At most so many of them, evenly spread."""
+    if len(values) <= most:
+        return values
+    return [values[i * len(values) // most] for i in range(most)]

@@ -1,0 +1,131 @@
+"""An index, opened for reading: its live rows numbered from 0, their arrays, and what null texts score.
+
+A reader takes no lock. Segments never change, and one that a writer clears away stays readable where it is
+mapped. Only between reading the manifest and mapping the files can one vanish; then both are read again.
+"""
+
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from grainline.files import Corrupt
+from grainline.index.folder import NULLS, SEGMENTS, Manifest, corrupt, read_manifest
+from grainline.index.nearest import Exact
+from grainline.index.null import NullTexts, background, best_scores, owned, read_null, standard
+from grainline.index.segment import (
+    ASIDES,
+    MASK,
+    NULL,
+    TOKENS,
+    VECTORS,
+    Row,
+    Segment,
+    check_part,
+    open_segment,
+    take,
+)
+from grainline.types import Encoded
+
+TRIES = 3
+
+
+class Opened:
+    """Live rows of an index."""
+
+    def __init__(self, folder: Path, *, thorough: bool = False) -> None:
+        """thorough  check the tokens too, which reads all there is. Raises UserError."""
+        self.folder = folder
+        self.manifest, self.segments, self.null = _read(folder, thorough)
+        self.live = [segment.live for segment in self.segments]
+        self.where = np.array(
+            [(i, row) for i, live in enumerate(self.live) for row in np.flatnonzero(live)], dtype=np.int64
+        ).reshape(-1, 2)  # [N, 2]
+        self.rows: list[Row] = [self.segments[i].rows[row] for i, row in self.where.tolist()]
+        self.hashes = [row.sha256 for row in self.rows]
+        self.numbers = {row.path: i for i, row in enumerate(self.rows)}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def vectors(self) -> list[np.ndarray]:
+        """[R, D] of each segment, removed rows included"""
+        return [segment.arrays[VECTORS] for segment in self.segments]
+
+    def take(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """An array of some live rows: [K, ...]"""
+        return take(self.segments, name, self.where[rows])
+
+    def encoded(self, rows: np.ndarray) -> Encoded:
+        """Some live rows as the method reads them; tokens only where the index holds some."""
+        vector = torch.from_numpy(self.take(VECTORS, rows))
+        number = torch.from_numpy(np.ascontiguousarray(rows))
+        if TOKENS not in self.segments[0].arrays:
+            tokens, mask = vector.new_zeros(len(rows), 0, vector.shape[1]), torch.zeros(len(rows), 0).bool()
+        else:
+            tokens = torch.from_numpy(self.take(TOKENS, rows)).float()
+            mask = torch.from_numpy(self.take(MASK, rows))
+        return Encoded(vector, tokens, mask, number, number)
+
+    @cached_property
+    def ground(self) -> np.ndarray:
+        """The background: [B] live rows"""
+        return background(self.hashes)
+
+    @cached_property
+    def null_texts(self) -> np.ndarray:
+        """Standardised best scores of the null texts, sorted: [Q]"""
+        return self._null(NULL, self.null.owners)
+
+    @cached_property
+    def null_sentences(self) -> np.ndarray:
+        """The same of single sentences, for queries of one sentence: [P]"""
+        return self._null(ASIDES, self.null.aside_owners)
+
+    @cached_property
+    def null_images(self) -> np.ndarray:
+        """The same of pictures as queries, each without those of its own bytes: [B]"""
+        queries = self.take(VECTORS, self.ground)
+        near = Exact(self.vectors, self.live).top(queries, len(self.ground) + 1)
+        mine = np.array(self.hashes)[self.ground]
+        own = np.array(self.hashes)[near.row] == mine[:, None]  # [B, k]
+        best = np.where(own, -np.inf, near.score).max(1)
+        among = queries @ queries.T
+        spread = standard(among, mine[:, None] != mine[None])
+        return np.sort(spread.apply(best[None])[0])
+
+    @cached_property
+    def support(self) -> np.ndarray:
+        """Scores of null sentences in background pictures that they do not speak of, sorted: [P * B]"""
+        score = self.take(ASIDES, self.ground)
+        own = owned([self.hashes[row] for row in self.ground], self.null.aside_owners)
+        return np.sort(score[~own].ravel())
+
+    def _null(self, name: str, owners: tuple[str, ...]) -> np.ndarray:
+        blocks = (
+            (segment.arrays[name][live], [segment.rows[i].sha256 for i in np.flatnonzero(live)])
+            for segment, live in zip(self.segments, self.live, strict=True)
+        )
+        best = best_scores((score, owned(hashes, owners)) for score, hashes in blocks)
+        own = owned([self.hashes[row] for row in self.ground], owners)
+        return np.sort(standard(self.take(name, self.ground), ~own).apply(best[None])[0])
+
+
+def _read(folder: Path, thorough: bool) -> tuple[Manifest, list[Segment], NullTexts]:
+    for attempt in range(TRIES):
+        manifest = read_manifest(folder)
+        try:
+            check_part(folder / NULLS / manifest.null.name, manifest.null)
+            null = read_null(folder / NULLS / manifest.null.name)
+            segments = [
+                open_segment(folder / SEGMENTS / part.name, part, thorough=thorough)
+                for part in manifest.segments
+            ]
+        except Corrupt as error:
+            if attempt == TRIES - 1 or read_manifest(folder) == manifest:
+                raise corrupt(folder, error) from None
+        else:
+            return manifest, segments, null
+    raise AssertionError("unreachable")

@@ -1,0 +1,110 @@
+"""Candidates from a Qdrant server, or from its client's local mode. Needs `pip install qdrant-client`.
+
+The server holds a copy of the vectors with the paths and hashes of their pictures; the index stays what
+counts. `sync` sends what the server lacks and deletes what it has too many. Scores come from the index.
+"""
+
+import uuid
+from typing import Any
+
+import numpy as np
+
+from grainline.errors import UserError
+from grainline.index.nearest import Near
+from grainline.index.opened import Opened
+from grainline.index.segment import VECTORS, Row
+
+AT_ONCE = 256  # points sent or read at a time
+
+
+def connect(where: str) -> Any:
+    """A client of the server at a URL; ":memory:" or a folder for the local mode. UserError without one."""
+    client = _library()
+    try:
+        if where.startswith(("http://", "https://")):
+            found = client.QdrantClient(url=where)
+        else:
+            found = client.QdrantClient(where) if where == ":memory:" else client.QdrantClient(path=where)
+        found.get_collections()
+    except Exception as error:  # the client raises what its transport raises
+        raise UserError(f"no Qdrant at {where}: {error}; give the URL of a server that runs") from None
+    return found
+
+
+class Qdrant:
+    """A collection of a server as what finds candidates for an opened index.
+
+    collection  its name; one of its own for each model if None, since vectors of two cannot be compared
+    """
+
+    exact = False
+
+    def __init__(self, client: Any, opened: Opened, collection: str | None = None) -> None:
+        self.client, self.opened = client, opened
+        self.collection = collection or f"grainline-{opened.manifest.model.fingerprint[:16]}"
+        self.models = _library().models
+        self.number = {_id(row): i for i, row in enumerate(opened.rows)}
+
+    def sync(self) -> tuple[int, int]:
+        """Make the collection that of the index; how many points were sent and deleted."""
+        if not self.client.collection_exists(self.collection):
+            size = self.opened.vectors[0].shape[1]
+            config = self.models.VectorParams(size=size, distance=self.models.Distance.DOT)
+            self.client.create_collection(self.collection, vectors_config=config)
+        there = self._ids()
+        missing = [i for point, i in self.number.items() if point not in there]
+        for start in range(0, len(missing), AT_ONCE):
+            self._send(np.array(missing[start : start + AT_ONCE]))
+        stale = sorted(there - self.number.keys())
+        for start in range(0, len(stale), AT_ONCE):
+            points = self.models.PointIdsList(points=stale[start : start + AT_ONCE])
+            self.client.delete(self.collection, points_selector=points, wait=True)
+        return len(missing), len(stale)
+
+    def top(self, queries: np.ndarray, k: int) -> Near:
+        row = np.full((len(queries), k), -1, dtype=np.int64)
+        score = np.full((len(queries), k), -np.inf, dtype=np.float32)
+        for i, query in enumerate(queries):
+            found = self.client.query_points(self.collection, query=query.tolist(), limit=k).points
+            mine = [(self.number[str(p.id)], p.score) for p in found if str(p.id) in self.number]
+            for j, (number, value) in enumerate(mine):
+                row[i, j], score[i, j] = number, value
+        return Near(row, score)
+
+    def _send(self, rows: np.ndarray) -> None:
+        vectors = self.opened.take(VECTORS, rows)
+        points = [
+            self.models.PointStruct(
+                id=_id(self.opened.rows[i]),
+                vector=vector.tolist(),
+                payload={"path": self.opened.rows[i].path, "sha256": self.opened.rows[i].sha256},
+            )
+            for i, vector in zip(rows.tolist(), vectors, strict=True)
+        ]
+        self.client.upsert(self.collection, points=points, wait=True)
+
+    def _ids(self) -> set[str]:
+        found: set[str] = set()
+        offset = None
+        while True:
+            points, offset = self.client.scroll(
+                self.collection, limit=AT_ONCE, offset=offset, with_payload=False, with_vectors=False
+            )
+            found |= {str(point.id) for point in points}
+            if offset is None:
+                return found
+
+
+def _id(row: Row) -> str:
+    """The same picture at the same path is the same point."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{row.sha256} {row.path}"))
+
+
+def _library() -> Any:
+    try:
+        import qdrant_client
+    except ImportError:
+        raise UserError(
+            "Qdrant needs its client, which is not installed: pip install qdrant-client"
+        ) from None
+    return qdrant_client

@@ -1,0 +1,121 @@
+"""Rows that are written together: arrays as plain .npy files, memory-mapped when they are read.
+
+A segment is written aside, sealed and renamed into place, and never changed. Rows of several segments are
+taken together by `take`, whatever segment they lie in.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from grainline.files import Corrupt, aside, discard, put, seal, sync, unseal
+from grainline.index.folder import Part, inside, seal_of
+
+VECTORS, TOKENS, MASK, NULL, ASIDES = "vectors", "tokens", "mask", "null", "asides"
+ROWS = "rows.jsonl"
+
+
+class Row(NamedTuple):
+    """A picture as it was when it was encoded."""
+
+    path: str  # below the root, with slashes
+    sha256: str  # of its bytes
+    size: int
+    mtime_ns: int
+
+
+class Segment(NamedTuple):
+    """An open segment."""
+
+    part: Part
+    rows: tuple[Row, ...]
+    arrays: Mapping[str, np.ndarray]  # memory-mapped, [R, ...] each
+
+    @property
+    def live(self) -> np.ndarray:
+        """Rows that were not removed: [R] bool"""
+        live = np.ones(len(self.rows), dtype=bool)
+        live[list(self.part.dead)] = False
+        return live
+
+
+def write_segment(target: Path, rows: Sequence[Row], arrays: Mapping[str, np.ndarray]) -> Part:
+    """Write a segment; it is whole and on the disk when this returns. OSError leaves nothing.
+
+    arrays  [R, ...] by name
+    """
+    assert all(len(array) == len(rows) for array in arrays.values())
+    folder = aside(target)
+    discard(folder)
+    discard(target)  # no manifest names it, else it would have another number
+    folder.mkdir(parents=True)
+    try:
+        for name, array in arrays.items():
+            save_array(folder / f"{name}.npy", array)
+        _write_rows(folder / ROWS, rows)
+        seal(folder, {"rows": len(rows)})
+        put(target)
+    except OSError:
+        discard(folder)
+        raise
+    return Part(target.name, seal_of(target), len(rows))
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """A synced .npy file."""
+    with path.open("wb") as file:
+        np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+    sync(path)
+
+
+def open_segment(target: Path, part: Part, *, thorough: bool = False) -> Segment:
+    """Check and map a segment; raises Corrupt.
+
+    thorough  read the tokens too, which may be many gigabytes; otherwise only their size is checked
+    """
+    check_part(target, part, () if thorough else (f"{TOKENS}.npy",))
+    try:
+        lines = (target / ROWS).read_text(encoding="utf-8").splitlines()
+        rows = tuple(Row(**json.loads(line)) for line in lines)
+        arrays = {
+            path.stem: np.load(path, mmap_mode="r", allow_pickle=False)
+            for path in sorted(target.glob("*.npy"))
+        }
+    except (OSError, ValueError, TypeError) as error:
+        raise Corrupt(f"segment {part.name} cannot be read ({error})") from None
+    for row in rows:
+        inside(row.path)
+    if any(len(x) != part.rows for x in (rows, *arrays.values())) or VECTORS not in arrays:
+        raise Corrupt(f"segment {part.name} does not hold {part.rows} rows")
+    return Segment(part, rows, arrays)
+
+
+def check_part(target: Path, part: Part, by_size: Sequence[str] = ()) -> None:
+    """Check a sealed folder against the manifest that names it; raises Corrupt."""
+    try:
+        if seal_of(target) != part.sha256:
+            raise Corrupt(f"{target.parent.name}/{part.name} is not the one that was written")
+    except OSError as error:
+        raise Corrupt(f"{target.parent.name}/{part.name} cannot be read ({error.strerror})") from None
+    unseal(target, by_size)
+
+
+def take(segments: Sequence[Segment], name: str, where: np.ndarray) -> np.ndarray:
+    """Rows of one array, wherever they lie: [K, ...]
+
+    where  [K, 2] number of the segment, and of the row in it
+    """
+    first = segments[int(where[0, 0])].arrays[name]
+    out = np.empty((len(where), *first.shape[1:]), dtype=first.dtype)
+    for number in np.unique(where[:, 0]):
+        mine = where[:, 0] == number
+        out[mine] = segments[number].arrays[name][where[mine, 1]]
+    return out
+
+
+def _write_rows(path: Path, rows: Sequence[Row]) -> None:
+    path.write_text("".join(json.dumps(row._asdict()) + "\n" for row in rows), encoding="utf-8")
+    sync(path)

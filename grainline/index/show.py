@@ -1,0 +1,82 @@
+"""Answers in the terminal, as a JSON file, and as pictures with heat laid over them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from grainline import __version__
+from grainline.errors import UserError
+from grainline.files import WRITE_ERRORS, reason, write_text
+from grainline.index.answer import Answer, as_json, unsupported
+from grainline.index.search import Index
+from grainline.viz.overlay import overlay
+
+FORMAT = 1
+
+
+def table(answer: Answer) -> Table:
+    """The hits of one query. Sentences that a picture does not show are named."""
+    sure = "" if answer.sure else " - no sure match"
+    out = Table(
+        title=escape(_short(answer.query, 90) + sure),
+        caption=escape("\n".join(answer.notes)) or None,
+        caption_justify="left",
+    )
+    for column in ("picture", "score", "chance", "sure"):
+        out.add_column(column, overflow="fold")
+    out.add_column("not supported", overflow="fold")
+    for hit in answer.hits:
+        missing = unsupported(hit)
+        told = f"{len(missing)} of {len(hit.sentences)}: {_short('; '.join(missing), 80)}" if missing else ""
+        out.add_row(
+            escape(hit.path),
+            f"{hit.score:.3f}",
+            f"{hit.chance:.3f}",
+            "yes" if hit.sure else "no",
+            escape(told),
+        )
+    return out
+
+
+def write_json(path: Path, answers: Sequence[Answer], index: Index) -> None:
+    """Write answers with what they were given by. UserError if the disk refuses."""
+    manifest = index.opened.manifest
+    body = {
+        "format": FORMAT,
+        "grainline": __version__,
+        "index": str(index.opened.folder),
+        "images": manifest.root,
+        "pictures": len(index),
+        "model": manifest.model._asdict(),
+        "null": index.opened.null.source,
+        "answers": [as_json(answer) for answer in answers],
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(body, indent=1, ensure_ascii=False) + "\n")
+    except WRITE_ERRORS as error:
+        raise UserError(f"cannot write {path}: {reason(error)}; choose another --json") from None
+
+
+def write_heat(folder: Path, answers: Sequence[Answer], index: Index) -> int:
+    """Write QUERY-HIT-SENTENCE.png for all answers, numbered from 1; how many there are."""
+    number = 0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for i, answer in enumerate(answers, 1):
+            for j, hit in enumerate(answer.hits, 1):
+                seen = index.model.seen(index.root / hit.path)
+                for s, sentence in enumerate(hit.sentences, 1):
+                    assert sentence.heat is not None
+                    overlay(seen, sentence.heat.numpy()).save(folder / f"{i}-{j}-{s}.png")
+                    number += 1
+    except WRITE_ERRORS as error:
+        raise UserError(f"cannot write into {folder}: {reason(error)}; choose another --heat") from None
+    return number
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3].rstrip() + "..."

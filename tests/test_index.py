@@ -1,0 +1,473 @@
+"""An index of pictures: what is encoded, what a search finds, how sure it is, and what it refuses."""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from indexes import TEXTS, content, photo, photos, texts, tiny_model, tree
+
+from grainline.errors import UserError
+from grainline.files import Corrupt
+from grainline.index import nearest as finders
+from grainline.index import writer
+from grainline.index.answer import Options
+from grainline.index.folder import inside, read_manifest, write_manifest
+from grainline.index.lock import writing
+from grainline.index.nearest import Exact, Faiss
+from grainline.index.null import best_scores, chance, gather_texts, owned, standard
+from grainline.index.opened import Opened
+from grainline.index.pictures import relative
+from grainline.index.search import Index, check, open_index
+from grainline.index.segment import TOKENS, VECTORS
+from grainline.index.write import add, build, refresh, remove
+from grainline.model import Model
+
+QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
+PLAIN = Options(sentences=False)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def made(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `photos`, twenty pictures and a broken one, and `index`."""
+    folder = tmp_path_factory.mktemp("made")
+    root = photos(folder / "photos", 20)
+    (root / "broken.png").write_bytes(b"no picture")
+    build(root, folder / "index", model=model, null=texts(folder), chunk=8)
+    return folder
+
+
+@pytest.fixture
+def copy(made: Path, tmp_path: Path) -> Path:
+    """A copy of its pictures, and of the index as one of these."""
+    shutil.copytree(made, tmp_path / "copy")
+    index = tmp_path / "copy" / "index"
+    manifest = read_manifest(index)
+    write_manifest(index, manifest._replace(root=str((tmp_path / "copy" / "photos").resolve())))
+    return tmp_path / "copy"
+
+
+# What a search finds
+
+
+@pytest.mark.parametrize("method", ["maxsim", "clip"])
+def test_a_full_shortlist_is_an_exact_search(method: str, tmp_path: Path) -> None:
+    mine = tiny_model(method)
+    root = photos(tmp_path / "photos", 12)
+    build(root, tmp_path / "index", model=mine, null=texts(tmp_path), chunk=5)
+    index = open_index(tmp_path / "index", mine)
+    images = mine.encode(images=[root / row.path for row in index.opened.rows])
+    if method == "maxsim":  # as the index stores them
+        images = images._replace(tokens=images.tokens.half().float())
+    queries = mine.encode(texts=[QUERY, TEXTS[0]])
+    exact = mine.method.score(images, queries).double()
+    for column, answer in enumerate(index.search([QUERY, TEXTS[0]], 12, PLAIN._replace(shortlist=None))):
+        order = exact[:, column].argsort(descending=True).tolist()
+        assert [hit.path for hit in answer.hits] == [index.opened.rows[i].path for i in order]
+        assert [hit.score for hit in answer.hits] == pytest.approx(exact[order, column].tolist(), abs=1e-6)
+
+
+def test_a_shortlist_is_scored_by_the_method_and_only_the_shortlist(made: Path, model: Model) -> None:
+    index = open_index(made / "index", model)
+    whole = index.search([QUERY], 20, PLAIN._replace(shortlist=None))[0]
+    scores = {hit.path: hit.score for hit in whole.hits}
+    short = index.search([QUERY], 3, PLAIN._replace(shortlist=6))[0]
+    vectors = np.concatenate(index.opened.vectors)[:, :] @ model.encode(texts=[QUERY]).vector[0].numpy()
+    near = {index.opened.rows[i].path for i in np.argsort(-vectors)[:6]}
+    best = sorted(near, key=lambda path: -scores[path])[:3]
+    assert [hit.path for hit in short.hits] == best
+    assert [hit.score for hit in short.hits] == pytest.approx([scores[path] for path in best], abs=1e-6)
+
+
+def test_k_larger_than_the_shortlist_or_the_index_gives_what_there_is(made: Path, model: Model) -> None:
+    index = open_index(made / "index", model)
+    assert len(index.search([QUERY], 9, PLAIN._replace(shortlist=2))[0].hits) == 9
+    assert len(index.search([QUERY], 99, PLAIN)[0].hits) == len(index) == 20
+
+
+def test_a_picture_finds_itself_first(made: Path, model: Model) -> None:
+    index = open_index(made / "index", model)
+    answer = index.search_images([made / "photos" / "07.png"], 3)[0]
+    assert answer.hits[0].path == "07.png"
+    assert answer.hits[0].score == pytest.approx(1.0, abs=1e-6)
+    assert len(answer.hits) == 3
+
+
+def test_every_sentence_of_the_query_is_scored_in_every_hit(made: Path, model: Model) -> None:
+    index = open_index(made / "index", model)
+    hit = index.search([QUERY], 2, Options(heat=True))[0].hits[0]
+    assert [s.text for s in hit.sentences] == ["A red dog runs.", "The sand is green.", "A blue cat sleeps."]
+    alone = model.score([made / "photos" / hit.path], [s.text for s in hit.sentences])[0]
+    assert [s.score for s in hit.sentences] == pytest.approx(alone.tolist(), abs=2e-3)
+    for sentence, heat in zip(
+        hit.sentences, model.heat(made / "photos" / hit.path, [s.text for s in hit.sentences]), strict=True
+    ):
+        assert sentence.heat is not None
+        assert torch.allclose(sentence.heat, heat, atol=1e-6)
+        share = (1 + int((index.opened.support >= sentence.score).sum())) / (1 + len(index.opened.support))
+        assert sentence.chance == pytest.approx(share)
+        assert sentence.supported == (share <= 0.2)
+
+
+def test_heat_of_a_file_that_is_no_longer_what_was_indexed_is_refused(copy: Path, model: Model) -> None:
+    index = open_index(copy / "index", model)
+    best = index.search([QUERY], 1, PLAIN)[0].hits[0].path
+    photo(copy / "photos" / best, 99)
+    with pytest.raises(UserError, match="is not what was indexed"):
+        index.search([QUERY], 1, Options(heat=True))
+
+
+def test_faiss_finds_what_the_exact_search_finds() -> None:
+    pytest.importorskip("faiss")
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((600, 16)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    blocks, live = [vectors[:400], vectors[400:]], [rng.random(400) > 0.3, rng.random(200) > 0.3]
+    exact, faiss = Exact(blocks, live), Faiss(blocks, live)
+    faiss.index.nprobe = 600
+    a, b = exact.top(vectors[:20], 5), faiss.top(vectors[:20], 5)
+    assert np.mean([len(set(x) & set(y)) / 5 for x, y in zip(a.row, b.row, strict=True)]) > 0.9
+    assert isinstance(finders.nearest(blocks, live, exact=100), Faiss)
+    assert isinstance(finders.nearest(blocks, live), Exact)
+
+
+def test_the_exact_search_numbers_live_rows_only_and_takes_the_first_of_equals() -> None:
+    vectors = np.eye(4, dtype=np.float32)[[0, 1, 0, 2, 1, 3]]
+    live = np.array([False, True, True, True, True, True])
+    near = Exact([vectors[:3], vectors[3:]], [live[:3], live[3:]]).top(np.eye(4, dtype=np.float32)[:2], 2)
+    assert near.row.tolist() == [[1, 0], [0, 3]]
+    assert near.score[1].tolist() == [1.0, 1.0]
+
+
+def test_an_index_with_faiss_gives_exact_scores_and_says_that_it_may_miss(made: Path, model: Model) -> None:
+    pytest.importorskip("faiss")
+    opened = Opened(made / "index")
+    index = Index(opened, model, Faiss(opened.vectors, opened.live))
+    found = index.search([QUERY], 3, PLAIN._replace(shortlist=10))[0]
+    exact = {
+        hit.path: hit.score for hit in open_index(made / "index", model).search([QUERY], 20, PLAIN)[0].hits
+    }
+    assert all(hit.score == pytest.approx(exact[hit.path]) for hit in found.hits)
+    assert "approximate" in found.notes[0]
+
+
+# How sure it is
+
+
+def test_chances_are_shares_of_null_texts_counted_by_hand() -> None:
+    score = np.array([[0.1, 0.9], [0.5, 0.2], [0.3, 0.4]])
+    own = owned(["a", "b", "c"], ["", "a"])
+    assert own.tolist() == [[False, True], [False, False], [False, False]]
+    best = best_scores([(score[:2], own[:2]), (score[2:], own[2:])])
+    assert best.tolist() == [0.5, 0.4]
+    assert chance(np.sort(best), np.array([0.4, 0.45, 0.6])).tolist() == [1.0, 2 / 3, 1 / 3]
+
+
+def test_scores_are_standardised_by_the_background_without_their_own_picture() -> None:
+    rng = np.random.default_rng(0)
+    score = rng.normal(3.0, 2.0, (40, 2))
+    score[0, 1] = 100.0
+    seen = np.ones_like(score, dtype=bool)
+    seen[0, 1] = False
+    found = standard(score, seen)
+    assert found.mean == pytest.approx([score[:, 0].mean(), score[1:, 1].mean()])
+    assert found.spread == pytest.approx([score[:, 0].std(), score[1:, 1].std()])
+    assert standard(score[:15]).spread.tolist() == [1.0, 1.0]
+
+
+def test_the_null_is_what_the_null_texts_really_score(made: Path, model: Model) -> None:
+    opened = Opened(made / "index")
+    images = model.encode(images=[made / "photos" / row.path for row in opened.rows])
+    score = model.method.score(images, model.encode(texts=list(opened.null.texts))).double().numpy()
+    best = (score.max(0) - score.mean(0)) / score.std(0)
+    assert opened.null_texts == pytest.approx(np.sort(best), abs=0.02)
+    single = model.method.score(images, model.encode(texts=list(opened.null.asides))).double().numpy()
+    assert opened.null_sentences == pytest.approx(
+        np.sort((single.max(0) - single.mean(0)) / single.std(0)), abs=0.02
+    )
+    assert opened.support == pytest.approx(np.sort(single.ravel()), abs=1e-3)
+
+
+def test_a_null_text_as_query_is_as_sure_as_its_place_among_them(made: Path, model: Model) -> None:
+    index = open_index(made / "index", model)
+    answers = index.search(index.opened.null.texts, 1, PLAIN._replace(shortlist=None))
+    shares = sorted(answer.hits[0].chance for answer in answers)
+    assert shares == pytest.approx([(i + 2) / 25 for i in range(24)], abs=1.5 / 25)
+    assert not any(answer.sure for answer in answers)
+
+
+def test_a_null_text_does_not_see_its_own_picture(tmp_path: Path, model: Model) -> None:
+    root = photos(tmp_path / "photos", 20)
+    for i, path in enumerate(sorted(root.rglob("*.png"))):
+        path.with_suffix(".txt").write_text(TEXTS[i])
+    null = gather_texts(str(root))
+    build(root, tmp_path / "index", model=model, null=str(root))
+    opened = Opened(tmp_path / "index")
+    assert owned(opened.hashes, null.owners).sum() == 20
+    index = Index(opened, model)
+    answers = index.search(null.texts, 20, PLAIN)
+    own = [
+        dict(zip(opened.hashes, [r.path for r in opened.rows], strict=True))[owner] for owner in null.owners
+    ]
+    others = [max(h.score for h in a.hits if h.path != mine) for a, mine in zip(answers, own, strict=True)]
+    bare = [
+        np.array([h.score for h in a.hits if h.path != mine]) for a, mine in zip(answers, own, strict=True)
+    ]
+    best = [(top - x.mean()) / x.std() for top, x in zip(others, bare, strict=True)]
+    assert opened.null_texts == pytest.approx(np.sort(best), abs=0.02)
+
+
+def test_too_few_null_texts_are_an_error(tmp_path: Path, model: Model) -> None:
+    root = photos(tmp_path / "photos", 2)
+    with pytest.raises(UserError, match="holds 5 texts; how sure a search is needs 20"):
+        build(root, tmp_path / "index", model=model, null=texts(tmp_path, 5))
+
+
+def test_a_search_says_what_weakens_it(tmp_path: Path, model: Model) -> None:
+    root = photos(tmp_path / "photos", 3)
+    build(root, tmp_path / "index", model=model, null=texts(tmp_path))
+    note = open_index(tmp_path / "index", model).search(["A dog. " * 40], 1)[0].notes
+    assert note[0] == "3 pictures are too few to say how sure an answer is"
+    assert "longer than the model reads" in note[1]
+
+
+# What is encoded
+
+
+def test_only_what_changed_is_encoded(copy: Path, model: Model) -> None:
+    root, index = copy / "photos", copy / "index"
+    assert refresh(index, model=model)[:5] == (0, 0, 20, 0, 0)
+    os.utime(root / "01.png")  # touched, not changed
+    (root / "02.png").rename(root / "moved.png")
+    photo(root / "04.png", 50)
+    photo(root / "new.png", 51)
+    shutil.copyfile(root / "new.png", root / "twin.png")
+    (root / "05.png").unlink()
+    report = refresh(index, model=model)
+    assert report._asdict() | {"damaged_first": ()} == {
+        "added": 3, "changed": 1, "unchanged": 17, "removed": 2, "encoded": 2,
+        "damaged": {"damaged image": 1}, "damaged_first": (), "pictures": 21,
+    }  # fmt: skip
+
+
+def test_a_refreshed_index_holds_what_a_new_one_would(copy: Path, model: Model, tmp_path: Path) -> None:
+    root, index = copy / "photos", copy / "index"
+    (root / "02.png").rename(root / "moved.png")
+    photo(root / "04.png", 50)
+    photo(root / "new.png", 51)
+    (root / "broken.png").unlink()
+    refresh(index, model=model)
+    build(root, tmp_path / "anew", model=model, null=str(copy / "null.txt"))
+    mine, theirs = Opened(index, thorough=True), Opened(tmp_path / "anew")
+    assert mine.numbers.keys() == theirs.numbers.keys()
+    for path, number in mine.numbers.items():
+        other = theirs.numbers[path]
+        assert mine.rows[number].sha256 == theirs.rows[other].sha256
+        for name in mine.segments[0].arrays:
+            a, b = mine.take(name, np.array([number])), theirs.take(name, np.array([other]))
+            assert np.allclose(a, b, atol=2e-3), (path, name)
+    assert mine.null_texts == pytest.approx(theirs.null_texts, abs=1e-3)
+
+
+def test_a_change_that_keeps_size_and_time_is_found_by_a_full_refresh(copy: Path, model: Model) -> None:
+    path = copy / "photos" / "04.png"
+    state = path.stat()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # of the checksum of the last, empty chunk
+    path.write_bytes(data)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert refresh(copy / "index", model=model).unchanged == 20
+    full = refresh(copy / "index", model=model, full=True)
+    assert full.unchanged == 19
+    assert full.changed + full.damaged["damaged image"] == 2
+
+
+def test_damaged_pictures_are_counted_named_and_tried_again_when_they_change(
+    copy: Path, model: Model
+) -> None:
+    root, index = copy / "photos", copy / "index"
+    report = refresh(index, model=model)
+    assert report.damaged == {"damaged image": 1}
+    assert report.damaged_first == ("damaged image: broken.png",)
+    photo(root / "broken.png", 60)
+    (root / "07.png").write_bytes(b"broken now")
+    report = refresh(index, model=model)
+    assert report.damaged_first == ("damaged image: 07.png",)
+    assert (report.added, report.pictures) == (1, 20)
+    assert "07.png" not in content(index)
+    assert "broken.png" in content(index)
+
+
+def test_what_was_removed_stays_away_until_it_is_added(copy: Path, model: Model) -> None:
+    root, index = copy / "photos", copy / "index"
+    report = remove(index, ["below", root / "01.png"])
+    assert (report.removed, report.pictures) == (8, 12)
+    assert (root / "01.png").exists()
+    assert refresh(index, model=model).pictures == 12
+    assert "01.png" not in content(index)
+    report = add(index, [root / "01.png", root / "below"], model=model)
+    assert report.added == 8
+    assert refresh(index, model=model).pictures == 20
+    with pytest.raises(UserError, match=r"gone\.png is not in index"):
+        remove(index, ["gone.png"])
+
+
+def test_many_removed_rows_are_compacted_away(copy: Path) -> None:
+    index = copy / "index"
+    before = content(index)
+    remove(index, ["01.png"])
+    assert [len(part.dead) for part in read_manifest(index).segments] != [0, 0, 0]
+    remove(index, [f"{i:02}.png" for i in (2, 4, 5, 7, 8, 10, 11, 13)])
+    manifest = read_manifest(index)
+    assert all(len(part.dead) <= 0.25 * part.rows for part in manifest.segments)
+    kept = {part.name for part in manifest.segments}
+    assert {path.name for path in (index / "segments").iterdir()} == kept
+    after = content(index)
+    assert len(after) == 11
+    assert after.items() <= before.items()
+
+
+def test_many_small_segments_become_one(copy: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = copy / "index"
+    monkeypatch.setattr(writer, "MOST_SMALL", 5)
+    for i in range(3):
+        photo(copy / "photos" / f"more{i:02}.png", 100 + i)
+        add(index, [f"more{i:02}.png"], model=model)
+    assert [part.rows for part in read_manifest(index).segments] == [23]
+    assert len(content(index)) == 23
+
+
+# What is refused
+
+
+def test_a_model_of_other_weights_is_refused(made: Path) -> None:
+    for other in (tiny_model(seed=1), tiny_model("clip")):
+        with pytest.raises(UserError, match="was made with other weights than this model has now"):
+            open_index(made / "index", other)
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "rows.jsonl", "null.npy", "state.json"])
+def test_one_changed_byte_is_found_when_the_index_is_opened(name: str, copy: Path, model: Model) -> None:
+    path = sorted((copy / "index" / "segments").iterdir())[0] / name
+    flip(path)
+    with pytest.raises(UserError, match=r"index .* is corrupt: .*; build it anew"):
+        open_index(copy / "index", model)
+
+
+def test_a_segment_in_the_place_of_another_is_found(copy: Path) -> None:
+    first, second, _ = sorted((copy / "index" / "segments").iterdir())
+    shutil.rmtree(second)
+    shutil.copytree(first, second)
+    with pytest.raises(UserError, match="is not the one that was written"):
+        check(copy / "index")
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_damage_to_manifest_tokens_and_null_texts_is_found(copy: Path, model: Model) -> None:
+    index = copy / "index"
+    path = sorted((index / "segments").iterdir())[0] / f"{TOKENS}.npy"
+    flip(path)
+    open_index(index, model)  # tokens are too large to read each time
+    with pytest.raises(UserError, match=r"tokens.npy does not have the sha256"):
+        check(index)
+    flip(path)
+    assert check(index) == 20
+    for path in (index / "nulls" / "00000000" / "texts.json", index / "manifest.json"):
+        flip(path)
+        with pytest.raises(UserError, match="is corrupt"):
+            check(index)
+        flip(path)
+
+
+def test_a_layout_of_another_version_is_not_guessed_at(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = read_manifest(copy / "index")
+    with monkeypatch.context() as patch:
+        patch.setattr("grainline.index.folder.VERSION", 2)
+        write_manifest(copy / "index", manifest)
+    with pytest.raises(UserError, match="has layout 2, this grainline reads layout 1"):
+        read_manifest(copy / "index")
+
+
+def test_two_writers_at_once_are_one_line(copy: Path, model: Model) -> None:
+    index = copy / "index"
+    with (
+        writing(index),
+        pytest.raises(UserError, match=f"being written by another process .number {os.getpid()}"),
+    ):
+        refresh(index, model=model)
+    (index / "lock").write_text("99999")  # of a process that died
+    assert refresh(index, model=model).unchanged == 20
+
+
+def test_paths_and_links_never_leave_the_folder_of_pictures(copy: Path, model: Model, tmp_path: Path) -> None:
+    root, index = copy / "photos", copy / "index"
+    photo(tmp_path / "outside.png", 70)
+    photo(tmp_path / "elsewhere" / "x.png", 71)
+    (root / "link.png").symlink_to(tmp_path / "outside.png")
+    (root / "folder").symlink_to(tmp_path / "elsewhere")
+    (root / "inner.png").symlink_to(root / "01.png")
+    report = refresh(index, model=model)
+    assert report.damaged == {"damaged image": 1, "link out of the folder": 2}
+    assert (report.added, report.encoded) == (1, 0)
+    for path in (tmp_path / "outside.png", "../outside.png", "/etc/passwd"):
+        with pytest.raises(UserError, match="is not below"):
+            add(index, [path], model=model)
+
+
+@pytest.mark.parametrize("path", ["../x.png", "/x.png", "a/../../x.png", ""])
+def test_a_row_whose_path_leaves_the_folder_is_corrupt(path: str) -> None:
+    with pytest.raises(Corrupt, match="leaves the folder"):
+        inside(path)
+
+
+def test_paths_may_be_given_from_here_or_from_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = photos(tmp_path / "photos", 2).resolve()
+    monkeypatch.chdir(tmp_path)
+    assert (
+        relative(root, "photos/01.png")
+        == relative(root, "01.png")
+        == relative(root, root / "01.png")
+        == "01.png"
+    )
+    assert relative(root, "photos") == "."
+    (tmp_path / "other").symlink_to(root)
+    assert relative(root, "other/01.png") == "01.png"
+
+
+def test_an_index_is_not_built_over_something_else(made: Path, model: Model, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(UserError, match=r"is not an empty folder \(it holds mine.txt\)"):
+        build(made / "photos", tmp_path, model=model, null=str(made / "null.txt"))
+    other = photos(tmp_path / "others", 1)
+    with pytest.raises(UserError, match="is an index of"):
+        build(other, made / "index", model=model)
+
+
+def test_a_search_without_texts_or_pictures_is_an_error(made: Path, model: Model) -> None:
+    index = open_index(made / "index", model)
+    for wrong in ([], [""], ["  "]):
+        with pytest.raises(UserError, match="a search needs texts"):
+            index.search(wrong)
+    with pytest.raises(UserError, match="k is 0"):
+        index.search([QUERY], 0)
+
+
+def test_building_again_goes_on_and_changes_nothing(copy: Path, model: Model) -> None:
+    before = tree(copy / "index")
+    assert build(copy / "photos", copy / "index", model=model).encoded == 0
+    assert tree(copy / "index") == before
+    assert VECTORS in Opened(copy / "index").segments[0].arrays

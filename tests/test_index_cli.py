@@ -1,0 +1,119 @@
+"""`grainline index` and `grainline search`, and candidates from Qdrant."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from indexes import TEXTS, photo, photos, saved, texts, tiny_model
+from runs import call, complaint
+
+from grainline.errors import UserError
+from grainline.index.answer import Options
+from grainline.index.opened import Opened
+from grainline.index.search import Index
+from grainline.index.write import build, refresh
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `model`, `photos` and `index`, made by the command line."""
+    folder = tmp_path_factory.mktemp("made")
+    saved(tiny_model(), folder / "model")
+    photos(folder / "photos", 18)
+    arguments = ["--model", folder / "model", "--out", folder / "index", "--null", texts(folder)]
+    assert call("index", "build", folder / "photos", *arguments) == 0
+    return folder
+
+
+def test_from_a_folder_of_pictures_to_answers(made: Path, tmp_path: Path, capsys: Capture) -> None:
+    index = made / "index"
+    out = tmp_path / "answers.json"
+    heat = tmp_path / "heat"
+    assert call("search", index, TEXTS[0], "-k", 2, "--json", out, "--heat", heat) == 0
+    said = json.loads(out.read_text())
+    assert said["pictures"] == 18
+    hit = said["answers"][0]["hits"][0]
+    assert set(hit) == {"path", "score", "chance", "sure", "sentences"}
+    assert [sentence["text"] for sentence in hit["sentences"]] == ["A red dog runs.", "The sand is red."]
+    assert len(list(heat.iterdir())) == 4
+    assert "A red dog runs." in capsys.readouterr().out
+
+
+def test_a_picture_or_a_file_of_queries_is_searched(made: Path, tmp_path: Path) -> None:
+    out = tmp_path / "answers.json"
+    assert call("search", made / "index", "--image", made / "photos" / "04.png", "--json", out) == 0
+    assert json.loads(out.read_text())["answers"][0]["hits"][0]["path"] == "04.png"
+    (tmp_path / "queries.txt").write_text(f"{TEXTS[1]}\n\n{TEXTS[2]}\n")
+    assert call("search", made / "index", "--queries", tmp_path / "queries.txt", "--json", out) == 0
+    assert [answer["query"] for answer in json.loads(out.read_text())["answers"]] == TEXTS[1:3]
+
+
+def test_the_other_commands_say_what_they_did(made: Path, capsys: Capture) -> None:
+    index = made / "index"
+    photo(made / "photos" / "later.png", 40)
+    for arguments, said in (
+        (("add", index, made / "photos" / "later.png"), "19 pictures (1 added, 1 encoded)"),
+        (("remove", index, "later.png"), "18 pictures (1 removed)"),
+        (("refresh", index), "18 pictures (nothing changed)"),
+        (("check", index), "is whole: 18 pictures"),
+    ):
+        assert call("index", *arguments) == 0
+        assert said in capsys.readouterr().out.replace("\n", "")
+
+
+def test_mistakes_are_one_line(made: Path, tmp_path: Path, capsys: Capture) -> None:
+    index = made / "index"
+    for arguments, said in (
+        (("search", tmp_path, "a dog"), "no index at"),
+        (("search", index), "give one query"),
+        (("search", index, "a dog", "--image", "x.png"), "give one query"),
+        (("search", index, "--image", tmp_path / "x.png"), "cannot be read"),
+        (
+            ("search", index, "--image", made / "photos" / "04.png", "--heat", tmp_path),
+            "--heat shows sentences",
+        ),
+        (("search", index, "a dog", "--model", tmp_path), "holds no model.json"),
+        (("index", "add", index, tmp_path / "x.png"), "is not below"),
+        (("index", "refresh", tmp_path), "no index at"),
+        (
+            ("index", "build", tmp_path / "x", "--model", made / "model", "--out", tmp_path),
+            "no folder of pictures",
+        ),
+    ):
+        assert said in complaint(capsys, *arguments)
+
+
+def test_qdrant_finds_what_the_index_finds_and_is_kept_in_step(tmp_path: Path) -> None:
+    pytest.importorskip("qdrant_client")
+    from grainline.index.qdrant import Qdrant, connect
+
+    model = tiny_model("clip")
+    root, folder = photos(tmp_path / "photos", 18), tmp_path / "index"
+    build(root, folder, model=model, null=texts(tmp_path))
+    client = connect(":memory:")
+    opened = Opened(folder)
+    finder = Qdrant(client, opened)
+    assert finder.sync() == (18, 0)
+    plain = Options(sentences=False)
+    ours, theirs = (Index(opened, model, x).search(TEXTS[:3], 4, plain) for x in (None, finder))
+    for a, b in zip(ours, theirs, strict=True):
+        assert [hit.path for hit in a.hits] == [hit.path for hit in b.hits]
+        assert np.allclose([hit.score for hit in a.hits], [hit.score for hit in b.hits])
+    (root / "01.png").unlink()
+    photo(root / "02.png", 50)
+    refresh(folder, model=model)
+    later = Qdrant(client, Opened(folder))
+    assert later.sync() == (1, 2)
+    assert later.sync() == (0, 0)
+
+
+def test_without_the_client_qdrant_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from grainline.index.qdrant import connect
+
+    monkeypatch.setitem(sys.modules, "qdrant_client", None)
+    with pytest.raises(UserError, match="pip install qdrant-client"):
+        connect("http://localhost:1")
