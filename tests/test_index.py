@@ -336,12 +336,15 @@ def test_many_removed_rows_are_compacted_away(copy: Path) -> None:
 
 def test_many_small_segments_become_one(copy: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     index = copy / "index"
+    before = content(index)
     monkeypatch.setattr(writer, "MOST_SMALL", 5)
     for i in range(3):
         photo(copy / "photos" / f"more{i:02}.png", 100 + i)
         add(index, [f"more{i:02}.png"], model=model)
     assert [part.rows for part in read_manifest(index).segments] == [23]
-    assert len(content(index)) == 23
+    after = content(index)
+    assert len(after) == 23
+    assert before.items() <= after.items(), "every row keeps what was stored for it"
 
 
 # What is refused
