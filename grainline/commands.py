@@ -103,6 +103,7 @@ def search(  # noqa: PLR0913 - each is an option of the command
     """Search an index by text or by picture."""
     from rich.console import Console
 
+    from grainline.data.sources.common import read_lines
     from grainline.index.answer import Options
     from grainline.index.search import open_index
     from grainline.index.show import table, write_heat, write_json
@@ -118,7 +119,7 @@ def search(  # noqa: PLR0913 - each is an option of the command
     if image is not None:
         answers = opened.search_images(image, k, options)
     else:
-        answers = opened.search([text] if text is not None else _lines(queries), k, options)
+        answers = opened.search([text] if text is not None else read_lines(str(queries)), k, options)
     for answer in answers:
         Console().print(table(answer))
     if heat is not None:
@@ -134,15 +135,6 @@ def _qdrant(url: str, opened: Any) -> Any:
     finder = Qdrant(connect(url), opened)
     finder.sync()
     return finder
-
-
-def _lines(path: Path | None) -> list[str]:
-    from grainline.data.sources.common import read_text
-
-    lines = [line.strip() for line in read_text(str(path)).splitlines() if line.strip()]
-    if not lines:
-        raise UserError(f"{path} holds no text; expected one query a line")
-    return lines
 
 
 def _say(folder: Path, report: Any) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from grainline.data.sources import SOURCES, open_source
+from grainline.data.sources.common import read_lines
 from grainline.errors import UserError
 from grainline.evaluate.encode import encode_source
 from grainline.files import WRITE_ERRORS, reason
@@ -70,12 +71,7 @@ def _empty(out: Path) -> None:
 
 
 def _lines(model: Model, path: Path, batch: int) -> tuple[dict[str, Tensor], Rows, Rows]:
-    try:
-        texts = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}; expected UTF-8 with one text a line") from None
-    if not texts:
-        raise UserError(f"{path} holds no text; expected one text a line")
+    texts = read_lines(str(path))
     parts = (model.encode(texts=texts[i : i + batch]).vector for i in range(0, len(texts), batch))
     vectors = torch.cat(list(parts))  # batch by batch: the tokens of all lines would not fit
     rows: Rows = [{"side": "texts", "row": i, "text": text} for i, text in enumerate(texts)]

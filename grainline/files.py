@@ -9,13 +9,15 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+
+from grainline.errors import UserError
 
 STATE = "state.json"
 
@@ -52,6 +54,23 @@ def write_text(path: Path, text: str) -> None:
     except OSError:
         discard(aside(path))
         raise
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Where to write what stands at target, a file or a folder, once the block has ended well.
+
+    UserError when the disk is full or closed to us; what was there stays.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield aside(target)
+        put(target)
+    except WRITE_ERRORS as error:
+        discard(aside(target))
+        raise UserError(
+            f"cannot write {target}: {reason(error)}; free some space, or choose another place"
+        ) from None
 
 
 def seal(folder: Path, body: Mapping[str, Any]) -> None:

@@ -11,22 +11,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from grainline.errors import UserError
-from grainline.files import STATE, WRITE_ERRORS, Corrupt, aside, discard, put, reason, unseal, write_tensors
+from grainline.files import STATE, Corrupt, reason, replacing, unseal, write_tensors
 
 MODEL = "model.safetensors"
 
 
 def save_weights(path: Path, method: nn.Module) -> None:
     """Write the weights to one file, atomically. UserError when the disk is full or closed to us."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_weights(aside(path), method)
-        put(path)
-    except WRITE_ERRORS as error:
-        discard(aside(path))
-        raise UserError(
-            f"cannot write {path}: {reason(error)}; free some space, or choose another place"
-        ) from None
+    with replacing(path) as place:
+        write_weights(place, method)
 
 
 def load_weights(path: Path, method: nn.Module) -> None:

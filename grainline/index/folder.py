@@ -23,6 +23,8 @@ that leaves the old index and some folders that no manifest names; the next writ
 
 import hashlib
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -34,8 +36,10 @@ from grainline.files import (
     aside,
     clear_leftovers,
     discard,
+    put,
     read_sealed,
     reason,
+    seal,
     sealed,
     write_text,
 )
@@ -118,6 +122,25 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         "damaged": [spoilt._asdict() for spoilt in manifest.damaged],
     }
     write_text(folder / MANIFEST, sealed(body) + "\n")
+
+
+@contextmanager
+def new_part(target: Path, body: Mapping[str, Any]) -> Iterator[Path]:
+    """A folder to fill; when the block ends it is sealed and on the disk at target. OSError leaves nothing.
+
+    body  what `seal` writes beside the digests
+    """
+    folder = aside(target)
+    discard(folder)
+    discard(target)  # no manifest names it, else it would have another number
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+        seal(folder, body)
+        put(target)
+    except OSError:
+        discard(folder)
+        raise
 
 
 def seal_of(folder: Path) -> str:

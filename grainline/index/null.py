@@ -30,10 +30,10 @@ from PIL import Image
 from grainline.data.captions import sentences
 from grainline.data.record import Damaged, Record, Source
 from grainline.data.sources import open_source
-from grainline.data.sources.common import read_text
+from grainline.data.sources.common import read_lines
 from grainline.errors import UserError
-from grainline.files import Corrupt, aside, discard, put, seal, write_text
-from grainline.index.folder import Part, seal_of
+from grainline.files import Corrupt, write_text
+from grainline.index.folder import Part, new_part, seal_of
 
 TEXTS, ASIDES = 400, 128  # texts and single sentences that are kept, at most
 BACKGROUND = 256
@@ -55,7 +55,11 @@ class NullTexts(NamedTuple):
 def gather_texts(path: str | None) -> NullTexts:
     """The null texts of a source with captions, of a .txt file with one text a line, or drawn ones."""
     where = path or DRAWN
-    pairs = _lines(where) if where.endswith(".txt") else _captions(open_source(where, size=None), where)
+    pairs = (
+        [(line, "") for line in read_lines(where)]
+        if where.endswith(".txt")
+        else _captions(open_source(where, size=None), where)
+    )
     texts = _spread(pairs, TEXTS)
     single = [
         (said[0][i % len(said[0])].text, said[1])
@@ -76,17 +80,8 @@ def gather_texts(path: str | None) -> NullTexts:
 
 def write_null(target: Path, null: NullTexts) -> Part:
     """Write the texts as a sealed folder. OSError leaves nothing."""
-    folder = aside(target)
-    discard(folder)
-    discard(target)
-    folder.mkdir(parents=True)
-    try:
+    with new_part(target, {"texts": len(null.texts)}) as folder:
         write_text(folder / FILE, json.dumps(null._asdict(), indent=1) + "\n")
-        seal(folder, {"texts": len(null.texts)})
-        put(target)
-    except OSError:
-        discard(folder)
-        raise
     return Part(target.name, seal_of(target), len(null.texts))
 
 
@@ -161,10 +156,6 @@ def owned(hashes: Sequence[str], owners: Sequence[str]) -> np.ndarray:
     for row, sha256 in enumerate(hashes):
         out[row, columns.get(sha256, [])] = True
     return out
-
-
-def _lines(path: str) -> list[tuple[str, str]]:
-    return [(line.strip(), "") for line in read_text(path).splitlines() if line.strip()]
 
 
 def _captions(source: Source, where: str) -> list[tuple[str, str]]:

@@ -113,16 +113,22 @@ class Opened:
         return np.sort(standard(self.take(name, self.ground), ~own).apply(best[None])[0])
 
 
+def read_parts(
+    folder: Path, manifest: Manifest, *, thorough: bool = False
+) -> tuple[NullTexts, list[Segment]]:
+    """The null texts and the segments that a manifest names; raises Corrupt."""
+    where = folder / NULLS / manifest.null.name
+    check_part(where, manifest.null)
+    null = read_null(where)
+    parts = manifest.segments
+    return null, [open_segment(folder / SEGMENTS / part.name, part, thorough=thorough) for part in parts]
+
+
 def _read(folder: Path, thorough: bool) -> tuple[Manifest, list[Segment], NullTexts]:
     for attempt in range(TRIES):
         manifest = read_manifest(folder)
         try:
-            check_part(folder / NULLS / manifest.null.name, manifest.null)
-            null = read_null(folder / NULLS / manifest.null.name)
-            segments = [
-                open_segment(folder / SEGMENTS / part.name, part, thorough=thorough)
-                for part in manifest.segments
-            ]
+            null, segments = read_parts(folder, manifest, thorough=thorough)
         except Corrupt as error:
             if attempt == TRIES - 1 or read_manifest(folder) == manifest:
                 raise corrupt(folder, error) from None

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from grainline.files import Corrupt, aside, discard, put, seal, sync, unseal
-from grainline.index.folder import Part, inside, seal_of
+from grainline.files import Corrupt, sync, unseal
+from grainline.index.folder import Part, inside, new_part, seal_of
 
 VECTORS, TOKENS, MASK, NULL, ASIDES = "vectors", "tokens", "mask", "null", "asides"
 ROWS = "rows.jsonl"
@@ -48,19 +48,10 @@ def write_segment(target: Path, rows: Sequence[Row], arrays: Mapping[str, np.nda
     arrays  [R, ...] by name
     """
     assert all(len(array) == len(rows) for array in arrays.values())
-    folder = aside(target)
-    discard(folder)
-    discard(target)  # no manifest names it, else it would have another number
-    folder.mkdir(parents=True)
-    try:
+    with new_part(target, {"rows": len(rows)}) as folder:
         for name, array in arrays.items():
             save_array(folder / f"{name}.npy", array)
         _write_rows(folder / ROWS, rows)
-        seal(folder, {"rows": len(rows)})
-        put(target)
-    except OSError:
-        discard(folder)
-        raise
     return Part(target.name, seal_of(target), len(rows))
 
 

@@ -16,7 +16,6 @@ from PIL import Image
 from grainline.errors import UserError
 from grainline.files import WRITE_ERRORS, Corrupt
 from grainline.index.folder import (
-    NULLS,
     SEGMENTS,
     Manifest,
     Part,
@@ -26,7 +25,7 @@ from grainline.index.folder import (
     corrupt,
     write_manifest,
 )
-from grainline.index.null import read_null
+from grainline.index.opened import read_parts
 from grainline.index.pictures import Read
 from grainline.index.segment import (
     ASIDES,
@@ -35,7 +34,6 @@ from grainline.index.segment import (
     TOKENS,
     VECTORS,
     Row,
-    check_part,
     open_segment,
     take,
     write_segment,
@@ -80,9 +78,7 @@ class Writer:
         self._model, self._texts = model, dict[str, Encoded]()
         clear(folder, manifest)
         try:
-            check_part(folder / NULLS / manifest.null.name, manifest.null)
-            self.null = read_null(folder / NULLS / manifest.null.name)
-            self.segments = [open_segment(folder / SEGMENTS / part.name, part) for part in manifest.segments]
+            self.null, self.segments = read_parts(folder, manifest)
         except Corrupt as error:
             raise corrupt(folder, error) from None
         self.rows: dict[str, tuple[int, int]] = {}

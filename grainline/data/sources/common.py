@@ -180,6 +180,14 @@ def read_text(path: str) -> str:
         raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
 
 
+def read_lines(path: str) -> list[str]:
+    """The texts of a file with one a line, without blank lines. Raises UserError, also where none is left."""
+    lines = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    if not lines:
+        raise UserError(f"{path} holds no text; expected one text a line")
+    return lines
+
+
 def read_picture(candidates: Sequence[str], where: str) -> bytes:
     """The bytes of the first of these paths that exists. Raises Damaged."""
     for path in candidates:

@@ -6,14 +6,13 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor
 
 from grainline.encoders.pretrained import Pretrained, joined, load_pretrained, whole_model
 from grainline.encoders.pretrained.library import quiet
 from grainline.encoders.pretrained.openclip import heads_of_image, heads_of_text, to_open_clip_names
 from grainline.errors import UserError
-from grainline.files import WRITE_ERRORS, aside, discard, put, reason, write_text
+from grainline.files import replacing, sync, write_tensors, write_text
 
 
 class Parity(NamedTuple):
@@ -32,22 +31,16 @@ def to_hugging_face(towers: Pretrained, folder: str | Path) -> None:
     _check(towers, ("clip", "siglip"), "a Hugging Face folder")
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise UserError(f"{home} is there already; give a new folder")
-    try:
-        home.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(home) as place:
         with quiet():
-            whole_model(towers).save_pretrained(aside(home))
-        write_text(aside(home) / "preprocessor_config.json", json.dumps(_pixels(towers), indent=2) + "\n")
-        put(home)
-    except WRITE_ERRORS as error:
-        discard(aside(home))
-        raise UserError(
-            f"cannot write {home}: {reason(error)}; free some space, or choose another place"
-        ) from None
+            whole_model(towers).save_pretrained(place)
+        for file in sorted(place.iterdir()):
+            sync(file)
+        write_text(place / "preprocessor_config.json", json.dumps(_pixels(towers), indent=2) + "\n")
 
 
 def to_open_clip(towers: Pretrained, file: str | Path) -> None:
     """Write a CLIP as one safetensors file with the names of OpenAI and open_clip, atomically."""
-    place = Path(file)
     _check(towers, ("clip",), "a state dict of open_clip")
     config = towers.architecture["config"]
     for side, heads in (("vision_config", heads_of_image), ("text_config", heads_of_text)):
@@ -57,16 +50,8 @@ def to_open_clip(towers: Pretrained, file: str | Path) -> None:
                 f"the {side} has {mine} heads; readers of a state dict would take width {width} for "
                 f"{heads(width)} heads; write a Hugging Face folder instead"
             )
-    state = to_open_clip_names(joined(towers))
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        save_file(state, aside(place))
-        put(place)
-    except WRITE_ERRORS as error:
-        discard(aside(place))
-        raise UserError(
-            f"cannot write {place}: {reason(error)}; free some space, or choose another place"
-        ) from None
+    with replacing(Path(file)) as place:
+        write_tensors(place, to_open_clip_names(joined(towers)), {})
 
 
 def parity(towers: Pretrained, place: str | Path, *, rows: int = 4, seed: int = 0) -> Parity:
