@@ -131,7 +131,7 @@ TRAINING = [
     Fault("train/account.py", "tests/test_dataset.py", "too much damage stops nothing",
           "if damaged > self.allowed * drawn:", "if damaged > drawn:"),
     Fault("files.py", "tests/test_checkpoint.py", "a changed file of a checkpoint passes for whole",
-          "if _fingerprint(folder / name) != expected:", "if False:"),
+          "if name not in by_size and _fingerprint(folder / name) != expected:", "if False:"),
     Fault("train/checkpoint.py", "tests/test_checkpoint.py", "the oldest checkpoints stay, not the newest",
           "[-keep:]", "[:keep]"),
     Fault("train/checkpoint.py", "tests/test_resume.py", "last and best of a left future stay",
