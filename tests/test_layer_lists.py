@@ -1,0 +1,25 @@
+"""The lists of layers inside our encoders and those of other libraries."""
+
+import checkpoints
+import pytest
+
+from grainline.encoders.towers import Towers, TowersConfig
+from grainline.nn.layers import layer_lists
+
+
+def test_our_towers_have_one_list_a_side() -> None:
+    side = {"width": 16, "depth": 3, "heads": 2}
+    cfg = {"image": side | {"patch": 4, "size": 8}, "text": side | {"vocab": 300, "context": 8}, "width": 8}
+    found = layer_lists(Towers(TowersConfig.model_validate(cfg)))
+    assert [len(layers) for layers in found.values()] == [3, 3]
+    assert [name.partition(".")[0] for name in found] == ["image", "text"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "depths"), [("clip", [3, 2]), ("siglip", [2, 2]), ("vit", [2]), ("bert", [2]), ("swin", [2])]
+)
+def test_models_of_the_library_have_one_list_a_side_and_stages_count_as_layers(
+    kind: str, depths: list[int]
+) -> None:
+    found = layer_lists(getattr(checkpoints, kind)())
+    assert [len(layers) for layers in found.values()] == depths, list(found)
