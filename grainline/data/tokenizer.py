@@ -13,12 +13,10 @@ out most of the cleaning, and captions written by language models are full of wh
 
 import gzip
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tokenizers
 from tokenizers import models, normalizers, processors
@@ -26,28 +24,14 @@ from tokenizers import models, normalizers, processors
 from grainline.data import bpe
 from grainline.data.bpe import BEGIN, END, SUFFIX
 from grainline.data.captions import clean
+from grainline.data.tokenized import Tokenized
+from grainline.data.tokenizer_files import in_open_clip
 from grainline.errors import UserError
-
-# Loader workers are processes already. Unset, the library would start threads in the parent, then find
-# itself forked and print a warning in every worker.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 SMALLEST = 256  # fewer tokens are no vocabulary but the empty shell that a failed download leaves
 
 _REMEMBERED = 200_000  # words whose ids are kept: about 40 MB
 _CLIP_MERGES = 49_152 - 256 - 2  # of the 262,144 in CLIP's published list
-
-
-class Tokenized(NamedTuple):
-    """Ids of some texts, each from its begin token to its end token, and what was cut off."""
-
-    ids: list[list[int]]
-    lost: list[int]  # tokens of each text that did not fit
-
-    @property
-    def cut(self) -> list[bool]:
-        """Which texts were longer than the context."""
-        return [number > 0 for number in self.lost]
 
 
 class Tokenizer:
@@ -226,7 +210,7 @@ def load_tokenizer(
     elif checkpoint is not None and _holds_one(Path(checkpoint)):
         found, where = Tokenizer.load(checkpoint), str(checkpoint)
     else:
-        file = _in_open_clip()
+        file = in_open_clip()
         if file is None:
             raise UserError(
                 f"no tokenizer found{'' if checkpoint is None else f' in {checkpoint}'}; name a folder that "
@@ -263,16 +247,6 @@ def _named(path: str | Path) -> Tokenizer:
 
 def _holds_one(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
-
-
-def _in_open_clip() -> Path | None:
-    """Found in the list of installed files: importing the package would import torchvision."""
-    try:
-        files = metadata.files("open_clip_torch") or []
-    except metadata.PackageNotFoundError:
-        return None
-    places = [Path(str(file.locate())) for file in files if file.name == "bpe_simple_vocab_16e6.txt.gz"]
-    return next((place for place in places if place.is_file()), None)
 
 
 def _from_list(file: Path) -> Tokenizer:
