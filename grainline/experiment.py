@@ -16,7 +16,8 @@ from grainline.config import Config
 from grainline.data.dataset import TrainSet
 from grainline.data.record import Damaged, Source
 from grainline.data.sources import open_sources, takes_images
-from grainline.data.tokenizer import Tokenizer, load_tokenizer
+from grainline.data.tokenized import TextTokenizer
+from grainline.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.dist import rank, world_size
 from grainline.errors import UserError
@@ -150,7 +151,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _tokenizer(recipe: Recipe, source: Source, out: Path) -> Tokenizer:
+def _tokenizer(recipe: Recipe, source: Source, out: Path) -> TextTokenizer:
     """The tokenizer of the run folder; made or fetched by the first process, read by the others."""
     if rank() == 0 and not _is_run(out):
         asked = recipe.data.tokenizer
@@ -161,7 +162,7 @@ def _tokenizer(recipe: Recipe, source: Source, out: Path) -> Tokenizer:
             made.save(out)
     if world_size() > 1:
         dist.barrier()
-    return Tokenizer.load(out)
+    return read_tokenizer(out)
 
 
 def _captions(source: Source, most: int) -> Iterator[str]:

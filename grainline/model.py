@@ -17,7 +17,8 @@ from grainline.config import Config, parse
 from grainline.data.collate import texts_of
 from grainline.data.parts import encode_parts
 from grainline.data.record import Damaged
-from grainline.data.tokenizer import Tokenizer
+from grainline.data.tokenized import TextTokenizer
+from grainline.data.tokenizer import read_tokenizer
 from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
 from grainline.files import name_of, placed, write_text
@@ -43,7 +44,7 @@ class Model:
     """Encode, score and show. Never in training mode; no call keeps gradients."""
 
     def __init__(
-        self, description: Description, method: Method, tokenizer: Tokenizer, *, batch: int = 64
+        self, description: Description, method: Method, tokenizer: TextTokenizer, *, batch: int = 64
     ) -> None:
         """batch  images or texts encoded at a time"""
         self.description, self.method, self.tokenizer, self.batch = (
@@ -137,7 +138,7 @@ def load(path: str | Path, *, device: str | None = None) -> Model:
     method = build(description)
     load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Model(description, method.to(device), Tokenizer.load(home))
+    return Model(description, method.to(device), read_tokenizer(home))
 
 
 def build(description: Description) -> Method:

@@ -369,12 +369,15 @@ def test_every_other_mistake_ends_in_one_line(toy: Tokenizer, tmp_path: Path) ->
     nameless = {f"t{i}": i for i in range(300)}
     cases = [
         (tmp_path / "nowhere.json", "no tokenizer at .*nowhere.json: give a folder"),
-        (empty, "no tokenizer in .*: it holds neither tokenizer.json nor vocab.json"),
+        (empty, "no tokenizer in .*: it holds neither tokenizer.json, vocab.json, spiece.model nor"),
         (
             broken(tmp_path, "a.json", "{"),
             "a.json is not a CLIP-shaped tokenizer: no byte-pair encoding in it",
         ),
-        (broken(tmp_path, "b.json", json.dumps(wordpiece)), "b.json is not a CLIP-shaped tokenizer"),
+        (
+            broken(tmp_path, "b.json", json.dumps(wordpiece)),
+            "b.json is no tokenizer of the tokenizers library",
+        ),
         (broken(tmp_path, "c.json", b"\xff\xfe"), "cannot read the tokenizer .*c.json"),
         (broken(tmp_path, "d.gz", b"not gzip"), "cannot read the tokenizer .*d.gz"),
         (

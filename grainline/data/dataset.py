@@ -16,7 +16,7 @@ from grainline.data.captions import sentences
 from grainline.data.parts import encode_parts
 from grainline.data.record import Damaged, Foil, Record, Source
 from grainline.data.sampler import Draw
-from grainline.data.tokenizer import Tokenizer
+from grainline.data.tokenized import TextTokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.errors import UserError
 from grainline.types import CAPTION, FOIL
@@ -86,7 +86,7 @@ class TrainSet(Dataset[Sample]):
     def __init__(
         self,
         source: Source,
-        tokenizer: Tokenizer,
+        tokenizer: TextTokenizer,
         crop: TrainTransform,
         cfg: TextsConfig,
         *,

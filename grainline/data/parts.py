@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from grainline.data.captions import sentences
-from grainline.data.tokenizer import Tokenizer
+from grainline.data.tokenized import TextTokenizer
 
 
 class Parted(NamedTuple):
@@ -23,11 +23,12 @@ class Parted(NamedTuple):
         return [number > 0 for number in self.lost]
 
 
-def encode_parts(tokenizer: Tokenizer, texts: Sequence[str], context: int, parts: int) -> Parted:
+def encode_parts(tokenizer: TextTokenizer, texts: Sequence[str], context: int, parts: int) -> Parted:
     """Encoded texts of at most `parts` parts of at most `context` tokens; the rest is cut and counted.
 
     parts  1 takes each text as a whole; more take its first sentences, as `captions.sentences` finds them
 
+    >>> from grainline.data.tokenizer import Tokenizer
     >>> toy = Tokenizer.train(["a cat sat. a dog ran."] * 2, vocab=530)
     >>> found = encode_parts(toy, ["A cat sat. A dog ran. A cat ran.", "A cat"], context=8, parts=2)
     >>> [len(ids) for ids in found.ids], found.lost
@@ -45,6 +46,6 @@ def encode_parts(tokenizer: Tokenizer, texts: Sequence[str], context: int, parts
         mine = [at[part] for part in one]
         kept, over = mine[:parts], mine[parts:]
         ids.append([found.ids[i] for i in kept])
-        beyond = sum(len(found.ids[i]) - 2 + found.lost[i] for i in over)  # without begin and end
+        beyond = sum(len(found.ids[i]) - tokenizer.around + found.lost[i] for i in over)
         lost.append(sum(found.lost[i] for i in kept) + beyond)
     return Parted(ids, lost)

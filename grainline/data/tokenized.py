@@ -1,11 +1,20 @@
-"""What tokenizers return."""
+"""What the rest of the package asks of a tokenizer, and what all tokenizers share: files and checks."""
 
+import json
 import os
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from grainline.errors import UserError
 
 # Loader workers are processes already. Unset, the library would start threads in the parent, then find
 # itself forked and print a warning in every worker.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+SMALLEST = 256  # fewer tokens are no vocabulary but the empty shell that a failed download leaves
+
+CONTENT, META = "tokenizer.json", "tokenizer_meta.json"
 
 
 class Tokenized(NamedTuple):
@@ -18,3 +27,79 @@ class Tokenized(NamedTuple):
     def cut(self) -> list[bool]:
         """Which texts were longer than the context."""
         return [number > 0 for number in self.lost]
+
+
+class TextTokenizer(Protocol):
+    """Text to ids and back. Read-only, and cheap to send to another process."""
+
+    @property
+    def vocab(self) -> int:
+        """One more than the highest id."""
+
+    @property
+    def begin(self) -> int | None:
+        """The token before every text; None: there is none."""
+
+    @property
+    def end(self) -> int | None:
+        """The token behind every text, kept when a text is cut; None: there is none."""
+
+    @property
+    def around(self) -> int:
+        """How many of the two there are."""
+
+    def encode(self, texts: Sequence[str], context: int) -> Tokenized:
+        """Cleaned and encoded texts, cut to `context` tokens. UserError if none fits."""
+
+    def cleaned(self, text: str) -> str:
+        """The text in which spans count."""
+
+    def spans(self, text: str, context: int) -> list[tuple[int, int]]:
+        """Where each id of `encode([text], context)` stands in cleaned(text): characters, end excluded.
+
+        Begin and end tokens are empty spans at the ends.
+        """
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Entries of the vocabulary, as they stand there."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Readable text, begin and end tokens left out."""
+
+    def to_json(self) -> str:
+        """The content of a `tokenizer.json` that the tokenizers and transformers libraries read too."""
+
+    def meta(self) -> dict[str, Any]:
+        """What `tokenizer_meta.json` holds beside it: kind, vocab, begin, end."""
+
+    def save(self, folder: str | Path) -> None:
+        """Write `tokenizer.json` and `tokenizer_meta.json`. Equal tokenizers write equal bytes."""
+
+
+def write(tokenizer: TextTokenizer, folder: str | Path) -> None:
+    """The two files of `TextTokenizer.save`."""
+    home = Path(folder)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / CONTENT).write_text(tokenizer.to_json() + "\n", encoding="utf-8")
+    (home / META).write_text(meta_text(tokenizer), encoding="utf-8")
+
+
+def meta_text(tokenizer: TextTokenizer) -> str:
+    """The content of `tokenizer_meta.json`."""
+    return json.dumps(tokenizer.meta(), indent=2) + "\n"
+
+
+def check_full(vocabulary: Mapping[str, int], where: str) -> None:
+    """UserError if so few tokens were read that something went wrong before."""
+    if len(vocabulary) < SMALLEST:
+        raise UserError(
+            f"{where} holds only {len(vocabulary)} tokens, a real vocabulary at least {SMALLEST}; "
+            "a failed download leaves such a shell: fetch the tokenizer's files again"
+        )
+
+
+def check_context(context: int, around: int) -> None:
+    """UserError if a text cut to the context would hold nothing of the text."""
+    if context < around + 1:
+        frame = {2: "begin, one token, end", 1: "one token, end", 0: "one token"}[around]
+        raise UserError(f"the context is {context} tokens; it must be at least {around + 1} ({frame})")

@@ -14,6 +14,7 @@ out most of the cleaning, and captions written by language models are full of wh
 import gzip
 import json
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,24 @@ from tokenizers import models, normalizers, processors
 from grainline.data import bpe
 from grainline.data.bpe import BEGIN, END, SUFFIX
 from grainline.data.captions import clean
-from grainline.data.tokenized import Tokenized
-from grainline.data.tokenizer_files import in_open_clip
+from grainline.data.library_files import shape_of
+from grainline.data.library_tokenizer import LibraryTokenizer
+from grainline.data.tokenized import (
+    CONTENT,
+    META,
+    TextTokenizer,
+    Tokenized,
+    check_context,
+    check_full,
+    meta_text,
+    write,
+)
+from grainline.data.tokenizer_files import held_in, in_open_clip, located
 from grainline.errors import UserError
-
-SMALLEST = 256  # fewer tokens are no vocabulary but the empty shell that a failed download leaves
 
 _REMEMBERED = 200_000  # words whose ids are kept: about 40 MB
 _CLIP_MERGES = 49_152 - 256 - 2  # of the 262,144 in CLIP's published list
+_ROUND, _FILLED = 8, 128  # a table filled up to a round size: a multiple of the first, fewer rows more
 
 
 class Tokenizer:
@@ -51,7 +62,7 @@ class Tokenizer:
         self._backend.add_special_tokens([BEGIN, END])
         self._words: dict[str, list[int]] = {}
         self.vocab = len(vocabulary)
-        self.begin, self.end = vocabulary[BEGIN], vocabulary[END]
+        self.begin, self.end, self.around = vocabulary[BEGIN], vocabulary[END], 2
         self.pad = 0  # a real token as well, as in CLIP: masks come from lengths, never from ids
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -66,8 +77,7 @@ class Tokenizer:
         ([['a</w>', 'cat</w>', '<|endoftext|>'], ['a</w>', '<|endoftext|>']], [1, 0])
         """
         assert not isinstance(texts, str)
-        if context < 3:
-            raise UserError(f"the context is {context} tokens; it must be at least 3 (begin, one token, end)")
+        check_context(context, self.around)
         lines = [clean(text).lower().split(" ") for text in texts]
         known = self._known(lines)
         ids, lost = [], []
@@ -83,12 +93,16 @@ class Tokenizer:
             lost.append(max(over, 0))
         return Tokenized(ids, lost)
 
+    def cleaned(self, text: str) -> str:
+        """The text in which spans count."""
+        return clean(text).lower()
+
     def spans(self, text: str, context: int) -> list[tuple[int, int]]:
-        """Where each id of `encode([text], context)` stands in clean(text).lower(): characters, end excluded.
+        """Where each id of `encode([text], context)` stands in cleaned(text): characters, end excluded.
 
         Begin and end tokens are empty spans at the ends; bytes of one character share its span.
         """
-        cleaned = clean(text).lower()
+        cleaned = self.cleaned(text)
         found = self._backend.encode(cleaned, add_special_tokens=False).offsets
         kept = found[: context - 2]
         last = kept[-1][1] if len(kept) < len(found) else len(cleaned)
@@ -146,38 +160,19 @@ class Tokenizer:
 
     def save(self, folder: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_meta.json`. Equal tokenizers write equal bytes."""
-        home = Path(folder)
-        home.mkdir(parents=True, exist_ok=True)
-        (home / "tokenizer.json").write_text(self.to_json() + "\n", encoding="utf-8")
-        (home / "tokenizer_meta.json").write_text(self._meta(), encoding="utf-8")
+        write(self, folder)
 
-    def _meta(self) -> str:
-        meta = {"kind": "clip", "vocab": self.vocab, "begin": self.begin, "end": self.end, "pad": self.pad}
-        return json.dumps(meta, indent=2) + "\n"
+    def meta(self) -> dict[str, Any]:
+        """What `tokenizer_meta.json` holds."""
+        return {"kind": "clip", "vocab": self.vocab, "begin": self.begin, "end": self.end, "pad": self.pad}
 
     @staticmethod
     def load(path: str | Path) -> "Tokenizer":
-        """From a folder or a file: tokenizer.json, vocab.json beside merges.txt, or CLIP's .txt.gz."""
-        place = Path(path)
-        if place.is_dir():
-            names = [name for name in ("tokenizer.json", "vocab.json") if (place / name).is_file()]
-            if not names:
-                raise UserError(f"no tokenizer in {place}: it holds neither tokenizer.json nor vocab.json")
-            place = place / names[0]
-        try:
-            if place.suffix == ".gz":
-                return _from_list(place)
-            if place.name == "vocab.json":
-                return _from_two_files(place)
-            found = Tokenizer.from_json(place.read_text(encoding="utf-8"), str(place))
-            meta = place.with_name("tokenizer_meta.json")
-            if meta.is_file() and meta.read_text(encoding="utf-8") != found._meta():
-                raise UserError(
-                    f"{place} and {meta.name} beside it are not of one tokenizer; copy both again"
-                )
-            return found
-        except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read the tokenizer {place}: {error}") from error
+        """A CLIP-shaped one, as `read_tokenizer` finds it."""
+        found = read_tokenizer(path)
+        if not isinstance(found, Tokenizer):
+            raise _unlike_clip(str(path), f"it is of the kind {found.meta()['kind']}")
+        return found
 
     # --- training ---
 
@@ -195,20 +190,38 @@ class Tokenizer:
         return Tokenizer(bpe.vocabulary(merges), merges)
 
 
+def read_tokenizer(path: str | Path) -> TextTokenizer:
+    """A tokenizer of any kind from a folder, a file or a Hugging Face name; a run's own is read like others.
+
+    Files are tokenizer.json, vocab.json beside merges.txt or a .txt.gz of CLIP, spiece.model of SigLIP,
+    vocab.txt of BERT. Raises UserError for what cannot be read, or was saved as another tokenizer.
+    """
+    file = located(path)
+    try:
+        found = LibraryTokenizer.load(file) if _of_library(file) else _read_clip(file)
+        meta = file.with_name(META)
+        if file.name == CONTENT and meta.is_file() and meta.read_text(encoding="utf-8") != meta_text(found):
+            raise UserError(f"{file} and {meta.name} beside it are not of one tokenizer; copy both again")
+        return found
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the tokenizer {file}: {error}") from error
+
+
 def load_tokenizer(
     path: str | Path | None = None, *, checkpoint: str | Path | None = None, vocab: int | None = None
-) -> Tokenizer:
+) -> TextTokenizer:
     """The tokenizer that goes with a checkpoint; never a silent stand-in.
 
     path        a folder, a file or a Hugging Face name; taken if given
     checkpoint  else a folder of weights, if it holds a tokenizer
                 else CLIP's vocabulary inside an installed open_clip_torch
-    vocab       size of the model's token table; another size is an error
+    vocab       size of the model's token table; another size is an error. Only a table that was filled
+                up to a round size (a multiple of 8, less than 128 rows more) passes, and a warning says so.
     """
     if path is not None:
-        found, where = _named(path), str(path)
-    elif checkpoint is not None and _holds_one(Path(checkpoint)):
-        found, where = Tokenizer.load(checkpoint), str(checkpoint)
+        found, where = read_tokenizer(path), str(path)
+    elif checkpoint is not None and held_in(Path(checkpoint)) is not None:
+        found, where = read_tokenizer(checkpoint), str(checkpoint)
     else:
         file = in_open_clip()
         if file is None:
@@ -217,36 +230,38 @@ def load_tokenizer(
                 "holds tokenizer.json, or vocab.json and merges.txt, or put CLIP's vocabulary in reach with "
                 "`pip install --no-deps open_clip_torch`"
             )
-        found, where = Tokenizer.load(file), "the vocabulary of open_clip_torch"
+        found, where = read_tokenizer(file), "the vocabulary of open_clip_torch"
     if vocab is not None and found.vocab != vocab:
-        raise UserError(
-            f"{where} has {found.vocab} tokens, the model {vocab}; "
-            "name the tokenizer that the model was trained with"
+        if vocab % _ROUND or not 0 < vocab - found.vocab < _FILLED:
+            raise UserError(
+                f"{where} has {found.vocab} tokens, the model {vocab}; "
+                "name the tokenizer that the model was trained with"
+            )
+        warnings.warn(
+            f"{where} has {found.vocab} tokens and the model a table of {vocab} rows: "
+            "taken for a table filled up to a round size",
+            stacklevel=2,
         )
     return found
 
 
-def _named(path: str | Path) -> Tokenizer:
-    if Path(path).exists():
-        return Tokenizer.load(path)
-    name = str(path)
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) is None:
-        raise UserError(f"no tokenizer at {name}: give a folder, a tokenizer.json or a Hugging Face name")
-    from transformers import AutoTokenizer
-
-    # Not CLIPTokenizer: without a network it returns a tokenizer of two entries and says nothing.
+def _of_library(file: Path) -> bool:
+    if file.name in ("spiece.model", "vocab.txt"):
+        return True
+    if file.suffix != ".json" or file.name == "vocab.json":
+        return False
     try:
-        backend = AutoTokenizer.from_pretrained(name).backend_tokenizer
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"no folder {name} here, and the Hugging Face hub gave no tokenizer of that name ({error}); "
-            "download it and give its folder"
-        ) from error
-    return Tokenizer.from_json(backend.to_str(), name)
+        return shape_of(json.loads(file.read_text(encoding="utf-8"))) is not None
+    except ValueError:
+        return False  # CLIP's reader says what is wrong
 
 
-def _holds_one(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
+def _read_clip(file: Path) -> Tokenizer:
+    if file.suffix == ".gz":
+        return _from_list(file)
+    if file.name == "vocab.json":
+        return _from_two_files(file)
+    return Tokenizer.from_json(file.read_text(encoding="utf-8"), str(file))
 
 
 def _from_list(file: Path) -> Tokenizer:
@@ -267,11 +282,7 @@ def _from_two_files(file: Path) -> Tokenizer:
 
 
 def _check(vocabulary: Mapping[str, int], where: str) -> None:
-    if len(vocabulary) < SMALLEST:
-        raise UserError(
-            f"{where} holds only {len(vocabulary)} tokens, a real vocabulary at least {SMALLEST}; "
-            "a failed download leaves such a shell: fetch the tokenizer's files again"
-        )
+    check_full(vocabulary, where)
     missing = [token for token in (BEGIN, END) if token not in vocabulary]
     if missing:
         raise _unlike_clip(where, f"it has no {missing[0]}")
@@ -280,4 +291,6 @@ def _check(vocabulary: Mapping[str, int], where: str) -> None:
 
 
 def _unlike_clip(where: str, why: str) -> UserError:
-    return UserError(f"{where} is not a CLIP-shaped tokenizer: {why}; give one of the CLIP family")
+    return UserError(
+        f"{where} is not a CLIP-shaped tokenizer: {why}; give one of CLIP, SigLIP, SigLIP 2 or BERT"
+    )

@@ -1,0 +1,138 @@
+"""Tokenizers of SigLIP, SigLIP 2 and BERT on the tokenizers library.
+
+A text is cleaned as for CLIP (`captions.clean`) and then read as its kind reads (`library_files.py`): on
+clean text the ids are those of the transformers library.
+"""
+
+import string
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from grainline.data.captions import clean
+from grainline.data.library_files import BLANK, Pipeline, read_pipeline
+from grainline.data.tokenized import Tokenized, check_context, check_full, write
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class _Fed(NamedTuple):
+    """What the pipeline is given of a text."""
+
+    text: str
+    places: list[int | None]  # of each of its characters in the cleaned text; None for a blank
+
+
+class LibraryTokenizer:
+    """Text to ids and back. Final, read-only, and cheap to send to another process."""
+
+    def __init__(self, pipeline: Pipeline, where: str = "the tokenizer") -> None:
+        """where  what the pipeline comes from, for error messages"""
+        self.kind, self._backend = pipeline
+        vocabulary = self._backend.get_vocab()
+        check_full(vocabulary, where)
+        self.vocab = max(vocabulary.values()) + 1
+        frame = self._backend.encode("a")
+        self.begin = frame.ids[0] if frame.special_tokens_mask[0] else None
+        self.end = frame.ids[-1] if frame.special_tokens_mask[-1] else None
+        self.around = sum(frame.special_tokens_mask)
+        steps = self._backend.normalizer
+        self._lower = steps is not None and steps.normalize_str("A") == "a"
+
+    @staticmethod
+    def load(file: str | Path) -> "LibraryTokenizer":
+        """From tokenizer.json, spiece.model or vocab.txt. UserError unless it is of a known kind."""
+        return LibraryTokenizer(read_pipeline(Path(file)), str(file))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.kind, self._backend.to_str())
+
+    def encode(self, texts: Sequence[str], context: int) -> Tokenized:
+        """Cleaned and encoded texts, cut to `context` tokens; the end token is always kept."""
+        assert not isinstance(texts, str)
+        check_context(context, self.around)
+        room = context - self.around
+        found = self._backend.encode_batch_fast(
+            [self._read(text) for text in texts], add_special_tokens=False
+        )
+        ids = [self._framed(encoding.ids[:room]) for encoding in found]
+        return Tokenized(ids, [max(len(encoding.ids) - room, 0) for encoding in found])
+
+    def cleaned(self, text: str) -> str:
+        """The text in which spans count."""
+        return clean(text)
+
+    def spans(self, text: str, context: int) -> list[tuple[int, int]]:
+        """Where each id of `encode([text], context)` stands in clean(text): characters, end excluded.
+
+        Blanks belong to no token; a token of nothing else is an empty span. Begin and end tokens are empty
+        spans at the ends; bytes of one character share its span.
+        """
+        fed = self._fed(text)
+        found = self._backend.encode(fed.text, add_special_tokens=False).offsets
+        kept = found[: context - self.around]
+        spans, last = [], 0
+        for start, end in kept:
+            places = [place for place in fed.places[start:end] if place is not None]
+            first, last = (places[0], places[-1] + 1) if places else (last, last)
+            spans.append((first, last))
+        if len(kept) == len(found):
+            last = len(clean(text))
+        return [(0, 0)] * (self.begin is not None) + spans + [(last, last)] * (self.end is not None)
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Entries of the vocabulary, with the marks of the kind: `##` inside words, `▁` for blanks."""
+        return [str(self._backend.id_to_token(number)) for number in ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Readable text as the kind reads it, begin and end tokens left out."""
+        return str(self._backend.decode([i for i in ids if i not in (self.begin, self.end)])).strip()
+
+    def to_json(self) -> str:
+        """The content of a `tokenizer.json` that the tokenizers and transformers libraries read too."""
+        return self._backend.to_str(pretty=True)
+
+    def meta(self) -> dict[str, Any]:
+        """What `tokenizer_meta.json` holds."""
+        return {"kind": self.kind, "vocab": self.vocab, "begin": self.begin, "end": self.end}
+
+    def save(self, folder: str | Path) -> None:
+        """Write `tokenizer.json` and `tokenizer_meta.json`. Equal tokenizers write equal bytes."""
+        write(self, folder)
+
+    def _framed(self, ids: list[int]) -> list[int]:
+        begin = [] if self.begin is None else [self.begin]
+        return [*begin, *ids, *([] if self.end is None else [self.end])]
+
+    def _read(self, text: str) -> str:
+        """What the pipeline is given of a text. For SigLIP that is `canonicalize_text` of the library.
+
+        As there, a blank stands before the text from the start, so that punctuation that goes from its
+        beginning can leave a second one. Only a text of nothing else has none.
+        """
+        text = clean(text)
+        if self.kind != "siglip":
+            return text
+        text = BLANK + text.replace(BLANK, " ")
+        text = (text.lower() if self._lower else text).translate(_NO_PUNCTUATION)
+        text = " ".join(text.split())
+        return "" if text == BLANK else text
+
+    def _fed(self, text: str) -> _Fed:
+        read, cleaned = self._read(text), clean(text)
+        if self.kind != "siglip":
+            return _Fed(read, [None if letter.isspace() else i for i, letter in enumerate(read)])
+        # What is left of the cleaned text are its letters in their order: a small one for each, or two.
+        letters = (
+            i
+            for i, letter in enumerate(cleaned.replace(BLANK, " "))
+            for small in (letter.lower() if self._lower else letter)
+            if not small.isspace() and small not in string.punctuation
+        )
+        return _Fed(read, [None if letter in (" ", BLANK) else next(letters) for letter in read])
+
+
+def _again(kind: str, content: str) -> LibraryTokenizer:
+    return LibraryTokenizer(Pipeline(kind, tokenizers.Tokenizer.from_str(content)))
