@@ -12,15 +12,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import pytest
 import tokenizers
+import torch
 import vocabularies
 from vocabularies import CORPUS, PROBES, Sentencepiece, siglip_text, write
 
 from grainline.data.captions import clean
+from grainline.data.collate import texts_of
 from grainline.data.library_tokenizer import LibraryTokenizer
 from grainline.data.parts import encode_parts
 from grainline.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer
+from grainline.encoders.pretrained import load_pretrained
 from grainline.errors import UserError
 
 TEXTS = [clean(text) for text in PROBES + CORPUS]
@@ -163,12 +167,12 @@ def test_texts_are_cleaned_first(tokenizer: LibraryTokenizer) -> None:
 
 def test_long_texts_are_cut_and_counted_and_keep_their_end(tokenizer: LibraryTokenizer) -> None:
     text = "the dog runs over the sand"
-    whole = tokenizer.encode([text], 100).ids[0]
+    whole, short = tokenizer.encode([text, "a"], 100).ids
     size = len(whole)
     for context in range(tokenizer.around + 1, size + 3):
         ids, lost = tokenizer.encode([text, "a"], context)
         assert ids[0] == ([*whole[: context - 1], tokenizer.end] if context < size else whole)
-        assert lost == [max(size - context, 0), 0]
+        assert lost == [max(size - context, 0), max(len(short) - context, 0)]
     with pytest.raises(UserError, match=rf"must be at least {tokenizer.around + 1} \(.*one token, end\)"):
         tokenizer.encode(["a"], tokenizer.around)
 
@@ -249,6 +253,56 @@ def test_sentences_read_apart_have_their_own_ends_and_count_what_is_left_out(
     cut = tokenizer.encode([first, second], 6)
     assert found.ids == [cut.ids]
     assert found.lost == [sum(cut.lost) + len(alone[2]) - tokenizer.around]
+
+
+# From strings to vectors
+
+
+def model_of(kind: str, vocab: int) -> Any:
+    """A small model with random weights that reads ids of a tokenizer."""
+    import transformers
+
+    text = checkpoints.TEXT | {"vocab_size": vocab}
+    if kind == "bert":
+        return checkpoints.shaken(transformers.BertModel(transformers.BertConfig(**text)))
+    text |= {"max_position_embeddings": 14, "projection_size": 64, "pad_token_id": 1}
+    config = transformers.SiglipConfig(vision_config=checkpoints.IMAGE, text_config=text)
+    return checkpoints.shaken(transformers.SiglipModel(config))
+
+
+def library_ids(kind: str, folder: Path) -> list[list[int]]:
+    """Ids of TEXTS, padded to the context of the model, as the library makes them."""
+    from transformers import AutoTokenizer
+
+    if kind == "siglip":
+        slow = Sentencepiece()
+        cut = [[*slow_siglip(text, slow)[:-1][:13], 1] for text in TEXTS]
+        return [[*ids, *[1] * (14 - len(ids))] for ids in cut]
+    context = {"bert": 30, "siglip2": 14}[kind]
+    theirs = AutoTokenizer.from_pretrained(folder, padding_side="right")
+    ids: list[list[int]] = theirs(TEXTS, padding="max_length", truncation=True, max_length=context).input_ids
+    return ids
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", MAKERS)
+def test_strings_give_the_vectors_of_the_library(kind: str, tmp_path: Path) -> None:
+    folder = MAKERS[kind](tmp_path)
+    model = model_of(kind, load_tokenizer(folder).vocab)
+    model.save_pretrained(folder)
+    found = load_pretrained(folder)
+    assert found.text is not None
+    assert found.tokenizer is not None
+    ours = load_tokenizer(found.tokenizer, vocab=found.text.vocab)
+    texts = texts_of(encode_parts(ours, TEXTS, found.text.context, 1).ids)
+    read = found.text(texts.ids[:, 0], texts.mask[:, 0])
+    ids = torch.tensor(library_ids(kind, folder))
+    if kind == "bert":
+        theirs = model(input_ids=ids, attention_mask=(ids != 0).long()).last_hidden_state[:, 0]
+    else:
+        theirs = model.get_text_features(input_ids=ids).pooler_output
+    torch.testing.assert_close(read.pooled, theirs, rtol=1e-5, atol=1e-5)
+    assert found.text.pad == {"siglip": 1, "siglip2": 0, "bert": 0}[kind]
 
 
 # Loading

@@ -1,4 +1,4 @@
-"""Small tokenizers of BERT, SigLIP 2 and SigLIP in folders as the hub has them; sentencepiece written plainly."""
+"""Small tokenizers of BERT, SigLIP 2 and SigLIP as the hub has them, and sentencepiece written plainly."""
 # ruff: noqa: RUF001 (typographic marks are what is tested)
 
 import json
