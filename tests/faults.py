@@ -361,6 +361,41 @@ INDEX = [
           "        self.writer.commit(Change(gone=list(self.writer.rows)[:1]))\n"
           "        todo = [found for path in wanted"),
 ]
+TOKENIZERS = [
+    Fault("data/library_tokenizer.py", "tests/test_library_tokenizer.py", "no blank stands before a SigLIP text",
+          'text = BLANK + text.replace(BLANK, " ")', 'text = text.replace(BLANK, " ")'),
+    Fault("data/library_tokenizer.py", "tests/test_library_tokenizer.py", "SigLIP's small letters are not Python's",
+          "(text.lower() if self._lower else text)", "(text if self._lower else text)"),
+    Fault("data/library_tokenizer.py", "tests/test_library_tokenizer.py", "every kind loses room for two tokens",
+          "room = context - self.around", "room = context - 2"),
+    Fault("data/library_tokenizer.py", "tests/test_library_tokenizer.py", "spans count in the text that was fed",
+          "places = [place for place in fed.places[start:end] if place is not None]",
+          "places = list(range(start, end))"),
+    Fault("data/library_files.py", "tests/test_library_tokenizer.py", "sentencepiece's table is not used",
+          "*([] if found is None else [found])", "*([] if found is None else [])"),
+    Fault("data/library_files.py", "tests/test_library_tokenizer.py", "unknown characters have no bytes",
+          "byte_fallback=trained.byte_fallback", "byte_fallback=False"),
+    Fault("data/library_files.py", "tests/test_library_tokenizer.py", "a SigLIP 2 called Gemma keeps capitals",
+          "[normalizers.Lowercase(), normalizers.Replace(", "[normalizers.Replace("),
+    Fault("data/library_files.py", "tests/test_library_tokenizer.py", "a BERT with capitals loses them",
+          'config.get("do_lower_case", kept.get("lowercase", True))', 'config.get("do_lower_case", True)'),
+    Fault("data/parts.py", "tests/test_library_tokenizer.py", "every kind has a begin token to leave out",
+          "- tokenizer.around +", "- 2 +"),
+    Fault("data/tokenizer.py", "tests/test_library_tokenizer.py", "any larger table passes",
+          "vocab % _ROUND or not 0 < vocab - found.vocab < _FILLED", "vocab < found.vocab"),
+]
 # fmt: on
 
-FAULTS = LOSSES + LATE + PROCESSES + ENCODERS + PRETRAINED + INDEX + TRAINING + DATA + SCENES + EVALUATION
+FAULTS = (
+    LOSSES
+    + LATE
+    + PROCESSES
+    + ENCODERS
+    + PRETRAINED
+    + INDEX
+    + TRAINING
+    + DATA
+    + SCENES
+    + EVALUATION
+    + TOKENIZERS
+)

@@ -4,6 +4,7 @@
 import importlib.util
 import json
 import pickle
+import shutil
 import string
 import sys
 import types
@@ -17,8 +18,10 @@ import pytest
 import tokenizers
 import torch
 import vocabularies
+from runs import call, recipe
 from vocabularies import CORPUS, PROBES, Sentencepiece, siglip_text, write
 
+import grainline
 from grainline.data.captions import clean
 from grainline.data.collate import texts_of
 from grainline.data.library_tokenizer import LibraryTokenizer
@@ -391,3 +394,35 @@ def test_spiece_without_protobuf_is_one_line_that_says_what_to_do(
     monkeypatch.setitem(sys.modules, "google.protobuf.message", None)
     with pytest.raises(UserError, match=r"protobuf.*`pip install protobuf`, or give a folder that holds tok"):
         load_tokenizer(folder)
+
+
+def test_names_are_read_from_the_cache_of_the_hub(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "models--some--bert-1.5"
+    shutil.copytree(folders["bert"], place / "snapshots" / "abc")
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert load_tokenizer("some/bert-1.5").encode(TEXTS, 40) == load_tokenizer(folders["bert"]).encode(
+        TEXTS, 40
+    )
+    for missing in ("some/bert-2", "bert-1.5"):
+        with pytest.raises(
+            UserError, match=f"no folder {missing} here, and the Hugging Face hub gave no"
+        ) as caught:
+            load_tokenizer(missing)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_run_keeps_the_tokenizer_it_was_given(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    given = [f"data.tokenizer={folders[kind]}", "train.steps=1"]
+    sets = [x for one in given for x in ("--set", one)]
+    assert call("train", recipe(tmp_path, "maxsim"), "--out", tmp_path / "run", *sets) == 0
+    model, own = grainline.load(tmp_path / "run"), load_tokenizer(folders[kind])
+    assert model.tokenizer.meta() == own.meta()
+    assert model.tokenizer.encode(TEXTS, 40) == own.encode(TEXTS, 40)
+    assert model.description.config.text.vocab == own.vocab  # type: ignore[attr-defined]
+    assert model.encode(texts=["A red circle. A blue square."]).vector.isfinite().all()

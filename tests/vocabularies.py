@@ -99,7 +99,7 @@ TABLE = {"²": "2", "´": " \u0301"}  # what a character becomes; the second bri
 def pieces(fallback: bool = False) -> list[tuple[str, float]]:
     """Pieces of words of the corpus with the logarithms of how often they occur, no two sums alike."""
     counts: Counter[str] = Counter()
-    for line in CORPUS:
+    for line in [*CORPUS, "ΣΟΦΟΣ σοφός"]:  # small letters of these two end differently
         for word in siglip_text(line)[1:].split():
             marked = "▁" + word
             counts.update(marked[i:j] for i in range(len(marked)) for j in range(i + 1, len(marked) + 1))

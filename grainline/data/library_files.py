@@ -34,6 +34,7 @@ _CLASSES = {
     "Siglip2Tokenizer": "siglip2",
     "GemmaTokenizer": "siglip2",
 }
+_FORMS = {"bert": "a WordPiece", "siglip": "a Unigram", "siglip2": "Gemma's"}
 _UNSAID = ("PreTrainedTokenizer", "TokenizersBackend")  # classes of the library that read any pipeline
 _BERTS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
@@ -45,42 +46,52 @@ class Pipeline(NamedTuple):
     backend: tokenizers.Tokenizer
 
 
-def shape_of(content: Any) -> str | None:
+def form_of(content: Mapping[str, Any]) -> str | None:
     """The kind whose form the content of a tokenizer.json has; None: another one, CLIP's perhaps."""
-    model = content.get("model") if isinstance(content, dict) else None
+    model = content.get("model")
     if not isinstance(model, dict) or "vocab" not in model:
         return None
-    if isinstance(model.get("vocab"), list):
+    if isinstance(model["vocab"], list):
         return "siglip"
     if "merges" not in model:
         return "bert"
     return "siglip2" if model.get("byte_fallback") else None
 
 
-def read_pipeline(file: Path) -> Pipeline:
+def read_pipeline(file: Path) -> Pipeline | None:
     """From a tokenizer.json, spiece.model or vocab.txt with its tokenizer_config.json beside it.
 
-    What `TextTokenizer.save` wrote is whole and taken as it is.
-
-    Raises UserError for what is not of the three kinds, OSError for what cannot be read.
+    None for a file of another form: CLIP's, or nothing that can be read. What `TextTokenizer.save` wrote is
+    whole and taken as it is. Raises UserError for what is broken or called something else, OSError for what
+    cannot be read.
     """
     config, content = _settings(file.with_name("tokenizer_config.json")), dict[str, Any]()
-    shape: str | None
     if file.name == "spiece.model":
-        shape, backend = "siglip", _from_sentencepiece(file)
+        kind, backend = "siglip", _from_sentencepiece(file)
     elif file.name == "vocab.txt":
-        shape, backend = "bert", _from_words(file, config)
+        kind, backend = "bert", _from_words(file, config)
     else:
         text = file.read_text(encoding="utf-8")
-        content = json.loads(text)
-        shape, backend = shape_of(content), _backend(text, str(file))
-        if shape is not None and file.name == CONTENT and file.with_name(META).is_file():
-            return Pipeline(shape, backend)
-    kind = _checked(shape, config, file)
+        content = _parsed(text)
+        form = form_of(content)
+        if form is None:
+            return None
+        kind, backend = form, _backend(text, str(file))
+        if file.name == CONTENT and file.with_name(META).is_file():
+            return Pipeline(kind, backend)
+    _check_called(kind, config, file)
     backend.no_truncation()
     backend.no_padding()
     _ASSEMBLE[kind](backend, content, config, str(file))
     return Pipeline(kind, backend)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _settings(file: Path) -> dict[str, Any]:
@@ -103,26 +114,22 @@ def _backend(text: str, where: str) -> tokenizers.Tokenizer:
         raise UserError(f"{where} is no tokenizer of the tokenizers library: {error}") from None
 
 
-def _checked(shape: str | None, config: Mapping[str, Any], file: Path) -> str:
-    """The kind, if the settings beside the file do not speak of another tokenizer."""
-    said = str(config.get("tokenizer_class") or "").removesuffix("Fast")
-    known = "known are those of CLIP, SigLIP, SigLIP 2 and BERT"
-    if said and said not in _UNSAID:
-        if said not in _CLASSES or shape != _CLASSES[said]:
-            form = {"bert": "a WordPiece", "siglip": "a Unigram", "siglip2": "Gemma's"}.get(
-                str(shape), "another"
+def _check_called(kind: str, config: Mapping[str, Any], file: Path) -> None:
+    """UserError if the settings beside the file speak of another tokenizer. Of a Unigram they must speak."""
+    called = str(config.get("tokenizer_class") or "").removesuffix("Fast")
+    if called and called not in _UNSAID:
+        if _CLASSES.get(called) != kind:
+            raise UserError(
+                f"the tokenizer {file} is {_FORMS[kind]} and called a {called}; "
+                "known are those of CLIP, SigLIP, SigLIP 2 and BERT"
             )
-            raise UserError(f"the tokenizer {file} is {form} and called a {said}; {known}")
-    elif shape == "siglip":
+    elif kind == "siglip":
         model = _settings(file.with_name("config.json")).get("model_type")
-        if model not in ("siglip", "siglip2"):
+        if model != "siglip":
             raise UserError(
                 f"the tokenizer {file} is a Unigram, and nothing beside it says whether it is SigLIP's; "
                 "fetch its tokenizer_config.json too"
             )
-    if shape is None:
-        raise UserError(f"the tokenizer {file} is of no known kind; {known}")
-    return shape
 
 
 # --- from a vocabulary to every step ---

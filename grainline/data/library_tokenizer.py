@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import tokenizers
 
 from grainline.data.captions import clean
-from grainline.data.library_files import BLANK, Pipeline, read_pipeline
+from grainline.data.library_files import BLANK, Pipeline
 from grainline.data.tokenized import Tokenized, check_context, check_full, write
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -40,11 +40,6 @@ class LibraryTokenizer:
         self.around = sum(frame.special_tokens_mask)
         steps = self._backend.normalizer
         self._lower = steps is not None and steps.normalize_str("A") == "a"
-
-    @staticmethod
-    def load(file: str | Path) -> "LibraryTokenizer":
-        """From tokenizer.json, spiece.model or vocab.txt. UserError unless it is of a known kind."""
-        return LibraryTokenizer(read_pipeline(Path(file)), str(file))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.kind, self._backend.to_str())

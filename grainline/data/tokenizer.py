@@ -25,7 +25,7 @@ from tokenizers import models, normalizers, processors
 from grainline.data import bpe
 from grainline.data.bpe import BEGIN, END, SUFFIX
 from grainline.data.captions import clean
-from grainline.data.library_files import shape_of
+from grainline.data.library_files import read_pipeline
 from grainline.data.library_tokenizer import LibraryTokenizer
 from grainline.data.tokenized import (
     CONTENT,
@@ -198,7 +198,8 @@ def read_tokenizer(path: str | Path) -> TextTokenizer:
     """
     file = located(path)
     try:
-        found = LibraryTokenizer.load(file) if _of_library(file) else _read_clip(file)
+        pipeline = None if file.suffix == ".gz" or file.name == "vocab.json" else read_pipeline(file)
+        found = _read_clip(file) if pipeline is None else LibraryTokenizer(pipeline, str(file))
         meta = file.with_name(META)
         if file.name == CONTENT and meta.is_file() and meta.read_text(encoding="utf-8") != meta_text(found):
             raise UserError(f"{file} and {meta.name} beside it are not of one tokenizer; copy both again")
@@ -243,17 +244,6 @@ def load_tokenizer(
             stacklevel=2,
         )
     return found
-
-
-def _of_library(file: Path) -> bool:
-    if file.name in ("spiece.model", "vocab.txt"):
-        return True
-    if file.suffix != ".json" or file.name == "vocab.json":
-        return False
-    try:
-        return shape_of(json.loads(file.read_text(encoding="utf-8"))) is not None
-    except ValueError:
-        return False  # CLIP's reader says what is wrong
 
 
 def _read_clip(file: Path) -> Tokenizer:
