@@ -25,7 +25,7 @@ class Parity(NamedTuple):
 def to_hugging_face(towers: Pretrained, folder: str | Path) -> None:
     """Write config.json, model.safetensors and preprocessor_config.json of a CLIP or SigLIP, atomically.
 
-    The tokenizer is the caller's to write: `Tokenizer.save(folder)`.
+    The tokenizer is the caller's to write: `Tokenizer.save(folder)`, or the files that a SigLIP came with.
     """
     home = Path(folder)
     _check(towers, ("clip", "siglip"), "a Hugging Face folder")
