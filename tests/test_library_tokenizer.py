@@ -18,6 +18,8 @@ import pytest
 import tokenizers
 import torch
 import vocabularies
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from runs import call, recipe
 from vocabularies import CORPUS, PROBES, Sentencepiece, siglip_text, write
 
@@ -157,6 +159,23 @@ def test_the_librarys_own_code_for_siglip_gives_the_same(
     for text in TEXTS:
         tokens = theirs._tokenize("▁" + text.replace("▁", " "))
         assert ours.encode([text], 500).ids == [[*slow.ids(tokens), 1]], text
+
+
+ODD = st.characters(max_codepoint=0x052F, exclude_categories=["Cs", "Cn", "Mn", "Mc", "Me", "Cf"])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(st.sampled_from("aodg s'’.&;<#1éΣ²´K_-▁") | ODD, max_size=25))
+def test_any_text_has_the_ids_of_the_slow_sentencepiece_and_spans_inside_itself(
+    tokenizer: LibraryTokenizer, text: str
+) -> None:
+    ids, cleaned = tokenizer.encode([text], 300).ids[0], clean(text)
+    if tokenizer.kind == "siglip":
+        assert ids == slow_siglip(cleaned, Sentencepiece())
+    spans = tokenizer.spans(text, 300)
+    assert len(spans) == len(ids)
+    assert all(0 <= start <= end <= len(cleaned) for start, end in spans)
+    assert [start for start, _ in spans] == sorted(start for start, _ in spans)
 
 
 # What all kinds do alike

@@ -8,6 +8,7 @@ import re
 import string
 import struct
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ def gemma_folder(folder: Path) -> Path:
 TABLE = {"²": "2", "´": " \u0301"}  # what a character becomes; the second brings a blank along
 
 
+@cache
 def pieces(fallback: bool = False) -> list[tuple[str, float]]:
     """Pieces of words of the corpus with the logarithms of how often they occur, no two sums alike."""
     counts: Counter[str] = Counter()

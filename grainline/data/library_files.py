@@ -10,6 +10,8 @@ texts in another way than the training did:
   - SigLIP 2 folders that still name GemmaTokenizer get small letters too: all of them were trained on those;
   - a BERT whose settings do not speak of small letters keeps what its tokenizer.json says;
   - a literal `</s>` in a text for SigLIP loses its marks like all punctuation and never ends the text.
+And from sentencepiece in one place, because the tokenizers library does: a character that its table replaces
+(`²`) takes a combining mark behind it along.
 """
 
 import base64
