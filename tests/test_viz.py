@@ -11,10 +11,11 @@ from PIL import Image
 
 from grainline.errors import UserError
 from grainline.evaluate.result import Metric, Result, now, versions
-from grainline.viz.charts import POINTS, STYLE, Chart, Series, line_chart, ticks, whisker
+from grainline.viz.charts import POINTS, Chart, Series, line_chart, ticks, whisker
 from grainline.viz.heat import on_pixels
 from grainline.viz.overlay import colours, limit_of, overlay, scale_bar
 from grainline.viz.report import Example, HeatMap, Hit, render, write_report
+from grainline.viz.style import STYLE
 
 EVIL = """<script>alert("x")</script><img src='https://evil.example/x' onerror="y">&"""
 
@@ -165,7 +166,7 @@ def luminance(colour: str) -> float:
 
 
 def test_text_and_lines_have_contrast_in_light_and_dark() -> None:
-    light, dark = STYLE.split("@media")
+    light, dark, _ = STYLE.split("@media")
     for theme in (light, dark):
         values = dict(part.split(":") for part in theme.replace("{", ";").replace("}", ";").split(";") if "--" in part and part.count(":") == 1)  # noqa: E501  # fmt: skip
         values = {name.strip(): value.strip() for name, value in values.items()}

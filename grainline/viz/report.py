@@ -1,13 +1,8 @@
-"""One self-contained HTML page: summary, curves, tables with intervals, example retrievals.
+"""What stands on a page about measurements: summary, curves, tables with intervals, example retrievals.
 
-Nothing is loaded from anywhere: pictures are data URLs, charts are inline SVG, and a content security
-policy forbids the rest. Everything that comes from data or from a user is escaped. The page follows the
-reader's light or dark theme and the width of the screen.
+Charts are inline SVG. Everything that comes from data or from a user is escaped.
 """
 
-import base64
-import io
-import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -15,11 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 from PIL import Image
 
-from grainline.errors import UserError
-from grainline.viz.charts import STYLE, Chart, line_chart, whisker
+from grainline.viz.charts import Chart, line_chart, whisker
 from grainline.viz.overlay import scale_bar
-
-THUMBNAIL = 224  # longest side in pixels: sharp at the largest size at which the page shows it
+from grainline.viz.page import img, render_page, write_page
 
 
 class Row(Protocol):
@@ -110,17 +103,7 @@ def write_report(
 
     Raises UserError if the place cannot be written.
     """
-    page = render(title, summary, curves, tables, examples)
-    path = Path(path)
-    beside = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(page, encoding="utf-8")
-        os.replace(beside, path)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror}; name a file in a folder you may write to"
-        ) from error
+    write_page(path, render(title, summary, curves, tables, examples))
 
 
 def render(
@@ -138,28 +121,7 @@ def render(
         parts += ["<h2>Training</h2>", f'<div class="charts">{"".join(line_chart(c) for c in curves)}</div>']
     if examples:
         parts += ["<h2>Examples</h2>", *(_example(example, i) for i, example in enumerate(examples, 1))]
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)}</title><style>{STYLE}{PAGE}</style></head>\n"
-        "<body><main>" + "\n".join(parts) + "</main></body></html>\n"
-    )
-
-
-def data_url(picture: Image.Image, side: int = THUMBNAIL) -> str:
-    """A picture, shrunk to fit a square, as the text of a data URL (JPEG).
-
-    >>> data_url(Image.new("RGB", (400, 300)))[:23]
-    'data:image/jpeg;base64,'
-    """
-    small = picture.convert("RGB")
-    small.thumbnail((side, side), Image.Resampling.LANCZOS)
-    file = io.BytesIO()
-    small.save(file, "jpeg", quality=88)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+    return render_page(title, "\n".join(parts))
 
 
 def _summary(summary: Mapping[str, str]) -> str:
@@ -226,7 +188,7 @@ def _example(example: Example, number: int) -> str:
     if isinstance(example.query, str):
         query = f"<blockquote>{escape(example.query)}</blockquote>"
     else:
-        query = _picture(example.query, f"query picture {number}", "query")
+        query = img(example.query, f"query picture {number}", "query")
     hits = "".join(_hit(hit, place) for place, hit in enumerate(example.hits, 1))
     kind = "pictures" if all(isinstance(hit.what, Image.Image) for hit in example.hits) else "texts"
     heat = "".join(_heat(one) for one in example.heat)
@@ -246,76 +208,12 @@ def _hit(hit: Hit, place: int) -> str:
         return f'<li class="{kind}">{line}<p>{escape(hit.what)}</p></li>'
     name = f"{hit.name}, " if hit.name else ""
     alt = f"{name}rank {place}, {'the right picture' if hit.right else 'a wrong picture'}"
-    return f'<li class="{kind}">{_picture(hit.what, alt)}{line}</li>'
+    return f'<li class="{kind}">{img(hit.what, alt)}{line}</li>'
 
 
 def _heat(one: HeatMap) -> str:
-    bar = _picture(scale_bar(), "colour scale from blue, against, to orange, for", "bar")
+    bar = img(scale_bar(), "colour scale from blue, against, to orange, for", "bar")
     return (
-        f"<figure>{_picture(one.picture, 'heat of: ' + one.text)}<figcaption>{escape(one.text)}"
+        f"<figure>{img(one.picture, 'heat of: ' + one.text)}<figcaption>{escape(one.text)}"
         f'<span class="scale">-{one.limit:.2g} {bar} +{one.limit:.2g}</span></figcaption></figure>'
     )
-
-
-def _picture(picture: Image.Image, alt: str, kind: str = "") -> str:
-    return f'<img class="{kind}" src="{data_url(picture)}" alt="{escape(alt, quote=True)}">'
-
-
-PAGE = """
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--ground); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
-main { max-width: 64rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
-h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 1rem; }
-h2 { font-size: 1.2rem; margin: 2.2rem 0 .8rem; }
-h3 { font-size: 1rem; margin: 0 0 .6rem; }
-small, .hint, .notes, figcaption, dt, details { color: var(--soft); font-size: .875rem; font-weight: 400; }
-.summary { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .75rem;
-  margin: 0; }
-.summary div { background: var(--panel); border-radius: .5rem; padding: .7rem .9rem; }
-dd { margin: 0; font-size: 1.25rem; font-weight: 600; font-variant-numeric: tabular-nums;
-  overflow-wrap: anywhere; }
-.card { border: 1px solid var(--line); border-radius: .5rem; padding: 1rem; margin: 0 0 1rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .94rem; }
-caption { text-align: left; font-weight: 600; padding-bottom: .5rem; }
-th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, .facts td { text-align: left; padding-left: 0; }
-thead th { color: var(--soft); font-weight: 400; font-size: .875rem; }
-tbody th { font-weight: 400; }
-td.value { font-weight: 600; }
-td.drawn, th.drawn { text-align: left; width: 192px; }
-.whisker { display: block; }
-.hint, .notes { margin: .5rem 0 0; }
-.notes { padding-left: 1.1rem; }
-details { margin-top: .6rem; }
-summary { cursor: pointer; padding: .3rem 0; }
-.facts td { white-space: normal; overflow-wrap: anywhere; }
-.facts th { vertical-align: top; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem; }
-figure { margin: 0; }
-.chart { border: 1px solid var(--line); border-radius: .5rem; padding: .8rem; }
-.chart figcaption { color: var(--ink); font-weight: 600; margin-bottom: .4rem; }
-.chart > svg { width: 100%; height: auto; display: block; }
-.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; padding: 0; margin: .4rem 0 0;
-  font-size: .875rem; color: var(--soft); }
-blockquote { margin: 0 0 .8rem; padding-left: .8rem; border-left: 3px solid var(--line); max-width: 46rem; }
-img { display: block; max-width: 100%; border-radius: .25rem; }
-img.query { width: 11rem; margin-bottom: .8rem; }
-.hits { list-style: none; margin: 0; padding: 0; display: grid; gap: .7rem; }
-.hits.pictures { grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); }
-.pictures li > img { width: 100%; aspect-ratio: 1; object-fit: contain; background: var(--panel); }
-.hits li { border: 2px solid transparent; border-radius: .4rem; padding: .25rem; }
-.hits li.right { border-color: var(--good); }
-.hits p { margin: 0; max-width: 46rem; }
-.score { font-size: .875rem; color: var(--soft); font-variant-numeric: tabular-nums; }
-.good { color: var(--good); }
-.heat { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(14rem, 100%), 1fr)); gap: 1rem;
-  margin-top: 1rem; }
-.heat figure > img { width: 100%; max-width: 18rem; }
-.scale { display: flex; align-items: center; gap: .4rem; font-variant-numeric: tabular-nums; }
-.bar { width: 90px; height: 8px; }
-@media (max-width: 40rem) { .drawn, .extra { display: none; } th, td { padding: .3rem .35rem; }
-  tbody th, caption { white-space: normal; } table { font-size: .875rem; } .card, .chart { padding: .7rem; }
-  .hits.pictures { grid-template-columns: repeat(3, 1fr); gap: .3rem; } }
-"""
