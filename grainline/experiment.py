@@ -98,6 +98,7 @@ def _report(job: Run, recipe: Recipe, ended: str) -> None:
         return
     title = f"Training of {recipe.method} on {', '.join(recipe.data.paths)}"
     story = Story(short(title, 120), _flat(recipe.model_dump(mode="json")), len(job.data), ended)
+    job.method.eval()  # training leaves it with noise, and without the tokens that heat needs
     try:
         found = None
         if isinstance(job.validate, Measure):

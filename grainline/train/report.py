@@ -1,5 +1,6 @@
 """OUT/report.html: what a run did, from its log, its settings and its last validation."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from grainline.evaluate.examples import Measured
 from grainline.evaluate.report import metrics, outcomes
 from grainline.train.log import read_log
 from grainline.viz.charts import DASHES, Chart, Series
-from grainline.viz.page import Section, facts, folded, notes, render_page, summary, write_page
+from grainline.viz.page import Section, facts, folded, hint, notes, render_page, summary, write_page
 from grainline.viz.report import charts
 
 NAME = "report.html"
@@ -33,12 +34,14 @@ def write_report(out: Path, story: Story, validation: Measured | None) -> None:
     Raises UserError if the log cannot be read or the page cannot be written.
     """
     lines = read_log(out)
-    sections = [Section("Training", charts(curves(lines)) or "<p>No step was logged.</p>")]
+    drawn = curves(lines)
+    sections = [Section("Training", charts(drawn) if drawn else hint("No step was logged."))]
     if validation is not None:
         sections += [metrics([validation.result])._replace(title="Last validation")]
         sections += outcomes(validation) if not story.ended else []
     sections += [_data(lines, story), _settings(story)]
-    page = render_page(story.title, summary(_headline(lines, story)), sections, [f"Run folder: {out}"])
+    lead = summary(_headline(lines, story)) + notes([f"Stopped: {story.ended}"] if story.ended else [])
+    page = render_page(story.title, lead, sections, [f"Run folder: {out}"])
     write_page(out / NAME, page)
 
 
@@ -76,13 +79,18 @@ def _by_unit(series: Iterable[Series]) -> list[tuple[str, str, list[Series]]]:
     """Metrics of one unit stand in one chart: recalls, ranks, and whatever else by itself."""
     groups: dict[tuple[str, str], list[Series]] = {}
     for one in series:
-        kind = (one.name, "value")
+        kind = (one.name, one.name)
         if " R@" in one.name:
             kind, one = ("recall", "%"), one._replace(y=[100 * y for y in one.y])
         elif one.name.endswith("median rank"):
             kind = ("median rank", "rank")
         groups.setdefault(kind, []).append(one)
-    return [(*kind, sorted(some)) for kind, some in groups.items()]
+    return [(*kind, sorted(some, key=_by_number)) for kind, some in groups.items()]
+
+
+def _by_number(one: Series) -> list[str | int]:
+    """For an order in which R@5 stands before R@10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", one.name)]
 
 
 def _split(title: str, label: str, series: Sequence[Series]) -> list[Chart]:
@@ -98,7 +106,7 @@ def _headline(lines: Sequence[Line], story: Story) -> dict[str, str]:
     made = trained[-1]["step"] if trained else 0
     steps, batch = story.settings["train.steps"], story.settings["train.batch"]
     out = {
-        "Ended": f"early\n{story.ended}" if story.ended else "well",
+        "Ended": "early" if story.ended else "well",
         "Steps": f"{made:,} of {steps:,}\nbatch {batch:,}",
         "Epochs": f"{trained[-1]['epoch']:.2f}\nof {story.pictures:,} pictures" if trained else "0",
         "Method": str(story.settings["method"]),

@@ -41,7 +41,9 @@ def answered(one: Answered, number: int) -> Section:
     else:
         query = img(one.picture, f"the query, {one.query}", "query")
     hits = "".join(_found(hit, place, f"q{number}h{place}") for place, hit in enumerate(one.found, 1))
-    body = f"<p>{_sign(one.sure, said.capitalize())} {_why(one)}</p>{notes(one.notes)}{hits}"
+    layout = "" if any(hit.look.told for hit in one.found) else "tiles"
+    verdict = f"<p>{_sign(one.sure, said.capitalize())} {_why(one)}</p>"
+    body = f'{verdict}{notes(one.notes)}<div class="{layout}">{hits}</div>'
     return Section(f"{number}. {title}", query + body, said)
 
 
@@ -58,7 +60,7 @@ def _found(hit: Found, place: int, name: str) -> str:
     count = len(hit.look.told)
     lack = f", {missing} of {count} sentences not supported" if missing else ""
     return (
-        f'<article class="card"><h3>{place}. <span class="path">{escape(hit.path)}</span></h3>'
+        f'<article class="card"><h3>{place}. {escape(hit.path)}</h3>'
         f'<p class="score">score {hit.score:.3f}, chance {hit.chance:.3f}, {said}{lack}</p>'
         f"{look(hit.look, name)}</article>"
     )

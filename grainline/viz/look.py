@@ -73,7 +73,7 @@ def _choice(told: Told, shown: str, key: str, name: str) -> str:
 
 def _map(picture: Image.Image, told: Told, heat: np.ndarray, limit: float) -> str:
     judged = {None: "", True: ", supported", False: ", not supported"}[told.supported]
-    alt = f"heat of the sentence {told.text!r}: {place(heat)}{judged}"
+    alt = f"heat of '{told.text}': {place(heat)}{judged}"
     return img(overlay(picture, heat, limit), alt, "over")
 
 

@@ -170,7 +170,7 @@ def _example(example: Example, number: int, name: str) -> str:
     shown = f"<h4>{_WHERE}</h4>{look(example.look, name)}" if example.look is not None else ""
     return (
         f'<article class="card example"><h3>Example {number} <small>{escape(found)}</small></h3>'
-        f'<p class="hint path">{escape(example.name)}</p>{query}'
+        f'<p class="hint">{escape(example.name)}</p>{query}'
         f'<ol class="hits {kind}">{hits}</ol>{shown}</article>'
     )
 
@@ -198,7 +198,7 @@ def _comparison(one: Comparison) -> str:
     first, second = marked(one.true, one.false)
     return (
         f'<article class="card"><h3><span aria-hidden="true">{sign}</span> {outcome}'
-        f' <small>foil of kind {escape(one.kind)}, <span class="path">{escape(one.name)}</span></small></h3>'
+        f' <small>foil of kind {escape(one.kind)}, {escape(one.name)}</small></h3>'
         f'<div class="pair">{picture}<dl>'
         f"<div><dt>True text, score {true:.3f}</dt><dd>{first}</dd></div>"
         f"<div><dt>False text, score {false:.3f}</dt><dd>{second}</dd></div></dl></div></article>"

@@ -17,7 +17,7 @@ THEMES = f"""
 
 FRAME = """
 * { box-sizing: border-box; }
-body { margin: 0; background: var(--ground); color: var(--ink); overflow-wrap: break-word;
+body { margin: 0; background: var(--ground); color: var(--ink); overflow-wrap: anywhere;
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
 main, footer { max-width: 64rem; margin: 0 auto; padding: 1.5rem 1rem; }
 footer { color: var(--soft); font-size: .875rem; border-top: 1px solid var(--line); }
@@ -34,13 +34,12 @@ nav a { display: inline-block; padding: .3rem 0; }
 .summary { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .75rem;
   margin: 0; }
 .summary div { background: var(--panel); border-radius: .5rem; padding: .7rem .9rem; }
-dd { margin: 0; font-size: 1.25rem; line-height: 1.35; font-weight: 600; overflow-wrap: anywhere;
+dd { margin: 0; font-size: 1.25rem; line-height: 1.35; font-weight: 600;
   font-variant-numeric: tabular-nums; }
 dd small { display: block; }
 .card { border: 1px solid var(--line); border-radius: .5rem; padding: 1rem; margin: 0 0 1rem; }
 .hint { margin: .5rem 0; max-width: 46rem; }
-.notes { margin: .5rem 0 0; padding-left: 1.1rem; overflow-wrap: anywhere; }
-.path { overflow-wrap: anywhere; }
+.notes { margin: .5rem 0 0; padding-left: 1.1rem; }
 blockquote { margin: 0 0 .8rem; padding-left: .8rem; border-left: 3px solid var(--line); max-width: 46rem; }
 mark { background: var(--mark); color: var(--ink); border-radius: .2rem; padding: 0 .15rem; }
 figure { margin: 0; }
@@ -51,8 +50,9 @@ img { display: block; max-width: 100%; border-radius: .25rem; }
 
 TABLES = """
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .94rem; }
-caption { text-align: left; font-weight: 600; padding-bottom: .5rem; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .94rem;
+  overflow-wrap: normal; }
+caption { text-align: left; font-weight: 600; padding-bottom: .5rem; overflow-wrap: anywhere; }
 th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, .facts td { text-align: left; padding-left: 0; }
 thead th { color: var(--soft); font-weight: 400; font-size: .875rem; }
@@ -92,7 +92,7 @@ img.query { width: 11rem; margin-bottom: .8rem; }
 .pair dl { margin: 0; display: grid; gap: .8rem; }
 .pair dd { font-size: 1rem; font-weight: 400; }
 .gone { background: var(--panel); border: 2px dashed var(--soft); border-radius: .4rem; padding: 1rem;
-  margin: 0; overflow-wrap: anywhere; }
+  margin: 0; }
 """
 
 # Every overlay lies in the list of sentences and is drawn over the picture: .look is what it is placed in.
@@ -110,6 +110,9 @@ LOOK = """
 .look li:has(input) { display: flex; gap: .5rem; align-items: baseline; }
 .look label { cursor: pointer; flex: 1; min-width: 0; }
 .look li:has(input:checked) { background: var(--panel); }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(15rem, 100%), 1fr));
+  gap: 0 1rem; }
+.tiles .look { grid-template-columns: minmax(0, 1fr); }
 .look .over { position: absolute; top: 0; left: 0; width: min(var(--side), 100%); aspect-ratio: 1;
   object-fit: contain; opacity: 0; pointer-events: none; transition: opacity .15s; }
 .look input:checked ~ .over { opacity: 1; z-index: 1; }
@@ -123,7 +126,8 @@ LOOK = """
 
 SCREENS = """
 @media (max-width: 40rem) { .drawn, .extra { display: none; } th, td { padding: .3rem .35rem; }
-  tbody th, caption { white-space: normal; } table { font-size: .875rem; } .card, .chart { padding: .7rem; }
+  tbody th, caption, td:nth-child(3) { white-space: normal; }
+  table { font-size: .875rem; } .card, .chart { padding: .7rem; }
   .hits.pictures { grid-template-columns: repeat(3, minmax(0, 1fr)); gap: .3rem; }
   .look, .pair { grid-template-columns: minmax(0, 1fr); } .look { --side: 18rem; } }
 @media (prefers-reduced-motion: reduce) { * { transition: none !important; } }
