@@ -83,10 +83,12 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
             recipe.data.damage,
             validation,
         )
+        before = _stamp(out / LOG)
         try:
             last = train(job, device, _checkpoint(out, at) if resume else None)
         except (UserError, KeyboardInterrupt) as error:
-            _report(job, recipe, str(error) or "interrupted")
+            if _stamp(out / LOG) != before:  # else nothing was done, and what was done before stays told
+                _report(job, recipe, str(error) or "interrupted")
             raise
         _report(job, recipe, "")
         return last
@@ -94,7 +96,7 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
 
 def _report(job: Run, recipe: Recipe, ended: str) -> None:
     """Leave report.html, on the first process; what keeps it from being written stops nothing."""
-    if rank() > 0 or not (job.out / LOG).is_file():  # nothing has begun before the log is there
+    if rank() > 0:
         return
     title = f"Training of {recipe.method} on {', '.join(recipe.data.paths)}"
     story = Story(short(title, 120), _flat(recipe.model_dump(mode="json")), len(job.data), ended)
@@ -106,6 +108,14 @@ def _report(job: Run, recipe: Recipe, ended: str) -> None:
         write_report(job.out, story, found)
     except UserError as error:
         print(f"no {REPORT}: {error}", file=sys.stderr)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is written to; None where there is none."""
+    if not path.is_file():
+        return None
+    state = path.stat()
+    return state.st_size, state.st_mtime_ns
 
 
 def _size(recipe: Recipe) -> int:

@@ -306,6 +306,25 @@ def test_a_mistake_before_the_first_step_leaves_no_page(tmp_path: Path, capsys: 
     assert not (tmp_path / "run" / "report.html").exists()
 
 
+def test_a_resume_that_does_nothing_leaves_the_page_as_it_was(run: Path, capsys: Capture) -> None:
+    before = (run / "run" / "report.html").read_bytes()
+    changes = ["train.steps=4", "train.validate_every=2", "data.validation=['scenes:dev?count=6']"]
+    arguments = ["train", recipe(run), "--out", run / "run", "--resume", "--set", *changes]
+    assert "step-9" in complaint(capsys, *arguments, "--checkpoint", "step-9")
+    assert (run / "run" / "report.html").read_bytes() == before
+
+
+def test_ctrl_c_is_told_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("grainline.train.checkpoint.save", stop)
+    assert call("train", recipe(tmp_path), "--out", tmp_path / "run") == 130
+    words = Page((tmp_path / "run" / "report.html").read_text()).words
+    assert "Stopped: interrupted" in words
+    assert "2 of 6" in words
+
+
 # Search
 
 

@@ -143,6 +143,9 @@ def test_ticks_are_round_and_cover_the_range() -> None:
         (2.0, 2.0),
         (0.0, 0.0),
         (-4, -4),
+        (1e-14, 3e-14),
+        (1e-12, 1.0000000000000002e-12),
+        (-1e15, -1e15 + 0.25),
     ):
         found = ticks(low, high)
         assert found[0] <= low <= high <= found[-1]

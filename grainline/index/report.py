@@ -13,7 +13,7 @@ from grainline.viz.found import Answered, Found, answered
 from grainline.viz.look import Look, Told
 from grainline.viz.page import Gone, hint, render_page, summary, write_page
 
-MOST = 50  # queries on a page: with ten hits of ten sentences each they are some 40 MB
+MOST = 20  # queries on a page: with ten hits of five sentences each they are some 20 MB
 
 
 def write_html(

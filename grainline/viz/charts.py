@@ -116,14 +116,15 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     >>> ticks(1200, 1200)
     [1080.0, 1200.0, 1320.0]
     """
-    if low == high:
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # alike, up to rounding
         step = abs(low) / 10 or 1.0
         return [low - step, float(low), low + step]
     raw = (high - low) / about
     power = 10.0 ** math.floor(math.log10(raw))
     step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    digits = 12 - math.floor(math.log10(step))
+    return [round(i * step, digits) for i in range(first, last + 1)]
 
 
 def _finite(series: Series) -> tuple[np.ndarray, np.ndarray]:

@@ -198,7 +198,7 @@ def _comparison(one: Comparison) -> str:
     first, second = marked(one.true, one.false)
     return (
         f'<article class="card"><h3><span aria-hidden="true">{sign}</span> {outcome}'
-        f' <small>foil of kind {escape(one.kind)}, {escape(one.name)}</small></h3>'
+        f" <small>foil of kind {escape(one.kind)}, {escape(one.name)}</small></h3>"
         f'<div class="pair">{picture}<dl>'
         f"<div><dt>True text, score {true:.3f}</dt><dd>{first}</dd></div>"
         f"<div><dt>False text, score {false:.3f}</dt><dd>{second}</dd></div></dl></div></article>"

@@ -112,7 +112,7 @@ LOOK = """
 .look li:has(input:checked) { background: var(--panel); }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(15rem, 100%), 1fr));
   gap: 0 1rem; }
-.tiles .look { grid-template-columns: minmax(0, 1fr); }
+.tiles .look { --side: 100%; grid-template-columns: minmax(0, 1fr); }
 .look .over { position: absolute; top: 0; left: 0; width: min(var(--side), 100%); aspect-ratio: 1;
   object-fit: contain; opacity: 0; pointer-events: none; transition: opacity .15s; }
 .look input:checked ~ .over { opacity: 1; z-index: 1; }
@@ -132,7 +132,8 @@ SCREENS = """
   .look, .pair { grid-template-columns: minmax(0, 1fr); } .look { --side: 18rem; } }
 @media (prefers-reduced-motion: reduce) { * { transition: none !important; } }
 @media print { .card, .hits li, tr, figure { break-inside: avoid; } h2, h3 { break-after: avoid; }
-  thead { display: table-header-group; } nav, .look input, .alone { display: none; }
+  thead { display: table-header-group; } nav, .look input, .look legend, .look li.alone { display: none; }
+  .look li:has(input) { align-items: flex-start; }
   .scroll { overflow: visible; } .look { --side: 9rem; }
   .look .over { position: static; opacity: 1; width: 4.5rem; } body { font-size: 11pt; } }
 """
