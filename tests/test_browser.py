@@ -87,6 +87,8 @@ def test_a_sentence_shows_its_heat_over_the_picture_by_mouse_and_by_keyboard(
     first.click()
     ActionChains(browser).move_to_element(browser.find_element(By.TAG_NAME, "h1")).perform()
     assert seen(browser) == [True, False]
+    browser.execute_script("document.activeElement.blur()")
+    assert seen(browser) == [True, False], "it stays chosen"
     radios = look.find_elements(By.TAG_NAME, "input")
     radios[1].send_keys(Keys.ARROW_DOWN)
     assert seen(browser) == [False, True]
