@@ -84,6 +84,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ] = "whole",
     protocol: Annotated[str, typer.Option(help="plain, coco-5k or coco-1k.")] = "plain",
     json: Annotated[Path | None, typer.Option(help="Write settings, data, versions and numbers.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page: the numbers, and outcomes from best to worst.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="Pictures and texts encoded at a time.")] = 64,
     memory: Annotated[int, typer.Option(min=1, help="Most memory for scores, in MiB.")] = 256,
@@ -93,7 +96,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     from rich.console import Console
 
     from grainline.evaluate.encode import encode_source
+    from grainline.evaluate.examples import Measured
     from grainline.evaluate.protocols import PROTOCOLS
+    from grainline.evaluate.report import write_html
     from grainline.evaluate.result import writable, write
     from grainline.evaluate.suite import SUITES, Options
     from grainline.evaluate.table import table
@@ -103,8 +108,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         raise UserError(f"--suite is {suite!r}; allowed are {', '.join(SUITES)}")
     if protocol not in PROTOCOLS:
         raise UserError(f"--protocol is {protocol!r}; allowed are {', '.join(PROTOCOLS)}")
-    if json:
-        writable(json)
+    for path in filter(None, (json, html)):
+        writable(path)
     options = Options(protocol, seed, memory=memory * 2**20)
     loaded = load(model)
     source = _open(data, images, loaded.method.size)
@@ -125,6 +130,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     if json:
         write(result, json)
         print(f"written: {json}")
+    if html:
+        write_html(html, Measured(loaded, source, encodings, result))
+        print(f"written: {html}")
 
 
 @app.command()

@@ -95,6 +95,7 @@ def search(  # noqa: PLR0913 - each is an option of the command
     heat: Annotated[
         Path | None, typer.Option(help="Write where each sentence shows, as pictures into this folder.")
     ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures and heat maps.")] = None,
     qdrant: Annotated[
         str | None,
         typer.Option(help="Find candidates with the Qdrant server at this URL; it is synced first."),
@@ -104,7 +105,9 @@ def search(  # noqa: PLR0913 - each is an option of the command
     from rich.console import Console
 
     from grainline.data.sources.common import read_lines
+    from grainline.evaluate.result import writable
     from grainline.index.answer import Options
+    from grainline.index.report import write_html
     from grainline.index.search import open_index
     from grainline.index.show import table, write_heat, write_json
 
@@ -112,6 +115,8 @@ def search(  # noqa: PLR0913 - each is an option of the command
         raise UserError("give one query: a text, --image FILE, or --queries FILE")
     if heat is not None and image is not None:
         raise UserError("--heat shows sentences; it goes with a text, not with --image")
+    if html is not None:
+        writable(html)
     opened = open_index(folder, model)
     if qdrant is not None:
         opened.use(_qdrant(qdrant, opened.opened))
@@ -127,6 +132,12 @@ def search(  # noqa: PLR0913 - each is an option of the command
     if json is not None:
         write_json(json, answers, opened)
         print(f"written: {json}")
+    if html is not None:
+        shown = write_html(html, answers, opened, options, pictures=image is not None)
+        print(
+            f"written: {html}"
+            + (f", the first {shown} of {len(answers)} queries" if shown < len(answers) else "")
+        )
 
 
 def _qdrant(url: str, opened: Any) -> Any:

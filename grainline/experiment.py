@@ -4,7 +4,8 @@ A run folder is complete from its first second: recipe.yaml, model.json and toke
 the first step, checkpoints/ and log.jsonl grow, best/ and last/ hold the weights to use.
 """
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from grainline.data.transforms import TrainTransform
 from grainline.dist import rank, world_size
 from grainline.errors import UserError
 from grainline.evaluate.encode import encode_source
+from grainline.evaluate.examples import Measured
 from grainline.evaluate.suite import Options, retrieval_suite
 from grainline.files import aside, reason
 from grainline.model import Description, Model, build, method_config, write_description
@@ -30,6 +32,9 @@ from grainline.train import checkpoint
 from grainline.train.log import NAME as LOG
 from grainline.train.loop import Run, Validation, train
 from grainline.train.process import process_group
+from grainline.train.report import NAME as REPORT
+from grainline.train.report import Story, write_report
+from grainline.viz.page import short
 
 MAY_CHANGE = ("data.workers", "data.damage", "train.keep", "train.log", "train.log_every")
 """Recipe fields that do not change what a run computes, so that a resumed run may have others."""
@@ -79,7 +84,39 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
             recipe.data.damage,
             validation,
         )
-        return train(job, device, _checkpoint(out, at) if resume else None)
+        before = _stamp(out / LOG)
+        try:
+            last = train(job, device, _checkpoint(out, at) if resume else None)
+        except (UserError, KeyboardInterrupt) as error:
+            if _stamp(out / LOG) != before:  # else nothing was done, and what was done before stays told
+                _report(job, recipe, str(error) or "interrupted")
+            raise
+        _report(job, recipe, "")
+        return last
+
+
+def _report(job: Run, recipe: Recipe, ended: str) -> None:
+    """Leave report.html, on the first process; what keeps it from being written stops nothing."""
+    if rank() > 0:
+        return
+    title = f"Training of {recipe.method} on {', '.join(recipe.data.paths)}"
+    story = Story(short(title, 120), _flat(recipe.model_dump(mode="json")), len(job.data), ended)
+    job.method.eval()  # training leaves it with noise, and without the tokens that heat needs
+    try:
+        found = None
+        if isinstance(job.validate, Measure):
+            found = job.validate.last or (None if ended else job.validate.run())
+        write_report(job.out, story, found)
+    except UserError as error:
+        print(f"no {REPORT}: {error}", file=sys.stderr)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is written to; None where there is none."""
+    if not path.is_file():
+        return None
+    state = path.stat()
+    return state.st_size, state.st_mtime_ns
 
 
 def _size(recipe: Recipe) -> int:
@@ -186,8 +223,29 @@ def _with_vocabulary(description: Description, vocab: int) -> Description:
     return description._replace(config=config)
 
 
-def _validation(recipe: Recipe, model: Model) -> Callable[[], Validation] | None:
-    """Retrieval on the validation sources: the sum of recalls first, because it picks the best checkpoint."""
+class Measure:
+    """Retrieval on the validation sources."""
+
+    def __init__(self, model: Model, source: Source, damage: float) -> None:
+        """damage  share of the samples that may be damaged"""
+        self.model, self.source, self.damage = model, source, damage
+        self.last: Measured | None = None
+
+    def __call__(self) -> Validation:
+        """The sum of recalls first, because it picks the best checkpoint."""
+        result = self.run().result
+        return {metric.name: metric.value for metric in reversed(result.metrics)}, result.notes
+
+    def run(self) -> Measured:
+        """Measure, and keep what was found."""
+        encodings = encode_source(self.model, self.source, max_damaged=self.damage)
+        result = retrieval_suite(self.model.method, encodings, Options(resamples=100))
+        self.last = Measured(self.model, self.source, encodings, result)
+        return self.last
+
+
+def _validation(recipe: Recipe, model: Model) -> Measure | None:
+    """What measures the model while it is trained; None where the recipe names nothing to measure on."""
     if not recipe.data.validation:
         if recipe.train.validate_every:
             raise UserError("train.validate_every is set, but data.validation names no source to measure on")
@@ -198,14 +256,7 @@ def _validation(recipe: Recipe, model: Model) -> Callable[[], Validation] | None
         )
     paths = recipe.data.validation
     images = recipe.data.images if any(map(takes_images, paths)) else None  # it may be for training alone
-    source = open_sources(paths, images=images, size=model.method.size)
-
-    def measure() -> Validation:
-        encodings = encode_source(model, source, max_damaged=recipe.data.damage)
-        result = retrieval_suite(model.method, encodings, Options(resamples=100))
-        return {metric.name: metric.value for metric in reversed(result.metrics)}, result.notes
-
-    return measure
+    return Measure(model, open_sources(paths, images=images, size=model.method.size), recipe.data.damage)
 
 
 def _checkpoint(out: Path, at: str | None) -> Path | None:

@@ -384,6 +384,27 @@ TOKENIZERS = [
     Fault("data/tokenizer.py", "tests/test_library_tokenizer.py", "any larger table passes",
           "vocab % _ROUND or not 0 < vocab - found.vocab < _FILLED", "vocab < found.vocab"),
 ]
+
+PAGES = [
+    Fault("viz/page.py", "tests/test_viz.py", "what stands in a page is not escaped",
+          '<li>{escape(line)}</li>', '<li>{line}</li>'),
+    Fault("viz/heat.py", "tests/test_viz.py", "the place of a maximum is told mirrored",
+          "PLACES[row][column]", "PLACES[row][2 - column]"),
+    Fault("viz/look.py", "tests/test_viz.py", "each map has a scale of its own",
+          "overlay(picture, heat, limit)", "overlay(picture, heat)"),
+    Fault("viz/style.py", "tests/test_browser.py", "a sentence that is chosen does not show its heat",
+          ".look input:checked ~ .over { opacity: 1;", ".look input:checked ~ .over { opacity: 0;"),
+    Fault("evaluate/encode.py", "tests/test_report.py", "pictures behind a damaged one are shown for others",
+          "run.positions.append(index)", "run.positions.append(len(run.positions))"),
+    Fault("evaluate/examples.py", "tests/test_report.py", "examples leave out the worst",
+          "np.linspace(0, len(order) - 1,", "np.linspace(0, len(order) // 2,"),
+    Fault("evaluate/examples.py", "tests/test_report.py", "rows of a fold are taken for rows of all",
+          "of[top.row[0].cpu()].tolist()", "top.row[0].tolist()"),
+    Fault("experiment.py", "tests/test_report.py", "a report that cannot be written fails the run",
+          'print(f"no {REPORT}: {error}", file=sys.stderr)', "raise"),
+    Fault("index/search.py", "tests/test_report.py", "a changed picture is shown for the one indexed",
+          "            raise Damaged(CHANGED, path)\n", "            pass\n"),
+]
 # fmt: on
 
 FAULTS = (
@@ -398,4 +419,5 @@ FAULTS = (
     + SCENES
     + EVALUATION
     + TOKENIZERS
+    + PAGES
 )

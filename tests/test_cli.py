@@ -457,6 +457,7 @@ def test_a_small_journey_from_data_to_vectors(tmp_path: Path, capsys: Capture) -
         "tokenizer.json",
         "tokenizer_meta.json",
         "log.jsonl",
+        "report.html",
         "checkpoints",
         "best",
         "last",

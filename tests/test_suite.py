@@ -113,7 +113,9 @@ def made(n: int, captions: int, seed: int = 0, noise: float = 1.0, keys: Sequenc
     texts = rows_of(text, torch.arange(n).repeat_interleave(captions))
     strings = ("",) * (n * captions)
     images = rows_of(image, torch.arange(n))
-    return Encodings(images, texts, names, strings, None, "made", "f" + str(n), "each", n, {}, (), 0, 0)
+    return Encodings(
+        images, texts, names, strings, None, "made", "f" + str(n), "each", n, {}, (), 0, 0, tuple(range(n))
+    )
 
 
 def test_a_perfect_model_is_perfect_on_every_metric() -> None:

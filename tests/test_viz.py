@@ -1,6 +1,8 @@
 """Heat on pixels, overlays, charts, and a report that is safe, self-contained and accessible."""
 
+import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,14 @@ from PIL import Image
 
 from grainline.errors import UserError
 from grainline.evaluate.result import Metric, Result, now, versions
-from grainline.viz.charts import POINTS, STYLE, Chart, Series, line_chart, ticks, whisker
-from grainline.viz.heat import on_pixels
+from grainline.viz.charts import POINTS, Chart, Series, line_chart, ticks, whisker
+from grainline.viz.found import Answered, Found, answered
+from grainline.viz.heat import on_pixels, place
+from grainline.viz.look import Look, Told, look
 from grainline.viz.overlay import colours, limit_of, overlay, scale_bar
-from grainline.viz.report import Example, HeatMap, Hit, render, write_report
+from grainline.viz.page import Gone, Section, facts, notes, render_page, summary, write_page
+from grainline.viz.report import Comparison, Example, Hit, charts, comparisons, examples, marked, table
+from grainline.viz.style import DARK, LIGHT, STYLE, THEMES
 
 EVIL = """<script>alert("x")</script><img src='https://evil.example/x' onerror="y">&"""
 
@@ -64,6 +70,23 @@ def test_even_heat_stays_even(mode: Any) -> None:
     torch.testing.assert_close(
         on_pixels(torch.full((1, 6), -0.25), (2, 3), (7, 9), mode), torch.full((1, 7, 9), -0.25)
     )
+
+
+@pytest.mark.parametrize(
+    ("spot", "words"),
+    [
+        ((0, 0), "strongest at the upper left"),
+        ((0, 4), "strongest at the top"),
+        ((4, 8), "strongest at the right"),
+        ((4, 4), "strongest at the centre"),
+        ((8, 0), "strongest at the lower left"),
+        ((8, 5), "strongest at the bottom"),
+    ],
+)
+def test_the_place_of_the_maximum_is_told_in_words(spot: tuple[int, int], words: str) -> None:
+    heat = np.full((9, 9), -0.5)
+    heat[spot] = 0.1
+    assert place(heat) == words
 
 
 # overlay
@@ -120,6 +143,9 @@ def test_ticks_are_round_and_cover_the_range() -> None:
         (2.0, 2.0),
         (0.0, 0.0),
         (-4, -4),
+        (1e-14, 3e-14),
+        (1e-12, 1.0000000000000002e-12),
+        (-1e15, -1e15 + 0.25),
     ):
         found = ticks(low, high)
         assert found[0] <= low <= high <= found[-1]
@@ -164,16 +190,37 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_text_and_lines_have_contrast_in_light_and_dark() -> None:
-    light, dark = STYLE.split("@media")
-    for theme in (light, dark):
-        values = dict(part.split(":") for part in theme.replace("{", ";").replace("}", ";").split(";") if "--" in part and part.count(":") == 1)  # noqa: E501  # fmt: skip
-        values = {name.strip(): value.strip() for name, value in values.items()}
-        grounds = [luminance(values[name]) for name in ("--ground", "--panel")]
-        for name in ("--ink", "--soft", "--good", *(f"--s{i}" for i in range(6))):
-            for ground in grounds:
-                a, b = sorted((luminance(values[name]), ground))
-                assert (b + 0.05) / (a + 0.05) >= 4.5, (name, theme)
+def ratio(one: str, other: str) -> float:
+    """The contrast of WCAG, 1 to 21."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_the_measure_of_contrast_is_that_of_the_standard() -> None:
+    assert ratio("#ffffff", "#000000") == pytest.approx(21)
+    assert ratio("#767676", "#ffffff") == pytest.approx(4.54, abs=0.01)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_every_pair_of_colours_has_contrast(theme: str) -> None:
+    values = dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", theme))
+    grounds = {"ground", "panel", "mark"}
+    decoration = {"line"}  # rims and grid lines, which nothing depends on
+    for name in values.keys() - grounds - decoration:
+        for ground in ("ground", "panel"):
+            assert ratio(values[name], values[ground]) >= 4.5, (name, ground)
+    for name in ("ink", "soft"):
+        assert ratio(values[name], values["mark"]) >= 4.5, name
+
+
+def test_all_colours_are_those_of_the_themes() -> None:
+    rules = STYLE.removeprefix(THEMES)
+    assert THEMES + rules == STYLE
+    assert not re.findall(r"#[0-9a-f]{3,6}\b|rgb|hsl", rules), "a colour that no theme knows"
+    for theme in (LIGHT, DARK):
+        named = set(re.findall(r"--(\w+): #", theme)) | {"side"}
+        assert set(re.findall(r"var\(--(\w+)\)", rules)) <= named
+        assert LIGHT.count("#") == DARK.count("#") == len(named) - 1
 
 
 # report
@@ -192,7 +239,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "img", "line", "circle", "polyline", "polygon"):
+        if tag not in ("meta", "img", "input", "line", "circle", "polyline", "polygon"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -214,16 +261,39 @@ def result(name: str = "text to image R@1") -> Result:
     return Result("retrieval", "plain", metrics, {"level": 0.95}, data, versions(), 0, now(), (EVIL,), {})
 
 
-def page(text: str = "A red circle.") -> str:
-    picture = Image.new("RGB", (300, 200), "red")
-    hits = [Hit(picture, 0.5, False, text), Hit(picture, 0.25, True, text)]
-    heat = [HeatMap(picture, text, 0.5)]
-    return render(
-        text,
-        {text: text, "R@1": "34.2 %"},
-        [Chart(text, text, text, [Series(text, [1, 2, 3], [3.0, 2.0, 1.0])])],
-        [result(text)],
-        [Example(text, hits, 2, 500, heat), Example(picture, [Hit(text, 0.5, True)], 1, 1000)],
+def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
+    """A page with every part there is; `text` stands wherever data or users have a say."""
+    picture, gone = Image.new("RGB", (300, 200), "red"), Gone(text)
+    heat = np.stack([np.eye(200, 300), -np.ones((200, 300))])
+    told = [Told(text, 0.5, 0.01, True), Told(text, 0.1, 0.9, False)]
+    seen, unseen = Look(picture, text, told, heat), Look(gone, "", told)
+    bare = Look(picture, text, [told[0]._replace(supported=None, chance=None)])
+    hits = [
+        Hit(picture, 0.5, False, 1, text),
+        Hit(gone, 0.4, False, 2, text),
+        Hit(picture, 0.25, True, 3, text),
+    ]
+    found = [Found(text, 0.5, 0.01, True, seen), Found(text, 0.1, 0.9, False, unseen)]
+    drawn = [Chart(text, text, text, [Series(text, [1, 2, 3], [3.0, 2.0, 1.0])])]
+    shown = [
+        Example(text, text, hits, 3, True, 500, seen),
+        Example(text, text, hits, 3, False, 500, bare),
+        Example(picture, text, [Hit(text, 0.5, True, 1)], 1, False, 1000),
+    ]
+    pairs = [
+        Comparison(picture, text, text, text, other, (0.5, 0.25)),
+        Comparison(gone, text, text, text, other, (0.5, 0.5)),
+    ]
+    sections = [
+        Section(text, table(result(text)) + charts(drawn), text),
+        Section("Examples", examples(shown, "t") + comparisons(pairs)),
+        answered(Answered(text * 9, None, True, [text], found), 1),
+        answered(Answered(text, picture, False, [], [Found(text, 0.5, 0.6, False, Look(picture, text))]), 2),
+        answered(Answered(text, gone, False, [], []), 3),
+        Section("Facts", facts({text: text}, text)),
+    ]
+    return render_page(
+        text, summary({text: text, "R@1": "34.2 %\n30 to 40 %"}) + notes([text]), sections, [text]
     )
 
 
@@ -231,7 +301,7 @@ def test_nothing_is_loaded_from_anywhere() -> None:
     for text in ("A red circle.", EVIL):
         for tag, attributes in Page(page(text)).tags:
             assert tag not in ("script", "link", "iframe", "object", "embed", "base")
-            assert "href" not in attributes
+            assert (attributes.get("href") or "#").startswith("#")
             assert (attributes.get("src") or "data:").startswith(
                 "data:image/jpeg;base64,"
             ) or "src" not in attributes
@@ -242,20 +312,25 @@ def test_nothing_is_loaded_from_anywhere() -> None:
 
 
 def test_what_comes_from_data_is_text_wherever_it_stands() -> None:
-    clean, evil = Page(page("plain words")), Page(page(EVIL))
+    plain = "plain word <".replace(
+        "<", "x" * len(EVIL)
+    )  # as long, so that it is shortened in the same places
+    clean, evil = Page(page(plain)), Page(page(EVIL))
     assert [tag for tag, _ in clean.tags] == [tag for tag, _ in evil.tags]
     assert [sorted(a) for _, a in clean.tags] == [sorted(a) for _, a in evil.tags]
-    assert evil.words.count('<script>alert("x")</script>') >= 8
+    assert evil.words.count('<script>alert("x")</script>') >= 30
     assert not evil.open
 
 
 def test_every_picture_has_a_text_and_every_drawing_is_named_or_hidden() -> None:
     tags = Page(page()).tags
-    pictures = [a for tag, a in tags if tag == "img"]
-    assert len(pictures) == 5
-    assert all(a["alt"] for a in pictures)
-    assert any("rank 2, the right picture" in (a["alt"] or "") for a in pictures)
-    assert any("rank 1, a wrong picture" in (a["alt"] or "") for a in pictures)
+    alts = [a["alt"] or "" for tag, a in tags if tag == "img"]
+    assert len(alts) == 17
+    assert all(alts)
+    assert sum("rank 3, the right picture" in alt for alt in alts) == 2
+    assert sum("rank 1, a wrong picture" in alt for alt in alts) == 2
+    assert sum(alt == "heat of 'A red circle.': strongest at the upper left, supported" for alt in alts) == 2
+    assert sum(alt == "heat of 'A red circle.': the same everywhere, not supported" for alt in alts) == 2
     for attributes in (a for tag, a in tags if tag == "svg"):
         assert attributes.get("aria-hidden") == "true" or (
             attributes.get("role") == "img" and attributes.get("aria-label")
@@ -263,29 +338,115 @@ def test_every_picture_has_a_text_and_every_drawing_is_named_or_hidden() -> None
     assert ("html", {"lang": "en"}) in tags
 
 
+def test_headings_are_in_order_and_the_page_has_its_landmarks() -> None:
+    tags = [tag for tag, _ in Page(page()).tags]
+    levels = [int(tag[1]) for tag in tags if re.fullmatch(r"h\d", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert all(tags.count(tag) == 1 for tag in ("main", "header", "footer", "nav"))
+
+
+def test_contents_lead_to_their_parts_and_every_id_is_there_once() -> None:
+    tags = Page(page()).tags
+    ids = [a["id"] for _, a in tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    links = [(a["href"] or "")[1:] for tag, a in tags if tag == "a"]
+    assert len(links) == 6
+    assert set(links) <= set(ids)
+    assert {a["for"] for tag, a in tags if tag == "label"} <= set(ids)
+    assert {a["aria-labelledby"] for tag, a in tags if tag == "section"} <= set(ids)
+
+
+def test_each_sentence_is_a_radio_button_with_its_own_map_and_the_picture_alone_is_chosen() -> None:
+    tags = Page(page()).tags
+    radios = [a for tag, a in tags if tag == "input"]
+    groups = {a["name"] for a in radios}
+    assert len(radios) == 2 * 3
+    assert len(groups) == 2
+    for group in groups:
+        assert ["checked" in a for a in radios if a["name"] == group] == [True, False, False]
+    assert sum(a.get("class") == "over" for _, a in tags) == 4
+
+
+def test_all_maps_of_a_picture_share_one_scale() -> None:
+    picture = Image.new("RGB", (8, 8), "white")
+    told = [Told("weak", 0.1), Told("strong", 0.9)]
+    weak, strong = np.full((8, 8), 0.1), np.full((8, 8), 0.8)
+    drawn = look(Look(picture, "p", told, np.stack([weak, strong])), "a")
+    assert "-0.8 " in drawn
+    assert "+0.8" in drawn
+    maps = [a["src"] for _, a in Page(drawn).tags if a.get("class") == "over"]
+    alone = [
+        a["src"]
+        for _, a in Page(look(Look(picture, "p", told[:1], weak[None]), "a")).tags
+        if a.get("class") == "over"
+    ]
+    assert maps[0] != alone[0]
+    assert maps[1] == alone[0], "at its own limit either is drawn at full strength"
+
+
+def test_what_is_not_supported_is_said_in_words_and_in_shape() -> None:
+    told = [Told("A dog.", 0.5, 0.01, True), Told("A cat.", 0.1, 0.9, False), Told("A cow.", 0.1)]
+    drawn = look(Look(Gone("not there"), "", told), "a")
+    assert re.findall(r"<li class=.(\w*).>", drawn) == ["yes", "no", ""]
+    words = Page(drawn).words
+    assert words.count("not supported") == 1
+    assert words.count("supported") == 2
+    assert "not there" in words
+    assert re.search(r"li\.no {[^}]*dashed", STYLE)
+
+
+def test_the_words_that_differ_are_marked() -> None:
+    assert marked("A <b> dog runs.", "A <i> dog runs fast.") == (
+        "A <mark>&lt;b&gt;</mark> dog <mark>runs.</mark>",
+        "A <mark>&lt;i&gt;</mark> dog <mark>runs fast.</mark>",
+    )
+    assert marked("same", "same") == ("same", "same")
+    assert marked("a b", "a") == ("a<mark> b</mark>", "a")
+
+
 def test_table_headers_say_what_they_head() -> None:
     tags = Page(page()).tags
     heads = [a for tag, a in tags if tag == "th"]
     assert {a.get("scope") for a in heads} == {"col", "row"}
-    assert sum(tag == "caption" for tag, _ in tags) == 1
+    assert sum(tag == "caption" for tag, _ in tags) == sum(tag == "table" for tag, _ in tags) == 3
 
 
 def test_the_numbers_stand_in_the_page() -> None:
     words = Page(page()).words
-    for part in ("34.2 %", "30.1 to 38.4 %", "0.20 %", "250.5", "right one at rank 2 of 500", "f00", "0.250"):
+    for part in (
+        "34.2 %",
+        "30.1 to 38.4 %",
+        "0.20 %",
+        "250.5",
+        "right one at rank 3 of 500, tied",
+        "f00",
+        "0.250",
+    ):
         assert part in words
 
 
 def test_pictures_are_shrunk(tmp_path: Path) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (1500, 2000, 3), dtype=np.uint8))
-    write_report(tmp_path / "new" / "r.html", "t", {}, examples=[Example(noise, [Hit("a", 1.0, True)], 1, 2)])
+    write_page(tmp_path / "new" / "r.html", render_page("t", look(Look(noise, "n"), "a"), []))
     assert (tmp_path / "new" / "r.html").stat().st_size < 200_000
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["r.html"]
 
 
-def test_a_report_that_cannot_be_written_ends_in_one_line(tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_ends_in_one_line_and_spares_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
         UserError, match=r"^cannot write .*r\.html: .*; name a file in a folder you may write to$"
     ):
-        write_report(tmp_path / "file" / "r.html", "t", {})
+        write_page(tmp_path / "file" / "r.html", "t")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "kept").write_text("")
+    with pytest.raises(UserError, match="it is a folder; name a file"):
+        write_page(tmp_path / "folder", "t")
+    assert (tmp_path / "folder" / "kept").exists()
+
+
+def test_names_that_are_no_unicode_can_be_written(tmp_path: Path) -> None:
+    write_page(tmp_path / "r.html", render_page("t", notes(["a\udcff.png"]), []))
+    assert "a?.png" in (tmp_path / "r.html").read_text()

@@ -63,6 +63,7 @@ class Encodings(NamedTuple):
     damaged_first: tuple[str, ...]  # cause and place of the first of them
     blank: int  # captions without a character, skipped beside others of the same picture
     cut: int  # texts that were longer than the model reads, foils included
+    positions: tuple[int, ...]  # [N] where each picture stands in the source: skipped samples leave gaps
     remarks: tuple[str, ...] = ()  # what the source found at opening
 
 
@@ -99,6 +100,7 @@ def encode_source(
         try:
             record = source[index]
             run.add(record, decode(record))
+            run.positions.append(index)
         except Damaged as error:
             failed.append((error.cause, str(error)))
             _refuse(failed, len(source), max_damaged, source.path)
@@ -122,6 +124,7 @@ def encode_source(
         damaged_first=tuple(text for _, text in failed[:NAMED]),
         blank=run.blank,
         cut=model.cut - cut_before,
+        positions=tuple(run.positions),
         remarks=remarks(source),
     )
 
@@ -176,9 +179,11 @@ class _Run:
         kept = (lambda x: x) if model.method.pairwise else vectors_only
         self.images = _Rows(lambda items: kept(model.encode(images=items)), batch)
         self.texts = _Rows(lambda items: kept(model.encode(texts=items)), batch)
+        self.foil_strings: list[str] = []
         self.foil_texts = _Rows(lambda items: kept(model.encode(texts=items)), batch)
         self.captions, self.need_text, self.foils = captions, need_text, foils
         self.keys: list[str] = []
+        self.positions: list[int] = []  # in the source
         self.strings: list[str] = []
         self.owner: list[int] = []
         self.pairs: list[tuple[int, int, int]] = []  # picture, true text, foil
@@ -207,6 +212,7 @@ class _Run:
             for text in (foil.true, foil.text):
                 if text not in seen:
                     seen[text] = self.foil_texts.add(text)
+                    self.foil_strings.append(text)
             self.pairs.append((row, seen[foil.true], seen[foil.text]))
             self.kinds.append(foil.kind)
 
@@ -215,7 +221,7 @@ class _Run:
             raise UserError(f"no foils in {path}; this suite needs samples with foils, as in `scenes`")
         picture, true, foil = torch.tensor(self.pairs).T
         encoded = _numbered(self.foil_texts.stacked(), [-1] * self.foil_texts.number)
-        return FoilPairs(picture, true, foil, encoded, tuple(self.kinds))
+        return FoilPairs(picture, true, foil, encoded, tuple(self.kinds), tuple(self.foil_strings))
 
 
 def stack(parts: Sequence[Encoded]) -> Encoded:

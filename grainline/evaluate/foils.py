@@ -21,6 +21,7 @@ class FoilPairs(NamedTuple):
     foil: Tensor  # [P] int64, row of `texts`
     texts: Encoded  # [T] true texts and foils; `image` is -1, they are no gallery
     kind: tuple[str, ...]  # [P] what is wrong with the foil
+    strings: tuple[str, ...]  # [T] the texts as they were given to the model
 
 
 class Choices(NamedTuple):
@@ -44,9 +45,14 @@ def choices(true: Tensor, foil: Tensor) -> Choices:
 
 def foil_choices(method: Scorer, images: Encoded, pairs: FoilPairs) -> Choices:
     """Score every picture with its true text and its foil, and compare."""
+    true, foil = foil_scores(method, images, pairs)
+    return choices(true, foil)
+
+
+def foil_scores(method: Scorer, images: Encoded, pairs: FoilPairs) -> Tensor:
+    """Scores of every picture with its true text and with its foil: [2, P]"""
     picture = pairs.picture.repeat(2)  # [2P]
     text = torch.cat([pairs.true, pairs.foil])  # [2P]
     # Foils of one caption share their true text: each pair is scored once.
     asked, back = torch.unique(torch.stack([picture, text]), dim=1, return_inverse=True)
-    score = pair_scores(method, images, rows(pairs.texts, asked[1]), asked[0])[back].view(2, -1)
-    return choices(score[0], score[1])
+    return pair_scores(method, images, rows(pairs.texts, asked[1]), asked[0])[back].view(2, -1)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from grainline.data.captions import sentences
+from grainline.data.causes import MISSING_IMAGE, UNREADABLE_FILE
 from grainline.data.record import Damaged
 from grainline.errors import UserError
 from grainline.index.answer import Answer, Hit, Options, Sentence
@@ -27,6 +28,7 @@ from grainline.types import Encoded, rows, to
 AT_ONCE = 256  # pictures whose tokens are scored at a time
 SPARE = 16  # candidates beyond k: products in float32 may swap neighbours
 DEFAULT = Options()
+CHANGED = "changed since it was indexed"
 
 
 class Index:
@@ -86,6 +88,18 @@ class Index:
             name = str(image) if isinstance(image, str | Path) else f"picture {i}"
             out.append(Answer(name, tuple(hits), self._notes(texts=False)))
         return out
+
+    def read(self, path: str) -> bytes:
+        """The file of a picture of the index. Raises Damaged where it is not what was indexed."""
+        try:
+            data = confine(self.root, path).read_bytes()
+        except FileNotFoundError:
+            raise Damaged(MISSING_IMAGE, path) from None
+        except OSError as error:
+            raise Damaged(UNREADABLE_FILE, f"{path} ({error.strerror})") from None
+        if hashlib.sha256(data).hexdigest() != self.opened.rows[self.opened.numbers[path]].sha256:
+            raise Damaged(CHANGED, path)
+        return data
 
     @torch.no_grad()
     def scores(self, found: np.ndarray, texts: Sequence[str]) -> np.ndarray:
@@ -161,16 +175,14 @@ class Index:
 
     def _heat(self, row: int, told: list[str]) -> Sequence[torch.Tensor]:
         """Where each sentence shows: [S, size, size]. UserError if the file is no longer what was indexed."""
-        of = self.opened.rows[row]
+        path = self.opened.rows[row].path
         try:
-            data = confine(self.root, of.path).read_bytes()
-        except (OSError, Damaged):
-            data = b""
-        if hashlib.sha256(data).hexdigest() != of.sha256:
+            data = self.read(path)
+        except Damaged:
             folder = self.opened.folder
             raise UserError(
-                f"{self.root / of.path} is not what was indexed: give `grainline index refresh {folder}`"
-            )
+                f"{self.root / path} is not what was indexed: give `grainline index refresh {folder}`"
+            ) from None
         return list(self.model.heat(data, told).cpu())
 
     def _notes(self, texts: bool = True) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from grainline.files import WRITE_ERRORS, reason, write_text
 from grainline.index.answer import Answer, as_json, unsupported
 from grainline.index.search import Index
 from grainline.viz.overlay import overlay
+from grainline.viz.page import short
 
 FORMAT = 1
 
@@ -21,7 +22,7 @@ def table(answer: Answer) -> Table:
     """The hits of one query. Sentences that a picture does not show are named."""
     sure = "" if answer.sure else " - no sure match"
     out = Table(
-        title=escape(_short(answer.query, 90) + sure),
+        title=escape(short(answer.query, 90) + sure),
         caption=escape("\n".join(answer.notes)) or None,
         caption_justify="left",
     )
@@ -30,7 +31,7 @@ def table(answer: Answer) -> Table:
     out.add_column("not supported", overflow="fold")
     for hit in answer.hits:
         missing = unsupported(hit)
-        told = f"{len(missing)} of {len(hit.sentences)}: {_short('; '.join(missing), 80)}" if missing else ""
+        told = f"{len(missing)} of {len(hit.sentences)}: {short('; '.join(missing), 80)}" if missing else ""
         out.add_row(
             escape(hit.path),
             f"{hit.score:.3f}",
@@ -76,7 +77,3 @@ def write_heat(folder: Path, answers: Sequence[Answer], index: Index) -> int:
     except WRITE_ERRORS as error:
         raise UserError(f"cannot write into {folder}: {reason(error)}; choose another --heat") from None
     return number
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3].rstrip() + "..."

@@ -1,7 +1,7 @@
 """Line charts and interval bars as inline SVG, in light and dark, without any library.
 
-Colours come from CSS custom properties (`STYLE`), so one drawing serves both themes. The palette is that of
-Okabe and Ito, adjusted for contrast on each ground; series also differ in their dashes.
+Colours come from CSS custom properties (viz/style.py), so one drawing serves both themes. Series also differ
+in their dashes.
 """
 
 import math
@@ -11,17 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-STYLE = """
-:root { --ink: #1d2129; --soft: #596273; --line: #d5d9e0; --ground: #ffffff; --panel: #f6f7f9;
-  --s0: #0062a3; --s1: #b84a00; --s2: #00765a; --s3: #8d3f77; --s4: #6b5c00; --s5: #3a3f47;
-  --good: #00694f; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8eaee; --soft: #a6aebb; --line: #3a404a;
-  --ground: #14171b; --panel: #1d2126; --s0: #6bb6ee; --s1: #f0954f; --s2: #3fc7a0; --s3: #dc9cc4;
-  --s4: #dccb4a; --s5: #c9ced6; --good: #4fd0aa; } }
-svg text { fill: var(--soft); font: 12px system-ui, sans-serif; font-variant-numeric: tabular-nums; }
-svg .grid { stroke: var(--line); stroke-width: 1; }
-svg .series { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
-"""
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "12 3", "1 3")
 FEW = 30  # so many points are drawn as dots as well: they are measurements, not a curve
 POINTS = 120  # a chart is about four times as many pixels wide
@@ -127,14 +116,15 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     >>> ticks(1200, 1200)
     [1080.0, 1200.0, 1320.0]
     """
-    if low == high:
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # alike, up to rounding
         step = abs(low) / 10 or 1.0
         return [low - step, float(low), low + step]
     raw = (high - low) / about
     power = 10.0 ** math.floor(math.log10(raw))
     step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    digits = 12 - math.floor(math.log10(step))
+    return [round(i * step, digits) for i in range(first, last + 1)]
 
 
 def _finite(series: Series) -> tuple[np.ndarray, np.ndarray]:

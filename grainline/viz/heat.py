@@ -1,11 +1,18 @@
-"""From heat over image tokens to heat over pixels."""
+"""From heat over image tokens to heat over pixels, and to words."""
 
 from typing import Literal
 
+import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
 Mode = Literal["bilinear", "bicubic"]
+
+PLACES = (
+    ("upper left", "top", "upper right"),
+    ("left", "centre", "right"),
+    ("lower left", "bottom", "lower right"),
+)
 
 
 def on_pixels(heat: Tensor, grid: tuple[int, int], size: tuple[int, int], mode: Mode = "bilinear") -> Tensor:
@@ -25,3 +32,23 @@ def on_pixels(heat: Tensor, grid: tuple[int, int], size: tuple[int, int], mode: 
     assert heat.shape[1] == grid[0] * grid[1], (heat.shape, grid)
     tokens = heat.float().view(-1, 1, *grid)
     return F.interpolate(tokens, size=size, mode=mode, align_corners=False)[:, 0]
+
+
+def place(heat: np.ndarray) -> str:
+    """Where heat is strongest, in words: the ninth of the picture in which the maximum lies.
+
+    heat  [H, W] signed
+
+    >>> place(np.array([[0.1, 0.1, 0.9], [0.1, 0.2, 0.1], [0.1, 0.1, 0.1]]))
+    'strongest at the upper right'
+    >>> place(np.zeros((3, 3))), place(np.array([[-1.0, -2.0]]))
+    ('the same everywhere', 'against it everywhere, least at the left')
+    """
+    if heat.max() == heat.min():
+        return "the same everywhere"
+    row, column = (
+        int(3 * (i + 0.5) / n)
+        for i, n in zip(np.unravel_index(heat.argmax(), heat.shape), heat.shape, strict=True)
+    )
+    where = PLACES[row][column]
+    return f"strongest at the {where}" if heat.max() > 0 else f"against it everywhere, least at the {where}"

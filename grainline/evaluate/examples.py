@@ -1,0 +1,182 @@
+"""Single outcomes of a suite: retrievals from the best rank to the worst, foils most wrong and most right.
+
+The pictures are read again from the source. One that is not there any more is said so in its place.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from grainline.data.captions import sentences
+from grainline.data.decode import decode
+from grainline.data.record import Damaged, Source
+from grainline.evaluate.encode import Encodings
+from grainline.evaluate.foils import foil_scores
+from grainline.evaluate.protocols import Fold, folds
+from grainline.evaluate.result import Result
+from grainline.evaluate.score import MEMORY, Top, topk
+from grainline.model import Model
+from grainline.types import rows
+from grainline.viz.look import Look, Told
+from grainline.viz.page import Gone
+from grainline.viz.report import Comparison, Example, Hit
+
+SHOWN = 6  # examples of a kind
+HITS = 5  # candidates of an example
+SENTENCES = 12  # of a text whose heat is shown
+
+
+class Measured(NamedTuple):
+    """A result with what it was measured on."""
+
+    model: Model
+    source: Source
+    data: Encodings
+    result: Result
+
+    def picture(self, row: int) -> Image.Image | Gone:
+        """The square that the model sees of an encoded picture, or why it cannot be shown."""
+        key = self.data.keys[row]
+        try:
+            record = self.source[self.data.positions[row]]
+            if record.key != key:
+                return Gone(f"{key} is not where it was when it was encoded")
+            return self.model.seen(decode(record))
+        except Damaged as error:
+            return Gone(f"{key} cannot be shown: {error.cause}")
+
+
+def by_text(on: Measured, number: int = SHOWN) -> list[Example]:
+    """Pictures found for texts, with the sentences of the text in the right picture."""
+    chosen = _chosen(on, "t2i", number)
+    return [_text_example(on, query) for query in chosen]
+
+
+def by_picture(on: Measured, number: int = SHOWN) -> list[Example]:
+    """Texts found for pictures."""
+    chosen = _chosen(on, "i2t", number)
+    return [_picture_example(on, query) for query in chosen]
+
+
+def worst_foils(on: Measured, number: int = SHOWN) -> list[Comparison]:
+    """The comparisons in which the foil wins by most, or the true text by least; each of another picture."""
+    return _comparisons(on, number, lambda margin: margin)
+
+
+def best_foils(on: Measured, number: int = SHOWN) -> list[Comparison]:
+    """The comparisons in which the true text wins by most; each of another picture."""
+    return _comparisons(on, number, lambda margin: -margin)
+
+
+def spread(rank: np.ndarray, number: int) -> list[int]:
+    """Places of some values, evenly from the lowest value to the highest, both included.
+
+    >>> spread(np.array([5, 1, 9, 1, 2]), 3)
+    [1, 4, 2]
+    """
+    order = np.argsort(rank, kind="stable")
+    ends = np.linspace(0, len(order) - 1, min(number, len(order)))
+    return [int(place) for place in order[np.rint(ends).astype(int)]]
+
+
+class _Query(NamedTuple):
+    """A query of a retrieval suite."""
+
+    fold: Fold
+    row: int  # of the picture or text among all
+    rank: int
+    tied: bool
+
+
+def _chosen(on: Measured, way: str, number: int) -> list[_Query]:
+    told = on.result.queries["folds"]
+    parts = folds(on.result.protocol, on.data.images, on.data.texts, on.data.path)
+    every = [
+        _Query(fold, row, rank, bool(tied))
+        for fold, one in zip(parts, told, strict=True)
+        for row, rank, tied in zip(
+            (fold.texts if way == "t2i" else fold.images).tolist(),
+            one[way]["rank"],
+            one[way]["tied"],
+            strict=True,
+        )
+    ]
+    return [every[i] for i in spread(np.array([query.rank for query in every]), number)]
+
+
+def _text_example(on: Measured, query: _Query) -> Example:
+    data, text = on.data, on.data.strings[query.row]
+    own = int(data.texts.image[query.row])
+    images, texts = rows(data.images, query.fold.images), rows(data.texts, slice(query.row, query.row + 1))
+    top = topk(on.model.method, images, texts, HITS, _memory(on)).t2i
+    hits = [
+        Hit(on.picture(row), score, row == own, place, data.keys[row])
+        for place, row, score in _listed(top, query.fold.images)
+    ]
+    candidates = len(query.fold.images)
+    return Example(
+        text,
+        data.keys[own],
+        hits,
+        query.rank,
+        query.tied,
+        candidates,
+        look_at(on.model, on.picture(own), text),
+    )
+
+
+def _picture_example(on: Measured, query: _Query) -> Example:
+    data, picture = on.data, on.picture(query.row)
+    images = rows(data.images, slice(query.row, query.row + 1))
+    top = topk(on.model.method, images, rows(data.texts, query.fold.texts), HITS, _memory(on)).i2t
+    hits = [
+        Hit(data.strings[row], score, int(data.texts.image[row]) == query.row, place)
+        for place, row, score in _listed(top, query.fold.texts)
+    ]
+    return Example(picture, data.keys[query.row], hits, query.rank, query.tied, len(query.fold.texts))
+
+
+def _listed(top: Top, of: torch.Tensor) -> list[tuple[int, int, float]]:
+    """Place, row among all and score of the best candidates of one query."""
+    found = zip(of[top.row[0].cpu()].tolist(), top.score[0].tolist(), strict=True)
+    return [(place, row, score) for place, (row, score) in enumerate(found, 1)]
+
+
+def _memory(on: Measured) -> int:
+    return int(on.result.settings.get("memory", MEMORY))
+
+
+def look_at(model: Model, picture: Image.Image | Gone, text: str) -> Look:
+    """The sentences of a text in a picture, with their scores, and their heat where the method has some."""
+    if isinstance(picture, Gone):
+        return Look(picture, "")
+    told = [sentence.text for sentence in sentences(text)][:SENTENCES]
+    score = model.score([picture], told)[0].tolist()
+    heat = None
+    if model.method.grid is not None:
+        heat = model.heat(picture, told).cpu().numpy()
+    return Look(picture, "the right picture", [Told(*one) for one in zip(told, score, strict=True)], heat)
+
+
+def _comparisons(on: Measured, number: int, order: Callable[[np.ndarray], np.ndarray]) -> list[Comparison]:
+    pairs = on.data.foils
+    assert pairs is not None, "the foils suite was run"
+    true, false = foil_scores(on.model.method, on.data.images, pairs).cpu().numpy()
+    picture, texts = pairs.picture.cpu().numpy(), pairs.strings
+    sorted_rows = np.argsort(order(true - false), kind="stable")
+    _, first = np.unique(picture[sorted_rows], return_index=True)  # the first comparison of each picture
+    chosen = sorted_rows[np.sort(first)[:number]].tolist()
+    return [
+        Comparison(
+            on.picture(int(picture[i])),
+            on.data.keys[int(picture[i])],
+            pairs.kind[i],
+            texts[int(pairs.true[i])],
+            texts[int(pairs.foil[i])],
+            (float(true[i]), float(false[i])),
+        )
+        for i in chosen
+    ]

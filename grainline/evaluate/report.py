@@ -1,0 +1,71 @@
+"""The page about a measurement: its metrics, and single outcomes from the best to the worst."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from grainline.evaluate.examples import (
+    HITS,
+    SENTENCES,
+    Measured,
+    best_foils,
+    by_picture,
+    by_text,
+    worst_foils,
+)
+from grainline.evaluate.result import Result
+from grainline.evaluate.suite import ALL, I2T, T2I
+from grainline.viz.page import Section, hint, render_page, summary, write_page
+from grainline.viz.report import comparisons, examples, table
+
+SEEN = "Pictures are shown as the model sees them: a square from their middle."
+HEAT = (
+    "Heat is orange where a patch speaks for the sentence and blue where it speaks against it; all sentences "
+    f"of a picture share one scale. At most {SENTENCES} sentences are shown."
+)
+
+
+def write_html(path: str | Path, on: Measured) -> None:
+    """Write the page. Raises UserError if the place cannot be written."""
+    sections = [metrics([on.result]), *outcomes(on)]
+    title = f"{on.result.suite.capitalize()} of {on.result.settings['model']}"
+    about = f"Measured on {on.result.data['path']} at {on.result.time}."
+    write_page(path, render_page(title, summary(headline(on.result)), sections, [about]))
+
+
+def headline(result: Result) -> dict[str, str]:
+    """The numbers that stand on top of the page."""
+    names = [name for name in (f"{T2I} R@1", f"{I2T} R@1", ALL) if name in {m.name for m in result.metrics}]
+    shown = {name: result.metric(name) for name in names}
+    values = {
+        name[0].upper() + name[1:]: f"{m.text(m.value)}\n{m.ends()}\nchance {m.text(m.chance)}"
+        for name, m in shown.items()
+    }
+    skipped = sum(result.data["damaged"].values())
+    return values | {
+        "Pictures": f"{result.data['pictures']:,}" + (f"\n{skipped:,} skipped" if skipped else ""),
+        "Texts": f"{result.data['texts']:,}",
+    }
+
+
+def metrics(results: Sequence[Result]) -> Section:
+    """The tables of some results."""
+    return Section("Metrics", "".join(map(table, results)))
+
+
+def outcomes(on: Measured) -> list[Section]:
+    """Single outcomes of a suite."""
+    if on.result.suite == "foils":
+        order = "By the difference of the two scores; one comparison for each picture."
+        return [
+            Section("Foils: most wrong", hint(f"{order} {SEEN}") + comparisons(worst_foils(on))),
+            Section("Foils: most right", hint(order) + comparisons(best_foils(on))),
+        ]
+    order = f"Queries evenly spaced from the best rank to the worst; the best {HITS} of all candidates."
+    grid = on.model.method.grid is not None
+    return [
+        Section(
+            "Text to image, best to worst",
+            hint(f"{order} {SEEN}" + (f" {HEAT}" if grid else "")) + examples(by_text(on), "t"),
+        ),
+        Section("Image to text, best to worst", hint(order) + examples(by_picture(on), "p")),
+    ]

@@ -1,0 +1,94 @@
+"""Answers as one self-contained page: pictures, how sure, and where each sentence of a query shows."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from grainline.data.record import Damaged
+from grainline.errors import UserError
+from grainline.index.answer import Answer, Hit, Options
+from grainline.index.search import Index
+from grainline.viz.found import Answered, Found, answered
+from grainline.viz.look import Look, Told
+from grainline.viz.page import Gone, hint, render_page, summary, write_page
+
+MOST = 20  # queries on a page: with ten hits of five sentences each they are some 20 MB
+
+
+def write_html(
+    path: Path, answers: Sequence[Answer], index: Index, options: Options, *, pictures: bool = False
+) -> int:
+    """Write a page about the first MOST answers; how many it shows.
+
+    pictures  the queries are paths of pictures, not texts
+
+    Pictures that are gone, or are others than those indexed, are named and not shown. Raises UserError if the
+    page cannot be written.
+    """
+    shown = answers[:MOST]
+    sections = [
+        answered(
+            Answered(
+                answer.query,
+                _query(index, answer.query) if pictures else None,
+                answer.sure,
+                answer.notes,
+                [_found(index, hit) for hit in answer.hits],
+            ),
+            number,
+        )
+        for number, answer in enumerate(shown, 1)
+    ]
+    manifest = index.opened.manifest
+    foot = [f"Index: {index.opened.folder}", f"Pictures: {manifest.root}", f"Model: {manifest.model.path}"]
+    lead = summary(_headline(answers, index)) + "".join(map(hint, _reading(options, pictures)))
+    if len(shown) < len(answers):
+        lead += hint(f"The first {len(shown)} of {len(answers)} queries; all are in the file of --json.")
+    title = f"Search in {Path(manifest.root).name}"
+    write_page(path, render_page(title, lead, sections, foot))
+    return len(shown)
+
+
+def _headline(answers: Sequence[Answer], index: Index) -> dict[str, str]:
+    sure = sum(answer.sure for answer in answers)
+    out = {"Pictures searched": f"{len(index):,}"}
+    if len(answers) == 1:
+        return {"Match": "sure" if sure else "no sure match", **out}
+    return {"Queries": f"{len(answers):,}", "With a sure match": f"{sure:,}", **out}
+
+
+def _reading(options: Options, pictures: bool) -> list[str]:
+    out = [
+        "Score: higher is closer. Chance: the share of queries without a match whose best picture scores as "
+        f"high; a hit is sure at {options.level:g} or below. Pictures are shown as the model sees them: a "
+        "square from their middle."
+    ]
+    if not pictures:
+        out.append(
+            "A sentence is supported where its own chance, among sentences that speak of other pictures, is "
+            f"{options.support:g} or below. Heat is orange where a patch speaks for the sentence, blue where "
+            "it speaks against it; all sentences of a picture share one scale."
+        )
+    return out
+
+
+def _found(index: Index, hit: Hit) -> Found:
+    told = [Told(one.text, one.score, one.chance, one.supported) for one in hit.sentences]
+    try:
+        data = index.read(hit.path)
+    except Damaged as error:
+        why = f"{error}; it is not shown, and `grainline index refresh` brings the index up to date"
+        return Found(hit.path, hit.score, hit.chance, hit.sure, Look(Gone(why), "", told))
+    heat = None
+    if told and index.model.method.grid is not None:
+        heat = index.model.heat(data, [one.text for one in told]).cpu().numpy()
+    seen = Look(index.model.seen(data), hit.path, told, heat)
+    return Found(hit.path, hit.score, hit.chance, hit.sure, seen)
+
+
+def _query(index: Index, path: str) -> Image.Image | Gone:
+    try:
+        return index.model.seen(path)
+    except UserError as error:
+        return Gone(str(error))

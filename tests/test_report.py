@@ -1,0 +1,402 @@
+"""The pages that training, evaluation and search leave: what stands on them, and what may be missing."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from indexes import TEXTS, photo, photos, saved, texts, tiny_model
+from PIL import Image
+from runs import call, complaint, recipe
+from test_viz import Page
+
+import grainline.index.report
+from grainline.data.captions import sentences
+from grainline.data.sources import open_source
+from grainline.data.sources.scenes import Scenes
+from grainline.evaluate import protocols
+from grainline.evaluate.encode import encode_source
+from grainline.evaluate.examples import Measured, best_foils, by_picture, by_text, worst_foils
+from grainline.evaluate.foils import foil_scores
+from grainline.evaluate.report import write_html
+from grainline.evaluate.suite import Options, foils_suite, retrieval_suite
+from grainline.train.report import curves
+from grainline.viz.page import Gone
+
+Capture = pytest.CaptureFixture[str]
+BROKEN = ("03", "07")
+
+
+def captioned(folder: Path, number: int) -> Path:
+    """Pictures with captions, two of which cannot be read."""
+    for i in range(number):
+        path = photo(folder / f"{i:02}.png", i)
+        path.with_suffix(".json").write_text(json.dumps({"captions": [TEXTS[i], TEXTS[-1 - i]]}))
+    for name in BROKEN:
+        (folder / f"{name}.png").write_bytes(b"no picture")
+    return folder
+
+
+def measured(
+    folder: Path, captions: Any = "each", protocol: str = "plain", method: str = "maxsim"
+) -> Measured:
+    model, source = tiny_model(method), open_source(str(folder))
+    data = encode_source(model, source, captions=captions, max_damaged=0.5)
+    result = retrieval_suite(model.method, data, Options(protocol, resamples=10))
+    return Measured(model, source, data, result._replace(settings=result.settings | {"model": "tiny"}))
+
+
+# Evaluation
+
+
+def test_pictures_are_those_of_their_rows_where_samples_were_skipped(tmp_path: Path) -> None:
+    on = measured(captioned(tmp_path, 12))
+    assert len(on.data.keys) == 10
+    for row, key in enumerate(on.data.keys):
+        assert not any(name in key for name in BROKEN)
+        own = on.model.seen(tmp_path / f"{Path(key).stem}.png")
+        found = on.picture(row)
+        assert isinstance(found, Image.Image)
+        assert np.array_equal(np.asarray(found), np.asarray(own))
+
+
+def slow_order(score: torch.Tensor) -> list[int]:
+    return sorted(range(len(score)), key=lambda i: -float(score[i]))
+
+
+@pytest.mark.parametrize("method", ["maxsim", "clip"])
+def test_examples_are_the_rankings_from_the_best_to_the_worst(method: str, tmp_path: Path) -> None:
+    on = measured(captioned(tmp_path, 12), method=method)
+    score = on.model.method.score(on.data.images, on.data.texts)  # [N, M]
+    told = on.result.queries["folds"][0]
+    for way, found, table in (("t2i", by_text(on), score.T), ("i2t", by_picture(on), score)):
+        ranks = [example.rank for example in found]
+        assert ranks == sorted(ranks)
+        assert (ranks[0], ranks[-1]) == (min(told[way]["rank"]), max(told[way]["rank"]))
+        assert len(found) == 6
+        for example in found:
+            row = (on.data.strings if way == "t2i" else on.data.keys).index(
+                str(example.query) if way == "t2i" else example.name
+            )
+            expected = slow_order(table[row])[:5]
+            assert [hit.score for hit in example.hits] == pytest.approx(
+                [float(table[row, i]) for i in expected], abs=1e-5
+            )
+            assert [hit.place for hit in example.hits] == [1, 2, 3, 4, 5]
+            if way == "t2i":
+                own = on.data.keys[int(on.data.texts.image[row])]
+                assert [hit.name for hit in example.hits] == [on.data.keys[i] for i in expected]
+                assert [hit.right for hit in example.hits] == [hit.name == own for hit in example.hits]
+                assert example.name == own
+            else:
+                assert [hit.what for hit in example.hits] == [on.data.strings[i] for i in expected]
+                mine = (on.data.texts.image == row).tolist()
+                assert [hit.right for hit in example.hits] == [mine[i] for i in expected]
+
+
+def test_the_sentences_of_a_query_stand_over_the_right_picture_with_their_scores_and_heat(
+    tmp_path: Path,
+) -> None:
+    on = measured(captioned(tmp_path, 12))
+    for example in by_text(on, 3):
+        seen = example.look
+        assert seen is not None
+        assert seen.heat is not None
+        said = [one.text for one in sentences(str(example.query))]
+        assert [told.text for told in seen.told] == said
+        own = tmp_path / f"{Path(example.name).stem}.png"
+        assert [told.score for told in seen.told] == pytest.approx(on.model.score([own], said)[0].tolist())
+        np.testing.assert_allclose(seen.heat, on.model.heat(own, said), atol=1e-6)
+
+
+def test_without_a_grid_there_is_no_heat(tmp_path: Path) -> None:
+    on = measured(captioned(tmp_path / "in", 12))
+    on.model.method.grid = None
+    write_html(tmp_path / "page.html", on)
+    page = Page((tmp_path / "page.html").read_text())
+    assert not [a for _, a in page.tags if a.get("class") == "over"]
+    assert not [tag for tag, _ in page.tags if tag == "input"]
+    assert "Heat is orange" not in page.words
+
+
+def test_candidates_of_an_example_are_those_of_its_fold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("PICTURES", 10), ("CAPTIONS", 2), ("FOLD", 5)):
+        monkeypatch.setattr(protocols, name, value)
+    on = measured(captioned(tmp_path, 12), protocol="coco-1k")
+    halves = [set(on.data.keys[:5]), set(on.data.keys[5:])]
+    for example in by_text(on, 8):
+        own = halves[0] if example.name in halves[0] else halves[1]
+        assert {hit.name for hit in example.hits} == own
+        assert example.candidates == 5
+        assert [hit.right for hit in example.hits].index(True) + 1 == example.rank
+    for example in by_picture(on, 8):
+        assert example.candidates == 10
+
+
+def test_a_picture_that_vanished_or_changed_is_named_in_its_place(tmp_path: Path) -> None:
+    on = measured(captioned(tmp_path / "in", 12))
+    os.remove(tmp_path / "in" / "00.png")
+    gone = on.picture(0)
+    assert isinstance(gone, Gone)
+    assert "00" in gone.why
+    assert "missing image" in gone.why
+    moved = on._replace(data=on.data._replace(positions=tuple(reversed(on.data.positions))))
+    assert "is not where it was" in getattr(moved.picture(1), "why", "")
+    write_html(tmp_path / "page.html", on)
+    assert "missing image" in (tmp_path / "page.html").read_text()
+
+
+def test_foils_are_shown_from_the_most_wrong_and_the_most_right() -> None:
+    model, source = tiny_model(), Scenes("scenes:dev?count=9&size=32")
+    data = encode_source(model, source, foils=True)
+    on = Measured(model, source, data, foils_suite(model.method, data, Options(resamples=10)))
+    assert data.foils is not None
+    true, false = foil_scores(model.method, data.images, data.foils).tolist()
+    margin = [a - b for a, b in zip(true, false, strict=True)]
+    worst, best = worst_foils(on, 4), best_foils(on, 4)
+    assert worst[0].scores[0] - worst[0].scores[1] == min(margin)
+    assert best[0].scores[0] - best[0].scores[1] == max(margin)
+    for shown, sign in ((worst, 1), (best, -1)):
+        found = [sign * (one.scores[0] - one.scores[1]) for one in shown]
+        assert found == sorted(found)
+        assert len({one.name for one in shown}) == len(shown) == 4
+        for one in shown:
+            record = source[data.keys.index(one.name)]
+            assert (one.true, one.false, one.kind) in {(f.true, f.text, f.kind) for f in record.foils}
+            assert model.score([record.image], [one.true, one.false])[0].tolist() == pytest.approx(one.scores)
+
+
+def test_evaluate_writes_a_page_and_refuses_a_folder_before_it_measures(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    model = saved(tiny_model(), tmp_path / "model")
+    arguments = ["evaluate", model, "--data", captioned(tmp_path / "in", 12), "--captions", "each"]
+    page = tmp_path / "new" / "page.html"
+    assert call(*arguments, "--damage", "0.5", "--html", page) == 0
+    assert f"written: {page}" in capsys.readouterr().out
+    words = Page(page.read_text()).words
+    for part in (
+        "Text to image, best to worst",
+        "Image to text, best to worst",
+        "2 skipped",
+        "right one at rank",
+    ):
+        assert part in words
+    assert "cannot write" in complaint(capsys, *arguments, "--html", tmp_path / "in")
+    assert (tmp_path / "in" / "00.png").exists()
+    assert (
+        call("evaluate", model, "--data", "scenes:dev?count=4&size=32", "--suite", "foils", "--html", page)
+        == 0
+    )
+    assert "Foils: most wrong" in Page(page.read_text()).words
+
+
+# Training
+
+
+def lines(*, terms: int = 2) -> list[dict[str, Any]]:
+    named = {"loss": 1.0} | {f"term {i}": None for i in range(terms - 1)}
+    return [
+        {
+            "kind": "train",
+            "step": step,
+            "epoch": 0.5,
+            "terms": named,
+            "norm": None,
+            "lr": {".*": 0.1},
+            "images_per_s": 8.0,
+        }
+        for step in (1, 2, 3)
+    ] + [
+        {
+            "kind": "validation",
+            "step": 2,
+            "metrics": {"rSum": 9.0, "text to image R@10": 0.5, "text to image R@5": 0.25},
+        }
+    ]
+
+
+def test_curves_show_all_that_the_log_holds() -> None:
+    drawn = {chart.title: chart for chart in curves(lines(terms=8))}
+    assert set(drawn) == {
+        "Loss, part 1", "Loss, part 2", "Validation: rSum", "Validation: recall", "Gradient norm",
+        "Learning rate", "Speed",
+    }  # fmt: skip
+    assert [len(drawn[f"Loss, part {i}"].series) for i in (1, 2)] == [6, 2]
+    recall = drawn["Validation: recall"].series
+    assert [one.name for one in recall] == ["text to image R@5", "text to image R@10"]
+    assert [list(one.y) for one in recall] == [[25.0], [50.0]]
+    assert list(drawn["Loss, part 1"].series[0].x) == [1, 2, 3]
+    assert all(np.isnan(drawn["Gradient norm"].series[0].y))
+    assert curves([]) == []
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps with validation."""
+    folder = tmp_path_factory.mktemp("run")
+    changes = ["train.steps=4", "train.validate_every=2", "data.validation=['scenes:dev?count=6']"]
+    assert call("train", recipe(folder), "--out", folder / "run", "--set", *changes) == 0
+    return folder
+
+
+def test_training_leaves_a_page_about_loss_validation_data_and_settings(run: Path) -> None:
+    page = Page((run / "run" / "report.html").read_text())
+    for part in (
+        "Ended", "well", "4 of 4", "Best rSum", "Validation: recall", "Learning rate", "Last validation",
+        "text to image R@10", "Text to image, best to worst", "samples drawn", "train.optimizer.lr",
+    ):  # fmt: skip
+        assert part in page.words, part
+    assert [a for _, a in page.tags if a.get("class") == "over"]
+    assert sum(tag == "figure" for tag, _ in page.tags) == 7
+
+
+def test_a_resumed_run_writes_its_page_again_with_its_validation(run: Path) -> None:
+    page = run / "run" / "report.html"
+    before = Page(page.read_text())
+    page.write_text("old")
+    changes = ["train.steps=4", "train.validate_every=2", "data.validation=['scenes:dev?count=6']"]
+    assert call("train", recipe(run), "--out", run / "run", "--resume", "--set", *changes) == 0
+    after = Page(page.read_text())
+    assert [tag for tag, _ in after.tags] == [tag for tag, _ in before.tags]
+
+
+def test_a_run_that_stopped_says_why_on_its_page(tmp_path: Path, capsys: Capture) -> None:
+    changes = [
+        "train.optimizer.lr=1e9",
+        "train.optimizer.schedule=null",
+        "train.clip=null",
+        "train.log_every=1",
+    ]
+    changes[1] = "train.optimizer.schedule={kind: constant, warmup: 0}"
+    said = complaint(capsys, "train", recipe(tmp_path), "--out", tmp_path / "run", "--set", *changes)
+    words = Page((tmp_path / "run" / "report.html").read_text()).words
+    assert said.removeprefix("grainline: ") in words
+    assert "Endedearly" in words
+    assert "the loss is not finite" in words
+
+
+def test_a_page_that_cannot_be_written_does_not_fail_the_run(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.write_text
+
+    def full(path: Path, *more: Any, **named: Any) -> int:
+        if path.name.endswith("report.html"):
+            raise OSError(28, "No space left on device")
+        return real(path, *more, **named)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert call("train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.steps=1") == 0
+    output = capsys.readouterr()
+    said = [line for line in output.err.splitlines() if "report.html" in line]
+    assert len(said) == 1
+    assert said[0].startswith("no report.html: cannot write ")
+    assert "no space left on device" in said[0]
+    assert f"trained: {tmp_path / 'run' / 'last'}" in output.out
+
+
+def test_a_mistake_before_the_first_step_leaves_no_page(tmp_path: Path, capsys: Capture) -> None:
+    complaint(capsys, "train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.batch=64")
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_resume_that_does_nothing_leaves_the_page_as_it_was(run: Path, capsys: Capture) -> None:
+    before = (run / "run" / "report.html").read_bytes()
+    changes = ["train.steps=4", "train.validate_every=2", "data.validation=['scenes:dev?count=6']"]
+    arguments = ["train", recipe(run), "--out", run / "run", "--resume", "--set", *changes]
+    assert "step-9" in complaint(capsys, *arguments, "--checkpoint", "step-9")
+    assert (run / "run" / "report.html").read_bytes() == before
+
+
+def test_ctrl_c_is_told_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("grainline.train.checkpoint.save", stop)
+    assert call("train", recipe(tmp_path), "--out", tmp_path / "run") == 130
+    words = Page((tmp_path / "run" / "report.html").read_text()).words
+    assert "Stopped: interrupted" in words
+    assert "2 of 6" in words
+
+
+# Search
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A folder with `model`, `photos` and `index`; one picture has a name that is HTML."""
+    saved(tiny_model(), tmp_path / "model")
+    photo(photos(tmp_path / "photos", 18) / "<b>&.png", 99)
+    arguments = ["--model", tmp_path / "model", "--out", tmp_path / "index", "--null", texts(tmp_path)]
+    assert call("index", "build", tmp_path / "photos", *arguments) == 0
+    return tmp_path
+
+
+def test_search_writes_every_hit_with_every_sentence_and_its_heat(made: Path) -> None:
+    page, answers = made / "page.html", made / "answers.json"
+    query = "A red <i>dog</i> runs. The sand is 'red'. The sea is \"grey\"."
+    assert call("search", made / "index", query, "-k", 19, "--html", page, "--json", answers) == 0
+    found = Page(page.read_text())
+    answer = json.loads(answers.read_text())["answers"][0]
+    assert query in found.words
+    assert "<b>&.png" in found.words
+    maps = [a["alt"] or "" for _, a in found.tags if a.get("class") == "over"]
+    assert len(maps) == 19 * 3
+    places = [part for hit in answer["hits"] for part in hit["sentences"]]
+    for alt, sentence in zip(maps, places, strict=True):
+        assert f"'{sentence['text']}'" in alt
+        assert alt.endswith(", supported" if sentence["supported"] else ", not supported")
+        assert f"score {sentence['score']:.3f}, chance {sentence['chance']:.3f}" in found.words
+    lacking = [sum(not part["supported"] for part in hit["sentences"]) for hit in answer["hits"]]
+    for number in lacking:
+        assert not number or f"{number} of 3 sentences not supported" in found.words
+    assert ("Sure match" if answer["sure"] else "No sure match") in found.words
+    assert all(note in found.words for note in answer["notes"])
+    assert "file:" not in page.read_text()
+
+
+def test_a_picture_that_is_gone_or_changed_since_is_said_and_not_shown(made: Path) -> None:
+    os.remove(made / "photos" / "01.png")
+    photo(made / "photos" / "02.png", 1234)
+    page = made / "page.html"
+    assert call("search", made / "index", TEXTS[0], "-k", 19, "--html", page) == 0
+    found = Page(page.read_text())
+    assert "missing image: 01.png" in found.words
+    assert "changed since it was indexed: 02.png" in found.words
+    alone = [a["alt"] for tag, a in found.tags if tag == "img" and a["class"] == ""]
+    assert len(alone) == 17
+    assert not {"01.png", "02.png"} & set(alone)
+    assert found.words.count("The sand is red.") >= 19, "what was scored is told all the same"
+
+
+def test_a_picture_as_the_query_is_shown(made: Path) -> None:
+    page, query = made / "page.html", made / "photos" / "04.png"
+    assert call("search", made / "index", "--image", query, "-k", 3, "--html", page) == 0
+    found = Page(page.read_text())
+    assert [a["alt"] for tag, a in found.tags if a.get("class") == "query"] == [f"the query, {query}"]
+    assert sum(tag == "article" for tag, _ in found.tags) == 3
+    assert not [tag for tag, _ in found.tags if tag == "input"]
+
+
+def test_many_queries_are_listed_and_what_is_left_out_is_said(
+    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(grainline.index.report, "MOST", 2)
+    (made / "queries.txt").write_text("\n".join(TEXTS[:3]) + "\n")
+    page = made / "page.html"
+    assert call("search", made / "index", "--queries", made / "queries.txt", "-k", 2, "--html", page) == 0
+    found = Page(page.read_text())
+    assert sum(tag == "a" for tag, _ in found.tags) == 2
+    assert "The first 2 of 3 queries" in found.words
+    assert f"written: {page}, the first 2 of 3 queries" in capsys.readouterr().out
+
+
+def test_search_refuses_a_folder_for_its_page(made: Path, capsys: Capture) -> None:
+    assert "cannot write" in complaint(capsys, "search", made / "index", TEXTS[0], "--html", made / "photos")
+    assert (made / "photos" / "01.png").exists()
