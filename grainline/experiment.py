@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from grainline.config import Config
 from grainline.data.dataset import TrainSet
@@ -18,11 +17,12 @@ from grainline.data.record import Damaged, Source
 from grainline.data.sources import open_sources, takes_images
 from grainline.data.tokenizer import Tokenizer, load_tokenizer
 from grainline.data.transforms import TrainTransform
-from grainline.dist import rank, world_size
+from grainline.dist import rank, wait
 from grainline.errors import UserError
 from grainline.evaluate.encode import encode_source
 from grainline.evaluate.suite import Options, retrieval_suite
 from grainline.files import aside, reason
+from grainline.methods.base import Method
 from grainline.model import Description, Model, build, method_config, write_description
 from grainline.recipe import Recipe, read_recipe, write_recipe
 from grainline.train import checkpoint
@@ -53,8 +53,7 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
         description = _with_vocabulary(recipe.description, tokenizer.vocab)
         torch.manual_seed(recipe.train.seed)
         method = build(description)
-        model = Model(description, method, tokenizer)
-        validation = _validation(recipe, model)
+        validation = _validation(recipe, description, tokenizer, method.size)
         if rank() == 0:
             with _writing(out):
                 write_description(out, description)
@@ -159,8 +158,7 @@ def _tokenizer(recipe: Recipe, source: Source, out: Path) -> Tokenizer:
         made = load_tokenizer(asked) if asked else Tokenizer.train(texts, config.text.vocab)
         with _writing(out):
             made.save(out)
-    if world_size() > 1:
-        dist.barrier()
+    wait()
     return Tokenizer.load(out)
 
 
@@ -185,7 +183,9 @@ def _with_vocabulary(description: Description, vocab: int) -> Description:
     return description._replace(config=config)
 
 
-def _validation(recipe: Recipe, model: Model) -> Callable[[], Validation] | None:
+def _validation(
+    recipe: Recipe, description: Description, tokenizer: Tokenizer, size: int
+) -> Callable[[Method], Validation] | None:
     """Retrieval on the validation sources: the sum of recalls first, because it picks the best checkpoint."""
     if not recipe.data.validation:
         if recipe.train.validate_every:
@@ -197,11 +197,12 @@ def _validation(recipe: Recipe, model: Model) -> Callable[[], Validation] | None
         )
     paths = recipe.data.validation
     images = recipe.data.images if any(map(takes_images, paths)) else None  # it may be for training alone
-    source = open_sources(paths, images=images, size=model.method.size)
+    source = open_sources(paths, images=images, size=size)
 
-    def measure() -> Validation:
+    def measure(method: Method) -> Validation:
+        model = Model(description, method, tokenizer)
         encodings = encode_source(model, source, max_damaged=recipe.data.damage)
-        result = retrieval_suite(model.method, encodings, Options(resamples=100))
+        result = retrieval_suite(method, encodings, Options(resamples=100))
         return {metric.name: metric.value for metric in reversed(result.metrics)}, result.notes
 
     return measure
