@@ -1,4 +1,4 @@
-"""The only module that exchanges tensors between processes; alone, every function is the identity."""
+"""What processes tell each other; alone, every function is the identity."""
 
 from collections.abc import Iterable
 from typing import Any, TypeVar

@@ -367,7 +367,11 @@ SHARDED = [
     Fault("train/parallel.py", "tests/test_sharded.py", "all layers are gathered at once",
           "            fully_shard(layer, mesh=mesh)\n", "            assert layer\n"),
     Fault("train/parallel.py", "tests/test_sharded.py", "a process clips by the norm of its own part",
-          "    return whole(norm)\n", "    return norm.to_local() if isinstance(norm, DTensor) else norm\n"),
+          "    norm = torch.nn.utils.clip_grad_norm_(parameters, most)\n",
+          "    kept = [p for p in parameters if p.grad is not None]\n"
+          "    parts = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in kept]\n"
+          "    norm = torch.nn.utils.get_total_norm(parts)\n"
+          "    torch.nn.utils.clip_grads_with_norm_(kept, most, norm)\n"),
     Fault("train/parallel.py", "tests/test_torchrun.py", "shards keep each their own first weights",
           "        dist.broadcast(x.detach(), 0)\n", "        x.detach().add_(rank() * 0.01)\n"),
     Fault("train/parallel.py", "tests/test_sharded.py", "measurements see the weights of the beginning",

@@ -1,4 +1,4 @@
-"""Two processes under torchrun, replicated or sharded, train as one does, from the command line to the last weights."""
+"""Two processes under torchrun, sharded or not, train as one does, from command line to last weights."""
 
 import os
 import subprocess
