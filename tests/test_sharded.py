@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 DEEP = ("image.depth=2", "text.depth=3", "text.buckets=1")
 KINDS = {"whole": (None, False), "cached": (3, False), "recomputed": (None, True), "both": (3, True)}
 MINE = ([0, 1, 2, 4], [3, 5, 6, 7])
-LIMIT = timedelta(seconds=60)  # for one exchange; processes that wait for each other end with an error
+LIMIT = timedelta(seconds=120)  # for one exchange; processes that wait for each other end with an error
 SETTINGS: dict[str, Any] = {
     "steps": 4,
     "batch": 8,
