@@ -1,13 +1,15 @@
-"""The only module that exchanges tensors between processes; alone, every function is the identity."""
+"""What processes tell each other; alone, every function is the identity."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from grainline.types import Encoded, Mean, each
+
+T = TypeVar("T")
 
 
 def world_size() -> int:
@@ -84,6 +86,20 @@ def most(x: Tensor) -> Tensor:
         x = x.clone()
         dist.all_reduce(x, dist.ReduceOp.MAX)
     return x
+
+
+def everyones(mine: T) -> list[T]:
+    """Something small of every process, in rank order."""
+    parts = [mine] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(parts, mine)
+    return parts
+
+
+def wait() -> None:
+    """Until every process is here."""
+    if world_size() > 1:
+        dist.barrier()
 
 
 def _of_length(x: Tensor, length: int) -> Tensor:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from grainline.config import Config
 from grainline.data.dataset import TrainSet
@@ -20,13 +19,14 @@ from grainline.data.sources import open_sources, takes_images
 from grainline.data.tokenized import TextTokenizer
 from grainline.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer
 from grainline.data.transforms import TrainTransform
-from grainline.dist import rank, world_size
+from grainline.dist import rank, wait
 from grainline.errors import UserError
 from grainline.evaluate.encode import encode_source
 from grainline.evaluate.examples import Measured
 from grainline.evaluate.suite import Options, retrieval_suite
 from grainline.files import aside, reason
-from grainline.model import Description, Model, build, method_config, write_description
+from grainline.methods.base import Method
+from grainline.model import Description, Model, build, load, method_config, write_description
 from grainline.recipe import Recipe, read_recipe, write_recipe
 from grainline.train import checkpoint
 from grainline.train.log import NAME as LOG
@@ -59,8 +59,7 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
         description = _with_vocabulary(recipe.description, tokenizer.vocab)
         torch.manual_seed(recipe.train.seed)
         method = build(description)
-        model = Model(description, method, tokenizer)
-        validation = _validation(recipe, model)
+        validation = _validation(recipe, description, tokenizer, method.size)
         if rank() == 0:
             with _writing(out):
                 write_description(out, description)
@@ -105,7 +104,9 @@ def _report(job: Run, recipe: Recipe, ended: str) -> None:
     try:
         found = None
         if isinstance(job.validate, Measure):
-            found = job.validate.last or (None if ended else job.validate.run())
+            found = job.validate.last
+            if found is None and not ended:  # a run that had ended before; its weights may be in parts here
+                found = job.validate.run(load(job.out).method)
         write_report(job.out, story, found)
     except UserError as error:
         print(f"no {REPORT}: {error}", file=sys.stderr)
@@ -197,8 +198,7 @@ def _tokenizer(recipe: Recipe, source: Source, out: Path) -> TextTokenizer:
         made = load_tokenizer(asked) if asked else Tokenizer.train(texts, config.text.vocab)
         with _writing(out):
             made.save(out)
-    if world_size() > 1:
-        dist.barrier()
+    wait()
     return read_tokenizer(out)
 
 
@@ -226,25 +226,31 @@ def _with_vocabulary(description: Description, vocab: int) -> Description:
 class Measure:
     """Retrieval on the validation sources."""
 
-    def __init__(self, model: Model, source: Source, damage: float) -> None:
+    def __init__(
+        self, description: Description, tokenizer: TextTokenizer, source: Source, damage: float
+    ) -> None:
         """damage  share of the samples that may be damaged"""
-        self.model, self.source, self.damage = model, source, damage
+        self.description, self.tokenizer, self.source = description, tokenizer, source
+        self.damage = damage
         self.last: Measured | None = None
 
-    def __call__(self) -> Validation:
+    def __call__(self, method: Method) -> Validation:
         """The sum of recalls first, because it picks the best checkpoint."""
-        result = self.run().result
+        result = self.run(method).result
         return {metric.name: metric.value for metric in reversed(result.metrics)}, result.notes
 
-    def run(self) -> Measured:
+    def run(self, method: Method) -> Measured:
         """Measure, and keep what was found."""
-        encodings = encode_source(self.model, self.source, max_damaged=self.damage)
-        result = retrieval_suite(self.model.method, encodings, Options(resamples=100))
-        self.last = Measured(self.model, self.source, encodings, result)
+        model = Model(self.description, method, self.tokenizer)
+        encodings = encode_source(model, self.source, max_damaged=self.damage)
+        result = retrieval_suite(method, encodings, Options(resamples=100))
+        self.last = Measured(model, self.source, encodings, result)
         return self.last
 
 
-def _validation(recipe: Recipe, model: Model) -> Measure | None:
+def _validation(
+    recipe: Recipe, description: Description, tokenizer: TextTokenizer, size: int
+) -> Measure | None:
     """What measures the model while it is trained; None where the recipe names nothing to measure on."""
     if not recipe.data.validation:
         if recipe.train.validate_every:
@@ -256,7 +262,8 @@ def _validation(recipe: Recipe, model: Model) -> Measure | None:
         )
     paths = recipe.data.validation
     images = recipe.data.images if any(map(takes_images, paths)) else None  # it may be for training alone
-    return Measure(model, open_sources(paths, images=images, size=model.method.size), recipe.data.damage)
+    source = open_sources(paths, images=images, size=size)
+    return Measure(description, tokenizer, source, recipe.data.damage)
 
 
 def _checkpoint(out: Path, at: str | None) -> Path | None:

@@ -19,7 +19,7 @@ MODEL = "model.safetensors"
 def save_weights(path: Path, method: nn.Module) -> None:
     """Write the weights to one file, atomically. UserError when the disk is full or closed to us."""
     with replacing(path) as place:
-        write_weights(place, method)
+        write_weights(place, method, method.state_dict())
 
 
 def load_weights(path: Path, method: nn.Module) -> None:
@@ -39,9 +39,9 @@ def load_weights(path: Path, method: nn.Module) -> None:
     method.load_state_dict(read_weights(file, method), strict=True)
 
 
-def write_weights(path: Path, method: nn.Module) -> None:
-    """Write the file where it stands, for callers that see to atomicity themselves."""
-    write_tensors(path, method.state_dict(), {"class": type(method).__name__})
+def write_weights(path: Path, method: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Write the file where it stands, for callers that see to atomicity and to sharded weights themselves."""
+    write_tensors(path, weights, {"class": type(method).__name__})
 
 
 def read_weights(path: Path, method: nn.Module) -> dict[str, Tensor]:

@@ -405,19 +405,45 @@ PAGES = [
     Fault("index/search.py", "tests/test_report.py", "a changed picture is shown for the one indexed",
           "            raise Damaged(CHANGED, path)\n", "            pass\n"),
 ]
+
+SHARDED = [
+    Fault("train/parallel.py", "tests/test_sharded.py", "processes read unlike numbers of groups of texts",
+          "    read_at_once(objective)\n", ""),
+    Fault("train/parallel.py", "tests/test_sharded.py", "all layers are gathered at once",
+          "            fully_shard(layer, mesh=mesh)\n", "            assert layer\n"),
+    Fault("train/parallel.py", "tests/test_sharded.py", "a process clips by the norm of its own part",
+          "    norm = torch.nn.utils.clip_grad_norm_(parameters, most)\n",
+          "    kept = [p for p in parameters if p.grad is not None]\n"
+          "    parts = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in kept]\n"
+          "    norm = torch.nn.utils.get_total_norm(parts)\n"
+          "    torch.nn.utils.clip_grads_with_norm_(kept, most, norm)\n"),
+    Fault("train/parallel.py", "tests/test_torchrun.py", "shards keep each their own first weights",
+          "        dist.broadcast(x.detach(), 0)\n", "        x.detach().add_(rank() * 0.01)\n"),
+    Fault("train/parallel.py", "tests/test_sharded.py", "measurements see the weights of the beginning",
+          "mine[name].copy_(full)", "mine[name].copy_(mine[name])"),
+    Fault("train/parallel.py", "tests/test_sharded.py", "a checkpoint holds the first process's part",
+          "full = whole(x.detach())", "full = x.detach().to_local()"),
+    Fault("train/checkpoint.py", "tests/test_sharded.py", "moments are read back into the wrong parameters",
+          "spread(value, parameters[i])", "spread(value.flip(0), parameters[i])"),
+    Fault("train/loop.py", "tests/test_sharded.py", "what is asked to be sharded is not",
+          "sharded = cfg.shard and world_size() > 1", "sharded = cfg.shard and world_size() > 2"),
+    Fault("dist.py", "tests/test_torchrun.py", "only the first process learns which weights are best",
+          "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x, dist.ReduceOp.MIN)"),
+]
 # fmt: on
 
 FAULTS = (
     LOSSES
-    + LATE
     + PROCESSES
     + ENCODERS
-    + PRETRAINED
-    + INDEX
     + TRAINING
     + DATA
     + SCENES
     + EVALUATION
+    + LATE
+    + PRETRAINED
+    + INDEX
     + TOKENIZERS
     + PAGES
+    + SHARDED
 )

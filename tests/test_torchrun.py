@@ -1,4 +1,4 @@
-"""Two processes under torchrun train as one does, from the command line to the last weights."""
+"""Two processes under torchrun, sharded or not, train as one does, from command line to last weights."""
 
 import os
 import subprocess
@@ -13,6 +13,12 @@ from safetensors.torch import load_file
 CASES = {
     "plain": ("train.steps=5", "data.workers=1", "data.texts.foils=2"),
     "accumulated": ("train.steps=4", "train.accumulate=2", "train.chunk=3", "train.batch=12"),
+    "sharded": (
+        "train.steps=4",
+        "train.shard=true",
+        'data.validation=["scenes:dev?count=6"]',
+        "train.validate_every=2",
+    ),
 }
 QUIET = ("model.image.drop_path=0", "model.text.drop_path=0")  # each process draws its own noise
 STEADY = ("train.optimizer.eps=1e-3", "train.save_every=3")  # AdamW divides tiny gradients by themselves

@@ -59,7 +59,20 @@ class TextConfig(Config):
         return self
 
 
-class TextTransformer(nn.Module):
+class Grouping(nn.Module):
+    """A text encoder that reads a batch in groups of similar length. Abstract."""
+
+    buckets: int  # groups at most; how many there are depends on the batch
+
+
+def read_at_once(model: nn.Module) -> None:
+    """Let every text encoder inside a model read its batches in one group each, whatever their lengths."""
+    for module in model.modules():
+        if isinstance(module, Grouping):
+            module.buckets = 1
+
+
+class TextTransformer(Grouping):
     """Token ids to tokens and a pooled vector."""
 
     def __init__(self, cfg: TextConfig) -> None:

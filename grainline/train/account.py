@@ -3,10 +3,8 @@
 from collections import Counter
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
-
 from grainline.data.collate import Batch
-from grainline.dist import world_size
+from grainline.dist import everyones
 from grainline.errors import UserError
 
 NAMED = 5  # files that an error or a report names
@@ -44,7 +42,7 @@ class Account:
 
     def settle(self) -> None:
         """Bring in what other processes saw; stop where too much is damaged. All processes must call it."""
-        for seen in _everyones(self._new):
+        for seen in everyones(self._new):
             self.samples += seen.samples
             self.texts += seen.texts
             self.cut += seen.cut
@@ -94,10 +92,3 @@ class Account:
         """Go on from a checkpoint."""
         self.samples, self.texts, self.cut = state["samples"], state["texts"], state["cut"]
         self.causes, self.files = Counter(state["causes"]), list(state["files"])
-
-
-def _everyones(mine: Seen) -> list[Seen]:
-    parts = [mine] * world_size()
-    if world_size() > 1:
-        dist.all_gather_object(parts, mine)
-    return parts

@@ -5,7 +5,8 @@
 
 A checkpoint is written to a hidden folder beside its place, every file and the folder are synced to the disk,
 and only then is it renamed. state.json holds the size and sha256 of all files. Nothing is pickled: tensors
-are safetensors, the rest is JSON. Only one process may write; the caller sees to that.
+are safetensors, the rest is JSON. Only the first process writes. What is sharded is written whole, so
+that nobody who reads it needs to know.
 """
 
 import json
@@ -18,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from grainline.dist import rank
 from grainline.errors import UserError
 from grainline.files import (
     STATE,
@@ -37,6 +39,7 @@ from grainline.files import (
     unseal,
     write_tensors,
 )
+from grainline.train.parallel import on_first, spread
 from grainline.weights import MODEL, listed, misfit, read_weights, write_weights
 
 OPTIMIZER, RNG = "optimizer.safetensors", "rng.safetensors"
@@ -59,6 +62,8 @@ def save(
 ) -> Path:
     """Write OUT/checkpoints/step-NNNNNNNN and return its path; only the last `keep` stay.
 
+    All processes call it, because what is sharded has to be brought together; the first one writes.
+
     method     the bare module, not wrapped by DDP or torch.compile, so that its names are the model's own
     optimizer  from `build_optimizer`: its groups carry the names of their parameters
 
@@ -69,12 +74,15 @@ def save(
     assert keep >= 1, "a run keeps at least one checkpoint"
     target = out / "checkpoints" / f"step-{state.step:08d}"
     saving = aside(target)
+    weights, slots = _whole(method.state_dict()), _whole(_slots(optimizer))
+    if rank() != 0:
+        return target
     try:
         saving.parent.mkdir(parents=True, exist_ok=True)
         clear_leftovers(saving.parent)
         saving.mkdir()
-        write_weights(saving / MODEL, method)
-        write_tensors(saving / OPTIMIZER, _slots(optimizer), {})
+        write_weights(saving / MODEL, method, weights)
+        write_tensors(saving / OPTIMIZER, slots, {})
         write_tensors(
             saving / RNG, {f"{i}/{k}": x for i, rng in enumerate(state.rng) for k, x in rng.items()}, {}
         )
@@ -164,12 +172,13 @@ def load(path: Path, method: nn.Module, optimizer: torch.optim.Optimizer) -> Tra
     body = verify(path)
     weights, slots = read_weights(path / MODEL, method), load_file(path / OPTIMIZER)
     _check_slots(path, body, slots, optimizer)
-    method.load_state_dict(weights, strict=True)
+    mine = method.state_dict()
+    method.load_state_dict({name: spread(x, mine[name]) for name, x in weights.items()}, strict=True)
     _restore(optimizer, slots)
     rng: list[dict[str, Tensor]] = [{} for _ in range(body["ranks"])]
     for key, value in load_file(path / RNG).items():
-        rank, _, name = key.partition("/")
-        rng[int(rank)][name] = value.clone()
+        number, _, name = key.partition("/")
+        rng[int(number)][name] = value.clone()
     return TrainState(rng=tuple(rng), **body["state"])
 
 
@@ -264,13 +273,17 @@ def _slots(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
+def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: on_first(x) for name, x in tensors.items()}
+
+
 def _restore(optimizer: torch.optim.Optimizer, slots: Mapping[str, Tensor]) -> None:
     """torch's own loader decides where a step count lives: on the CPU, or if fused on the device."""
-    numbers = {name: i for i, name in enumerate(_names(optimizer))}
+    numbers, parameters = {name: i for i, name in enumerate(_names(optimizer))}, _parameters(optimizer)
     state: dict[int, dict[str, Tensor]] = {}
     for slot, value in slots.items():
         key, _, name = slot.partition("/")
-        state.setdefault(numbers[name], {})[key] = (
-            value.clone()
-        )  # the memory map of the file goes with the file
+        i = numbers[name]
+        value = value.clone()  # the memory map of the file goes with the file
+        state.setdefault(i, {})[key] = value if value.dim() == 0 else spread(value, parameters[i])
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})

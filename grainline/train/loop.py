@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from pydantic import Field, model_validator
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from grainline.config import Config
 from grainline.data.collate import Batch
@@ -23,7 +21,7 @@ from grainline.data.dataset import TrainSet
 from grainline.data.loader import load_batches
 from grainline.data.sampler import Batches
 from grainline.data.sources import remarks
-from grainline.dist import average, rank, world_size
+from grainline.dist import average, everyones, most, rank, wait, world_size
 from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.nn.block import Block, recompute_activations
@@ -33,6 +31,7 @@ from grainline.train.account import Account
 from grainline.train.checkpoint import TrainState
 from grainline.train.log import Log, LogConfig
 from grainline.train.optim import OptimizerConfig, build_optimizer, set_rates, train_mode
+from grainline.train.parallel import Unsharded, clip, part_of_batch, replicated, shard
 from grainline.train.process import Precision, dtype_of
 from grainline.train.rng import rng_state, set_rng_state
 from grainline.train.schedule import rate
@@ -54,6 +53,7 @@ class TrainConfig(Config):
     )  # rows whose activations are kept at a time (GradCache); None keeps all
     recompute: bool = False  # recompute the activations of every block in the backward pass
     compile: bool = False  # torch.compile every block
+    shard: bool = False  # FSDP2: each process keeps its part of weights, gradients and optimizer state
     log_every: int = Field(10, gt=0)
     save_every: int = Field(200, gt=0)
     validate_every: int = Field(0, ge=0)  # 0 never measures
@@ -65,6 +65,8 @@ class TrainConfig(Config):
     def _divides(self) -> "TrainConfig":
         if self.batch % self.accumulate:
             raise ValueError(f"batch {self.batch} is not a multiple of accumulate {self.accumulate}")
+        if self.shard and self.compile:
+            raise ValueError("shard and compile do not go together; leave one of them false")
         schedules = [self.optimizer.schedule, *(rule.schedule for rule in self.optimizer.rules)]
         for schedule in schedules:
             if schedule is not None:
@@ -85,7 +87,7 @@ class Run(NamedTuple):
     cfg: TrainConfig
     workers: int
     damage: float  # share of samples that may be damaged
-    validate: Callable[[], Validation] | None
+    validate: Callable[[Method], Validation] | None  # the first process calls it
 
 
 class Kept(NamedTuple):
@@ -111,18 +113,20 @@ class _Training:
         cfg = run.cfg
         _check_batch(cfg, len(run.data))
         self.job, self.cfg, self.device = run, cfg, device
+        sharded = cfg.shard and world_size() > 1
+        self.whole = Unsharded(run.method) if sharded and run.validate is not None else None
         self.method = run.method.to(device)
-        self.optimizer = build_optimizer(self.method, cfg.optimizer)
-        self.trained = [p for p in self.method.parameters() if p.requires_grad]
         recompute_activations(self.method, cfg.recompute)
         if cfg.compile:
             for module in self.method.modules():
                 if isinstance(module, Block):
                     module.compile()
-        self.objective: Any = Objective(self.method, dtype_of(cfg.precision, device))
-        if world_size() > 1:
-            ids = [device.index] if device.type == "cuda" else None
-            self.objective = DistributedDataParallel(self.objective, ids, broadcast_buffers=False)
+        objective = Objective(self.method, dtype_of(cfg.precision, device))
+        if sharded:
+            shard(objective, device)
+        self.optimizer = build_optimizer(self.method, cfg.optimizer)
+        self.trained = [p for p in self.method.parameters() if p.requires_grad]
+        self.objective: Any = objective if sharded else replicated(objective, device)
         self.account = Account(len(run.data), run.damage)
         self.made = 0  # steps
         self.kept: list[Kept] = []
@@ -154,7 +158,7 @@ class _Training:
             newest = checkpoint.newest(self.job.out)
             assert newest is not None, "the last step saves"
             checkpoint.mark(self.job.out, newest, "last")
-        _wait()
+        wait()
         return self.job.out / "last"
 
     def _step(self, batches: Iterator[Batch]) -> None:
@@ -167,12 +171,12 @@ class _Training:
             self.account.add(batch)
             images, texts = to(batch.images, self.device), to(batch.texts, self.device)
             last = part == cfg.accumulate - 1
-            with nullcontext() if last or world_size() == 1 else self.objective.no_sync():
+            with part_of_batch(self.objective, last):
                 loss: Loss = self.objective(images, texts, clock, cfg.chunk)
                 (loss.total / cfg.accumulate).backward()
             for name, value in loss.terms.items():
                 terms[name] = terms.get(name, torch.zeros_like(value)) + value / cfg.accumulate
-        norm = torch.nn.utils.clip_grad_norm_(self.trained, cfg.clip or float("inf"))
+        norm = clip(self.trained, cfg.clip or float("inf"))
         set_rates(self.optimizer, self.made, cfg.steps)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -254,41 +258,35 @@ class _Training:
     def _measure(self) -> bool:
         """Validate on the first process; every process learns whether it is the best so far."""
         better = torch.zeros((), device=self.device)
-        if rank() == 0:
-            assert self.job.validate is not None
-            self.method.eval()
-            metrics, notes = self.job.validate()
-            train_mode(self.method)
-            value = next(iter(metrics.values()))
-            if self.best is None or value > self.best:
-                self.best = value
-                better += 1
+        with (
+            self.whole.filled(self.method, self.device) if self.whole else nullcontext(self.method) as method
+        ):
             if self.log is not None:
+                assert self.job.validate is not None
+                metrics, notes = self.job.validate(method.eval())
+                train_mode(self.method)
+                value = next(iter(metrics.values()))
+                if self.best is None or value > self.best:
+                    self.best = value
+                    better += 1
                 said = f"validation at step {self.made}: {next(iter(metrics))} {value:.4g}"
                 text = "; ".join([f"{said}, the best so far" if better else said, *notes])
                 self.log.note(text, self.made, self._epoch(), kind="validation", metrics=metrics)
-            self.looked = self.made, time.monotonic()
-        if world_size() > 1:
-            dist.broadcast(better, 0)
-        return bool(better)
+        self.looked = self.made, time.monotonic()
+        return bool(most(better))
 
     def _save(self, best: bool) -> None:
-        rng = [rng_state()]
-        if world_size() > 1:
-            rng = [{} for _ in range(world_size())]
-            dist.all_gather_object(rng, rng_state())
-        if self.log is not None:
-            state = TrainState(
-                step=self.made,
-                rng=tuple(rng),
-                best=self.best,
-                log_lines=self.log.sync(),
-                extra={"account": self.account.state(), "best": best, "pictures": len(self.job.data)},
-            )
-            path = checkpoint.save(self.job.out, self.method, self.optimizer, state, self.cfg.keep)
-            if best:
-                checkpoint.mark(self.job.out, path, "best")
-        _wait()
+        state = TrainState(
+            step=self.made,
+            rng=tuple(everyones(rng_state())),
+            best=self.best,
+            log_lines=0 if self.log is None else self.log.sync(),
+            extra={"account": self.account.state(), "best": best, "pictures": len(self.job.data)},
+        )
+        path = checkpoint.save(self.job.out, self.method, self.optimizer, state, self.cfg.keep)
+        if best and rank() == 0:
+            checkpoint.mark(self.job.out, path, "best")
+        wait()  # nobody may go on while the first one writes
 
     def _restore(self, path: Path) -> TrainState:
         state = checkpoint.load(path, self.method, self.optimizer)
@@ -337,9 +335,3 @@ def _check_batch(cfg: TrainConfig, pictures: int) -> None:
         )
     if cfg.batch > pictures:
         raise UserError(f"train.batch {cfg.batch} is more than the {pictures} pictures of the data; lower it")
-
-
-def _wait() -> None:
-    """Until every process is here: nobody may go on while the first one writes."""
-    if world_size() > 1:
-        dist.barrier()

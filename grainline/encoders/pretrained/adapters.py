@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grainline.encoders.base import ImageTokens, TextTokens
-from grainline.encoders.text import length_groups
+from grainline.encoders.text import Grouping, length_groups
 from grainline.encoders.vit import Colour, normalised
 
 
@@ -35,7 +35,7 @@ class ImageEncoder(nn.Module):
         return self.read(self.model, hidden)
 
 
-class TextEncoder(nn.Module):
+class TextEncoder(Grouping):
     """A text model of the transformers library as a TextBackbone."""
 
     def __init__(self, model: nn.Module, kind: str, config: Mapping[str, Any], pad: int) -> None:

@@ -1,0 +1,416 @@
+"""Two processes that hold half of everything train as two that hold all of it, and as one alone."""
+
+import gc
+import json
+import multiprocessing
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from make import CASES, CLOCK, TINY, batch, build
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from grainline.config import parse
+from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.sources.scenes import Scenes
+from grainline.data.tokenizer import Tokenizer
+from grainline.data.transforms import TrainTransform
+from grainline.methods.base import Method
+from grainline.methods.clip import CLIP, CLIPConfig
+from grainline.nn.block import recompute_activations
+from grainline.nn.layers import layer_lists
+from grainline.train.log import read_log
+from grainline.train.loop import Run, TrainConfig, Validation, train
+from grainline.train.optim import OptimizerConfig, build_optimizer
+from grainline.train.parallel import clip, replicated, shard, whole
+from grainline.train.step import Objective, step
+from grainline.types import Images, Texts, concat, rows, to
+from grainline.weights import load_weights
+
+CPU = torch.device("cpu")
+DEEP = ("image.depth=2", "text.depth=3", "text.buckets=1")
+KINDS = {"whole": (None, False), "cached": (3, False), "recomputed": (None, True), "both": (3, True)}
+MINE = ([0, 1, 2, 4], [3, 5, 6, 7])
+LIMIT = timedelta(seconds=120)  # for one exchange; processes that wait for each other end with an error
+SETTINGS: dict[str, Any] = {
+    "steps": 4,
+    "batch": 8,
+    "precision": "fp32",
+    "log_every": 1,
+    "save_every": 2,
+    "keep": 9,
+    "validate_every": 2,
+    "clip": 0.3,
+    "seed": 5,
+    "optimizer": {
+        "lr": 0.03,
+        "eps": 1e-3,
+        "schedule": {"kind": "cosine", "warmup": 2},
+        "rules": [
+            {"pattern": r"towers\.text\.words\..*", "lr": 0},
+            {"pattern": r"towers\.image\.stack\.blocks\.0\..*", "lr": 0},
+            {"pattern": ".*"},
+        ],
+    },
+}
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "saving": {"accumulate": 2, "chunk": 2, "recompute": True},
+    "bf16": {"precision": "bf16"},
+}
+SPREADS = {"ddp": False, "sharded": True}
+
+
+# What the two processes do
+
+
+def worker(rank: int, port: int, out: Path) -> None:
+    torch.set_num_threads(1)
+    start = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=start, rank=rank, world_size=2, timeout=LIMIT)
+    found = gradients(rank, CPU) | sizes(rank) | gathered() | unlike_lengths(rank)
+    train_all(rank, out)
+    if rank == 0:
+        save_file({name: x.contiguous() for name, x in found.items()}, out / "found.safetensors")
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)  # as in test_two_ranks
+
+
+def exact(both: tuple[Images, Texts], device: torch.device = CPU) -> tuple[Images, Texts]:
+    return to(both[0]._replace(pixels=both[0].pixels.double()), device), to(both[1], device)
+
+
+def share(both: tuple[Images, Texts], rank: int, world: int = 2) -> tuple[Images, Texts]:
+    """This process's rows of a batch of 8, everything where it is alone."""
+    mine = torch.tensor(MINE[rank] if world == 2 else range(8), device=both[0].image.device)
+    return rows(both[0], mine), rows(both[1], torch.stack([2 * mine, 2 * mine + 1], 1).flatten())
+
+
+def gradients(rank: int, device: torch.device, cases: Iterable[str] = CASES) -> dict[str, Tensor]:
+    """Of every method in every way to save memory; and the norm that clipping finds."""
+    found = {}
+    for case in cases:
+        for kind, (chunk, recompute) in KINDS.items():
+            method = build(case, *DEEP).double().to(device)
+            recompute_activations(method, recompute)
+            objective: Any = Objective(method)
+            shard(objective, device)
+            images, texts = share(exact(batch(8), device), rank, dist.get_world_size())
+            objective(images, texts, CLOCK, chunk).total.backward()
+            parameters = dict(method.named_parameters())
+            assert all(isinstance(p, DTensor) for p in parameters.values())
+            found |= {f"{case}/{kind}/{name}": gradient(p).cpu() for name, p in parameters.items()}
+            found[f"{case}/{kind}/norm"] = clip(parameters.values(), 0.1).cpu()
+            found[f"{case}/{kind}/clipped"] = clip(parameters.values(), 1e9).cpu()
+    return found
+
+
+def gradient(p: nn.Parameter) -> Tensor:
+    assert p.grad is not None
+    return whole(p.grad)
+
+
+def sizes(rank: int) -> dict[str, Tensor]:
+    """Bytes of this process after a step: parameters, gradients, optimizer state; and of all tensors."""
+    found = {}
+    for name, sharded in SPREADS.items():
+        before = alive()
+        held = stepped(rank, sharded)
+        found[f"bytes/{name}"] = torch.tensor([sum(map(local_bytes, tensors)) for tensors in held])
+        found[f"bytes alive/{name}"] = torch.tensor(alive() - before)
+        del held
+    return found
+
+
+def stepped(rank: int, sharded: bool) -> tuple[list[Tensor], list[Any], list[Tensor]]:
+    """What a step leaves in memory."""
+    method = build("clip", "image.width=64", "text.width=64", *DEEP)
+    objective: Any = Objective(method)
+    if sharded:
+        shard(objective, CPU)
+    optimizer = build_optimizer(method, OptimizerConfig())
+    objective = objective if sharded else replicated(objective, CPU)
+    objective(*share(batch(8), rank), CLOCK).total.backward()
+    optimizer.step()
+    parameters = list(method.parameters())
+    states = [x for state in optimizer.state.values() for x in state.values()]
+    return [*parameters], [p.grad for p in parameters], states
+
+
+def local_bytes(x: Tensor) -> int:
+    mine = x.to_local() if isinstance(x, DTensor) else x
+    return mine.numel() * mine.element_size()
+
+
+def alive() -> int:
+    """Bytes of all tensors of this process that Python knows."""
+    gc.collect()
+    tensors = [x for x in gc.get_objects() if type(x) in (Tensor, nn.Parameter)]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+    return sum(storages.values())
+
+
+def gathered() -> dict[str, Tensor]:
+    """Which of three layers are whole while each of them runs: a row for each, then none after the pass."""
+    method = build("clip", "text.depth=3")
+    objective = Objective(method)
+    shard(objective, CPU)
+    layers = layer_lists(method)["towers.text.stack.blocks"]
+    seen: list[list[bool]] = []
+
+    def look(*_: object) -> None:
+        seen.append([not any(isinstance(p, DTensor) for p in layer.parameters()) for layer in layers])
+
+    for layer in layers:
+        layer.register_forward_pre_hook(look)
+    objective(*batch(8), CLOCK).total.backward()
+    look()
+    return {"gathered": torch.tensor(seen)}
+
+
+def unlike_lengths(rank: int) -> dict[str, Tensor]:
+    """A step on texts that one process alone would read in one group and the other in two."""
+    method = build("clip", "image.depth=2", "text.depth=2").double()
+    objective: Any = Objective(method)
+    shard(objective, CPU)
+    objective(*mixed(rank), CLOCK).total.backward()
+    return {f"mixed/{name}": gradient(p) for name, p in method.named_parameters()}
+
+
+def mixed(rank: int) -> tuple[Images, Texts]:
+    """Sixteen pictures with a text each: all of 24 tokens, or half of them of 2."""
+    g = torch.Generator().manual_seed(rank)
+    lengths = torch.tensor([24, 24 if rank == 0 else 2]).repeat(8)
+    number = torch.arange(16) + 16 * rank
+    ids = torch.randint(3, 300, (16, 1, 24), generator=g)
+    mask = (torch.arange(24) < lengths[:, None])[:, None]
+    pixels = torch.rand(16, 3, 8, 8, generator=g).double()
+    return Images(pixels, number), Texts(ids, mask, number, number, torch.zeros_like(number))
+
+
+def train_all(rank: int, out: Path) -> None:
+    """Every run both ways, and runs that go on where another was half way."""
+    for name, settings in RUNS.items():
+        for spread, sharded in SPREADS.items():
+            run = job(out / f"{name}-{spread}", settings, sharded)
+            train(run, CPU, None)
+            assert all(isinstance(p, DTensor) == sharded for p in run.method.parameters())
+    for begun in SPREADS:
+        for ended, sharded in SPREADS.items():
+            there = out / f"saving-{begun}-then-{ended}"
+            if rank == 0:
+                shutil.copytree(out / f"saving-{begun}", there)
+            dist.barrier()
+            train(job(there, RUNS["saving"], sharded), CPU, there / "checkpoints" / "step-00000002")
+
+
+def job(out: Path, settings: dict[str, Any], sharded: bool) -> Run:
+    source = Scenes("scenes:train?count=11", size=32)
+    tokenizer = Tokenizer.train((source[i].whole for i in range(11)), 600)
+    cfg = TrainConfig.model_validate(SETTINGS | settings | {"shard": sharded})
+    data = TrainSet(source, tokenizer, TrainTransform(8), TextsConfig(foils=1), context=24, seed=5)
+    torch.manual_seed(0)
+    return Run(out, made(tokenizer.vocab), data, cfg, 0, 0.0, measured)
+
+
+def made(vocab: int) -> CLIP:
+    """A scale that begins above its maximum, so that clamping shows."""
+    deep = {"image": {**TINY["image"], "depth": 2}, "text": {**TINY["text"], "depth": 2, "vocab": vocab}}  # type: ignore[dict-item]
+    return CLIP(parse(CLIPConfig, {**TINY, **deep, "scale": 20.0, "max_scale": 9.0}, "test"))
+
+
+@torch.no_grad()
+def measured(method: Method) -> Validation:
+    """Unequal numbers of calls on the processes would hang, did any but the first take part."""
+    assert dist.get_rank() == 0
+    assert not method.training
+    images, texts = batch(8)
+    seen = method.encode_images(images)
+    read = [method.encode_texts(rows(texts, slice(i, i + 4))) for i in range(0, 16, 4)]
+    return {"sum": sum(float(method.score(seen, part).sum()) for part in read)}, ()
+
+
+# What must come of it
+
+
+def started(target: Callable[..., None], world: int, *arguments: object) -> None:
+    """Run `target(rank, port, ...)` in so many processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=target, args=(rank, port, *arguments)) for rank in range(world)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(timeout=300)
+    codes = [rank.exitcode for rank in ranks]
+    for rank in ranks:
+        rank.kill()
+    assert codes == [0] * world
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sharded")
+    started(worker, 2, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(out: Path) -> dict[str, Tensor]:
+    return load_file(out / "found.safetensors")
+
+
+def agree(found: dict[str, Tensor], case: str, kind: str) -> None:
+    """The gradients of a case are those of one process with the whole batch, and so is their norm."""
+    method = build(case, *DEEP).double()
+    step(method, *exact(batch(8)), CLOCK)
+    for name, p in method.named_parameters():
+        torch.testing.assert_close(
+            found[f"{case}/{kind}/{name}"],
+            p.grad,
+            rtol=1e-9,
+            atol=1e-12,
+            msg=lambda m, name=name: f"{name}: {m}",
+        )
+    norm = torch.nn.utils.clip_grad_norm_(method.parameters(), 0.1)
+    assert norm > 0.1, "else clipping is not tested"
+    torch.testing.assert_close(found[f"{case}/{kind}/norm"], norm)
+    assert float(found[f"{case}/{kind}/clipped"]) == pytest.approx(0.1, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
+def test_two_halves_have_the_gradients_of_one_whole(case: str, kind: str, found: dict[str, Tensor]) -> None:
+    agree(found, case, kind)
+
+
+def test_a_layer_is_whole_only_while_it_runs(found: dict[str, Tensor]) -> None:
+    assert found["gathered"].int().tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
+
+
+def test_texts_of_unlike_lengths_do_not_make_one_process_wait_for_the_other(
+    found: dict[str, Tensor],
+) -> None:
+    method = build("clip", "image.depth=2", "text.depth=2").double()
+    images, texts = (concat(side) for side in zip(*(mixed(rank) for rank in range(2)), strict=True))
+    step(method, images, texts, CLOCK)
+    for name, p in method.named_parameters():
+        torch.testing.assert_close(found[f"mixed/{name}"], p.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_each_process_holds_half(found: dict[str, Tensor]) -> None:
+    parameters, gradients, states = (found["bytes/sharded"] / found["bytes/ddp"]).tolist()
+    assert parameters == pytest.approx(0.5, abs=0.02)
+    assert gradients == pytest.approx(0.5, abs=0.02)
+    assert states == pytest.approx(0.5, abs=0.02)
+    held, counted = int(found["bytes alive/sharded"]), int(found["bytes/sharded"].sum())
+    assert held < 1.05 * counted, "nothing that is whole stays behind"
+    assert int(found["bytes alive/ddp"]) >= int(found["bytes/ddp"].sum()), "else tensors are overlooked"
+
+
+def weights(run: Path, place: str = "last") -> dict[str, Tensor]:
+    return load_file(run / place / "model.safetensors")
+
+
+def close(a: dict[str, Tensor], b: dict[str, Tensor], atol: float) -> None:
+    assert a.keys() == b.keys()
+    for name, x in a.items():
+        torch.testing.assert_close(b[name], x, rtol=0, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize(("name", "atol"), [("plain", 1e-5), ("saving", 1e-5), ("bf16", 1e-3)])
+def test_a_sharded_run_has_the_weights_optimizer_state_and_log_of_a_replicated_one(
+    out: Path, name: str, atol: float
+) -> None:
+    ddp, sharded = (out / f"{name}-{spread}" for spread in SPREADS)
+    close(weights(ddp), weights(sharded), atol)
+    assert float(weights(sharded)["scale.log_scale"].exp()) < 9.001
+    slots = [load_file(run / "last" / "optimizer.safetensors") for run in (ddp, sharded)]
+    close(*slots, atol=10 * atol)
+    assert not any("words" in key or "image.stack.blocks.0" in key for key in slots[1])
+    moved = (
+        (weights(sharded, "checkpoints/step-00000002")["towers.to_text.weight"])
+        - weights(sharded)["towers.to_text.weight"]
+    )
+    assert moved.abs().max() > 100 * atol / 10, "else nothing was compared"
+    for a, b in zip(read_log(ddp), read_log(sharded), strict=True):
+        assert a["kind"] == b["kind"]
+        if a["kind"] == "train":
+            assert b["norm"] == pytest.approx(a["norm"], rel=100 * atol)
+            assert b["terms"] == pytest.approx(a["terms"], rel=100 * atol)
+
+
+def test_a_checkpoint_of_a_sharded_run_is_like_any_other(out: Path) -> None:
+    files = [
+        sorted(str(p.relative_to(run)) for p in run.rglob("*") if p.is_file())
+        for run in (out / "saving-ddp", out / "saving-sharded")
+    ]
+    assert files[0] == files[1]
+    ddp, sharded = (
+        json.loads((out / f"saving-{spread}" / "last" / "state.json").read_text()) for spread in SPREADS
+    )
+    for key in ("version", "ranks", "trained", "untouched"):
+        assert sharded[key] == ddp[key]
+
+
+def test_a_sharded_run_measures_the_weights_that_it_saves(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    run = out / "saving-sharded"
+    lines = [line for line in read_log(run) if line["kind"] == "validation"]
+    assert [line["step"] for line in lines] == [2, 4]
+    for line in lines:
+        path = run / "checkpoints" / f"step-{line['step']:08d}"
+        method = made(len(weights(run)["towers.text.words.weight"])).eval()
+        load_weights(path, method)
+        assert line["metrics"]["sum"] == pytest.approx(measured(method)[0]["sum"], rel=1e-6)
+
+
+@pytest.mark.parametrize("begun", SPREADS)
+@pytest.mark.parametrize("ended", SPREADS)
+def test_a_run_goes_on_from_the_middle_whichever_way_it_was_spread(out: Path, begun: str, ended: str) -> None:
+    left_alone, resumed = out / f"saving-{ended}", out / f"saving-{begun}-then-{ended}"
+    close(weights(left_alone), weights(resumed), atol=0 if begun == ended else 1e-5)
+    for part in ("optimizer.safetensors", "rng.safetensors"):
+        slots = [load_file(run / "last" / part) for run in (left_alone, resumed)]
+        close(*slots, atol=0 if begun == ended else 1e-4)
+
+
+def test_shard_and_compile_are_one_or_the_other() -> None:
+    with pytest.raises(ValueError, match="shard and compile do not go together"):
+        TrainConfig.model_validate(SETTINGS | {"shard": True, "compile": True})
+
+
+def cuda_worker(rank: int, port: int, world: int, out: Path) -> None:
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    start = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("nccl", init_method=start, rank=rank, world_size=world, timeout=LIMIT)
+    found = gradients(rank, device, ["clip", "maxsim"])
+    if rank == 0:
+        save_file({name: x.contiguous() for name, x in found.items()}, out)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.gpu
+def test_shards_on_gpus_have_the_gradients_of_one_cpu(tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    world = min(2, torch.cuda.device_count())
+    started(cuda_worker, world, world, tmp_path / "found.safetensors")
+    found = load_file(tmp_path / "found.safetensors")
+    for case in ("clip", "maxsim"):
+        for kind in KINDS:
+            agree(found, case, kind)
