@@ -23,8 +23,18 @@ from grainline.errors import UserError
 from grainline.evaluate.encode import encode_source
 from grainline.evaluate.suite import Options, retrieval_suite
 from grainline.files import aside, reason
-from grainline.model import Description, Model, build, method_config, write_description
+from grainline.model import Model
 from grainline.recipe import Recipe, read_recipe, write_recipe
+from grainline.start import (
+    Description,
+    Start,
+    is_pretrained,
+    method_config,
+    read_description,
+    reads_pretrained_texts,
+    start,
+    write_description,
+)
 from grainline.train import checkpoint
 from grainline.train.log import NAME as LOG
 from grainline.train.loop import Run, Validation, train
@@ -48,11 +58,14 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
     """
     _check_folder(recipe, out, resume)
     with process_group() as device:
-        source = open_sources(recipe.data.paths, images=recipe.data.images, size=_size(recipe))
-        tokenizer = _tokenizer(recipe, source, out)
-        description = _with_vocabulary(recipe.description, tokenizer.vocab)
+        come = _checkpoint(out, at) if resume else None
+        begun = _begun(recipe, out, come)
+        source = open_sources(recipe.data.paths, images=recipe.data.images, size=_size(begun))
+        tokenizer = _tokenizer(recipe, begun, source, out)
+        if not reads_pretrained_texts(begun.description):
+            begun = begun._replace(description=_with_vocabulary(begun.description, tokenizer.vocab))
         torch.manual_seed(recipe.train.seed)
-        method = build(description)
+        method, description = begun.method(), begun.description
         model = Model(description, method, tokenizer)
         validation = _validation(recipe, model)
         if rank() == 0:
@@ -78,12 +91,20 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
             recipe.data.damage,
             validation,
         )
-        return train(job, device, _checkpoint(out, at) if resume else None)
+        return train(job, device, come)
 
 
-def _size(recipe: Recipe) -> int:
+def _begun(recipe: Recipe, out: Path, come: Path | None) -> Start:
+    """The method and what it begins with. What goes on from a checkpoint of its own needs none of others."""
+    description = recipe.description
+    if come is not None and is_pretrained(description):
+        return Start(read_description(out))
+    return start(description)
+
+
+def _size(begun: Start) -> int:
     """Side of the pictures that the method reads."""
-    config: Any = recipe.description.config
+    config: Any = begun.description.config
     size: int = config.image.size
     return size
 
@@ -150,13 +171,16 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _tokenizer(recipe: Recipe, source: Source, out: Path) -> Tokenizer:
+def _tokenizer(recipe: Recipe, begun: Start, source: Source, out: Path) -> Tokenizer:
     """The tokenizer of the run folder; made or fetched by the first process, read by the others."""
     if rank() == 0 and not _is_run(out):
         asked = recipe.data.tokenizer
-        config: Any = recipe.description.config
+        config: Any = begun.description.config
         texts = _captions(source, recipe.data.tokenizer_samples)
-        made = load_tokenizer(asked) if asked else Tokenizer.train(texts, config.text.vocab)
+        if begun.text is not None:
+            made = begun.tokenizer(asked)
+        else:
+            made = load_tokenizer(asked) if asked else Tokenizer.train(texts, config.text.vocab)
         with _writing(out):
             made.save(out)
     if world_size() > 1:

@@ -10,8 +10,8 @@ from runs import RECIPE, recipe
 
 from grainline.config import Config, override, parse, read_yaml
 from grainline.errors import UserError
-from grainline.model import build
 from grainline.recipe import Recipe, find_recipe, names, read_recipe, write_recipe
+from grainline.start import build
 from grainline.train.schedule import Cosine, StepDecay
 
 

@@ -11,6 +11,7 @@ LAYERS = [  # lower layers first; modules of one layer may import each other onl
     {"dist", "nn", "losses", "weights", "viz"},
     {"encoders", "data"},
     {"methods"},
+    {"start"},
     {"model"},
     {"evaluate"},
     {"train", "encode", "index"},
