@@ -153,6 +153,26 @@ def encode(
     )
 
 
+@app.command()
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="IN", help="Run folder on CLIP or SigLIP towers, or a checkpoint: folder, file or name."
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="New Hugging Face folder, or FILE.safetensors for open_clip."),
+    ],
+) -> None:
+    """Write a CLIP or SigLIP for other programs, with its tokenizer, and measure that it stayed the same."""
+    from grainline.convert import convert as run
+
+    moved = run(source, out)
+    print(f"written: {out} (vectors of pictures moved by {moved.image:.1e}, of texts by {moved.text:.1e})")
+
+
 @data.command()
 def check(
     path: Annotated[str, typer.Argument(help="A data source.")],

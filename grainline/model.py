@@ -161,7 +161,7 @@ def find_run(path: Path) -> tuple[Path, Path] | None:
     if there is None and not place.exists():
         if NAME.fullmatch(str(path)) is None:
             raise UserError(
-                f"no model at {place}, and {path} is no name of the Hugging Face hub; give the folder that "
+                f"no model at {place}, and that is no name of the Hugging Face hub; give the folder that "
                 "`grainline train --out` wrote, or a CLIP or SigLIP by its folder, file or name"
             )
         return None

@@ -14,7 +14,7 @@ LAYERS = [  # lower layers first; modules of one layer may import each other onl
     {"start"},
     {"model"},
     {"evaluate"},
-    {"train", "encode", "index"},
+    {"train", "encode", "convert", "index"},
     {"recipe"},
     {"experiment"},
     {"demo", "commands"},

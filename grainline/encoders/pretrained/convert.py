@@ -1,6 +1,7 @@
 """Pretrained towers back into files that other programs read, and how far that moved their vectors."""
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,10 +23,12 @@ class Parity(NamedTuple):
     text: float
 
 
-def to_hugging_face(towers: Pretrained, folder: str | Path) -> None:
+def to_hugging_face(
+    towers: Pretrained, folder: str | Path, also: Iterable[Callable[[Path], None]] = ()
+) -> None:
     """Write config.json, model.safetensors and preprocessor_config.json of a CLIP or SigLIP, atomically.
 
-    The tokenizer is the caller's to write: `Tokenizer.save(folder)`.
+    also  writes more into the folder before it stands in its place: `Tokenizer.save`, say
     """
     home = Path(folder)
     _check(towers, ("clip", "siglip"), "a Hugging Face folder")
@@ -34,6 +37,8 @@ def to_hugging_face(towers: Pretrained, folder: str | Path) -> None:
     with replacing(home) as place:
         with quiet():
             whole_model(towers).save_pretrained(place)
+        for write in also:
+            write(place)
         for file in sorted(place.iterdir()):
             sync(file)
         kind, architecture = towers.architecture["kind"], towers.architecture
@@ -53,6 +58,12 @@ def to_open_clip(towers: Pretrained, file: str | Path) -> None:
                 f"the {side} has {mine} heads; readers of a state dict would take width {width} for "
                 f"{heads(width)} heads; write a Hugging Face folder instead"
             )
+    told = {name: towers.architecture[name] for name in pixels.KNOWN["clip"]}
+    if json.dumps(told) != json.dumps(pixels.KNOWN["clip"]):
+        raise UserError(
+            "pictures are made for this CLIP in another way than for OpenAI's, which a state dict does not "
+            "tell; write a Hugging Face folder instead"
+        )
     with replacing(Path(file)) as place:
         write_tensors(place, to_open_clip_names(joined(towers)), {})
 
