@@ -74,7 +74,10 @@ def train(
 @app.command()
 def evaluate(  # noqa: PLR0913 - each is an option of the command
     model: Annotated[
-        str, typer.Argument(help="Run folder, or a folder of weights inside one (runs/x/best).")
+        str,
+        typer.Argument(
+            help="Run folder, weights inside one (runs/x/best), or a checkpoint: folder, file, name."
+        ),
     ],
     data: Many = None,
     images: Images = None,
@@ -129,7 +132,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
 
 @app.command()
 def encode(
-    model: Annotated[str, typer.Argument(help="Run folder, or a folder of weights inside one.")],
+    model: Annotated[str, typer.Argument(help="Run folder, weights inside one, or a checkpoint.")],
     source: Annotated[str, typer.Argument(help="A data source, or a .txt file with one text a line.")],
     out: Annotated[
         Path, typer.Option(help="New folder for vectors.safetensors, rows.jsonl and notes.jsonl.")

@@ -1,7 +1,10 @@
 """Runs that begin with a checkpoint: trained, stopped, resumed, loaded, measured and converted without it."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +163,30 @@ def test_a_converted_run_has_the_same_cosines_in_the_library(
     again: Any = load(tmp_path / "theirs")
     torch.testing.assert_close(again.score(shown, texts), mine.score(shown, texts), rtol=0, atol=1e-6)
     assert again.tokenizer.to_json() == mine.tokenizer.to_json()
+
+
+def test_two_processes_begin_with_the_checkpoint_and_end_with_the_weights_of_one(tmp_path: Path) -> None:
+    whole("clip", tmp_path / "checkpoint")
+    steady = "train.optimizer.eps=1e-3"  # AdamW divides tiny gradients by themselves
+    one, two = (
+        [*arguments("clip/finetune", tmp_path / "checkpoint", tmp_path / name), steady]
+        for name in ("one", "two")
+    )
+    assert call(*one) == 0
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, "-m", "grainline", *two],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    alone, both = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert (tmp_path / "one" / "model.json").read_text() == (tmp_path / "two" / "model.json").read_text()
+    for name, x in alone.items():
+        torch.testing.assert_close(both[name], x, rtol=0, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
 
 
 # Convert

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import SENTENCE, OpenAI, save_state, tokenizer, whole
+from indexes import photos, texts
 from PIL import Image
+from runs import call, complaint
 from torch import Tensor, nn
 
 from grainline.config import parse
@@ -390,39 +392,83 @@ def test_the_fingerprint_knows_the_weights_and_not_the_place(saved: Saved, tmp_p
     assert fingerprint(here) != fingerprint(load(saved("siglip")[0]))
 
 
+def test_the_commands_take_a_checkpoint_as_their_model(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = saved("clip")
+    photos(tmp_path / "photos", 5)
+    monkeypatch.chdir(folder.parent)
+    assert call("evaluate", "clip", "--data", "scenes:dev?count=4&size=32") == 0
+    assert call("encode", "clip", "scenes:dev?count=4&size=32", "--out", tmp_path / "vectors") == 0
+    null = ("--null", texts(tmp_path))
+    assert (
+        call("index", "build", tmp_path / "photos", "--model", "clip", "--out", tmp_path / "index", *null)
+        == 0
+    )
+    monkeypatch.chdir(tmp_path)  # it is found by where it lay
+    assert call("search", tmp_path / "index", "a red dog") == 0
+    shutil.copytree(folder, tmp_path / "moved")
+    assert call("search", tmp_path / "index", "a red dog", "--model", "moved") == 0
+    other, said = saved("siglip")[0], complaint
+    assert "was made with other weights" in said(
+        capsys, "search", tmp_path / "index", "a red dog", "--model", other
+    )
+
+
 # The hub
 
 
-def offline(body: str, **surroundings: str) -> tuple[str, float]:
-    """What a program prints in a world whose hub is a closed port, and the seconds that it took to say so."""
-    env = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", **surroundings}
-    env["PYTHONPATH"] = str(Path(__file__).parent.parent)
-    body = (
-        "import time\nfrom grainline.errors import UserError\nfrom grainline.model import load\n"
-        f"import transformers, huggingface_hub\nbegun = time.time()\ntry:\n    {body}\n"
-        "except UserError as error:\n    print(error)\nprint(time.time() - begun)"
-    )
-    done = subprocess.run([sys.executable, "-c", body], env=env, capture_output=True, text=True, check=True)
-    *said, seconds = done.stdout.splitlines()
-    assert len(said) == 1, done.stdout
-    return said[0], float(seconds)
+STORY = """
+import os, sys, time
+from pathlib import Path
+from hub import hub
+
+folder, home = map(Path, sys.argv[1:])
+with hub({"some/clip": folder}) as server:
+    os.environ |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(home)}
+    import transformers
+    from grainline.errors import UserError
+    from grainline.model import load
+
+    def told(what, name):
+        begun = time.monotonic()
+        try:
+            print(what, load(name).description.config.text.pretrained, end=" ")
+        except UserError as error:
+            print(what, error, end=" ")
+        took = time.monotonic() - begun
+        print("at once" if took < 15 else f"after {took} s")
+
+    told("fetched", "some/clip")
+    fetched = [line.rpartition("/")[2] for line in server.asked if line.startswith("GET /some/clip/")]
+    print("files", *sorted(fetched))
+    server.asked.clear()
+    told("again", "some/clip")
+    print("files", *[line for line in server.asked if line.startswith("GET /some/clip/")])
+    told("unknown", "some/other")
+told("from the cache", "some/clip")
+told("nowhere", "some/other")
+"""
 
 
-def test_a_name_that_neither_the_disk_nor_the_hub_knows_is_one_line_within_seconds(tmp_path: Path) -> None:
-    said, seconds = offline("load('openai/clip-vit-base-patch16')", HF_HOME=str(tmp_path))
-    assert "no folder openai/clip-vit-base-patch16 here, and the Hugging Face hub gave no model" in said
-    assert "give its path, or set HF_HOME" in said
-    assert seconds < 15
-
-
-def test_what_the_cache_holds_is_read_while_the_hub_is_out_of_reach(saved: Saved, tmp_path: Path) -> None:
-    home = tmp_path / "hub" / "models--some--clip"
-    (home / "refs").mkdir(parents=True)
-    (home / "refs" / "main").write_text("0" * 40)
-    shutil.copytree(saved("clip")[0], home / "snapshots" / ("0" * 40))
-    said, seconds = offline("print(load('some/clip').method.size)", HF_HOME=str(tmp_path))
-    assert said == "16"
-    assert seconds < 15
+def test_a_name_is_fetched_once_and_nothing_waits_for_a_hub_that_is_gone(
+    saved: Saved, tmp_path: Path
+) -> None:
+    shutil.copytree(saved("clip")[0], tmp_path / "clip")
+    (tmp_path / "clip" / "tf_model.h5").write_text("of another library")
+    (tmp_path / "clip" / "pytorch_model.bin").write_text("the same weights in another form")
+    tests = Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"}
+    command = [sys.executable, "-c", STORY, str(tmp_path / "clip"), str(tmp_path / "home")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    files = "config.json model.safetensors tokenizer.json tokenizer_meta.json"
+    assert lines[:4] == ["fetched some/clip at once", f"files {files}", "again some/clip at once", "files"]
+    assert lines[5] == "from the cache some/clip at once"
+    for line in (lines[4], lines[6]):
+        assert "no folder some/other here, and the Hugging Face hub gave no model of that name" in line
+        assert "give its path, or set HF_HOME to a cache that holds it at once" in line
 
 
 @pytest.mark.parametrize("path", ["runs/of/mine", "/none/such", "../none"])

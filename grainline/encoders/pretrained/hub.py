@@ -30,22 +30,23 @@ def fetched(name: str) -> Path:
 
     Raises UserError where neither hub nor cache has it.
     """
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 
     try:
         found = HfApi().model_info(name, timeout=PATIENCE).siblings or []
         return Path(snapshot_download(name, allow_patterns=wanted({file.rfilename for file in found})))
     except Exception as error:  # the library passes on those of whatever it speaks HTTP with
         said = next(iter(str(error).strip().splitlines()), repr(error))
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except (OSError, ValueError):
-        raise UserError(
-            f"no folder {name} here, and the Hugging Face hub gave no model of that name "
-            f"({said.rstrip('.')}); "
-            "download the folder where the hub can be reached and give its path, or set HF_HOME to a cache "
-            "that holds it"
-        ) from None
+    for settings in ("config.json", "open_clip_config.json"):
+        held = try_to_load_from_cache(name, settings)
+        if isinstance(held, str):
+            return Path(held).parent
+    raise UserError(
+        f"no folder {name} here, and the Hugging Face hub gave no model of that name "
+        f"({said.rstrip('.')}); "
+        "download the folder where the hub can be reached and give its path, or set HF_HOME to a cache "
+        "that holds it"
+    )
 
 
 def wanted(files: Collection[str]) -> list[str]:

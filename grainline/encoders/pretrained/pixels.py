@@ -75,8 +75,8 @@ def to_hugging_face(kind: str, architecture: Mapping[str, Any], size: int) -> di
         "rescale_factor": 1 / 255,
         "size": {"height": larger, "width": larger} if squash else {"shortest_edge": larger},
     }
-    cut = not squash or larger != size
-    return content | ({"do_center_crop": True, "crop_size": {"height": size, "width": size}} if cut else {})
+    cut = not squash or larger != size  # said in any case: a CLIP's processor cuts unless it is told not to
+    return content | {"do_center_crop": cut, "crop_size": {"height": size, "width": size}}
 
 
 def of_open_clip(found: Mapping[str, Any], where: str) -> dict[str, Any]:
