@@ -74,7 +74,10 @@ def train(
 @app.command()
 def evaluate(  # noqa: PLR0913 - each is an option of the command
     model: Annotated[
-        str, typer.Argument(help="Run folder, or a folder of weights inside one (runs/x/best).")
+        str,
+        typer.Argument(
+            help="Run folder, weights inside one (runs/x/best), or a checkpoint: folder, file, name."
+        ),
     ],
     data: Many = None,
     images: Images = None,
@@ -137,7 +140,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
 
 @app.command()
 def encode(
-    model: Annotated[str, typer.Argument(help="Run folder, or a folder of weights inside one.")],
+    model: Annotated[str, typer.Argument(help="Run folder, weights inside one, or a checkpoint.")],
     source: Annotated[str, typer.Argument(help="A data source, or a .txt file with one text a line.")],
     out: Annotated[
         Path, typer.Option(help="New folder for vectors.safetensors, rows.jsonl and notes.jsonl.")
@@ -159,6 +162,26 @@ def encode(
     print(
         f"written: {out} ({told})" + (f"; {skipped} samples were skipped, see notes.jsonl" if skipped else "")
     )
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="IN", help="Run folder on CLIP or SigLIP towers, or a checkpoint: folder, file or name."
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="New Hugging Face folder, or FILE.safetensors for open_clip."),
+    ],
+) -> None:
+    """Write a CLIP or SigLIP for other programs, with its tokenizer, and measure that it stayed the same."""
+    from grainline.convert import convert as run
+
+    moved = run(source, out)
+    print(f"written: {out} (vectors of pictures moved by {moved.image:.1e}, of texts by {moved.text:.1e})")
 
 
 @data.command()

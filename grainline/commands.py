@@ -20,7 +20,7 @@ index = typer.Typer(help="Index a folder of pictures, and keep it up to date.", 
 @index.command()
 def build(
     images: Annotated[str, typer.Argument(help="Folder of pictures, folders below it included.")],
-    model: Annotated[str, typer.Option(help="Run folder, or a folder of weights inside one.")],
+    model: Annotated[str, typer.Option(help="Run folder, weights inside one, or a checkpoint.")],
     out: Annotated[Path, typer.Option(help="Folder of the index; one that was interrupted goes on.")],
     null: Annotated[
         str | None,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Tag, ValidationError
 
 from grainline.errors import UserError
 
@@ -76,20 +76,26 @@ def _value(text: str, change: str) -> Any:
 
 
 def _first(error: ValidationError, cls: type[BaseModel]) -> str:
-    """One line for the first complaint: the dotted field, what is wrong, what is allowed."""
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
-    owner = _owner(cls, path[:-1])
+    """One line for the first complaint: the dotted field, what is wrong, what is allowed.
+
+    Names come before what is missing: a mistyped name makes the true one missing too.
+    """
+    errors = error.errors()
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+    loc = [str(part) for part in first["loc"]]
+    path, here, _ = _walk(cls, loc)
     field = ".".join(path)
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     if first["type"] == "extra_forbidden":
-        allowed = ", ".join(owner.model_fields) if owner else "no such field"
+        _, owner, others = _walk(cls, loc[:-1])
+        forms = [c for _, c in owner] + others if len(owner) == 1 else []
+        allowed = "; or ".join(", ".join(form.model_fields) for form in forms) or "no such field"
         return f"unknown field {field!r}; allowed here: {allowed}{more}"
     if first["type"] == "missing":
         return f"field {field!r} is missing{more}"
     if first["type"] == "union_tag_not_found":
         tag = first["ctx"]["discriminator"].strip("'")
-        tags = ", ".join(str(c.model_fields[tag].default) for c in _configs_at(cls, path))
+        tags = ", ".join(str(c.model_fields[tag].default) for _, c in here)
         return f"field '{field}.{tag}' is missing; allowed are {tags}{more}"
     message = first["msg"].removeprefix("Value error, ")
     found = "" if isinstance(first["input"], dict) else f" is {_short(first['input'])}"
@@ -101,25 +107,39 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _owner(cls: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
-    """The config class that a dotted path leads to, or None where the path passes something else."""
-    found = _configs_at(cls, path)
-    return found[0] if len(found) == 1 else None
+Found = list[tuple[str | None, type[BaseModel]]]
+"""Configs that may stand at one place, with the tags they are told apart by where no field of theirs does."""
 
 
-def _configs_at(cls: type[BaseModel], path: list[str]) -> list[type[BaseModel]]:
-    """The config classes that may stand at a dotted path: several where the choice among them is missing."""
-    found = [cls]
-    for name in path:
-        if len(found) > 1:  # the tag of a union chooses one of them
-            found = [c for c in found if any(f.default == name for f in c.model_fields.values())]
-        elif found and name in found[0].model_fields:
-            found = _configs_in(found[0].model_fields[name].annotation)
+def _walk(cls: type[BaseModel], loc: list[str]) -> tuple[list[str], Found, list[type[BaseModel]]]:
+    """Follow the location of a complaint through the configs; where one of several was chosen it holds a tag.
+
+    Returns the path as the user wrote it, the configs that may stand there, and those that were not chosen.
+    """
+    path: list[str] = []
+    here: Found = [(None, cls)]
+    others: list[type[BaseModel]] = []
+    for name in loc:
+        if len(here) > 1:
+            others = [c for tag, c in here if tag is not None and tag != name]
+            here = [(tag, c) for tag, c in here if name == tag or _has_default(c, name)]
+            path += [] if others else [name]  # a tag that is no field stands in no file
+            continue
+        path.append(name)
+        if here and name in here[0][1].model_fields:
+            here, others = _configs_in(here[0][1].model_fields[name].annotation), []
         # else the place in a list, each entry of which is such a config
-    return found
+    return path, here, others
 
 
-def _configs_in(annotation: Any) -> list[type[BaseModel]]:
+def _has_default(cls: type[BaseModel], name: str) -> bool:
+    """Whether a field of the config is there to hold this tag."""
+    return any(field.default == name for field in cls.model_fields.values())
+
+
+def _configs_in(annotation: Any) -> Found:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [c for part in getattr(annotation, "__args__", ()) for c in _configs_in(part)]
+        return [(None, annotation)]
+    own = next((x.tag for x in getattr(annotation, "__metadata__", ()) if isinstance(x, Tag)), None)
+    found = [pair for part in getattr(annotation, "__args__", ()) for pair in _configs_in(part)]
+    return [(own or tag, c) for tag, c in found]

@@ -26,8 +26,18 @@ from grainline.evaluate.examples import Measured
 from grainline.evaluate.suite import Options, retrieval_suite
 from grainline.files import aside, reason
 from grainline.methods.base import Method
-from grainline.model import Description, Model, build, load, method_config, write_description
+from grainline.model import Model, load
 from grainline.recipe import Recipe, read_recipe, write_recipe
+from grainline.start import (
+    Description,
+    Start,
+    is_pretrained,
+    method_config,
+    read_description,
+    reads_pretrained_texts,
+    start,
+    write_description,
+)
 from grainline.train import checkpoint
 from grainline.train.log import NAME as LOG
 from grainline.train.loop import Run, Validation, train
@@ -54,11 +64,14 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
     """
     _check_folder(recipe, out, resume)
     with process_group() as device:
-        source = open_sources(recipe.data.paths, images=recipe.data.images, size=_size(recipe))
-        tokenizer = _tokenizer(recipe, source, out)
-        description = _with_vocabulary(recipe.description, tokenizer.vocab)
+        come = _checkpoint(out, at) if resume else None
+        begun = _begun(recipe, out, come)
+        source = open_sources(recipe.data.paths, images=recipe.data.images, size=_size(begun))
+        tokenizer = _tokenizer(recipe, begun, source, out)
+        if not reads_pretrained_texts(begun.description):
+            begun = begun._replace(description=_with_vocabulary(begun.description, tokenizer.vocab))
         torch.manual_seed(recipe.train.seed)
-        method = build(description)
+        method, description = begun.method(), begun.description
         validation = _validation(recipe, description, tokenizer, method.size)
         if rank() == 0:
             with _writing(out):
@@ -85,7 +98,7 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
         )
         before = _stamp(out / LOG)
         try:
-            last = train(job, device, _checkpoint(out, at) if resume else None)
+            last = train(job, device, come)
         except (UserError, KeyboardInterrupt) as error:
             if _stamp(out / LOG) != before:  # else nothing was done, and what was done before stays told
                 _report(job, recipe, str(error) or "interrupted")
@@ -120,9 +133,17 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return state.st_size, state.st_mtime_ns
 
 
-def _size(recipe: Recipe) -> int:
+def _begun(recipe: Recipe, out: Path, come: Path | None) -> Start:
+    """The method and what it begins with. What goes on from a checkpoint of its own needs none of others."""
+    description = recipe.description
+    if come is not None and is_pretrained(description):
+        return Start(read_description(out))
+    return start(description)
+
+
+def _size(begun: Start) -> int:
     """Side of the pictures that the method reads."""
-    config: Any = recipe.description.config
+    config: Any = begun.description.config
     size: int = config.image.size
     return size
 
@@ -189,13 +210,16 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _tokenizer(recipe: Recipe, source: Source, out: Path) -> TextTokenizer:
+def _tokenizer(recipe: Recipe, begun: Start, source: Source, out: Path) -> TextTokenizer:
     """The tokenizer of the run folder; made or fetched by the first process, read by the others."""
     if rank() == 0 and not _is_run(out):
         asked = recipe.data.tokenizer
-        config: Any = recipe.description.config
+        config: Any = begun.description.config
         texts = _captions(source, recipe.data.tokenizer_samples)
-        made = load_tokenizer(asked) if asked else Tokenizer.train(texts, config.text.vocab)
+        if begun.text is not None:
+            made: TextTokenizer = begun.tokenizer(asked)
+        else:
+            made = load_tokenizer(asked) if asked else Tokenizer.train(texts, config.text.vocab)
         with _writing(out):
             made.save(out)
     wait()

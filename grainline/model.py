@@ -1,43 +1,37 @@
 """A trained method with what it needs to read pictures and texts: the object that users hold.
 
 On disk it is a folder with `model.json` (method and config), `tokenizer.json` and `model.safetensors`. A run
-folder has the first two at its top and weights in `last/`, `best/` and `checkpoints/step-*/`.
+folder has the first two at its top and weights in `last/`, `best/` and `checkpoints/step-*/`. A CLIP or
+SigLIP of others becomes one without being written.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from grainline.config import Config, parse
 from grainline.data.collate import texts_of
 from grainline.data.parts import encode_parts
 from grainline.data.record import Damaged
 from grainline.data.tokenized import TextTokenizer
 from grainline.data.tokenizer import read_tokenizer
 from grainline.data.transforms import EvalTransform
+from grainline.encoders.pretrained import load_pretrained
+from grainline.encoders.pretrained.build import space_of
+from grainline.encoders.pretrained.hub import NAME
 from grainline.errors import UserError
-from grainline.files import name_of, placed, write_text
-from grainline.methods import METHODS
+from grainline.files import name_of, placed
 from grainline.methods.base import Method
+from grainline.start import Description, build, method_config, picture_settings, read_description, start
 from grainline.types import Encoded, Images, concat, rows, to
 from grainline.viz.heat import on_pixels
 from grainline.weights import MODEL, load_weights
 
+SETTINGS = ("config.json", "open_clip_config.json")  # one of them stands in every folder of others
+
 ImageLike = str | Path | bytes | Image.Image
-
-FORMAT = 1
-
-
-class Description(NamedTuple):
-    """What `model.json` holds."""
-
-    method: str
-    config: Config
 
 
 class Model:
@@ -53,7 +47,7 @@ class Model:
             tokenizer,
             batch,
         )
-        self.transform = EvalTransform(method.size)
+        self.transform = EvalTransform(method.size, **picture_settings(description))
         self.cut = 0  # texts so far that were longer than the method reads
 
     @property
@@ -130,68 +124,75 @@ class Model:
 def load(path: str | Path, *, device: str | None = None) -> Model:
     """The model in a run folder or in a folder inside one: `runs/x`, `runs/x/best`, `runs/x/checkpoints/...`
 
-    A run folder gives its last weights: `last/` when training has ended, else its newest checkpoint.
+    A run folder gives its last weights: `last/` when training has ended, else its newest checkpoint. Anything
+    else is a CLIP or SigLIP as `load_pretrained` takes it: a folder, a file of weights, a name of the hub.
     device  "cpu", "cuda", ...; None takes CUDA where there is one.
     """
-    home, weights = _located(Path(path))
+    run = find_run(Path(path))
+    model = load_named(path) if run is None else _of_run(*run)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model.method.to(device)
+    return model
+
+
+def load_named(name: str | Path) -> Model:
+    """A CLIP or SigLIP that others trained, as the method of that name."""
+    place = Path(name)
+    settings = {"pretrained": str(place.resolve() if place.exists() else name)}
+    found = load_pretrained(settings["pretrained"])
+    kind = found.architecture["kind"]
+    if space_of(found.architecture) is None:
+        lack = next((side for side, x in (("image", found.image), ("text", found.text)) if x is None), "")
+        why = f"no {lack} side" if lack else "no projections into one space that could be read"
+        raise UserError(
+            f"{name} is a {kind}, which has {why}, so it cannot score; train a recipe that begins with it"
+        )
+    begun = start(Description(kind, method_config(kind, settings, str(name))), found)
+    return Model(begun.description, begun.method(), begun.tokenizer())
+
+
+def find_run(path: Path) -> tuple[Path, Path] | None:
+    """The folder with model.json and that with the weights; None where the path means no run.
+
+    What is there wins over a name of the hub. Raises UserError where a run has no weights, and where nothing
+    is there and the path cannot be a name.
+    """
+    place = path.resolve()  # "." has no name of its own
+    there = placed(place)  # a kill in the middle of a save may have left it under another name
+    if there is None and not place.exists():
+        if NAME.fullmatch(str(path)) is None:
+            raise UserError(
+                f"no model at {place}, and that is no name of the Hugging Face hub; give the folder that "
+                "`grainline train --out` wrote, or a CLIP or SigLIP by its folder, file or name"
+            )
+        return None
+    if place.is_file() or any((place / settings).is_file() for settings in SETTINGS):
+        return None
+    home = next((f for f in (place, place.parent, place.parent.parent) if (f / "model.json").is_file()), None)
+    if home is None:
+        raise UserError(
+            f"{place} holds no model.json, as the folder has that `grainline train --out` wrote, and no "
+            f"{' or '.join(SETTINGS)}, as a CLIP or SigLIP has"
+        )
+    return home, _weights(home, place, there)
+
+
+def _of_run(home: Path, weights: Path) -> Model:
     description = read_description(home)
     method = build(description)
     load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Model(description, method.to(device), read_tokenizer(home))
+    return Model(description, method, read_tokenizer(home))
 
 
-def build(description: Description) -> Method:
-    """A method with fresh weights."""
-    cls: Any = METHODS[description.method][0]
-    method: Method = cls(description.config)
-    return method
-
-
-def write_description(folder: Path, description: Description) -> None:
-    """Write `model.json`."""
-    values = {
-        "format": FORMAT,
-        "method": description.method,
-        "config": description.config.model_dump(mode="json"),
-    }
-    write_text(folder / "model.json", json.dumps(values, indent=1) + "\n")
-
-
-def read_description(folder: Path) -> Description:
-    """Read `model.json`."""
-    where = folder / "model.json"
-    try:
-        values = json.loads(where.read_text(encoding="utf-8"))
-        name, config = values["method"], values["config"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{where} cannot be read as a model description: {error!r}") from None
-    return Description(name, method_config(name, config, str(where)))
-
-
-def method_config(name: str, values: dict[str, Any], where: str) -> Config:
-    """The checked config of a method given by name."""
-    if name not in METHODS:
-        raise UserError(f"{where}: unknown method {name!r}; allowed are {', '.join(METHODS)}")
-    return parse(METHODS[name][1], values, where)
-
-
-def _located(path: Path) -> tuple[Path, Path]:
-    """The folder with model.json, and the weights that a path means."""
-    path = path.resolve()  # "." has no name of its own
-    there = placed(path)  # a kill in the middle of a save may have left it under another name
-    if there is None and not path.exists():
-        raise UserError(f"no model at {path}; give the folder that `grainline train --out` wrote")
-    home = next((f for f in (path, path.parent, path.parent.parent) if (f / "model.json").is_file()), None)
-    if home is None:
-        raise UserError(f"{path} holds no model.json; give the folder that `grainline train --out` wrote")
+def _weights(home: Path, path: Path, there: Path | None) -> Path:
+    """The folder of weights that a path means: a run folder means its last ones."""
     steps = {folder.with_name(name_of(folder)) for folder in home.glob("checkpoints/*step-*")}
     steps = {folder for folder in steps if folder.name.startswith("step-")}  # not what is being written
     found = [path, home / "last", *sorted(steps, reverse=True)]
     weights = [where for folder in found if (where := placed(folder)) and (where / MODEL).is_file()]
     if not weights or (path != home and weights[0] != there):
         raise UserError(f"{path} holds no weights yet; training writes its first ones to checkpoints/")
-    return home, weights[0]
+    return weights[0]
 
 
 def _opened(image: ImageLike) -> bytes | Image.Image:

@@ -12,7 +12,7 @@ from grainline.config import Config, override, parse, read_yaml
 from grainline.data.dataset import CropConfig, TextsConfig
 from grainline.errors import UserError
 from grainline.files import write_text
-from grainline.model import Description, method_config
+from grainline.start import Description, method_config
 from grainline.train.loop import TrainConfig
 
 

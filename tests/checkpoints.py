@@ -32,10 +32,10 @@ def clip(**changes: Any) -> Any:
     return shaken(CLIPModel(CLIPConfig(vision_config=IMAGE, text_config=text, projection_dim=24)))
 
 
-def siglip() -> Any:
+def siglip(**changes: Any) -> Any:
     from transformers import SiglipConfig, SiglipModel
 
-    text = TEXT | {"max_position_embeddings": 12, "projection_size": 64, "pad_token_id": 1}
+    text = TEXT | {"max_position_embeddings": 12, "projection_size": 64, "pad_token_id": 1} | changes
     return shaken(SiglipModel(SiglipConfig(vision_config=IMAGE, text_config=text)))
 
 
@@ -52,10 +52,10 @@ def swin() -> Any:
     return shaken(SwinModel(SwinConfig(**small, window_size=4)))
 
 
-def bert() -> Any:
+def bert(**changes: Any) -> Any:
     from transformers import BertConfig, BertModel
 
-    return shaken(BertModel(BertConfig(**TEXT)))
+    return shaken(BertModel(BertConfig(**TEXT | changes)))
 
 
 def groupvit() -> Any:
@@ -67,9 +67,31 @@ def groupvit() -> Any:
     return shaken(GroupViTModel(config))
 
 
-FAMILIES: dict[str, Callable[[], Any]] = {
+FAMILIES: dict[str, Callable[..., Any]] = {
     "clip": clip, "siglip": siglip, "vit": vit, "swin": swin, "bert": bert, "groupvit": groupvit
 }  # fmt: skip
+
+
+SENTENCE = "a red dog runs by the old green tree and then sleeps in wet sand near some blue house"
+
+
+def tokenizer() -> Any:
+    """A CLIP-shaped one of 556 tokens."""
+    from grainline.data.tokenizer import Tokenizer
+
+    return Tokenizer.train([SENTENCE] * 2, vocab=556)
+
+
+def whole(family: str, folder: Path, **changes: Any) -> Any:
+    """Write a folder with weights and tokenizer, as the hub has them; the model that it was made of."""
+    read = tokenizer()
+    own = {"vocab_size": read.vocab, "bos_token_id": read.begin, "eos_token_id": read.end}
+    torch.manual_seed(0)
+    model = FAMILIES[family](**own, **changes) if family in ("clip", "siglip", "bert") else FAMILIES[family]()
+    model.save_pretrained(folder)
+    if family in ("clip", "siglip", "bert"):
+        read.save(folder)
+    return model
 
 
 def texts(context: int = CONTEXT, rows: int = 4, pad: int = 0) -> tuple[Tensor, Tensor]:
@@ -161,11 +183,11 @@ class Visual(nn.Module):
 class OpenAI(nn.Module):
     """Width 128 and two heads for pictures of 16 x 16, width 64 and one head for texts of up to 30 tokens."""
 
-    def __init__(self, quick: bool = True, context: int = CONTEXT) -> None:
+    def __init__(self, quick: bool = True, context: int = CONTEXT, vocab: int = VOCAB) -> None:
         super().__init__()
         self.visual = Visual(quick)
         self.transformer = Blocks(64, 3, quick)
-        self.token_embedding = nn.Embedding(VOCAB, 64)
+        self.token_embedding = nn.Embedding(vocab, 64)
         self.positional_embedding = nn.Parameter(torch.randn(context, 64))
         self.ln_final = nn.LayerNorm(64)
         self.text_projection = nn.Parameter(torch.randn(64, 24) * 0.1)

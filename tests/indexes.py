@@ -13,7 +13,8 @@ from grainline.data.tokenizer import Tokenizer
 from grainline.index.opened import Opened
 from grainline.index.segment import Row
 from grainline.methods import METHODS
-from grainline.model import Description, Model, write_description
+from grainline.model import Model
+from grainline.start import Description, write_description
 from grainline.weights import save_weights
 
 WORDS = ("red", "green", "blue", "dog", "cat", "bird", "runs", "sleeps", "sand", "grass", "tree", "house")

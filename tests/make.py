@@ -18,10 +18,26 @@ TINY = {
     "text": {"name": "toy", "vocab": VOCAB, "context": 24},
     "width": WIDTH,
 }
+SIDE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+PIXELS = {"mean": [0.5] * 3, "spread": [0.5] * 3, "resize": "crop", "filter": "bicubic", "margin": 1.0}
+
+
+def begun(kind: str) -> dict[str, Any]:
+    """The config of towers as a small checkpoint of the transformers library leaves them."""
+    side = SIDE | ({"hidden_size": WIDTH, "projection_size": WIDTH} if kind == "siglip" else {})
+    text = side | {"vocab_size": VOCAB, "max_position_embeddings": 24}
+    sides = {"vision_config": side | {"image_size": 8, "patch_size": 4}, "text_config": text}
+    config = sides | ({"projection_dim": WIDTH} if kind == "clip" else {})
+    own = {"pretrained": kind, "architecture": {"kind": kind, "config": config, "pad": 1, **PIXELS}}
+    return {"image": own, "text": own, "width": WIDTH}
+
+
+PRETRAINED = {f"{kind}-pretrained": begun(kind) for kind in ("clip", "siglip")}
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in METHODS} | {
     "clip-mean": ("clip", ("image.pool=mean", "text.causal=false", "text.pool=mean", "image.stem=conv")),
     "siglip-map": ("siglip", ("image.pool=attention", "text.buckets=1")),
 }
+CASES |= {name: (name.partition("-")[0], ()) for name in PRETRAINED}
 
 
 def build(case: str, *changes: str) -> Method:
@@ -30,7 +46,8 @@ def build(case: str, *changes: str) -> Method:
     name, settings = CASES[case]
     cls, config = METHODS[name]
     make: Callable[[Any], Method] = cls
-    return make(parse(config, override(TINY, [*settings, *changes]), "test")).eval()
+    values = PRETRAINED.get(case, TINY)
+    return make(parse(config, override(values, [*settings, *changes]), "test")).eval()
 
 
 def batch(n: int = 4, seed: int = 0) -> tuple[Images, Texts]:

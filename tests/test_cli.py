@@ -212,7 +212,10 @@ def test_too_many_broken_pictures_are_an_error_that_names_the_first(tmp_path: Pa
 
 def test_a_model_that_is_not_there_is_an_error(tmp_path: Path, capsys: Capture) -> None:
     text = complaint(capsys, "evaluate", tmp_path / "gone", "--data", "scenes:dev?count=4")
-    assert f"no model at {tmp_path / 'gone'}; give the folder that `grainline train --out` wrote" in text
+    assert (
+        f"no model at {tmp_path / 'gone'}, and that is no name of the Hugging Face hub; give the folder"
+        in text
+    )
     text = complaint(capsys, "evaluate", tmp_path, "--data", "scenes:dev?count=4")
     assert f"{tmp_path} holds no model.json" in text
 

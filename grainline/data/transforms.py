@@ -83,28 +83,37 @@ class TrainTransform:
 class EvalTransform:
     """The same square of a picture every time, exactly as Pillow resizes.
 
-    "crop"    short side to `size`, then the middle: CLIP's way
-    "squash"  the whole picture to size x size, whatever its shape: SigLIP's way
+    resize  "crop": short side to `size`, then the middle, CLIP's way; "squash": the whole picture to
+            size x size, whatever its shape, SigLIP's way
+    filter  one of Pillow's, by its name in lower case
+    margin  the picture is made so many times as large first, and the middle cut out
     """
 
-    def __init__(self, size: int, resize: Literal["squash", "crop"] = "crop") -> None:
-        self.size, self.resize = size, resize
+    def __init__(
+        self,
+        size: int,
+        resize: Literal["squash", "crop"] = "crop",
+        filter: str = "bicubic",
+        margin: float = 1.0,
+    ) -> None:
+        self.size, self.resize, self.larger = size, resize, round(size * margin)
+        self.filter = Image.Resampling[filter.upper()]
 
     def __call__(self, image: Picture, where: str = "picture") -> Tensor:
         """[3, size, size] uint8. Raises Damaged, which names `where`."""
         picture = Image.fromarray(image) if isinstance(image, np.ndarray) else _decoded(image, where)
-        if picture.size != (self.size, self.size):
+        if picture.size != (self.size, self.size) or self.larger != self.size:
             picture = self._resized(picture)
         return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
 
     def _resized(self, picture: Image.Image) -> Image.Image:
-        size = self.size
-        if self.resize == "squash":
-            return picture.resize((size, size), Image.Resampling.BICUBIC)
-        short = min(picture.size)
-        width, height = (int(size * side / short) for side in picture.size)
+        size, short = self.size, min(picture.size)
+        width, height = (
+            self.larger if self.resize == "squash" else int(self.larger * side / short)
+            for side in picture.size
+        )
+        whole = picture.resize((width, height), self.filter)
         left, top = round((width - size) / 2), round((height - size) / 2)
-        whole = picture.resize((width, height), Image.Resampling.BICUBIC)
         return whole.crop((left, top, left + size, top + size))
 
 

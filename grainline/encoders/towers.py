@@ -1,22 +1,49 @@
 """Two encoders and the projections of both into one shared space: the trunk of every dual-encoder method."""
 
+from typing import Annotated, Any
+
 import torch
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, model_validator
 from torch import Tensor, nn
 
 from grainline.config import Config
+from grainline.encoders.pretrained import Pretrained, build_pretrained
+from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
+from grainline.encoders.pretrained.build import is_vector, space_of
+from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig, is_pretrained
 from grainline.encoders.text import TextConfig, TextTransformer
 from grainline.encoders.vit import ViT, ViTConfig
 from grainline.nn.pool import unit
 from grainline.types import Encoded, Images, Texts, full
 
+WIDTH = 512  # of the shared space, where neither the config nor a checkpoint says it
+
+ImageSide = Annotated[
+    Annotated[ViTConfig, Tag("scratch")] | Annotated[PretrainedImageConfig, Tag("pretrained")],
+    Discriminator(is_pretrained),
+]
+TextSide = Annotated[
+    Annotated[TextConfig, Tag("scratch")] | Annotated[PretrainedTextConfig, Tag("pretrained")],
+    Discriminator(is_pretrained),
+]
+
 
 class TowersConfig(Config):
     """The two encoders of a method, and the width of the space that they share."""
 
-    image: ViTConfig
-    text: TextConfig
-    width: int = Field(512, gt=0)
+    pretrained: str | None = None  # the checkpoint of both sides, where a side does not name its own
+    image: ImageSide
+    text: TextSide
+    width: int | None = Field(None, gt=0)  # None: that of the checkpoint, WIDTH where none has one
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shared(cls, values: Any) -> Any:
+        name = values.get("pretrained") if isinstance(values, dict) else None
+        if not isinstance(name, str):
+            return values
+        sides = {side: values.get(side, {}) for side in ("image", "text")}
+        return values | {k: {"pretrained": name} | x if isinstance(x, dict) else x for k, x in sides.items()}
 
 
 class Towers(nn.Module):
@@ -26,13 +53,25 @@ class Towers(nn.Module):
     """
 
     def __init__(self, cfg: TowersConfig) -> None:
+        """Fresh weights; `fill` puts in those of a checkpoint."""
         super().__init__()
-        self.image = ViT(cfg.image)
-        self.text = TextTransformer(cfg.text)
-        self.to_image = nn.Linear(self.image.width, cfg.width, bias=False)
-        self.to_text = nn.Linear(self.text.width, cfg.width, bias=False)
+        self.space = cfg.width or WIDTH
+        self.image, self.text = _encoders(cfg)
+        self.to_image = _projection(cfg.image, self.image.width, self.space)
+        self.to_text = _projection(cfg.text, self.text.width, self.space)
         for layer in (self.to_image, self.to_text):
-            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+
+    @torch.no_grad()
+    def fill(self, image: Pretrained | None, text: Pretrained | None) -> None:
+        """The weights of checkpoints, strictly, of the sides that have one; projections where they fit."""
+        if image is not None and image.image is not None:
+            self.image.load_state_dict(image.image.state_dict(), strict=True)
+            _fill(self.to_image, image.image_projection)
+        if text is not None and text.text is not None:
+            self.text.load_state_dict(text.text.state_dict(), strict=True)
+            _fill(self.to_text, text.text_projection)
 
     def encode_images(self, images: Images) -> Encoded:
         """images of N rows -> Encoded [N, D], tokens = patches"""
@@ -56,10 +95,48 @@ class Towers(nn.Module):
             texts.image,
         )
 
-    def _tokens(self, project: nn.Linear, tokens: Tensor) -> Tensor:
+    def _tokens(self, project: nn.Module, tokens: Tensor) -> Tensor:
         if tokens.shape[1] == 0:
-            return full(tokens).new_zeros(len(tokens), 0, project.out_features)
+            return full(tokens).new_zeros(len(tokens), 0, self.space)
         return full(project(tokens))
+
+
+def _encoders(cfg: TowersConfig) -> tuple[ViT | ImageEncoder, TextTransformer | TextEncoder]:
+    """The encoders of both sides; two sides of one checkpoint are built at once."""
+    image = None if isinstance(cfg.image, ViTConfig) else _built(cfg.image)
+    same = (
+        isinstance(cfg.image, PretrainedImageConfig)
+        and isinstance(cfg.text, PretrainedTextConfig)
+        and cfg.image.architecture == cfg.text.architecture
+    )
+    text = image if same else None if isinstance(cfg.text, TextConfig) else _built(cfg.text)
+    seeing = ViT(cfg.image) if isinstance(cfg.image, ViTConfig) else image.image if image else None
+    reading = TextTransformer(cfg.text) if isinstance(cfg.text, TextConfig) else text.text if text else None
+    assert seeing is not None
+    assert reading is not None
+    return seeing, reading
+
+
+def _built(side: PretrainedImageConfig | PretrainedTextConfig) -> Pretrained:
+    if side.architecture is None:
+        raise ValueError(f"the architecture of {side.pretrained} is not known yet; `start` reads it")
+    return build_pretrained(side.architecture)
+
+
+def _projection(
+    side: ViTConfig | TextConfig | PretrainedImageConfig | PretrainedTextConfig, width: int, space: int
+) -> nn.Module:
+    """Into the shared space; nothing where the summaries of a checkpoint are its vectors already."""
+    found = None if isinstance(side, ViTConfig | TextConfig) else side.architecture
+    if found is not None and is_vector(found) and space_of(found) == space:
+        return nn.Identity()
+    return nn.Linear(width, space, bias=False)
+
+
+def _fill(layer: nn.Module, matrix: Tensor | None) -> None:
+    """A projection of another width stays fresh: it leads into another space."""
+    if matrix is not None and isinstance(layer, nn.Linear) and layer.weight.shape == matrix.shape:
+        layer.weight.copy_(matrix)
 
 
 def flat_parts(texts: Texts) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 class CLIPConfig(TowersConfig):
     """Encoders, and the scale of the logits: 1 / temperature."""
 
-    scale: float = Field(1 / 0.07, gt=0)
+    scale: float | None = Field(None, gt=0)  # at the start; None: that of the checkpoint, else 1 / 0.07
     max_scale: float = Field(100.0, gt=1)
 
 
@@ -33,8 +33,9 @@ class CLIP(Method):
         super().__init__()
         self.pairwise, self.distribution = False, False
         self.towers = Towers(cfg)
-        self.size, self.grid, self.context = cfg.image.size, self.towers.image.grid, cfg.text.context
-        self.scale = LogitScale(cfg.scale, cfg.max_scale)
+        self.size, self.grid = self.towers.image.size, self.towers.image.grid
+        self.context = self.towers.text.context
+        self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
 
     def encode_images(self, images: Images) -> Encoded:
         return self.towers.encode_images(images)

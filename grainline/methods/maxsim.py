@@ -32,7 +32,7 @@ class MaxSimConfig(TowersConfig):
 
     sentences: int = Field(32, gt=1)  # of a text; what stands behind them is cut, counted and reported
     sharpness: float = Field(10.0, gt=0)  # of the softmax over patches
-    scale: float = Field(1 / 0.07, gt=0)
+    scale: float | None = Field(None, gt=0)  # at the start; None: that of the checkpoint, else 1 / 0.07
     max_scale: float = Field(100.0, gt=1)
     coarse: float = Field(0.1, ge=0)  # weight of the loss over plain vectors
 
@@ -46,10 +46,10 @@ class MaxSim(Method):
         super().__init__()
         self.pairwise, self.distribution = True, False
         self.towers = Towers(cfg)
-        self.size, self.grid = cfg.image.size, self.towers.image.grid
-        self.context, self.parts = cfg.text.context, cfg.sentences
+        self.size, self.grid = self.towers.image.size, self.towers.image.grid
+        self.context, self.parts = self.towers.text.context, cfg.sentences
         self.sharpness, self.coarse = cfg.sharpness, cfg.coarse
-        self.scale = LogitScale(cfg.scale, cfg.max_scale)
+        self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
 
     def encode_images(self, images: Images) -> Encoded:
         """tokens: patches, at length 1"""

@@ -24,9 +24,9 @@ from grainline.types import Clock, Encoded, Images, Pair, Term, Texts, same_imag
 class SigLIPConfig(TowersConfig):
     """Encoders, and the scale and bias of the logits."""
 
-    scale: float = Field(10.0, gt=0)
+    scale: float | None = Field(None, gt=0)  # at the start; None: that of the checkpoint, else 10
     max_scale: float = Field(1000.0, gt=1)  # the paper sets no bound; this one only guards against overflow
-    bias: float = -10.0
+    bias: float | None = None  # at the start; None: that of the checkpoint, else -10
 
 
 class SigLIP(Method):
@@ -36,9 +36,10 @@ class SigLIP(Method):
         super().__init__()
         self.pairwise, self.distribution = False, False
         self.towers = Towers(cfg)
-        self.size, self.grid, self.context = cfg.image.size, self.towers.image.grid, cfg.text.context
-        self.scale = LogitScale(cfg.scale, cfg.max_scale)
-        self.bias = nn.Parameter(torch.full((1,), cfg.bias))
+        self.size, self.grid = self.towers.image.size, self.towers.image.grid
+        self.context = self.towers.text.context
+        self.scale = LogitScale(cfg.scale or 10.0, cfg.max_scale)
+        self.bias = nn.Parameter(torch.full((1,), -10.0 if cfg.bias is None else cfg.bias))
 
     def encode_images(self, images: Images) -> Encoded:
         return self.towers.encode_images(images)

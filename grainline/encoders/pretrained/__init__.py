@@ -12,7 +12,6 @@ finished as the summary, and the logit scale is a tensor of shape [1].
 """
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from grainline.encoders.pretrained.build import (
     whole_model,
 )
 from grainline.encoders.pretrained.folder import from_hugging_face
+from grainline.encoders.pretrained.hub import NAME, fetched
 from grainline.encoders.pretrained.openclip import from_file, from_open_clip_folder
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP, Stretch, to_context, to_grid
@@ -112,10 +112,14 @@ def _check_size(kind: str, config: Mapping[str, Any], size: int) -> None:
 
 def _read(name: str | Path, quick_gelu: bool | None) -> Source:
     place = Path(name)
+    if not place.exists():
+        if NAME.fullmatch(str(name)) is None:
+            raise UserError(
+                f"no file or folder {name}, and it is no Hugging Face name; give one of the three"
+            )
+        place = fetched(str(name))
     if place.is_file():
         return from_file(place, quick_gelu, {})
-    if place.is_dir() and not (place / "config.json").is_file():
+    if not (place / "config.json").is_file():
         return from_open_clip_folder(place, quick_gelu)
-    if not place.is_dir() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)) is None:
-        raise UserError(f"no file or folder {name}, and it is no Hugging Face name; give one of the three")
-    return from_hugging_face(str(name), quick_gelu)
+    return from_hugging_face(place, quick_gelu)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.library import library, quiet
-from grainline.encoders.vit import Colour
 
 
 class Kind(NamedTuple):
@@ -21,25 +20,20 @@ class Kind(NamedTuple):
     lead: int = 0  # rows of that table before those of the patches
     row: str = ""  # name of the table of text positions
     left_out: str = r"(?!)"  # parts of its checkpoints that no encoder has: a pattern, nothing by default
-    mean: Colour = (0.5, 0.5, 0.5)  # of the pixels, where a checkpoint does not say
-    spread: Colour = (0.5, 0.5, 0.5)
 
 
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_SPREAD = (0.26862954, 0.26130258, 0.27577711)
 _TABLE = "_model.embeddings.position_embedding"
 KINDS = {
     "clip": Kind("CLIPModel", "CLIPConfig", "vision_model", "text_model", f"vision{_TABLE}.weight", 1,
-                  f"text{_TABLE}.weight", mean=CLIP_MEAN, spread=CLIP_SPREAD),
+                  f"text{_TABLE}.weight"),
     "siglip": Kind("SiglipModel", "SiglipConfig", "vision_model", "text_model", f"vision{_TABLE}.weight", 0,
                     f"text{_TABLE}.weight"),
     "groupvit": Kind("GroupViTModel", "GroupViTConfig", "vision_model", "text_model", f"vision{_TABLE}s", 0,
-                      f"text{_TABLE}.weight", mean=(0.485, 0.456, 0.406), spread=(0.229, 0.224, 0.225)),
+                      f"text{_TABLE}.weight"),
     "vit": Kind("ViTModel", "ViTConfig", "", None, "embeddings.position_embeddings", 1,
                  left_out=r"(pooler|classifier|decoder|embeddings\.mask_token)\b.*"),
     "swin": Kind("SwinModel", "SwinConfig", "", None, "embeddings.position_embeddings", 0,
-                  left_out=r"(classifier|decoder|embeddings\.mask_token)\b.*",
-                  mean=(0.485, 0.456, 0.406), spread=(0.229, 0.224, 0.225)),
+                  left_out=r"(classifier|decoder|embeddings\.mask_token)\b.*"),
     "bert": Kind("BertModel", "BertConfig", None, "", row="embeddings.position_embeddings.weight",
                   left_out=r"(pooler|cls|classifier|qa_outputs)\b.*"),
 }  # fmt: skip
@@ -127,6 +121,21 @@ def split(model: Any, architecture: Mapping[str, Any]) -> Pretrained:
         left_out=HEADS if name == "groupvit" else (),
         architecture=dict(architecture),
     )
+
+
+def space_of(architecture: Mapping[str, Any]) -> int | None:
+    """Width of the space that both sides of a CLIP or SigLIP share; None for kinds that have none."""
+    config = architecture["config"]
+    if architecture["kind"] == "clip":
+        return int(config["projection_dim"])
+    if architecture["kind"] == "siglip":
+        return int(config["vision_config"]["hidden_size"])
+    return None
+
+
+def is_vector(architecture: Mapping[str, Any]) -> bool:
+    """Whether summaries are vectors of the shared space already, without a projection: SigLIP's are."""
+    return bool(architecture["kind"] == "siglip")
 
 
 def sides_of(architecture: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Pretrained towers back into files that other programs read, and how far that moved their vectors."""
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.encoders.pretrained import Pretrained, joined, load_pretrained, whole_model
+from grainline.encoders.pretrained import Pretrained, joined, load_pretrained, pixels, whole_model
 from grainline.encoders.pretrained.library import quiet
 from grainline.encoders.pretrained.openclip import heads_of_image, heads_of_text, to_open_clip_names
 from grainline.errors import UserError
@@ -22,10 +23,12 @@ class Parity(NamedTuple):
     text: float
 
 
-def to_hugging_face(towers: Pretrained, folder: str | Path) -> None:
+def to_hugging_face(
+    towers: Pretrained, folder: str | Path, also: Iterable[Callable[[Path], None]] = ()
+) -> None:
     """Write config.json, model.safetensors and preprocessor_config.json of a CLIP or SigLIP, atomically.
 
-    The tokenizer is the caller's to write: `Tokenizer.save(folder)`, or the files that a SigLIP came with.
+    also  writes more into the folder before it stands in its place: the `save` of a tokenizer, say
     """
     home = Path(folder)
     _check(towers, ("clip", "siglip"), "a Hugging Face folder")
@@ -34,9 +37,14 @@ def to_hugging_face(towers: Pretrained, folder: str | Path) -> None:
     with replacing(home) as place:
         with quiet():
             whole_model(towers).save_pretrained(place)
+        for write in also:
+            write(place)
         for file in sorted(place.iterdir()):
             sync(file)
-        write_text(place / "preprocessor_config.json", json.dumps(_pixels(towers), indent=2) + "\n")
+        kind, architecture = towers.architecture["kind"], towers.architecture
+        size = architecture["config"]["vision_config"]["image_size"]
+        processor = pixels.to_hugging_face(kind, architecture, size)
+        write_text(place / "preprocessor_config.json", json.dumps(processor, indent=2) + "\n")
 
 
 def to_open_clip(towers: Pretrained, file: str | Path) -> None:
@@ -50,6 +58,12 @@ def to_open_clip(towers: Pretrained, file: str | Path) -> None:
                 f"the {side} has {mine} heads; readers of a state dict would take width {width} for "
                 f"{heads(width)} heads; write a Hugging Face folder instead"
             )
+    told = {name: towers.architecture[name] for name in pixels.KNOWN["clip"]}
+    if json.dumps(told) != json.dumps(pixels.KNOWN["clip"]):
+        raise UserError(
+            "pictures are made for this CLIP in another way than for OpenAI's, which a state dict does not "
+            "tell; write a Hugging Face folder instead"
+        )
     with replacing(Path(file)) as place:
         write_tensors(place, to_open_clip_names(joined(towers)), {})
 
@@ -73,11 +87,11 @@ def vectors(towers: Pretrained, rows: int, seed: int) -> tuple[Tensor, Tensor]:
     assert towers.image is not None
     assert towers.text is not None
     g = torch.Generator().manual_seed(seed)
-    pixels = torch.rand(rows, 3, towers.image.size, towers.image.size, generator=g)
+    pictures = torch.rand(rows, 3, towers.image.size, towers.image.size, generator=g)
     ids = torch.randint(0, towers.text.vocab, (rows, towers.text.context), generator=g)
     lengths = torch.randint(1, towers.text.context + 1, (rows, 1), generator=g)
     mask = torch.arange(towers.text.context) < lengths
-    image, text = towers.image(pixels).pooled, towers.text(ids, mask).pooled
+    image, text = towers.image(pictures).pooled, towers.text(ids, mask).pooled
     return _projected(image, towers.image_projection), _projected(text, towers.text_projection)
 
 
@@ -89,27 +103,3 @@ def _check(towers: Pretrained, kinds: tuple[str, ...], what: str) -> None:
     kind = towers.architecture["kind"]
     if kind not in kinds:
         raise UserError(f"a {kind} cannot be written as {what}; allowed are {', '.join(kinds)}")
-
-
-def _pixels(towers: Pretrained) -> dict[str, object]:
-    """What the image processors of transformers read."""
-    kind, architecture = towers.architecture["kind"], towers.architecture
-    size = architecture["config"]["vision_config"]["image_size"]
-    common: dict[str, object] = {
-        "image_mean": list(architecture["mean"]),
-        "image_std": list(architecture["spread"]),
-    }
-    common |= {
-        "do_resize": True,
-        "do_rescale": True,
-        "do_normalize": True,
-        "resample": 3,
-        "rescale_factor": 1 / 255,
-    }
-    if kind == "siglip":
-        return common | {
-            "image_processor_type": "SiglipImageProcessor",
-            "size": {"height": size, "width": size},
-        }
-    crop = {"do_center_crop": True, "crop_size": {"height": size, "width": size}, "do_convert_rgb": True}
-    return common | crop | {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": size}}

@@ -10,13 +10,15 @@ import torch
 
 from grainline.encoders.pretrained.build import HEADLESS, KINDS, Source, sides_of
 from grainline.encoders.pretrained.library import library, quiet, readable
+from grainline.encoders.pretrained.pixels import of_hugging_face
 from grainline.errors import UserError
 from grainline.weights import listed
 
 
-def from_hugging_face(name: str, quick_gelu: bool | None) -> Source:
-    found = library()
-    with quiet(), readable(name):
+def from_hugging_face(folder: Path, quick_gelu: bool | None) -> Source:
+    """A folder as `save_pretrained` of the transformers library writes it."""
+    found, name = library(), str(folder)
+    with quiet(), readable(folder):
         config = found.AutoConfig.from_pretrained(name).to_dict()
     kind = _kind_of(name, config)
     for settings_of_side in sides_of({"config": config}).values():
@@ -27,7 +29,7 @@ def from_hugging_face(name: str, quick_gelu: bool | None) -> Source:
         for side in ("vision_config", "text_config"):
             config[side]["hidden_act"] = "quick_gelu" if quick_gelu else "gelu"
     headless = {"add_pooling_layer": False} if kind in HEADLESS else {}
-    with quiet(), readable(name):
+    with quiet(), readable(folder):
         model, report = getattr(found, KINDS[kind].model).from_pretrained(
             name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **headless
         )
@@ -41,16 +43,15 @@ def from_hugging_face(name: str, quick_gelu: bool | None) -> Source:
     )
     if wrong:
         raise UserError(f"the weights of {name} do not fit its config.json: {wrong}; fetch both again")
-    settings = _picture_settings(name)
-    architecture = {
-        "kind": kind,
-        "config": plain(config),
-        "mean": settings.get("image_mean", KINDS[kind].mean),
-        "spread": settings.get("image_std", KINDS[kind].spread),
-        "pad": _pad(name, config.get("text_config", config)),
-    }
+    pad = _pad(folder, config.get("text_config", config))
+    if kind == "siglip":
+        config["text_config"]["pad_token_id"] = (
+            pad  # its model reads padding, so whoever has the config must know
+        )
+    pixels = of_hugging_face(kind, _processor(folder), name)
+    architecture = {"kind": kind, "config": plain(config), "pad": pad, **pixels}
     left_out = tuple(sorted({key.split(".")[0] for key in unread}))
-    return Source(architecture, model.state_dict(), tokenizer_of(name), left_out)
+    return Source(architecture, model.state_dict(), tokenizer_of(folder), left_out)
 
 
 def _kind_of(name: str, config: Mapping[str, Any]) -> str:
@@ -86,40 +87,36 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _picture_settings(name: str) -> dict[str, Any]:
-    """mean and std of the pixels; the second file is what version 5 of the library writes."""
-    found = json_beside(name, "preprocessor_config.json") or json_beside(name, "processor_config.json").get(
+def _processor(folder: Path) -> dict[str, Any]:
+    """The settings of the image processor; the second file is what version 5 of the library writes."""
+    whole = json_beside(folder, "processor_config.json")
+    found: dict[str, Any] = json_beside(folder, "preprocessor_config.json") or whole.get(
         "image_processor", {}
     )
-    return {key: [float(x) for x in found[key]] for key in ("image_mean", "image_std") if found.get(key)}
+    return found
 
 
-def _pad(name: str, config: Mapping[str, Any]) -> int:
+def _pad(folder: Path, config: Mapping[str, Any]) -> int:
     """The id that fills up texts: SigLIP reads it. The tokenizer knows, the config often does not."""
-    token = json_beside(name, "tokenizer_config.json").get("pad_token")
+    token = json_beside(folder, "tokenizer_config.json").get("pad_token")
     token = token["content"] if isinstance(token, dict) else token
-    tokens = json_beside(name, "tokenizer.json").get("added_tokens", [])
+    tokens = json_beside(folder, "tokenizer.json").get("added_tokens", [])
     ids = {entry["content"]: int(entry["id"]) for entry in tokens}
     return ids.get(str(token), int(config.get("pad_token_id") or 0))
 
 
-def json_beside(name: str, file: str) -> dict[str, Any]:
+def json_beside(folder: Path, file: str) -> dict[str, Any]:
     """A file beside the weights; empty where there is none."""
-    from transformers.utils import cached_file
-
     try:
-        with quiet():
-            place = cached_file(name, file)
-        content: dict[str, Any] = json.loads(Path(place or "").read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads((folder / file).read_text(encoding="utf-8"))
         return content
     except OSError:
         return {}
     except ValueError as error:
-        raise UserError(f"{file} of {name} is no JSON: {error}; fetch it again") from None
+        raise UserError(f"{file} of {folder} is no JSON: {error}; fetch it again") from None
 
 
-def tokenizer_of(name: str) -> str | None:
-    folder = Path(name)
+def tokenizer_of(folder: Path) -> str | None:
+    """The folder, where it holds a tokenizer."""
     files = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model")
-    held = not folder.is_dir() or any((folder / file).is_file() for file in files)
-    return name if held else None
+    return str(folder) if any((folder / file).is_file() for file in files) else None

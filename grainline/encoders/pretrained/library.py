@@ -32,18 +32,13 @@ def library() -> Any:
 
 
 @contextmanager
-def readable(name: str) -> Iterator[None]:
-    """What the library raises about folders and the hub, as one line."""
+def readable(folder: Path) -> Iterator[None]:
+    """What the library raises about a folder, as one line."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         reason = next(iter(str(error).strip().splitlines()), repr(error))
-        if Path(name).is_dir():
-            raise UserError(f"cannot read the model in {name}: {reason}") from None
-        raise UserError(
-            f"no folder {name} here, and the Hugging Face hub gave no model of that name ({reason}); "
-            "download the folder where the hub can be reached and give its path"
-        ) from None
+        raise UserError(f"cannot read the model in {folder}: {reason}") from None
 
 
 @contextmanager

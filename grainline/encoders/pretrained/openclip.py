@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from grainline.encoders.pretrained.archive import read_tensors
-from grainline.encoders.pretrained.build import CLIP_MEAN, CLIP_SPREAD, Source, fresh_model
+from grainline.encoders.pretrained.build import Source, fresh_model
 from grainline.encoders.pretrained.folder import json_beside, plain, tokenizer_of
 from grainline.encoders.pretrained.library import library
+from grainline.encoders.pretrained.pixels import of_open_clip
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP
 from grainline.weights import misfit
@@ -68,7 +69,7 @@ def from_file(file: Path, quick_gelu: bool | None, settings: Mapping[str, Any]) 
         raise UserError(
             f"{file} is not the CLIP that its shapes speak of: {wrong}; give a complete state dict"
         )
-    return Source(architecture, from_open_clip_names(state), None, ())
+    return Source(architecture, from_open_clip_names(state), tokenizer_of(file.parent), ())
 
 
 def _tidy(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -124,8 +125,8 @@ def _deduced(
     )
     for part in ("vision_config", "text_config"):
         config[part]["hidden_act"] = "quick_gelu" if quick else "gelu"
-    mean, spread = settings.get("mean", CLIP_MEAN), settings.get("spread", CLIP_SPREAD)
-    return {"kind": "clip", "config": plain(config), "mean": mean, "spread": spread, "pad": 0}
+    pixels = of_open_clip(settings.get("pixels", {}), str(file))
+    return {"kind": "clip", "config": plain(config), "pad": 0, **pixels}
 
 
 def _tower(file: Path, state: Mapping[str, Tensor], prefix: str, width: int, heads: int) -> dict[str, Any]:
@@ -147,28 +148,23 @@ def from_open_clip_folder(folder: Path, quick_gelu: bool | None) -> Source:
     """A folder as open_clip puts it on the hub: open_clip_config.json and weights."""
     files = [folder / name for name in ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")]
     weights = next((file for file in files if file.is_file()), None)
-    content = json_beside(str(folder), "open_clip_config.json")
+    content = json_beside(folder, "open_clip_config.json")
     if weights is None or not content:
         raise UserError(
             f"{folder} holds neither config.json nor open_clip_config.json with weights; "
             "give a folder of one of both, or a file with a state dict"
         )
     model = content.get("model_cfg", {})
-    image, text, pixels = (
-        model.get("vision_cfg", {}),
-        model.get("text_cfg", {}),
-        content.get("preprocess_cfg", {}),
-    )
+    image, text = model.get("vision_cfg", {}), model.get("text_cfg", {})
     strange = {key for side in (image, text) for key in _STRANGE & side.keys() if side[key]}
     strange |= {"pool_type"} & {key for key in text if text[key] not in ("argmax", "tok")}
     if strange:
         raise UserError(f"{folder} is no plain CLIP: its config gives {', '.join(sorted(strange))}")
     settings: dict[str, Any] = {"text_heads": text.get("heads")}
     settings["image_heads"] = image["width"] // image["head_width"] if "head_width" in image else None
-    settings |= {ours: pixels[key] for ours, key in (("mean", "mean"), ("spread", "std")) if key in pixels}
+    settings["pixels"] = content.get("preprocess_cfg", {})
     quick = bool(model.get("quick_gelu", False)) if quick_gelu is None else quick_gelu
-    source = from_file(weights, quick, settings)
-    return source._replace(tokenizer=tokenizer_of(str(folder)))
+    return from_file(weights, quick, settings)
 
 
 _STRANGE = {

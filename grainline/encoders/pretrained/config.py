@@ -1,0 +1,36 @@
+"""The settings of an encoder that starts from a checkpoint, in the place of those of one from scratch."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from grainline.config import Config
+
+
+class PretrainedImageConfig(Config):
+    """The image side of a checkpoint."""
+
+    pretrained: str = Field(min_length=1)  # a name, folder or file, as `load_pretrained` takes it
+    size: int | None = Field(None, gt=0)  # side of the square input in pixels; None: that of the checkpoint
+    quick_gelu: bool | None = None  # None: as the checkpoint says
+    architecture: dict[str, Any] | None = (
+        None  # filled in when the checkpoint is read: it is not needed again
+    )
+
+
+class PretrainedTextConfig(Config):
+    """The text side of a checkpoint."""
+
+    pretrained: str = Field(min_length=1)  # a name, folder or file, as `load_pretrained` takes it
+    context: int | None = Field(None, gt=2)  # longest text in tokens; None: that of the checkpoint
+    stretch: Literal["keep", "linear"] = "keep"  # how positions become more (docs/pretrained.md)
+    quick_gelu: bool | None = None  # None: as the checkpoint says
+    architecture: dict[str, Any] | None = (
+        None  # filled in when the checkpoint is read: it is not needed again
+    )
+
+
+def is_pretrained(value: Any) -> str:
+    """The tag of a side: "pretrained" where it has that field, else "scratch"."""
+    named = isinstance(value, PretrainedImageConfig | PretrainedTextConfig)
+    return "pretrained" if named or (isinstance(value, dict) and "pretrained" in value) else "scratch"

@@ -1,0 +1,321 @@
+"""Runs that begin with a checkpoint: trained, stopped, resumed, loaded, measured and converted without it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import OpenAI, save_state, tokenizer, whole
+from runs import call, complaint
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from grainline.encoders.pretrained import load_pretrained
+from grainline.model import load
+
+SMALL = (
+    "train.steps=4",
+    "train.batch=6",
+    "train.chunk=null",
+    "train.save_every=2",
+    "train.log_every=1",
+    "train.precision=fp32",
+    "train.optimizer.lr=1e-3",
+    "data.workers=0",
+    'data.paths=["scenes:train?count=18"]',
+)
+RECIPES = ("clip/finetune", "clip/locked", "siglip/finetune")
+Capture = pytest.CaptureFixture[str]
+
+
+def arguments(recipe: str, folder: Path, out: Path) -> list[str]:
+    context = ["model.text.context=48"] if recipe.startswith("clip") else []
+    return [
+        "train",
+        recipe,
+        "--out",
+        str(out),
+        "--set",
+        *SMALL,
+        f"model.pretrained={folder}",
+        "model.image.size=32",
+        *context,
+    ]
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    return load_file(run / "last" / "model.safetensors")
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def run(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, Path, Any]:
+    """A recipe, its run, where the checkpoint lay that it began with, and the library's model of that."""
+    home = tmp_path_factory.mktemp("run")
+    family = request.param.partition("/")[0]
+    model = whole(family, home / "checkpoint")
+    assert call(*arguments(request.param, home / "checkpoint", home / "run")) == 0
+    (home / "checkpoint").rename(home / "moved")
+    return request.param, home / "run", home / "checkpoint", model
+
+
+Run = tuple[str, Path, Path, Any]
+
+
+def test_a_run_goes_on_bit_for_bit_without_the_checkpoint_it_began_with(run: Run, tmp_path: Path) -> None:
+    recipe, out, gone, _ = run
+    assert not gone.exists()
+    shutil.copytree(out, tmp_path / "run")
+    for later in ("last", "checkpoints/step-00000004"):
+        shutil.rmtree(tmp_path / "run" / later)
+    assert call(*arguments(recipe, gone, tmp_path / "run"), "--resume") == 0
+    again, before = weights(tmp_path / "run"), weights(out)
+    assert again.keys() == before.keys()
+    assert all(torch.equal(again[name], x) for name, x in before.items())
+
+
+def test_a_run_that_stopped_before_its_first_checkpoint_reads_the_one_it_begins_with(
+    run: Run, tmp_path: Path, capsys: Capture
+) -> None:
+    recipe, out, gone, _ = run
+    shutil.copytree(out, tmp_path / "run")
+    for all_of_it in ("last", "checkpoints"):
+        shutil.rmtree(tmp_path / "run" / all_of_it)
+    start = arguments(recipe, gone, tmp_path / "run")
+    assert f"no file or folder {gone}" in complaint(capsys, *start, "--resume")
+    gone.with_name("moved").rename(gone)
+    try:
+        assert call(*start, "--resume") == 0
+    finally:
+        gone.rename(gone.with_name("moved"))
+    again = weights(tmp_path / "run")
+    assert all(torch.equal(again[name], x) for name, x in weights(out).items())
+
+
+def test_the_recipe_in_the_run_is_the_users_and_the_description_is_whole(run: Run) -> None:
+    _, out, gone, _ = run
+    text = (out / "recipe.yaml").read_text()
+    assert f"pretrained: {gone}" in text
+    assert "architecture: null" in text
+    config = json.loads((out / "model.json").read_text())["config"]
+    assert config["image"]["architecture"]["kind"] == config["text"]["architecture"]["kind"]
+    assert (config["image"]["size"], config["width"]) in ((32, 24), (32, 64))
+
+
+def test_what_is_frozen_stays_and_what_is_not_moves(run: Run) -> None:
+    recipe, out, gone, _ = run
+    before: Any = load_pretrained(
+        gone.with_name("moved"), size=32, context=48 if recipe.startswith("clip") else None
+    )
+    after = weights(out)
+    for side in ("image", "text"):
+        old = before._asdict()[side].state_dict()
+        moved = [not torch.equal(after[f"towers.{side}.{name}"], x) for name, x in old.items()]
+        if recipe == "clip/locked" and side == "image":
+            assert not any(moved)
+            assert torch.equal(after["towers.to_image.weight"], before.image_projection)
+        else:
+            assert sum(moved) > len(moved) / 2
+
+
+def test_the_tokenizer_of_the_run_is_that_of_the_checkpoint(run: Run) -> None:
+    assert load(run[1]).tokenizer.to_json() == tokenizer().to_json()
+
+
+def test_a_run_is_measured_without_the_checkpoint(run: Run, capsys: Capture) -> None:
+    assert call("evaluate", run[1], "--data", "scenes:dev?count=6") == 0
+    assert "R@1" in capsys.readouterr().out
+
+
+@torch.no_grad()
+def test_a_converted_run_has_the_same_cosines_in_the_library(
+    run: Run, tmp_path: Path, capsys: Capture
+) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    _, out, _, _ = run
+    assert call("convert", out, tmp_path / "theirs") == 0
+    assert "vectors of pictures moved by 0.0e+00, of texts by 0.0e+00" in capsys.readouterr().out
+    model, mine = AutoModel.from_pretrained(tmp_path / "theirs").eval(), load(out)
+    texts = ["a red dog", "the old green tree and then a house"]
+    if out.parent and mine.description.method == "clip":  # AutoTokenizer knows no CLIP-shaped one of a SigLIP
+        read = AutoTokenizer.from_pretrained(tmp_path / "theirs")
+        assert read(texts)["input_ids"] == mine.tokenizer.encode(texts, 48).ids
+    ids = mine.tokenizer.encode(texts, 48).ids
+    pad, context = model.config.text_config.pad_token_id, mine.method.context
+    padded = torch.tensor([row + [pad] * (context - len(row)) for row in ids])
+    pixels = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
+    encoder: Any = mine.method.get_submodule("towers.image")
+    normal = (pixels / 255 - encoder.mean) / encoder.spread
+    images = model.get_image_features(pixel_values=normal).pooler_output
+    read_texts = model.get_text_features(input_ids=padded).pooler_output
+    theirs = nn.functional.normalize(images, dim=-1) @ nn.functional.normalize(read_texts, dim=-1).T
+    from PIL import Image
+
+    shown = [Image.fromarray(x.permute(1, 2, 0).numpy()) for x in pixels]
+    torch.testing.assert_close(mine.score(shown, texts), theirs, rtol=0, atol=1e-5)
+    again: Any = load(tmp_path / "theirs")
+    torch.testing.assert_close(again.score(shown, texts), mine.score(shown, texts), rtol=0, atol=1e-6)
+    assert again.tokenizer.to_json() == mine.tokenizer.to_json()
+
+
+def test_two_processes_begin_with_the_checkpoint_and_end_with_the_weights_of_one(tmp_path: Path) -> None:
+    whole("clip", tmp_path / "checkpoint")
+    steady = "train.optimizer.eps=1e-3"  # AdamW divides tiny gradients by themselves
+    one, two = (
+        [*arguments("clip/finetune", tmp_path / "checkpoint", tmp_path / name), steady]
+        for name in ("one", "two")
+    )
+    assert call(*one) == 0
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, "-m", "grainline", *two],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    alone, both = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert (tmp_path / "one" / "model.json").read_text() == (tmp_path / "two" / "model.json").read_text()
+    for name, x in alone.items():
+        torch.testing.assert_close(both[name], x, rtol=0, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+# Convert
+
+
+@pytest.fixture(scope="module")
+def openai(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """OpenAI's form with the quick GELU, its tokenizer beside it."""
+    home = tmp_path_factory.mktemp("openai")
+    torch.manual_seed(0)
+    save_state(OpenAI(vocab=tokenizer().vocab), home / "tiny-quickgelu.safetensors")
+    tokenizer().save(home)
+    return home / "tiny-quickgelu.safetensors"
+
+
+def test_a_state_dict_goes_to_a_folder_and_back(openai: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert call("convert", openai, tmp_path / "folder") == 0
+    assert call("convert", tmp_path / "folder", tmp_path / "again-quickgelu.safetensors") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2
+    before, after = load_file(openai), load_file(tmp_path / "again-quickgelu.safetensors")
+    assert before.keys() == after.keys()
+    for name, x in before.items():
+        torch.testing.assert_close(after[name], x, rtol=0, atol=1e-6)
+    names = ("tokenizer.json", "tokenizer_meta.json")
+    assert all((tmp_path / name).read_bytes() == openai.with_name(name).read_bytes() for name in names)
+
+
+def test_the_name_of_a_state_dict_tells_its_activation(openai: Path, tmp_path: Path, capsys: Capture) -> None:
+    said = complaint(capsys, "convert", openai, tmp_path / "x.safetensors")
+    assert "has the quick GELU" in said
+    assert "name it x-quickgelu.safetensors" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("x.pt", "would be pickled; a state dict is written as .safetensors"),
+        ("taken", "is there already; give a new name"),
+        ("taken/file.safetensors", "is there already; give a new name"),
+        (
+            "taken/x-quickgelu.safetensors",
+            "tokenizer.json is there already, and the tokenizer belongs beside",
+        ),
+    ],
+)
+def test_what_is_in_the_way_is_left_alone(
+    out: str, said: str, openai: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "file.safetensors").write_text("mine")
+    (taken / "tokenizer.json").write_text("mine")
+    assert said in complaint(capsys, "convert", openai, tmp_path / out)
+    assert {path.name: path.read_text() for path in taken.iterdir()} == {
+        "file.safetensors": "mine",
+        "tokenizer.json": "mine",
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_what_no_other_program_has_is_refused_with_the_reason(tmp_path: Path, capsys: Capture) -> None:
+    from indexes import saved, tiny_model
+    from test_start import SCRATCH
+
+    from grainline.config import parse
+    from grainline.methods import METHODS
+    from grainline.start import Description, start
+
+    for family in ("clip", "siglip", "vit", "bert"):
+        whole(family, tmp_path / family)
+    model = tiny_model("clip")
+
+    def refused(method: str, **values: Any) -> str:
+        begun = start(Description(method, parse(METHODS[method][1], values, "test")))
+        model.description, model.method = begun.description, begun.method()
+        place = saved(model, tmp_path / f"run{len(list(tmp_path.iterdir()))}")
+        text = complaint(capsys, "convert", place, tmp_path / "out")
+        assert f"{place} cannot be written for other programs: " in text
+        assert not (tmp_path / "out").exists()
+        return text
+
+    clip, siglip = str(tmp_path / "clip"), str(tmp_path / "siglip")
+    assert "its image side was trained from scratch" in refused("clip", **SCRATCH)
+    mixed = {"image": {"pretrained": clip}, "text": SCRATCH["text"]}
+    assert "its text side was trained from scratch" in refused("clip", **mixed)
+    assert "maxsim scores pairs by their tokens" in refused("maxsim", pretrained=clip)
+    two = {"image": {"pretrained": str(tmp_path / "vit")}, "text": {"pretrained": str(tmp_path / "bert")}}
+    assert "a clip on the image side of a vit and the text side of a bert" in refused("clip", **two)
+    assert "it is a siglip on the image side of a clip" in refused("siglip", pretrained=clip)
+    assert "width 20 come out of projections" in refused("siglip", pretrained=siglip, width=20)
+
+
+def test_a_checkpoint_of_one_side_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    whole("vit", tmp_path / "vit")
+    assert "a vit cannot be written as" in complaint(capsys, "convert", tmp_path / "vit", tmp_path / "out")
+
+
+def test_vectors_that_moved_are_an_error_and_nothing_is_left(
+    openai: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grainline import convert as module
+
+    right = module.to_hugging_face
+
+    def wrong(towers: Any, place: Path, also: Any) -> None:
+        right(towers, place, also)
+        state = load_file(place / "model.safetensors")
+        state["text_projection.weight"] *= torch.linspace(1, 1.1, 24)[:, None]
+        save_file(state, place / "model.safetensors", {"format": "pt"})
+
+    monkeypatch.setattr(module, "to_hugging_face", wrong)
+    said = complaint(capsys, "convert", openai, tmp_path / "out")
+    assert "gave other vectors" in said
+    assert "allowed is 1e-04) and was removed" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finetuned_width_of_its_own_is_a_clip_of_that_width(tmp_path: Path) -> None:
+    from grainline.convert import towers_of
+    from grainline.encoders.pretrained.convert import parity, to_hugging_face
+    from grainline.model import Model
+    from grainline.start import Description, method_config, start
+
+    whole("clip", tmp_path / "clip")
+    values = {"pretrained": str(tmp_path / "clip"), "width": 20}
+    begun = start(Description("clip", method_config("clip", values, "test")))
+    towers = towers_of(Model(begun.description, begun.method(), tokenizer()), "test")
+    to_hugging_face(towers, tmp_path / "out")
+    assert max(parity(towers, tmp_path / "out")) < 1e-6
+    assert load_pretrained(tmp_path / "out").architecture["config"]["projection_dim"] == 20

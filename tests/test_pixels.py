@@ -1,0 +1,129 @@
+"""Pictures as checkpoints want them: by the settings of image processors, and equal to those processors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import OpenAI, save_state, tokenizer, whole
+from PIL import Image
+
+from grainline.data.transforms import EvalTransform
+from grainline.encoders.pretrained import load_pretrained
+from grainline.encoders.pretrained.pixels import KNOWN, of_hugging_face, of_open_clip, to_hugging_face
+from grainline.errors import UserError
+from grainline.model import load
+
+SHAPES = [(40, 30), (30, 41), (16, 90), (17, 16), (200, 33), (64, 64), (5, 7), (61, 37)]
+
+
+def picture(height: int, width: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def processor(settings: dict[str, Any]) -> Any:
+    from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil, ViTImageProcessorPil
+
+    kinds: dict[str, Any] = {
+        "CLIPImageProcessor": CLIPImageProcessorPil,
+        "SiglipImageProcessor": SiglipImageProcessorPil,
+        "ViTImageProcessor": ViTImageProcessorPil,
+    }
+    return kinds[settings["image_processor_type"]](**settings)
+
+
+def square(settings: dict[str, Any], shown: Image.Image) -> np.ndarray:
+    """[3, side, side] uint8: what the library's processor does before it normalises."""
+    bare = processor(settings | {"do_rescale": False, "do_normalize": False})
+    found: np.ndarray = np.asarray(bare(shown)["pixel_values"][0])
+    return found.astype(np.uint8)
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "clip": ("clip", {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}),
+    "clip-margin": ("clip", {"size": {"shortest_edge": 20}, "crop_size": {"height": 16, "width": 16}}),
+    "clip-bilinear": ("clip", {"size": 16, "crop_size": 16, "resample": 2, "do_center_crop": True}),
+    "siglip": ("siglip", {"size": {"height": 16, "width": 16}, "resample": 3}),
+    "siglip-lanczos": ("siglip", {"size": {"height": 16, "width": 16}, "resample": 1}),
+    "vit": ("vit", {"size": {"height": 16, "width": 16}}),
+    "vit-number": ("vit", {"size": 16, "resample": 3}),
+}
+TYPES = {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor", "vit": "ViTImageProcessor"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_square_is_the_one_of_the_librarys_processor(case: str) -> None:
+    """Exactly, but where the remainder is odd: there the library rounds down, and torchvision to even."""
+    kind, settings = CASES[case]
+    settings = settings | {"image_processor_type": TYPES[kind]}
+    ours = of_hugging_face(kind, settings, "test")
+    transform = EvalTransform(16, **{name: ours[name] for name in ("resize", "filter", "margin")})
+    odd = 0
+    for height, width in SHAPES:
+        shown = picture(height, width)
+        mine, theirs = transform(shown).numpy(), square(settings, shown)
+        across, down = (int(transform.larger * side / min(height, width)) - 16 for side in (width, height))
+        if transform.resize == "squash" or (across % 2 == 0 and down % 2 == 0):
+            assert np.array_equal(mine, theirs), (height, width)
+        else:  # by one pixel at most
+            odd += 1
+            shifted = [mine, np.roll(mine, 1, 1), np.roll(mine, 1, 2)]
+            assert any(np.array_equal(x[:, 1:, 1:], theirs[:, 1:, 1:]) for x in shifted), (height, width)
+    assert odd < len(SHAPES) / 2
+
+
+def test_what_a_processor_leaves_out_is_that_of_its_kind() -> None:
+    for kind, known in KNOWN.items():
+        assert of_hugging_face(kind, {}, "test") == known
+    assert of_hugging_face("bert", {}, "test") == {}
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@pytest.mark.parametrize("margin", [1.0, 1.25])
+@pytest.mark.parametrize("resize", ["crop", "squash"])
+def test_settings_go_to_the_library_and_back(kind: str, margin: float, resize: str) -> None:
+    mine = KNOWN[kind] | {"mean": [0.1, 0.2, 0.3], "filter": "lanczos", "resize": resize, "margin": margin}
+    theirs = to_hugging_face(kind, mine, 32)
+    assert of_hugging_face(kind, theirs, "test") == {**mine, "spread": list(mine["spread"])}
+    transform = EvalTransform(32, resize, "lanczos", margin)
+    shown = picture(60, 90)
+    assert np.array_equal(transform(shown).numpy(), square(theirs, shown))
+
+
+def test_open_clip_says_it_in_its_own_words() -> None:
+    found = of_open_clip({"resize_mode": "squash", "interpolation": "bilinear", "mean": [0.5] * 3}, "test")
+    assert (found["resize"], found["filter"], found["mean"]) == ("squash", "bilinear", [0.5] * 3)
+    assert of_open_clip({}, "test") == KNOWN["clip"]
+    assert of_open_clip({"interpolation": "random"}, "test")["filter"] == "bicubic"
+    with pytest.raises(UserError, match="resize_mode 'longest'; known are shortest and squash"):
+        of_open_clip({"resize_mode": "longest"}, "test")
+
+
+def test_pictures_that_are_no_squares_are_refused() -> None:
+    with pytest.raises(UserError, match=r"x makes pictures of size .*; only squares can be read"):
+        of_hugging_face("siglip", {"size": {"height": 16, "width": 24}}, "x")
+
+
+def test_the_settings_reach_the_pictures_of_a_model(tmp_path: Path) -> None:
+    whole("clip", tmp_path / "clip")
+    plain = load(tmp_path / "clip").seen(picture(40, 90))
+    settings = {"resample": 2, "size": {"height": 16, "width": 16}, "do_center_crop": False}
+    (tmp_path / "clip" / "preprocessor_config.json").write_text(json.dumps(settings))
+    squashed = load(tmp_path / "clip").seen(picture(40, 90))
+    assert not np.array_equal(plain, squashed)
+    assert np.array_equal(squashed, picture(40, 90).resize((16, 16), Image.Resampling.BILINEAR))
+
+
+def test_a_state_dict_keeps_only_the_settings_that_all_take_for_granted(tmp_path: Path) -> None:
+    from grainline.encoders.pretrained.convert import to_open_clip
+
+    torch.manual_seed(0)
+    save_state(OpenAI(vocab=tokenizer().vocab), tmp_path / "x.safetensors")
+    towers = load_pretrained(tmp_path / "x.safetensors")
+    to_open_clip(towers, tmp_path / "same.safetensors")
+    towers.architecture["filter"] = "bilinear"
+    with pytest.raises(UserError, match="in another way than for OpenAI's"):
+        to_open_clip(towers, tmp_path / "y.safetensors")
+    assert not (tmp_path / "y.safetensors").exists()

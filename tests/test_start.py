@@ -1,0 +1,495 @@
+"""Methods that begin with checkpoints of others: equal to the library's models, and whole without them."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import SENTENCE, OpenAI, save_state, tokenizer, whole
+from indexes import photos, texts
+from PIL import Image
+from runs import call, complaint
+from torch import Tensor, nn
+
+from grainline.config import parse
+from grainline.encoders.pretrained import load_pretrained
+from grainline.encoders.pretrained.config import PretrainedImageConfig
+from grainline.errors import UserError
+from grainline.index.mark import fingerprint
+from grainline.methods import METHODS
+from grainline.model import Model, load
+from grainline.start import (
+    Description,
+    Start,
+    build,
+    method_config,
+    read_description,
+    start,
+    write_description,
+)
+
+Saved = Callable[[str], tuple[Path, Any]]
+TEXTS = [SENTENCE[:9], SENTENCE[15:40], "sleeps", "a sleeps by a red house"]
+SCRATCH = {"image": {"name": "toy/4", "size": 16}, "text": {"name": "toy", "vocab": 556, "context": 24}}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """A folder of each family with its tokenizer, and the library's model."""
+    home, made = tmp_path_factory.mktemp("saved"), dict[str, tuple[Path, Any]]()
+
+    def get(family: str) -> tuple[Path, Any]:
+        if family not in made:
+            made[family] = home / family, whole(family, home / family)
+        return made[family]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Files of several shapes, all sides even so that the middle is no question of rounding."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for i, (height, width) in enumerate([(40, 30), (16, 64), (50, 50)]):
+        pixels = np.random.default_rng(i).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+    return sorted(folder.iterdir())
+
+
+def begun(method: str, **values: Any) -> Start:
+    return start(Description(method, method_config(method, values, "test")))
+
+
+def both(folder: Path) -> dict[str, Any]:
+    return {"image": {"pretrained": str(folder)}, "text": {"pretrained": str(folder)}}
+
+
+def same_weights(a: nn.Module, b: nn.Module) -> None:
+    for (name, x), y in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        assert torch.equal(x, y), name
+
+
+# Equal to the library, from files and strings to scores
+
+
+@torch.no_grad()
+def librarys_cosines(family: str, folder: Path, model: Any, files: list[Path]) -> Tensor:
+    """By the image processor, tokenizer and model of the library alone."""
+    from transformers import CLIPImageProcessorPil, PreTrainedTokenizerFast, SiglipImageProcessorPil
+
+    side = {"height": 16, "width": 16}
+    if family == "clip":
+        processor = CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size=side)
+    else:
+        mean = [0.5, 0.5, 0.5]
+        processor = SiglipImageProcessorPil(size=side, image_mean=mean, image_std=mean)
+    read = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    context = model.config.text_config.max_position_embeddings
+    read.pad_token_id = model.config.text_config.pad_token_id
+    read.add_special_tokens({"pad_token": read.convert_ids_to_tokens(read.pad_token_id)})
+    ids = read(TEXTS, padding="max_length", max_length=context, return_tensors="pt")
+    pixels = processor([Image.open(file) for file in files], return_tensors="pt")["pixel_values"]
+    images = model.get_image_features(pixel_values=pixels).pooler_output
+    mask = {"attention_mask": ids["attention_mask"]} if family == "clip" else {}
+    texts = model.get_text_features(input_ids=ids["input_ids"], **mask).pooler_output
+    return nn.functional.normalize(images, dim=-1) @ nn.functional.normalize(texts, dim=-1).T
+
+
+@pytest.mark.parametrize("family", ["clip", "siglip"])
+def test_scores_are_the_cosines_of_the_librarys_own_model(
+    family: str, saved: Saved, pictures: list[Path]
+) -> None:
+    folder, model = saved(family)
+    mine = load(folder).score(pictures, TEXTS)
+    theirs = librarys_cosines(family, folder, model, pictures)
+    assert theirs.std() > 0.01
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["clip", "siglip"])
+def test_scale_and_bias_are_those_of_the_checkpoint_unless_the_config_says_otherwise(
+    family: str, saved: Saved
+) -> None:
+    folder, model = saved(family)
+    method: Any = begun(family, **both(folder)).method()
+    torch.testing.assert_close(method.scale(), model.logit_scale.exp().view(1))
+    if family == "siglip":
+        torch.testing.assert_close(method.bias, model.logit_bias)
+    said: Any = begun(
+        family, **both(folder), scale=7.0, **({"bias": -3.0} if family == "siglip" else {})
+    ).method()
+    torch.testing.assert_close(said.scale(), torch.tensor([7.0]))
+    if family == "siglip":
+        assert said.bias.item() == -3.0
+
+
+def test_the_scale_of_a_clip_does_not_go_with_a_bias_it_never_had(saved: Saved) -> None:
+    method: Any = begun("siglip", **both(saved("clip")[0])).method()
+    torch.testing.assert_close(method.scale(), torch.tensor([10.0]))
+    assert method.bias.item() == -10.0
+
+
+def test_a_scale_above_the_bound_of_the_method_begins_at_the_bound(saved: Saved) -> None:
+    folder, model = saved("clip")
+    assert model.logit_scale.exp() > 5
+    method: Any = begun("clip", **both(folder), max_scale=5.0).method()
+    torch.testing.assert_close(method.scale(), torch.tensor([5.0]))
+
+
+# Sides
+
+
+def test_one_name_for_both_sides_is_the_same_as_two(saved: Saved) -> None:
+    folder, _ = saved("clip")
+    shared = begun("clip", pretrained=str(folder), text={"context": 40, "stretch": "linear"})
+    apart = begun(
+        "clip", **both(folder) | {"text": {"pretrained": str(folder), "context": 40, "stretch": "linear"}}
+    )
+    same_weights(shared.method(), apart.method())
+    config: Any = shared.description.config
+    assert (config.image.size, config.text.context, config.width) == (16, 40, 24)
+
+
+def test_a_side_may_name_another_checkpoint_than_the_shared_one(saved: Saved) -> None:
+    found = begun("clip", pretrained=str(saved("clip")[0]), image={"pretrained": str(saved("vit")[0])})
+    config: Any = found.description.config
+    assert (config.image.architecture["kind"], config.text.architecture["kind"]) == ("vit", "clip")
+
+
+def test_a_checkpoint_of_both_sides_is_read_once(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    from grainline import start as module
+
+    read: list[str] = []
+    monkeypatch.setattr(
+        module, "load_pretrained", lambda name, **more: (read.append(name), load_pretrained(name, **more))[1]
+    )
+    begun("clip", **both(saved("clip")[0]))
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize("method", ["clip", "siglip", "maxsim"])
+@pytest.mark.parametrize(
+    ("image", "text", "width"),
+    [
+        ("clip", "clip", 24),
+        ("siglip", "siglip", 64),
+        ("vit", "bert", 512),
+        ("swin", "clip", 24),
+        ("groupvit", "scratch", 512),
+        ("clip", "scratch", 24),
+        ("scratch", "siglip", 64),
+    ],
+)
+def test_every_method_takes_every_mixture_of_sides(
+    method: str, image: str, text: str, width: int, saved: Saved, pictures: list[Path]
+) -> None:
+    sides = {
+        "image": SCRATCH["image"] if image == "scratch" else {"pretrained": str(saved(image)[0])},
+        "text": SCRATCH["text"] if text == "scratch" else {"pretrained": str(saved(text)[0])},
+    }
+    found = begun(method, **sides)
+    made = found.method()
+    model = Model(found.description, made, tokenizer())
+    assert model.encode(images=pictures).vector.shape == (3, width)
+    assert model.score(pictures, TEXTS).shape == (3, 4)
+    towers: Any = made.towers
+    for name, side, projection in (("image", image, "to_image"), ("text", text, "to_text")):
+        if side != "scratch":
+            theirs: Any = load_pretrained(saved(side)[0])
+            same_weights(towers.get_submodule(name), theirs._asdict()[name])
+            matrix = theirs._asdict()[f"{name}_projection"]
+            if side == "clip":
+                assert torch.equal(towers.get_submodule(projection).weight, matrix)
+            elif side == "siglip":
+                assert isinstance(towers.get_submodule(projection), nn.Identity)
+
+
+def test_another_width_than_that_of_the_checkpoint_is_a_fresh_projection(saved: Saved) -> None:
+    for family in ("clip", "siglip"):
+        towers: Any = begun(family, **both(saved(family)[0]), width=20).method().towers
+        assert towers.to_image.weight.shape == (20, 64)
+
+
+def test_two_checkpoints_of_unlike_spaces_need_a_width(saved: Saved) -> None:
+    sides = {"image": {"pretrained": str(saved("clip")[0])}, "text": {"pretrained": str(saved("siglip")[0])}}
+    with pytest.raises(
+        UserError, match=r"that of the image side 24 and that of the text side 64; say model\.width"
+    ):
+        begun("clip", **sides)
+    assert begun("clip", **sides, width=24).method()
+
+
+def test_a_checkpoint_without_the_side_it_is_named_for_is_an_error(saved: Saved) -> None:
+    folder = saved("bert")[0]
+    with pytest.raises(
+        UserError, match=f"{folder} is a bert, which has no image side; name another for model.im"
+    ):
+        begun("clip", image={"pretrained": str(folder)}, text=SCRATCH["text"])
+
+
+def test_an_architecture_cannot_be_given(saved: Saved) -> None:
+    side = {"pretrained": str(saved("clip")[0]), "architecture": {}}
+    with pytest.raises(UserError, match=r"model\.text\.architecture is filled in when .* leave it out"):
+        begun("clip", image=SCRATCH["image"], text=side)
+
+
+def test_a_description_that_was_not_begun_cannot_be_built() -> None:
+    description = Description("clip", method_config("clip", {"pretrained": "some/model"}, "test"))
+    with pytest.raises(ValueError, match="architecture of some/model is not known yet"):
+        build(description)
+
+
+def test_what_was_begun_is_built_again_without_the_checkpoint(saved: Saved, tmp_path: Path) -> None:
+    """From model.json alone, sizes other than the checkpoint's included."""
+    gone = tmp_path / "gone"
+    shutil.copytree(saved("clip")[0], gone)
+    found = begun(
+        "clip",
+        image={"pretrained": str(gone), "size": 24},
+        text={"pretrained": str(gone), "context": 40, "stretch": "linear"},
+    )
+    made = found.method()
+    write_description(tmp_path, found.description)
+    shutil.rmtree(gone)
+    description = read_description(tmp_path)
+    assert description == found.description
+    again = build(description)
+    again.load_state_dict(made.state_dict(), strict=True)
+    assert (again.size, again.context, again.grid) == (24, 40, (6, 6))
+
+
+def test_a_description_from_scratch_begins_as_it_is() -> None:
+    description = Description("clip", method_config("clip", SCRATCH, "test"))
+    assert start(description) == Start(description)
+    assert begun("clip", **SCRATCH).method().encode_images is not None
+
+
+def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: Path) -> None:
+    from grainline.data.tokenizer import Tokenizer
+
+    Tokenizer.train(["a b c d"] * 2, vocab=520).save(tmp_path)
+    found = begun("clip", **both(saved("clip")[0]))
+    assert found.tokenizer().to_json() == tokenizer().to_json()
+    with pytest.raises(UserError, match=r"has 51\d tokens, the model 556"):
+        found.tokenizer(str(tmp_path))
+
+
+# Mistakes in both forms of a side
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {**SCRATCH, "image": {"pretrained": "x", "sise": 3}},
+            "'image.sise'; allowed here: pretrained, size, quick_gelu, architecture; or name, width",
+        ),
+        (
+            {**SCRATCH, "text": {"pretraind": "x"}},
+            "unknown field 'text.pretraind'; allowed here: name, width",
+        ),
+        (
+            {**SCRATCH, "text": {"pretraind": "x"}},
+            "; or pretrained, context, stretch, quick_gelu, architecture",
+        ),
+        (
+            {**SCRATCH, "text": {"pretrained": "x", "stretch": "long"}},
+            "field 'text.stretch' is 'long': Input should",
+        ),
+        (
+            {**SCRATCH, "image": {"pretrained": "x", "size": 0}},
+            "field 'image.size' is 0: Input should be greater",
+        ),
+        (
+            {**SCRATCH, "image": {"pretrained": None}},
+            "field 'image.pretrained' is None: Input should be a valid str",
+        ),
+        (
+            {**SCRATCH, "image": {"name": "toy/4", "size": 15}},
+            "field 'image': size 15 is not a multiple of patch 4",
+        ),
+        ({**SCRATCH, "image": {"width": 3}}, "field 'image.depth' is missing (and 2 more)"),
+        ({**SCRATCH, "image": 3}, "field 'image' is 3: Input should be a valid dictionary"),
+        ({"image": SCRATCH["image"]}, "field 'text' is missing"),
+        (
+            {"pretrained": "x", "image": {"patch": 4}},
+            "unknown field 'image.patch'; allowed here: pretrained, size",
+        ),
+        ({"pretrained": 3}, "field 'pretrained' is 3: Input should be a valid string"),
+    ],
+)
+def test_mistakes_in_a_side_name_the_field_as_it_was_written(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse(METHODS["clip"][1], values, "here")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# By name
+
+
+def test_a_checkpoint_is_a_model_by_its_folder_or_file(
+    saved: Saved, pictures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(saved("clip")[0].parent)
+    assert load("clip").description.method == "clip"
+    assert torch.equal(load("clip").score(pictures, TEXTS), load(saved("clip")[0]).score(pictures, TEXTS))
+    assert load("siglip").description.method == "siglip"
+    model = OpenAI(vocab=556)
+    save_state(model, tmp_path / "weights.safetensors")
+    tokenizer().save(tmp_path)
+    found = load(tmp_path / "weights.safetensors")
+    assert found.description.method == "clip"
+    assert found.tokenizer.vocab == 556
+    assert found.score(pictures, TEXTS).shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("family", "lack"),
+    [
+        ("vit", "no text side"),
+        ("swin", "no text side"),
+        ("bert", "no image side"),
+        ("groupvit", "no projections into one space"),
+    ],
+)
+def test_what_has_no_two_sides_in_one_space_cannot_score(family: str, lack: str, saved: Saved) -> None:
+    with pytest.raises(
+        UserError, match=f"is a {family}, which has {lack}.*, so it cannot score; train a recipe"
+    ):
+        load(saved(family)[0])
+
+
+def test_a_run_folder_wins_over_what_a_name_could_mean(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from indexes import saved as written
+    from indexes import tiny_model
+
+    written(tiny_model("clip"), tmp_path / "openai" / "clip-vit-base-patch16")
+    monkeypatch.chdir(tmp_path)
+    assert load("openai/clip-vit-base-patch16").method.size == 8
+    shutil.copytree(saved("clip")[0], tmp_path / "openai" / "clip-vit-base-patch16" / "exported")
+    inside = load("openai/clip-vit-base-patch16/exported")
+    assert inside.method.size == 16, "a folder of others stays one inside a run"
+
+
+def test_the_fingerprint_knows_the_weights_and_not_the_place(saved: Saved, tmp_path: Path) -> None:
+    folder, _ = saved("clip")
+    shutil.copytree(folder, tmp_path / "moved")
+    here, there = load(folder), load(tmp_path / "moved")
+    assert fingerprint(here) == fingerprint(there)
+    with torch.no_grad():
+        next(there.method.parameters()).add_(1e-3)
+    assert fingerprint(here) != fingerprint(there)
+    assert fingerprint(here) != fingerprint(load(saved("siglip")[0]))
+
+
+def test_the_commands_take_a_checkpoint_as_their_model(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = saved("clip")
+    photos(tmp_path / "photos", 5)
+    monkeypatch.chdir(folder.parent)
+    assert call("evaluate", "clip", "--data", "scenes:dev?count=4&size=32") == 0
+    assert call("encode", "clip", "scenes:dev?count=4&size=32", "--out", tmp_path / "vectors") == 0
+    null = ("--null", texts(tmp_path))
+    assert (
+        call("index", "build", tmp_path / "photos", "--model", "clip", "--out", tmp_path / "index", *null)
+        == 0
+    )
+    monkeypatch.chdir(tmp_path)  # it is found by where it lay
+    assert call("search", tmp_path / "index", "a red dog") == 0
+    shutil.copytree(folder, tmp_path / "moved")
+    assert call("search", tmp_path / "index", "a red dog", "--model", "moved") == 0
+    other, said = saved("siglip")[0], complaint
+    assert "was made with other weights" in said(
+        capsys, "search", tmp_path / "index", "a red dog", "--model", other
+    )
+
+
+# The hub
+
+
+STORY = """
+import os, sys, time
+from pathlib import Path
+from hub import hub
+
+folder, home = map(Path, sys.argv[1:])
+with hub({"some/clip": folder}) as server:
+    os.environ |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(home)}
+    import transformers
+    from grainline.errors import UserError
+    from grainline.model import load
+
+    def told(what, name):
+        begun = time.monotonic()
+        try:
+            print(what, load(name).description.config.text.pretrained, end=" ")
+        except UserError as error:
+            print(what, error, end=" ")
+        took = time.monotonic() - begun
+        print("at once" if took < 15 else f"after {took} s")
+
+    told("fetched", "some/clip")
+    fetched = [line.rpartition("/")[2] for line in server.asked if line.startswith("GET /some/clip/")]
+    print("files", *sorted(fetched))
+    server.asked.clear()
+    told("again", "some/clip")
+    print("files", *[line for line in server.asked if line.startswith("GET /some/clip/")])
+    told("unknown", "some/other")
+told("from the cache", "some/clip")
+told("nowhere", "some/other")
+"""
+
+
+def test_a_name_is_fetched_once_and_nothing_waits_for_a_hub_that_is_gone(
+    saved: Saved, tmp_path: Path
+) -> None:
+    shutil.copytree(saved("clip")[0], tmp_path / "clip")
+    (tmp_path / "clip" / "tf_model.h5").write_text("of another library")
+    (tmp_path / "clip" / "pytorch_model.bin").write_text("the same weights in another form")
+    tests = Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"}
+    command = [sys.executable, "-c", STORY, str(tmp_path / "clip"), str(tmp_path / "home")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    files = "config.json model.safetensors tokenizer.json tokenizer_meta.json"
+    assert lines[:4] == ["fetched some/clip at once", f"files {files}", "again some/clip at once", "files"]
+    assert lines[5] == "from the cache some/clip at once"
+    for line in (lines[4], lines[6]):
+        assert "no folder some/other here, and the Hugging Face hub gave no model of that name" in line
+        assert "give its path, or set HF_HOME to a cache that holds it at once" in line
+
+
+@pytest.mark.parametrize("path", ["runs/of/mine", "/none/such", "../none"])
+def test_a_path_that_is_not_there_says_what_was_tried(path: str) -> None:
+    before = time.monotonic()
+    with pytest.raises(
+        UserError, match="that is no name of the Hugging Face hub; give the folder that"
+    ) as error:
+        load(path)
+    assert str(error.value).startswith("no model at ")
+    assert time.monotonic() - before < 5
+
+
+def test_a_folder_of_something_else_says_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"holds no model\.json.*and no config\.json or open_clip_config\.json"
+    ):
+        load(tmp_path)
+
+
+def test_a_side_is_a_config_of_its_own() -> None:
+    config: Any = method_config("clip", {"pretrained": "x"}, "test")
+    assert isinstance(config.image, PretrainedImageConfig)
+    assert parse(METHODS["clip"][1], config.model_dump(mode="json"), "again") == config
