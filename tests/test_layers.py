@@ -14,7 +14,7 @@ LAYERS = [  # lower layers first; modules of one layer may import each other onl
     {"model"},
     {"evaluate"},
     {"train", "encode", "index"},
-    {"recipe"},
+    {"recipe", "web"},
     {"experiment"},
     {"demo", "commands"},
     {"cli"},
