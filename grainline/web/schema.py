@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from grainline.viz.overlay import limit_of
 from grainline.web.engine import Found, Heat
 from grainline.web.limits import CHARACTERS, HITS
 
@@ -86,16 +87,16 @@ class HeatMap(BaseModel):
     """Where one sentence shows, row by row from the top left; above 0 speaks for it, below against."""
 
     text: str
+    limit: float = Field(description="The largest size of any value, in units of the score.")
     values: list[int] = Field(description="-127 to 127, in units of limit / 127.")
 
 
 class HeatOut(BaseModel):
-    """Heat of all sentences of a text, in one scale, over a grid on the part that the model sees."""
+    """Heat of all sentences of a text, over a grid on the part of the picture that the model sees."""
 
     rows: int
     columns: int
     part: Literal["middle", "whole"] = Field(description="The middle square of the picture, or all of it.")
-    limit: float
     maps: list[HeatMap]
 
 
@@ -154,12 +155,10 @@ def answer_out(found: Found) -> AnswerOut:
 
 def heat_out(heat: Heat, squashed: bool) -> HeatOut:
     """Heat as small numbers: 14 x 14 of them are 600 bytes for a sentence."""
-    limit = max(float(heat.values.abs().max()), 1e-12)
-    steps = (heat.values.double() * (LEVELS / limit)).round().int().tolist()
-    return HeatOut(
-        rows=heat.grid[0],
-        columns=heat.grid[1],
-        part="whole" if squashed else "middle",
-        limit=limit,
-        maps=[HeatMap(text=text, values=row) for text, row in zip(heat.sentences, steps, strict=True)],
-    )
+    maps = []
+    for text, values in zip(heat.sentences, heat.values.double().numpy(), strict=True):
+        limit = limit_of(values)
+        steps = (values * (LEVELS / limit)).round().astype(int).tolist()
+        maps.append(HeatMap(text=text, limit=limit, values=steps))
+    part: Literal["middle", "whole"] = "whole" if squashed else "middle"
+    return HeatOut(rows=heat.grid[0], columns=heat.grid[1], part=part, maps=maps)
