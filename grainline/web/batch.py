@@ -50,7 +50,8 @@ class Batcher:
 
     def __len__(self) -> int:
         """Requests that wait."""
-        return len(self._waiting)
+        with self._news:
+            return len(self._living())
 
     def start(self) -> None:
         self._worker.start()
@@ -69,7 +70,7 @@ class Batcher:
         job = Job(asked, Future())
         with self._news:
             if len(self._waiting) >= self.queue:
-                self._waiting = deque(job for job in self._waiting if not job.answer.cancelled())
+                self._waiting = self._living()
             if self._closed or len(self._waiting) >= self.queue:
                 raise Busy
             self._waiting.append(job)
@@ -87,6 +88,9 @@ class Batcher:
             jobs = self._taken()
             if jobs:
                 self._answer(jobs)
+
+    def _living(self) -> deque[Job]:
+        return deque(job for job in self._waiting if not job.answer.cancelled())
 
     def _taken(self) -> list[Job]:
         """The next batch, without those that were taken back."""
