@@ -361,6 +361,38 @@ INDEX = [
           "        self.writer.commit(Change(gone=list(self.writer.rows)[:1]))\n"
           "        todo = [found for path in wanted"),
 ]
+SERVE = [
+    Fault("index/search.py", "tests/test_index.py", "a query is judged by the background of another",
+          "score, ground[:, i], null", "score, ground[:, 0], null"),
+    Fault("index/pictures.py", "tests/test_index.py", "a picture that changed is shown as the indexed one",
+          "if hashlib.sha256(data).hexdigest() != row.sha256:", "if len(data) != row.size:"),
+    Fault("web/batch.py", "tests/test_serve.py", "the queue has no end",
+          "if self._closed or len(self._waiting) >= self.queue:", "if self._closed:"),
+    Fault("web/batch.py", "tests/test_serve.py", "who has left is answered all the same",
+          "if job.answer.set_running_or_notify_cancel():",
+          "if job.answer.set_running_or_notify_cancel() is not None:"),
+    Fault("web/batch.py", "tests/test_serve.py", "one request at fault spoils its batch",
+          "            if len(jobs) == 1:\n                jobs[0].answer.set_exception(error)\n                return\n",
+          "            for job in jobs:\n                job.answer.set_exception(error)\n            return\n"),
+    Fault("web/guard.py", "tests/test_serve.py", "any name in the Host header will do",
+          "if not self.mine(host):", "if not host:"),
+    Fault("web/guard.py", "tests/test_serve.py", "pages of this machine may ask",
+          '("same-origin", "none")', '("same-origin", "same-site", "none")'),
+    Fault("web/guard.py", "tests/test_serve.py", "a body without a length has no limit",
+          "if sum(sizes) > most:", "if sizes[-1] > most:"),
+    Fault("web/engine.py", "tests/test_serve.py", "an index of another model is taken up",
+          "if opened.manifest.model.fingerprint != mark.fingerprint:", "if not mark.fingerprint:"),
+    Fault("web/engine.py", "tests/test_serve.py", "the first of two equal pictures must be there",
+          "            except Damaged:\n                continue\n", "            except Damaged:\n                break\n"),
+    Fault("web/pictures.py", "tests/test_serve.py", "pictures of any size are decoded",
+          "    if width * height > pixels:", "    if width * height > pixels * pixels:"),
+    Fault("web/static/page.js", "tests/test_serve_page.py", "heat lies half a cell aside",
+          "share * cells - 0.5", "share * cells"),
+    Fault("web/static/page.js", "tests/test_serve_page.py", "names of files are read as HTML",
+          'find("h2").textContent = hit.path', 'find("h2").innerHTML = hit.path'),
+]
 # fmt: on
 
-FAULTS = LOSSES + LATE + PROCESSES + ENCODERS + PRETRAINED + INDEX + TRAINING + DATA + SCENES + EVALUATION
+FAULTS = (
+    LOSSES + LATE + PROCESSES + ENCODERS + PRETRAINED + INDEX + SERVE + TRAINING + DATA + SCENES + EVALUATION
+)

@@ -18,6 +18,7 @@ import torch
 from indexes import TEXTS, photos, texts, tiny_model
 from PIL import Image
 from selenium import webdriver
+from selenium.common.exceptions import JavascriptException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -380,8 +381,10 @@ def test_names_and_texts_that_are_html_stay_text(site: Site) -> None:
         site.script("return [...document.images].map(i => String(i.getAttribute('src')))")
     )  # no dialog is open either: any call of the driver would have failed
     assert site.all("script:not([src])") == []
-    with pytest.raises(Exception, match="TrustedHTML"):
+    assert site.driver.get_log("browser") == []
+    with pytest.raises(JavascriptException, match="TrustedHTML"):
         site.script("document.body.innerHTML = '<b>'")
+    assert len(site.driver.get_log("browser")) == 1  # which is that refusal
 
 
 # When it goes wrong
