@@ -1,6 +1,7 @@
 """From a folder to a server that listens: what `grainline serve` does."""
 
 import socket
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,10 +41,9 @@ def serve(folder: Path, model: str | None, host: str, port: int, limits: Limits)
         print(f"serving {folder} at http://{shown}:{listener.getsockname()[1]}/ (Ctrl-C ends it)", flush=True)
         if not local(host):
             print("everyone who can reach this address can search it and see its pictures", flush=True)
-        try:
+        with suppress(KeyboardInterrupt):  # uvicorn ends in order and then passes the signal on
             uvicorn.Server(settings).run(sockets=[listener])
-        except KeyboardInterrupt:  # uvicorn has ended in order and passes the signal on
-            print("ended", flush=True)
+        print("ended", flush=True)
 
 
 def listening(host: str, port: int) -> socket.socket:
