@@ -114,7 +114,8 @@ class Engine:
                 raise UserError("the index was built anew with another model; start the server again")
             self.now, self.problem = _shown(Index(opened, model)), ""
         except Exception as error:  # whatever it is, the old one can still be searched
-            self.problem = " ".join(str(error).split()) or type(error).__name__
+            said = str(error).replace(str(self.folder), self.folder.name)  # strangers may read it
+            self.problem = " ".join(said.split()) or type(error).__name__
 
     def answer(self, asked: list[Any]) -> list[Any]:
         """A `Found` for each text and picture, a `Heat` for each `Where`; those of a kind and k together."""
