@@ -1,4 +1,4 @@
-"""The commands `grainline index ...` and `grainline search`; cli.py mounts them. They load torch when run."""
+"""The commands `grainline index ...`, `search` and `serve`; cli.py mounts them. They load torch when run."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -138,6 +138,25 @@ def search(  # noqa: PLR0913 - each is an option of the command
             f"written: {html}"
             + (f", the first {shown} of {len(answers)} queries" if shown < len(answers) else "")
         )
+
+
+def serve(
+    folder: Folder,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; 0.0.0.0 lets every machine in that can reach this one.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8017,
+    model: Weights = None,
+    batch: Annotated[int, typer.Option(min=1, help="Requests that the model answers together.")] = 16,
+    queue: Annotated[
+        int, typer.Option(min=1, help="Requests that may wait; beyond it they are turned away.")
+    ] = 64,
+) -> None:
+    """Search an index in the browser: a page and a JSON interface, on this machine only unless told."""
+    from grainline.web.limits import Limits
+    from grainline.web.run import serve as run
+
+    run(folder, model, host, port, Limits(batch=batch, queue=queue))
 
 
 def _qdrant(url: str, opened: Any) -> Any:

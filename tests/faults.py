@@ -435,8 +435,8 @@ PAGES = [
           "of[top.row[0].cpu()].tolist()", "top.row[0].tolist()"),
     Fault("experiment.py", "tests/test_report.py", "a report that cannot be written fails the run",
           'print(f"no {REPORT}: {error}", file=sys.stderr)', "raise"),
-    Fault("index/search.py", "tests/test_report.py", "a changed picture is shown for the one indexed",
-          "            raise Damaged(CHANGED, path)\n", "            pass\n"),
+    Fault("index/pictures.py", "tests/test_report.py", "a changed picture is shown for the one indexed",
+          "if hashlib.sha256(data).hexdigest() != row.sha256:", "if not data:"),
 ]
 
 SHARDED = [
@@ -463,6 +463,36 @@ SHARDED = [
     Fault("dist.py", "tests/test_torchrun.py", "only the first process learns which weights are best",
           "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x, dist.ReduceOp.MIN)"),
 ]
+
+SERVE = [
+    Fault("index/search.py", "tests/test_index.py", "a query is judged by the background of another",
+          "score, ground[:, i], null", "score, ground[:, 0], null"),
+    Fault("index/pictures.py", "tests/test_index.py", "a picture that changed is shown as the indexed one",
+          "if hashlib.sha256(data).hexdigest() != row.sha256:", "if len(data) != row.size:"),
+    Fault("web/batch.py", "tests/test_serve.py", "the queue has no end",
+          "if self._closed or len(self._waiting) >= self.queue:", "if self._closed:"),
+    Fault("web/batch.py", "tests/test_serve.py", "who has left is answered all the same",
+          "if job.answer.set_running_or_notify_cancel():",
+          "if job.answer.set_running_or_notify_cancel() is not None:"),
+    Fault("web/batch.py", "tests/test_serve.py", "one request at fault spoils its batch",
+          "if len(jobs) == 1:", "if jobs:"),
+    Fault("web/guard.py", "tests/test_serve.py", "any name in the Host header will do",
+          "if not self.mine(host):", "if not host:"),
+    Fault("web/guard.py", "tests/test_serve.py", "pages of this machine may ask",
+          '("same-origin", "none")', '("same-origin", "same-site", "none")'),
+    Fault("web/guard.py", "tests/test_serve.py", "a body without a length has no limit",
+          "if sum(sizes) > most:", "if sizes[-1] > most:"),
+    Fault("web/engine.py", "tests/test_serve.py", "an index of another model is taken up",
+          "if opened.manifest.model.fingerprint != mark.fingerprint:", "if not mark.fingerprint:"),
+    Fault("web/engine.py", "tests/test_serve.py", "the first of two equal pictures must be there",
+          "                continue", "                break"),
+    Fault("web/pictures.py", "tests/test_serve.py", "pictures of any size are decoded",
+          "    if width * height > pixels:", "    if width * height > pixels * pixels:"),
+    Fault("web/static/page.js", "tests/test_serve_page.py", "heat lies half a cell aside",
+          "share * cells - 0.5", "share * cells"),
+    Fault("web/static/page.js", "tests/test_serve_page.py", "names of files are read as HTML",
+          'find("h2").textContent = hit.path', 'find("h2").innerHTML = hit.path'),
+]
 # fmt: on
 
 FAULTS = (
@@ -480,4 +510,5 @@ FAULTS = (
     + TOKENIZERS
     + PAGES
     + SHARDED
+    + SERVE
 )

@@ -9,6 +9,8 @@ import pytest
 import torch
 from indexes import TEXTS, content, photo, photos, texts, tiny_model, tree
 
+from grainline.data.causes import MISSING_IMAGE
+from grainline.data.record import Damaged
 from grainline.errors import UserError
 from grainline.files import Corrupt
 from grainline.index import nearest as finders
@@ -19,7 +21,7 @@ from grainline.index.lock import writing
 from grainline.index.nearest import Exact, Faiss
 from grainline.index.null import best_scores, chance, gather_texts, owned, standard
 from grainline.index.opened import Opened
-from grainline.index.pictures import relative
+from grainline.index.pictures import CHANGED, OUTSIDE, relative, unchanged
 from grainline.index.search import Index, check, open_index
 from grainline.index.segment import TOKENS, VECTORS
 from grainline.index.write import add, build, refresh, remove
@@ -114,6 +116,50 @@ def test_every_sentence_of_the_query_is_scored_in_every_hit(made: Path, model: M
         share = (1 + int((index.opened.support >= sentence.score).sum())) / (1 + len(index.opened.support))
         assert sentence.chance == pytest.approx(share)
         assert sentence.supported == (share <= 0.2)
+
+
+@pytest.mark.parametrize(("method", "shortlist"), [("maxsim", None), ("maxsim", 6), ("clip", 6)])
+def test_queries_asked_together_are_answered_as_if_each_were_alone(
+    method: str, shortlist: int | None, tmp_path: Path
+) -> None:
+    mine = tiny_model(method)
+    build(photos(tmp_path / "photos", 18), tmp_path / "index", model=mine, null=texts(tmp_path), chunk=5)
+    index = open_index(tmp_path / "index", mine)
+    asked = [QUERY, "A cat.", "The horse waits near a fence.", " ".join([QUERY] * 12), "..."]
+    together = index.search(asked, 4, Options(shortlist, heat=True))
+    for text, both in zip(asked, together, strict=True):
+        alone = index.search([text], 4, Options(shortlist, heat=True))[0]
+        assert (both.query, both.notes) == (text, alone.notes)
+        assert [hit.path for hit in both.hits] == [hit.path for hit in alone.hits]
+        for a, b in zip(both.hits, alone.hits, strict=True):
+            assert a.score == pytest.approx(b.score, abs=1e-6)
+            assert a.chance == b.chance
+            assert [s.text for s in a.sentences] == [s.text for s in b.sentences]
+            assert [s.score for s in a.sentences] == pytest.approx([s.score for s in b.sentences], abs=1e-6)
+            for x, y in zip(a.sentences, b.sentences, strict=True):
+                assert x.heat is not None
+                assert y.heat is not None
+                assert torch.allclose(x.heat, y.heat, atol=1e-6)
+    cut = [any("longer than the model reads" in note for note in answer.notes) for answer in together]
+    assert cut == [False, False, False, True, False]
+
+
+def test_what_is_no_longer_as_it_was_indexed_is_never_read(copy: Path, tmp_path: Path) -> None:
+    opened = Opened(copy / "index")
+    root = copy / "photos"
+    rows = [opened.rows[opened.numbers[name]] for name in ("01.png", "02.png", "04.png", "05.png", "07.png")]
+    assert unchanged(root, rows[0]) == (root / "01.png").read_bytes()
+    for row in rows:
+        (tmp_path / row.path).write_bytes((root / row.path).read_bytes())
+        (root / row.path).unlink()
+    (root / "01.png").symlink_to(tmp_path / "01.png")  # the same bytes, but outside
+    os.mkfifo(root / "02.png")
+    with (root / "04.png").open("wb") as endless:
+        endless.truncate(2**40)
+    (root / "05.png").write_bytes((tmp_path / "05.png").read_bytes()[::-1])
+    for row, cause in zip(rows, (OUTSIDE, CHANGED, CHANGED, CHANGED, MISSING_IMAGE), strict=True):
+        with pytest.raises(Damaged, match=cause):
+            unchanged(root, row)
 
 
 def test_heat_of_a_file_that_is_no_longer_what_was_indexed_is_refused(copy: Path, model: Model) -> None:

@@ -15,7 +15,7 @@ LAYERS = [  # lower layers first; modules of one layer may import each other onl
     {"model"},
     {"evaluate"},
     {"train", "encode", "convert", "index"},
-    {"recipe"},
+    {"recipe", "web"},
     {"experiment"},
     {"demo", "commands"},
     {"cli"},

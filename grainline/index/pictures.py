@@ -17,6 +17,7 @@ from grainline.errors import UserError
 from grainline.index.segment import Row
 
 OUTSIDE = "link out of the folder"
+CHANGED = "changed since it was indexed"
 
 
 class Found(NamedTuple):
@@ -115,6 +116,19 @@ def confine(root: Path, path: str) -> Path:
     if not real.is_relative_to(root):
         raise Damaged(OUTSIDE, f"{path} -> {real}")
     return real
+
+
+def unchanged(root: Path, row: Row) -> bytes:
+    """The bytes of an indexed picture as they were indexed. Raises Damaged where they are others, or gone."""
+    try:
+        real = confine(root, row.path)
+        # Size first: what stands there now may be endless, or a pipe that nobody writes into.
+        data = real.read_bytes() if real.is_file() and real.stat().st_size == row.size else b""
+    except (OSError, ValueError) as error:
+        raise Damaged(UNREADABLE_FILE, f"{row.path} ({error})") from error
+    if hashlib.sha256(data).hexdigest() != row.sha256:
+        raise Damaged(CHANGED if real.exists() else MISSING_IMAGE, row.path)
+    return data
 
 
 def covered(paths: Iterable[str], by: Sequence[str]) -> list[str]:

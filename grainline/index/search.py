@@ -4,15 +4,15 @@ Methods whose score is a product of vectors are answered from the vectors alone.
 a shortlist of candidates with their stored tokens; a shortlist of all pictures is an exact search.
 """
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from grainline.data.captions import sentences
-from grainline.data.causes import MISSING_IMAGE, UNREADABLE_FILE
+from grainline.data.parts import encode_parts
 from grainline.data.record import Damaged
 from grainline.errors import UserError
 from grainline.index.answer import Answer, Hit, Options, Sentence
@@ -20,15 +20,15 @@ from grainline.index.mark import model_of
 from grainline.index.nearest import Nearest, nearest
 from grainline.index.null import DRAWN, FEWEST, chance, standard
 from grainline.index.opened import Opened
-from grainline.index.pictures import confine
+from grainline.index.pictures import unchanged
 from grainline.index.segment import VECTORS
 from grainline.model import ImageLike, Model
 from grainline.types import Encoded, rows, to
+from grainline.viz.heat import on_pixels
 
 AT_ONCE = 256  # pictures whose tokens are scored at a time
 SPARE = 16  # candidates beyond k: products in float32 may swap neighbours
 DEFAULT = Options()
-CHANGED = "changed since it was indexed"
 
 
 class Index:
@@ -59,14 +59,19 @@ class Index:
         self._check(k)
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
             raise UserError("a search needs texts; give at least one, and none that is empty")
-        cut = self.model.cut
         encoded = self.model.encode(texts=texts)
-        notes = self._notes()
-        if self.model.cut > cut:
-            notes += (f"{self.model.cut - cut} texts were longer than the model reads, and cut",)
-        queries = (rows(encoded, slice(i, i + 1)) for i in range(len(texts)))
+        told = [[sentence.text for sentence in sentences(text)] for text in texts]
+        ground = self._score(self.opened.ground, encoded)  # [B, M]
+        answers = []
+        for i, (found, score) in enumerate(self._scored(encoded, k, options)):
+            null = self.opened.null_texts if len(told[i]) > 1 else self.opened.null_sentences
+            answers.append(self._hits(found, score, ground[:, i], null, k, options))
+        if options.sentences or options.heat:
+            answers = self._with_sentences(answers, told, options)
+        notes = self.notes()
         return [
-            self._answer(text, query, k, options, notes) for text, query in zip(texts, queries, strict=True)
+            Answer(text, tuple(hits), notes + _own_notes(hits, cut))
+            for text, hits, cut in zip(texts, answers, self._cut(texts), strict=True)
         ]
 
     @torch.no_grad()
@@ -86,48 +91,31 @@ class Index:
                 score = self.opened.take(VECTORS, found).astype(np.float64) @ vectors[i].astype(np.float64)
                 hits = self._hits(found, score, ground, self.opened.null_images, k, options)
             name = str(image) if isinstance(image, str | Path) else f"picture {i}"
-            out.append(Answer(name, tuple(hits), self._notes(texts=False)))
+            out.append(Answer(name, tuple(hits), self.notes(texts=False)))
         return out
 
     def read(self, path: str) -> bytes:
         """The file of a picture of the index. Raises Damaged where it is not what was indexed."""
-        try:
-            data = confine(self.root, path).read_bytes()
-        except FileNotFoundError:
-            raise Damaged(MISSING_IMAGE, path) from None
-        except OSError as error:
-            raise Damaged(UNREADABLE_FILE, f"{path} ({error.strerror})") from None
-        if hashlib.sha256(data).hexdigest() != self.opened.rows[self.opened.numbers[path]].sha256:
-            raise Damaged(CHANGED, path)
-        return data
+        return unchanged(self.root, self.opened.rows[self.opened.numbers[path]])
 
     @torch.no_grad()
     def scores(self, found: np.ndarray, texts: Sequence[str]) -> np.ndarray:
         """Scores of some pictures, by number, with some texts: [K, M]"""
         return self._score(found, self.model.encode(texts=texts))
 
-    def _answer(self, text: str, query: Encoded, k: int, options: Options, notes: tuple[str, ...]) -> Answer:
-        found = self._candidates(query, k, options)
-        if not len(found):
-            return Answer(text, (), (*notes, "no candidates were found"))
-        told = [sentence.text for sentence in sentences(text)]
-        null = self.opened.null_texts if len(told) > 1 else self.opened.null_sentences
-        ground = self._score(self.opened.ground, query)[:, 0]
-        hits = self._hits(found, self._score(found, query)[:, 0], ground, null, k, options)
-        if options.sentences or options.heat:
-            hits = self._with_sentences(hits, told, options)
-        return Answer(text, tuple(hits), notes)
-
-    def _candidates(self, query: Encoded, k: int, options: Options) -> np.ndarray:
-        """Rows to score exactly: [K]"""
-        number = k + SPARE
+    def _scored(self, queries: Encoded, k: int, options: Options) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Of every query the rows to choose from [K], and their scores [K]."""
+        wanted = k + SPARE
         if self.model.method.pairwise:
-            number = len(self) if options.shortlist is None else max(k, options.shortlist)
-            if number >= len(self):
-                return np.arange(len(self))
-        near = self.finder.top(query.vector.float().cpu().numpy(), min(number, len(self)))
-        found: np.ndarray = near.row[0][near.row[0] >= 0]
-        return found
+            wanted = len(self) if options.shortlist is None else max(k, options.shortlist)
+            if wanted >= len(self):  # the same rows for all: their tokens are read once
+                everything = np.arange(len(self))
+                yield from ((everything, score) for score in self._score(everything, queries).T)
+                return
+        near = self.finder.top(queries.vector.float().cpu().numpy(), min(wanted, len(self)))
+        for i, row in enumerate(near.row):
+            found = row[row >= 0]
+            yield found, self._score(found, rows(queries, slice(i, i + 1)))[:, 0]
 
     def _score(self, found: np.ndarray, query: Encoded) -> np.ndarray:
         """Scores of some pictures with all rows of the query, as the method scores: [K, M]"""
@@ -158,34 +146,77 @@ class Index:
             for i, share in zip(order, chances, strict=True)
         ]
 
-    def _with_sentences(self, hits: list[Hit], told: list[str], options: Options) -> list[Hit]:
-        """Each sentence of the query judged in each hit."""
-        found = np.array([self.opened.numbers[hit.path] for hit in hits])
-        score = self.scores(found, told)  # [K, S]
-        shares = chance(self.opened.support, score)
+    def _with_sentences(
+        self, answers: list[list[Hit]], told: list[list[str]], options: Options
+    ) -> list[list[Hit]]:
+        """Each sentence of each query judged in each of its hits; the model reads all of them at once."""
+        distinct = list(dict.fromkeys(text for texts in told for text in texts))
+        at = {text: i for i, text in enumerate(distinct)}
+        encoded = self.model.encode(texts=distinct)
         out = []
-        for i, hit in enumerate(hits):
-            heat: Sequence[torch.Tensor | None] = [None] * len(told)
+        for hits, texts in zip(answers, told, strict=True):
+            if not hits:
+                out.append(hits)
+                continue
+            found = np.array([self.opened.numbers[hit.path] for hit in hits])
+            score = self._score(found, rows(encoded, torch.tensor([at[text] for text in texts])))  # [K, S]
+            shares = chance(self.opened.support, score)
+            heat: list[Any] = [[None] * len(texts)] * len(hits)
             if options.heat:
-                heat = self._heat(found[i], told)
-            judged = zip(told, score[i].tolist(), shares[i].tolist(), heat, strict=True)
-            said = (Sentence(text, x, p, p <= options.support, shown) for text, x, p, shown in judged)
-            out.append(hit._replace(sentences=tuple(said)))
+                heat = [self._on_pixels(x) for x in self.heat([(row, texts) for row in found.tolist()])]
+            out.append(
+                [
+                    hit._replace(sentences=_judged(texts, score[i], shares[i], heat[i], options))
+                    for i, hit in enumerate(hits)
+                ]
+            )
         return out
 
-    def _heat(self, row: int, told: list[str]) -> Sequence[torch.Tensor]:
-        """Where each sentence shows: [S, size, size]. UserError if the file is no longer what was indexed."""
+    @torch.no_grad()
+    def heat(self, asked: Sequence[tuple[int, Sequence[str]]]) -> list[torch.Tensor]:
+        """Where texts show, over the image tokens of some rows: [S, L] of each row and its texts.
+
+        Reads the picture files. UserError if one is no longer what was indexed, or if tokens lie on no grid.
+        """
+        if self.model.method.grid is None:
+            raise UserError(f"the image tokens of {self.model.description.method} lie on no grid")
+        numbers = list(dict.fromkeys(row for row, _ in asked))
+        texts = list(dict.fromkeys(text for _, told in asked for text in told))
+        at = {row: i for i, row in enumerate(numbers)}
+        place = {text: i for i, text in enumerate(texts)}
+        images = self.model.encode(images=[self._read(row) for row in numbers])
+        encoded = self.model.encode(texts=texts)
+        return [
+            self.model.method.heat(
+                rows(images, torch.full((len(told),), at[row])),
+                rows(encoded, torch.tensor([place[text] for text in told])),
+            ).cpu()
+            for row, told in asked
+        ]
+
+    def _read(self, row: int) -> bytes:
+        """The file of a row. UserError if it is no longer what was indexed."""
         path = self.opened.rows[row].path
         try:
-            data = self.read(path)
+            return self.read(path)
         except Damaged:
-            folder = self.opened.folder
             raise UserError(
-                f"{self.root / path} is not what was indexed: give `grainline index refresh {folder}`"
+                f"{self.root / path} is not what was indexed: "
+                f"give `grainline index refresh {self.opened.folder}`"
             ) from None
-        return list(self.model.heat(data, told).cpu())
 
-    def _notes(self, texts: bool = True) -> tuple[str, ...]:
+    def _on_pixels(self, heat: torch.Tensor) -> list[torch.Tensor]:
+        size, grid = self.model.method.size, self.model.method.grid
+        assert grid is not None
+        return list(on_pixels(heat, grid, (size, size)))
+
+    def _cut(self, texts: Sequence[str]) -> list[bool]:
+        """Which texts are longer than the model reads."""
+        method = self.model.method
+        return encode_parts(self.model.tokenizer, texts, method.context, method.parts).cut
+
+    def notes(self, texts: bool = True) -> tuple[str, ...]:
+        """What weakens every answer of this index, to texts or to pictures."""
         notes = []
         if not self.finder.exact:
             notes.append("candidates are approximate: a picture may be missed")
@@ -202,6 +233,20 @@ class Index:
             raise UserError(f"index {self.opened.folder} holds no pictures; `grainline index add` some first")
         if k < 1:
             raise UserError(f"k is {k}; it must be 1 at least")
+
+
+def _judged(
+    texts: Sequence[str], score: np.ndarray, shares: np.ndarray, heat: Sequence[Any], options: Options
+) -> tuple[Sentence, ...]:
+    """score, shares [S] of the sentences of a query in one picture"""
+    judged = zip(texts, score.tolist(), shares.tolist(), heat, strict=True)
+    return tuple(Sentence(text, x, p, p <= options.support, shown) for text, x, p, shown in judged)
+
+
+def _own_notes(hits: Sequence[Hit], cut: bool) -> tuple[str, ...]:
+    """What weakens one answer."""
+    notes = ["the text was longer than the model reads, and cut"] if cut else []
+    return (*notes, *([] if hits else ["no candidates were found"]))
 
 
 def open_index(

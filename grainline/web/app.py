@@ -1,0 +1,248 @@
+"""The routes: the page, the JSON interface, pictures. What needs the model goes through one queue."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+from anyio import CapacityLimiter, to_thread
+from fastapi import FastAPI, File, Form, HTTPException, Query, Request, UploadFile
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException as AnyHTTPException
+
+from grainline import __version__
+from grainline.data.captions import sentences
+from grainline.data.record import Damaged
+from grainline.errors import UserError
+from grainline.index.null import DRAWN, FEWEST
+from grainline.web.batch import Batcher, Busy
+from grainline.web.engine import ByPicture, ByText, Engine, Gone, Where
+from grainline.web.guard import Guard, names_of
+from grainline.web.limits import CHARACTERS, HITS, Limits
+from grainline.web.pictures import Refused, shown, taken
+from grainline.web.schema import (
+    AnswerOut,
+    Error,
+    Health,
+    HeatOut,
+    HeatQuery,
+    IndexOut,
+    LimitsOut,
+    Name,
+    Number,
+    Sentences,
+    TextOnly,
+    TextQuery,
+    answer_out,
+    heat_out,
+)
+
+PAGE = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/style.css": ("style.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+LEFT = 499  # nobody reads it: the client has left
+ERRORS: dict[int | str, dict[str, Any]] = {
+    code: {"model": Error} for code in (400, 403, 404, 408, 409, 410, 413, 415, 421, 422, 500, 503, 504)
+}
+log = logging.getLogger("uvicorn.error")
+
+
+class Server:
+    """The application around one index, with its queue and its limits."""
+
+    def __init__(self, engine: Engine, limits: Limits, host: str = "127.0.0.1") -> None:
+        self.engine, self.limits = engine, limits
+        self.batcher = Batcher(engine.answer, engine.refresh, batch=limits.batch, queue=limits.queue)
+        self.decoders = CapacityLimiter(limits.decoders)
+        app = FastAPI(
+            title="grainline",
+            description="Search a folder of pictures by long descriptions. Errors are one line.",
+            version=__version__,
+            docs_url=None,  # FastAPI's pages load their scripts from elsewhere
+            redoc_url=None,
+            lifespan=self._life,
+            responses=ERRORS,
+        )
+        _add_page(app)
+        _add_errors(app)
+        self._add_questions(app)
+        self._add_facts(app)
+        self.app = Guard(app, limits, names_of(host))
+
+    @asynccontextmanager
+    async def _life(self, _: FastAPI) -> AsyncIterator[None]:
+        self.batcher.start()
+        yield
+        await to_thread.run_sync(self.batcher.close)
+
+    def _add_questions(self, app: FastAPI) -> None:
+        """What the model answers."""
+
+        @app.post("/api/search")
+        async def search(request: Request, query: TextQuery) -> AnswerOut:
+            """Pictures for a description, each sentence judged in each of them."""
+            self._need_pictures()
+            return answer_out(await self._ask(request, ByText(query.text, query.k)))
+
+        @app.post("/api/search/image")
+        async def search_image(
+            request: Request, image: Annotated[UploadFile, File()], k: Annotated[Number, Form()] = 12
+        ) -> AnswerOut:
+            """Pictures near to one that is sent."""
+            self._need_pictures()
+            square = partial(taken, await image.read(), self.engine.now.searched.model, self.limits.pixels)
+            picture = await to_thread.run_sync(square, limiter=self.decoders)
+            return answer_out(await self._ask(request, ByPicture(picture, k)))
+
+        @app.post("/api/heat")
+        async def heat(request: Request, query: HeatQuery) -> HeatOut:
+            """Where each sentence of a text shows in a picture of the index."""
+            model = self.engine.now.searched.model
+            if model.method.grid is None:
+                raise HTTPException(409, "this model cannot show where a sentence lies")
+            found = await self._ask(request, Where(query.picture, query.text))
+            return heat_out(found, squashed=model.transform.resize == "squash")
+
+    def _add_facts(self, app: FastAPI) -> None:
+        """What is answered without the model."""
+
+        @app.get(
+            "/api/picture/{name}", response_class=Response, responses={200: {"content": {"image/jpeg": {}}}}
+        )
+        async def picture(
+            name: Name, side: Annotated[int, Query(ge=16, le=self.limits.side)] = self.limits.side
+        ) -> Response:
+            """A picture of the index as a JPEG whose longer side has at most `side` pixels."""
+
+            def made() -> bytes:
+                return shown(self.engine.now.read(name), side)
+
+            body = await to_thread.run_sync(made, limiter=self.decoders)
+            headers = {"Cache-Control": "private, max-age=86400, immutable"}  # the name is that of the bytes
+            return Response(body, media_type="image/jpeg", headers=headers)
+
+        @app.post("/api/sentences")
+        def split(query: TextOnly) -> Sentences:
+            """The sentences of a text, as the search takes them."""
+            return Sentences(sentences=[sentence.text for sentence in sentences(query.text)])
+
+        @app.get("/api/index")
+        def index() -> IndexOut:
+            """What is searched, and what the server accepts."""
+            now = self.engine.now.searched
+            mark, pictures = now.opened.manifest.model, len(now)
+            bounds = LimitsOut(
+                characters=CHARACTERS, hits=HITS, bytes=self.limits.upload, pixels=self.limits.pixels
+            )
+            return IndexOut(
+                name=self.engine.folder.resolve().name,
+                pictures=pictures,
+                method=mark.method,
+                model=Path(mark.path).name,
+                heat=now.model.method.grid is not None,
+                calibrated_texts=pictures >= FEWEST and now.opened.null.source != DRAWN,
+                calibrated_pictures=pictures >= FEWEST,
+                notes=list(now.notes()) if pictures else [],
+                limits=bounds,
+            )
+
+        @app.get("/api/health")
+        async def health() -> Health:
+            """Whether the server answers, and how many requests wait for the model."""
+            problem = self.engine.problem
+            return Health(status="stale" if problem else "ok", waiting=len(self.batcher), problem=problem)
+
+    def _need_pictures(self) -> None:
+        if not len(self.engine.now.searched):
+            raise HTTPException(409, "this index holds no pictures yet")
+
+    async def _ask(self, request: Request, asked: Any) -> Any:
+        """The answer of the model. Whoever leaves or waits too long is taken out of the queue."""
+        answer = asyncio.wrap_future(self.batcher.submit(asked))
+        left = asyncio.create_task(_left(request))
+        try:
+            await asyncio.wait(
+                {answer, left}, timeout=self.limits.patience, return_when=asyncio.FIRST_COMPLETED
+            )
+            if answer.done():
+                return answer.result()
+            if left.done():
+                raise HTTPException(LEFT, "the client has left")
+            raise HTTPException(504, f"no answer within {self.limits.patience:g} s; try again")
+        finally:
+            answer.cancel()
+            left.cancel()
+            with suppress(asyncio.CancelledError):
+                await left
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _add_page(app: FastAPI) -> None:
+    def add(path: str, name: str, kind: str) -> None:
+        body = files("grainline.web").joinpath("static", name).read_bytes()
+
+        async def page() -> Response:
+            return Response(body, media_type=kind)
+
+        app.add_api_route(path, page, include_in_schema=False)
+
+    for path, (name, kind) in PAGE.items():
+        add(path, name, kind)
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Every failure as one line."""
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:]) or "request"
+        return _failed(422, f"{where}: {first['msg'].removeprefix('Value error, ')}")
+
+    @app.exception_handler(AnyHTTPException)
+    async def known(_: Request, error: Exception) -> Response:
+        assert isinstance(error, AnyHTTPException)
+        return _failed(error.status_code, str(error.detail))
+
+    @app.exception_handler(Busy)
+    async def busy(_: Request, error: Exception) -> Response:  # noqa: ARG001
+        return _failed(503, "the server has too much to do; try again in a moment", {"Retry-After": "1"})
+
+    @app.exception_handler(Gone)
+    async def gone(_: Request, error: Exception) -> Response:
+        assert isinstance(error, Gone)
+        if error.known:
+            return _failed(410, "the picture is no longer what was indexed; refresh the index")
+        return _failed(404, "no such picture in this index")
+
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Exception) -> Response:
+        assert isinstance(error, Refused)
+        return _failed(error.status, str(error))
+
+    @app.exception_handler(Damaged)
+    @app.exception_handler(UserError)
+    async def wrong(_: Request, error: Exception) -> Response:
+        return _failed(400, str(error))
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> Response:
+        log.error("a request failed: %r", error)
+        return _failed(500, "the server failed at this; its log says why")
+
+
+def _failed(status: int, why: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": " ".join(why.split())}, status, headers)

@@ -1,0 +1,178 @@
+"""The index behind the server: opened anew when it changes on disk, asked in batches by one thread.
+
+A picture is named by the start of the sha256 of its bytes. Such a name outlives every refresh of the index,
+means the same bytes for ever, and says nothing about where they lie.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+from torch import Tensor
+
+from grainline.data.captions import sentences
+from grainline.data.record import Damaged
+from grainline.errors import UserError
+from grainline.index.answer import Answer
+from grainline.index.folder import MANIFEST
+from grainline.index.opened import Opened
+from grainline.index.pictures import unchanged
+from grainline.index.search import Index, open_index
+from grainline.model import Model
+
+NAME = 24  # hexadecimal digits of a picture's name
+
+
+class ByText(NamedTuple):
+    """Which pictures does a text describe?"""
+
+    text: str
+    k: int
+
+
+class ByPicture(NamedTuple):
+    """Which pictures are near to this one?"""
+
+    picture: Image.Image
+    k: int
+
+
+class Where(NamedTuple):
+    """Where does each sentence of a text show in a picture of the index?"""
+
+    name: str
+    text: str
+
+
+class Found(NamedTuple):
+    """What a search found, with the names of the pictures of its hits."""
+
+    answer: Answer
+    names: list[str]
+
+
+class Heat(NamedTuple):
+    """Sentences of a text, and where each shows over the image tokens."""
+
+    sentences: list[str]  # [S]
+    values: Tensor  # [S, L]
+    grid: tuple[int, int]
+
+
+class Gone(Exception):
+    """A picture that is not in the index, or whose file is no longer what was indexed."""
+
+    def __init__(self, known: bool) -> None:
+        super().__init__(known)
+        self.known = known
+
+
+class Shown(NamedTuple):
+    """An index as it is now, and its rows by the names of their pictures."""
+
+    searched: Index
+    rows: dict[str, list[int]]
+
+    def read(self, name: str) -> bytes:
+        """The file of a picture. Raises Gone."""
+        return self._whole(name)[1]
+
+    def row(self, name: str) -> int:
+        """A row of a picture whose file is still as it was. Raises Gone."""
+        return self._whole(name)[0]
+
+    def _whole(self, name: str) -> tuple[int, bytes]:
+        rows = self.rows.get(name, [])
+        for row in rows:
+            try:
+                return row, unchanged(self.searched.root, self.searched.opened.rows[row])
+            except Damaged:
+                continue
+        raise Gone(bool(rows))
+
+
+class Engine:
+    """Answers requests. `now` may be read by any thread; `answer` and `refresh` belong to one."""
+
+    def __init__(self, folder: Path, model: str | Model | None = None, device: str | None = None) -> None:
+        """model, device  as for `open_index`. Raises UserError."""
+        self.folder, self.problem = folder, ""
+        self._stamp = _stamp(folder)
+        self.now = _shown(open_index(folder, model, device=device))
+
+    def refresh(self) -> None:
+        """Open the index anew if it has changed. If that fails the old one stays, and `problem` says why."""
+        stamp = _stamp(self.folder)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        model, mark = self.now.searched.model, self.now.searched.opened.manifest.model
+        try:
+            opened = Opened(self.folder)
+            if opened.manifest.model.fingerprint != mark.fingerprint:
+                raise UserError("the index was built anew with another model; start the server again")
+            self.now, self.problem = _shown(Index(opened, model)), ""
+        except Exception as error:  # whatever it is, the old one can still be searched
+            said = str(error).replace(str(self.folder), self.folder.name)  # strangers may read it
+            self.problem = " ".join(said.split()) or type(error).__name__
+
+    def answer(self, asked: list[Any]) -> list[Any]:
+        """A `Found` for each text and picture, a `Heat` for each `Where`; those of a kind and k together."""
+        index = self.now.searched
+        out: list[Any] = [None] * len(asked)
+        kinds = {(type(one), one.k if not isinstance(one, Where) else 0): None for one in asked}
+        for kind, k in kinds:
+            places = [i for i, one in enumerate(asked) if type(one) is kind and (not k or one.k == k)]
+            mine = [asked[i] for i in places]
+            answers: Sequence[Any]
+            if kind is Where:
+                answers = self._heat(mine)
+            elif kind is ByText:
+                answers = self._found(index.search([one.text for one in mine], k))
+            else:
+                answers = self._found(index.search_images([one.picture for one in mine], k))
+            for i, answer in zip(places, answers, strict=True):
+                out[i] = answer
+        return out
+
+    def _found(self, answers: list[Answer]) -> list[Found]:
+        opened = self.now.searched.opened
+        names = ([name_of(opened.hashes[opened.numbers[hit.path]]) for hit in one.hits] for one in answers)
+        return [Found(answer, mine) for answer, mine in zip(answers, names, strict=True)]
+
+    def _heat(self, asked: list[Where]) -> list[Heat]:
+        index = self.now.searched
+        told = [[sentence.text for sentence in sentences(one.text)] for one in asked]
+        grid = index.model.method.grid
+        assert grid is not None, "the page asks for heat only where tokens lie on a grid"
+        rows = [self.now.row(one.name) for one in asked]
+        try:
+            maps = index.heat(list(zip(rows, told, strict=True)))
+        except UserError:  # changed just now
+            raise Gone(known=True) from None
+        return [Heat(texts, values, grid) for texts, values in zip(told, maps, strict=True)]
+
+
+def name_of(sha256: str) -> str:
+    """The name of a picture."""
+    return sha256[:NAME]
+
+
+def _shown(index: Index) -> Shown:
+    rows: dict[str, list[int]] = {}
+    for i, sha256 in enumerate(index.opened.hashes):
+        rows.setdefault(name_of(sha256), []).append(i)
+    if len(index):  # what every search needs and the first one would have to wait for
+        opened = index.opened
+        _ = index.finder, opened.null_texts, opened.null_sentences, opened.null_images, opened.support
+    return Shown(index, rows)
+
+
+def _stamp(folder: Path) -> tuple[int, ...]:
+    """What changes when the manifest is replaced."""
+    try:
+        state = (folder / MANIFEST).stat()
+    except OSError:
+        return ()
+    return state.st_ino, state.st_size, state.st_mtime_ns

@@ -1,0 +1,194 @@
+"""What stands before every route: who may ask, how much may be sent, and what every answer carries.
+
+A server on this machine is within reach of every page that the browser shows. Three checks keep them out:
+  1. the Host header must name this machine, so that a foreign name that was pointed at 127.0.0.1 (DNS
+     rebinding) gets nothing;
+  2. where the browser says that another site asks (Sec-Fetch-Site, Origin), the interface does not answer;
+  3. a body must be of the content type of its route.
+"""
+
+import asyncio
+import ipaddress
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from grainline.web.limits import Limits
+
+UPLOAD = "/api/search/image"
+HEALTH = "/api/health"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Refusal(Exception):
+    """A request that is not let in."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Guard:
+    """Lets requests through to the application, one body in memory each."""
+
+    def __init__(self, app: ASGIApp, limits: Limits, mine: Callable[[str], bool]) -> None:
+        """mine  whether a host name means this server"""
+        self.app, self.limits, self.mine = app, limits, mine
+        self.running, self.held = 0, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        send = _with_headers(send, scope["path"])
+        counted = scope["path"] != HEALTH
+        self.running += counted
+        sizes: list[int] = []
+        try:
+            self._admit(scope, counted)
+            body = await self._body(scope, receive, sizes)
+            await self.app(scope, _replayed(body, receive), send)
+        except Refusal as refusal:
+            await _refuse(send, refusal)
+        finally:
+            self.running -= counted
+            self.held -= sum(sizes)
+
+    def _admit(self, scope: Scope, counted: bool) -> None:
+        """Raises Refusal."""
+        headers = Headers(scope=scope)
+        host = _name(headers.get("host", ""))
+        if not self.mine(host):
+            raise Refusal(421, f"this server does not go by the name {host!r}")
+        path = scope["path"]
+        if path.startswith("/api/") and not _same_site(headers):
+            raise Refusal(403, "requests from other sites are not answered")
+        if counted and self.running > self.limits.requests:
+            raise Refusal(503, "too many requests at a time; try again in a moment")
+        if scope["method"] == "POST":
+            wanted = "multipart/form-data" if path == UPLOAD else "application/json"
+            if headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
+                raise Refusal(415, f"the content type must be {wanted}")
+
+    async def _body(self, scope: Scope, receive: Receive, sizes: list[int]) -> bytes:
+        """The whole body. sizes  gets the size of every piece. Raises Refusal."""
+        most = self.limits.upload if scope["path"] == UPLOAD else self.limits.body
+        too_large = Refusal(413, f"the request is too large; at most {most:,} bytes are allowed")
+        length = Headers(scope=scope).get("content-length", "0")
+        if not length.isdecimal() or int(length) > most:
+            raise too_large
+        pieces = []
+        try:
+            async with asyncio.timeout(self.limits.sending):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Refusal(400, "the request was broken off")
+                    pieces.append(message.get("body", b""))
+                    sizes.append(len(pieces[-1]))
+                    self.held += sizes[-1]
+                    if sum(sizes) > most:
+                        raise too_large
+                    if self.held > self.limits.held:
+                        raise Refusal(503, "too much is being sent at a time; try again in a moment")
+                    if not message.get("more_body", False):
+                        return b"".join(pieces)
+        except TimeoutError:
+            raise Refusal(408, f"the request was not sent within {self.limits.sending:g} s") from None
+
+
+def names_of(host: str) -> Callable[[str], bool]:
+    """Which names in the Host header mean a server that listens at `host`.
+
+    On the own machine: its loopback names. Elsewhere also every IP address, which cannot be rebound, the
+    name that was given, and the name of the machine.
+
+    >>> mine = names_of("127.0.0.1")
+    >>> mine("localhost"), mine("127.0.0.1"), mine("192.168.0.7"), mine("evil.example")
+    (True, True, False, False)
+    >>> names_of("0.0.0.0")("192.168.0.7"), names_of("0.0.0.0")("evil.example")
+    (True, False)
+    """
+    names = {"localhost", "127.0.0.1", "::1", host.lower()}
+    if local(host):
+        return names.__contains__
+    names.add(socket.gethostname().lower())
+    return lambda name: name in names or _is_address(name)
+
+
+def local(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there."""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without the port.
+
+    >>> _name("LOCALHOST:8017"), _name("[::1]:80"), _name("a b@c")
+    ('localhost', '::1', 'c')
+    """
+    try:
+        return urlsplit("//" + host).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _same_site(headers: Headers) -> bool:
+    """Whether the page that asks is ours, as far as the browser says; other programs say nothing."""
+    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        return False
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+def _with_headers(send: Send, path: str) -> Send:
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers.update(HEADERS)
+            headers.setdefault("Cache-Control", "no-store" if path.startswith("/api/") else "no-cache")
+        await send(message)
+
+    return sent
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return next_message
+
+
+async def _refuse(send: Send, refusal: Refusal) -> None:
+    body = json.dumps({"error": str(refusal)}).encode()
+    headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if refusal.status == 503:
+        headers.append((b"retry-after", b"1"))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,164 @@
+"""What the JSON interface takes and gives, as the OpenAPI document shows it."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from grainline.viz.overlay import limit_of
+from grainline.web.engine import Found, Heat
+from grainline.web.limits import CHARACTERS, HITS
+
+LEVELS = 127  # of heat, each way
+
+
+def _told(text: str) -> str:
+    if not text.strip():
+        raise ValueError("a search needs a text; this one is empty")
+    return text
+
+
+Told = Annotated[str, Field(max_length=CHARACTERS), AfterValidator(_told)]
+Number = Annotated[int, Field(ge=1, le=HITS, description="How many pictures.")]
+Name = Annotated[str, Field(pattern="^[0-9a-f]{24}$", description="Name of a picture, from an answer.")]
+
+
+class Asked(BaseModel):
+    """Requests name their fields exactly."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class TextQuery(Asked):
+    """A description, in one or many sentences."""
+
+    text: Told
+    k: Number = 12
+
+
+class HeatQuery(Asked):
+    """A picture of an answer, and the text that found it."""
+
+    picture: Name
+    text: Told
+
+
+class TextOnly(Asked):
+    """A text, whole or not yet."""
+
+    text: Annotated[str, Field(max_length=CHARACTERS)]
+
+
+class Sentences(BaseModel):
+    """A text, cut into sentences."""
+
+    sentences: list[str]
+
+
+class SentenceOut(BaseModel):
+    """One sentence of the query, judged in a picture."""
+
+    text: str
+    score: float
+    chance: float = Field(description="Share of sentences about other pictures that score as high.")
+    supported: bool = Field(description="Whether some part of the picture shows it.")
+
+
+class HitOut(BaseModel):
+    """A picture that was found."""
+
+    name: str
+    path: str = Field(description="File name below the folder of pictures, to be read, not to be followed.")
+    picture: str = Field(description="Where to get it; ?side= says how large.")
+    score: float
+    chance: float = Field(description="Share of queries without a match whose best score is as high.")
+    sure: bool
+    sentences: list[SentenceOut]
+
+
+class AnswerOut(BaseModel):
+    """What was found, best first."""
+
+    sure: bool = Field(description="Whether anything matches at all.")
+    hits: list[HitOut]
+    notes: list[str] = Field(description="What weakens the answer.")
+
+
+class HeatMap(BaseModel):
+    """Where one sentence shows, row by row from the top left; above 0 speaks for it, below against."""
+
+    text: str
+    limit: float = Field(description="The largest size of any value, in units of the score.")
+    values: list[int] = Field(description="-127 to 127, in units of limit / 127.")
+
+
+class HeatOut(BaseModel):
+    """Heat of all sentences of a text, over a grid on the part of the picture that the model sees."""
+
+    rows: int
+    columns: int
+    part: Literal["middle", "whole"] = Field(description="The middle square of the picture, or all of it.")
+    maps: list[HeatMap]
+
+
+class LimitsOut(BaseModel):
+    """What the server accepts at most."""
+
+    characters: int
+    hits: int
+    bytes: int
+    pixels: int
+
+
+class IndexOut(BaseModel):
+    """What is searched."""
+
+    name: str
+    pictures: int
+    method: str
+    model: str
+    heat: bool = Field(description="Whether the model can show where sentences lie.")
+    calibrated_texts: bool = Field(description="Whether `sure` rests on texts given when it was built.")
+    calibrated_pictures: bool = Field(
+        description="Whether there are pictures enough for `sure` to mean much."
+    )
+    notes: list[str]
+    limits: LimitsOut
+
+
+class Health(BaseModel):
+    """How the server is."""
+
+    status: Literal["ok", "stale"] = Field(description="stale: the index on disk cannot be opened.")
+    waiting: int
+    problem: str
+
+
+class Error(BaseModel):
+    """Why there is no answer, in one line."""
+
+    error: str
+
+
+def answer_out(found: Found) -> AnswerOut:
+    """An answer, with names in place of files."""
+    hits = []
+    for hit, name in zip(found.answer.hits, found.names, strict=True):
+        values = hit._asdict() | {
+            "name": name,
+            "path": hit.path.encode("utf-8", "replace").decode(),
+            "picture": f"/api/picture/{name}",
+            "sentences": [SentenceOut.model_validate(sentence._asdict()) for sentence in hit.sentences],
+        }
+        hits.append(HitOut.model_validate(values))
+    return AnswerOut(sure=found.answer.sure, hits=hits, notes=list(found.answer.notes))
+
+
+def heat_out(heat: Heat, squashed: bool) -> HeatOut:
+    """Heat as small numbers: 14 x 14 of them are 600 bytes for a sentence."""
+    maps = []
+    for text, values in zip(heat.sentences, heat.values.double().numpy(), strict=True):
+        limit = limit_of(values)
+        steps = (values * (LEVELS / limit)).round().astype(int).tolist()
+        maps.append(HeatMap(text=text, limit=limit, values=steps))
+    part: Literal["middle", "whole"] = "whole" if squashed else "middle"
+    return HeatOut(rows=heat.grid[0], columns=heat.grid[1], part=part, maps=maps)

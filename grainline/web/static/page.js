@@ -1,0 +1,338 @@
+"use strict";
+// The page of `grainline serve`. What comes from texts, files or answers is set as text, never as HTML.
+
+const FOR = [230, 97, 1], AGAINST = [33, 102, 172], STRENGTH = 0.8; // as in viz/overlay.py
+const SIDE = 768; // of the pictures, sharp in a card on a dense screen
+const FINE = 192; // side of a heat map in pixels, before the browser scales it
+const PAUSE = 250; // milliseconds without a key until sentences are counted
+
+const at = (id) => document.getElementById(id);
+const text = at("text"), hits = at("hits"), status = at("status"), problem = at("problem");
+const pictures = new Map(); // pictures searched by, as history names them
+let limits = { characters: 20000, bytes: 16 * 2 ** 20 };
+let canShow = false; // whether the model can show where a sentence lies
+let running = new AbortController();
+let again = null; // what the button of a complaint does
+
+class Failure extends Error {}
+
+async function ask(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Failure("The server cannot be reached. Is it still running?");
+  }
+  const answer = await response.json().catch(() => ({}));
+  if (response.ok) return answer;
+  throw new Failure(response.status === 503
+    ? "The server is busy just now. Please try again in a moment."
+    : `That did not work: ${answer.error || `status ${response.status}`}.`);
+}
+
+const post = (path, values, signal) => ask(path, {
+  method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(values), signal,
+});
+
+// Searching
+
+function remember(state, url, push) {
+  if (push) history.pushState(state, "", url);
+}
+
+function searchText(push = true) {
+  const query = text.value.trim();
+  if (!query) return complain("Write a description first, or choose a picture.", null);
+  if (query.length > limits.characters)
+    return complain(`The text has ${query.length} characters; at most ${limits.characters} are allowed.`, null);
+  const url = `#q=${encodeURIComponent(query)}`;
+  remember({}, url, push && location.hash !== url);
+  document.title = `${query.slice(0, 60)} - grainline`;
+  at("query").hidden = true;
+  run((signal) => post("api/search", { text: query }, signal), query, () => searchText(false));
+}
+
+function searchPicture(file, push = true) {
+  if (!file) return;
+  if (!file.type.startsWith("image/")) return complain(`${file.name} is no picture.`, null);
+  if (file.size > limits.bytes)
+    return complain(`${file.name} has ${size(file.size)}; at most ${size(limits.bytes)} are allowed.`, null);
+  if (push) {
+    const number = Date.now(); // no other one in the history of this tab
+    pictures.set(number, file);
+    remember({ picture: number }, `#picture=${number}`, true);
+  }
+  document.title = "By picture - grainline";
+  const preview = at("query");
+  URL.revokeObjectURL(preview.firstElementChild.src);
+  preview.firstElementChild.src = URL.createObjectURL(file);
+  preview.lastElementChild.textContent = `Pictures like ${file.name || "the one you pasted"}`;
+  preview.hidden = false;
+  const body = new FormData();
+  body.append("image", file);
+  run((signal) => ask("api/search/image", { method: "POST", body, signal }), null, () => searchPicture(file, false));
+}
+
+const size = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
+
+async function run(search, query, retry) {
+  running.abort();
+  const mine = running = new AbortController();
+  problem.hidden = true;
+  hits.setAttribute("aria-busy", "true");
+  status.textContent = "Searching …";
+  try {
+    show(await search(mine.signal), query);
+  } catch (error) {
+    if (mine.signal.aborted) return;
+    complain(error instanceof Failure ? error.message : "The page failed at this answer.", retry);
+    if (!(error instanceof Failure)) throw error;
+  } finally {
+    if (mine === running) hits.removeAttribute("aria-busy");
+  }
+}
+
+function complain(message, retry) {
+  again = retry;
+  status.textContent = "";
+  problem.firstElementChild.textContent = message;
+  problem.lastElementChild.hidden = !retry;
+  problem.hidden = false;
+}
+
+problem.lastElementChild.addEventListener("click", () => again());
+
+// Showing
+
+function show(answer, query) {
+  const count = answer.hits.length, sure = answer.hits.filter((hit) => hit.sure).length;
+  if (!count) status.textContent = "Nothing was found.";
+  else if (!answer.sure) status.textContent = "Nothing in this index matches well. The nearest are:";
+  else status.textContent = `${plural(count, "picture")}, best first; ${sure === count ? "all" : sure} of them sure.`;
+  at("notes").replaceChildren(...answer.notes.map((note) => element("li", note)));
+  at("notes").hidden = !answer.notes.length;
+  at("legend").hidden = !(canShow && query && count);
+  hits.replaceChildren(...answer.hits.map((hit, i) => card(hit, i, query)));
+}
+
+function card(hit, number, query) {
+  const made = at("hit").content.cloneNode(true).firstElementChild;
+  const find = (selector) => made.querySelector(selector);
+  const image = find("img"), where = find(".where"), heat = new Heat(made, hit, query);
+  image.src = `${hit.picture}?side=${SIDE}`;
+  image.alt = hit.path;
+  image.addEventListener("error", () => heat.say("This picture cannot be shown: it has changed or is gone."));
+  find("h2").textContent = hit.path;
+  const sure = find(".sure");
+  sure.textContent = hit.sure ? "✓ sure match" : "~ not sure";
+  sure.classList.toggle("yes", hit.sure);
+  sure.title = `${percent(hit.chance)} of the queries without a match score as high`;
+  find(".score").textContent = `score ${hit.score.toFixed(3)}`;
+  where.id = `where-${number}`;
+  where.hidden = !(canShow && hit.sentences.length);
+  heat.rest();
+  find(".sentences").append(...hit.sentences.map((sentence, i) => line(sentence, i, heat, where.id)));
+  return made;
+}
+
+function line(sentence, number, heat, describedBy) {
+  const made = at("sentence").content.cloneNode(true).firstElementChild, button = made.firstElementChild;
+  made.classList.toggle("yes", sentence.supported);
+  made.querySelector(".mark").textContent = sentence.supported ? "✓" : "✗";
+  made.querySelector(".said").textContent = sentence.text;
+  made.querySelector(".verdict").textContent =
+    `${sentence.supported ? "shown" : "not shown"} ${sentence.score.toFixed(2)}`;
+  button.title = `${percent(sentence.chance)} of the sentences about other pictures score as high`;
+  if (!canShow) return made;
+  button.setAttribute("aria-describedby", describedBy);
+  for (const event of ["mouseenter", "focus", "click"]) button.addEventListener(event, () => heat.over(button, number));
+  button.addEventListener("mouseleave", () => heat.off(button, document.activeElement));
+  button.addEventListener("blur", () => heat.off(button, null));
+  return made;
+}
+
+// Heat of one card: fetched when the first of its sentences is looked at, drawn over the picture in grey.
+class Heat {
+  constructor(card, hit, query) {
+    Object.assign(this, { card, hit, query, on: null, number: -1, maps: null });
+    this.image = card.querySelector("img");
+    this.canvas = card.querySelector("canvas");
+    this.sizes = new ResizeObserver(() => this.draw());
+    this.sizes.observe(this.canvas.parentElement);
+  }
+
+  say(message) {
+    const where = this.card.querySelector(".where");
+    where.textContent = message;
+    where.hidden = false;
+  }
+
+  rest() {
+    this.say("Point at a sentence to see where it shows.");
+    this.card.querySelector(".where").hidden = !(canShow && this.hit.sentences.length);
+  }
+
+  async over(button, number) {
+    this.on?.classList.remove("on");
+    Object.assign(this, { on: button, number });
+    button.classList.add("on");
+    this.maps ??= post("api/heat", { picture: this.hit.name, text: this.query });
+    try {
+      this.heat = await this.maps;
+      await this.image.decode();
+      this.draw();
+    } catch (error) {
+      this.maps = null; // the next look asks again
+      if (this.on === button) this.say(error instanceof Failure ? error.message : "This picture cannot be shown.");
+    }
+  }
+
+  off(button, focused) {
+    if (this.on !== button || focused === button) return;
+    const other = this.card.contains(focused) ? focused : null;
+    button.classList.remove("on");
+    this.on = null;
+    this.canvas.hidden = true;
+    this.rest();
+    if (other?.closest(".sentences")) other.dispatchEvent(new Event("focus")); // back to the one with the focus
+  }
+
+  draw() {
+    if (!this.on || !this.heat) return;
+    const { image, canvas, heat } = this, map = heat.maps[this.number];
+    const frame = canvas.parentElement, dense = window.devicePixelRatio || 1;
+    const width = canvas.width = Math.round(frame.clientWidth * dense);
+    const height = canvas.height = Math.round(frame.clientHeight * dense);
+    const zoom = Math.min(width / image.naturalWidth, height / image.naturalHeight);
+    const wide = image.naturalWidth * zoom, tall = image.naturalHeight * zoom;
+    const left = (width - wide) / 2, top = (height - tall) / 2;
+    const paper = canvas.getContext("2d");
+    paper.filter = "grayscale(1)";
+    paper.drawImage(image, left, top, wide, tall);
+    paper.filter = "none";
+    const short = Math.min(wide, tall), whole = heat.part === "whole";
+    const w = whole ? wide : short, h = whole ? tall : short;
+    paper.imageSmoothingQuality = "high";
+    paper.drawImage(coloured(heat, map.values), left + (wide - w) / 2, top + (tall - h) / 2, w, h);
+    canvas.hidden = false;
+    this.say(`Strongest ${place(heat, map.values)}.`);
+  }
+}
+
+function coloured(heat, values) {
+  const canvas = document.createElement("canvas");
+  canvas.width = canvas.height = FINE;
+  const paper = canvas.getContext("2d"), picture = paper.createImageData(FINE, FINE);
+  for (let y = 0; y < FINE; y++)
+    for (let x = 0; x < FINE; x++) {
+      const value = between(heat, values, (x + 0.5) / FINE, (y + 0.5) / FINE) / 127;
+      picture.data.set([...(value < 0 ? AGAINST : FOR), 255 * STRENGTH * Math.abs(value)], 4 * (y * FINE + x));
+    }
+  paper.putImageData(picture, 0, 0);
+  return canvas;
+}
+
+// Bilinear, as viz/heat.py: a value stands at the centre of its cell, and is continued at the rim.
+function between({ rows, columns }, values, right, down) {
+  const place = (share, cells) => Math.min(Math.max(share * cells - 0.5, 0), cells - 1);
+  const x = place(right, columns), y = place(down, rows), x0 = Math.floor(x), y0 = Math.floor(y);
+  const x1 = Math.min(x0 + 1, columns - 1), y1 = Math.min(y0 + 1, rows - 1);
+  const along = (row) => values[row * columns + x0] * (1 - x + x0) + values[row * columns + x1] * (x - x0);
+  return along(y0) * (1 - y + y0) + along(y1) * (y - y0);
+}
+
+function place({ rows, columns }, values) {
+  const best = values.indexOf(Math.max(...values)), third = (share) => Math.min(2, Math.floor(share * 3));
+  const down = third((Math.floor(best / columns) + 0.5) / rows), right = third((best % columns + 0.5) / columns);
+  if (down === 1 && right === 1) return "in the middle";
+  return `at the ${[["top", "", "bottom"][down], ["left", "", "right"][right]].filter(Boolean).join(" ")}`;
+}
+
+const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
+const plural = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
+
+function element(tag, content) {
+  const made = document.createElement(tag);
+  made.textContent = content;
+  return made;
+}
+
+// What the user does
+
+at("ask").addEventListener("submit", (event) => { event.preventDefault(); searchText(); });
+text.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); searchText(); }
+});
+at("file").addEventListener("change", (event) => {
+  searchPicture(event.target.files[0]);
+  event.target.value = ""; // the same file may be chosen again
+});
+document.addEventListener("paste", (event) => {
+  const file = [...event.clipboardData.files].find((one) => one.type.startsWith("image/"));
+  if (file) { event.preventDefault(); searchPicture(file); }
+});
+const carries = (event) => event.dataTransfer?.types.includes("Files");
+document.addEventListener("dragover", (event) => {
+  if (carries(event)) { event.preventDefault(); at("drop").hidden = false; }
+});
+document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) at("drop").hidden = true; });
+document.addEventListener("drop", (event) => {
+  at("drop").hidden = true;
+  if (carries(event)) { event.preventDefault(); searchPicture(event.dataTransfer.files[0]); }
+});
+at("skip").addEventListener("click", (event) => { event.preventDefault(); hits.focus(); });
+
+let timer = 0;
+function counted() {
+  clearTimeout(timer);
+  const now = text.value;
+  if (!now.trim()) { at("count").textContent = ""; return; }
+  timer = setTimeout(async () => {
+    const found = await post("api/sentences", { text: now }).catch(() => null);
+    if (found && text.value === now) at("count").textContent = plural(found.sentences.length, "sentence");
+  }, PAUSE);
+}
+text.addEventListener("input", counted);
+
+// The address says what is searched, so that it can be kept and the back button works.
+function follow(state) {
+  const hash = location.hash;
+  if (hash.startsWith("#q=")) {
+    let query;
+    try { query = decodeURIComponent(hash.slice(3)); } catch { query = hash.slice(3); }
+    text.value = query;
+    counted();
+    searchText(false);
+  } else if (hash.startsWith("#picture=")) {
+    const file = pictures.get(state?.picture);
+    if (file) searchPicture(file, false);
+    else complain("That picture is no longer here; choose it again.", null);
+  } else {
+    running.abort();
+    text.value = "";
+    counted();
+    status.textContent = "";
+    document.title = "grainline";
+    for (const id of ["problem", "query", "notes", "legend"]) at(id).hidden = true;
+    hits.replaceChildren();
+    hits.removeAttribute("aria-busy");
+  }
+}
+window.addEventListener("popstate", (event) => follow(event.state));
+
+async function start() {
+  try {
+    const index = await ask("api/index");
+    limits = index.limits;
+    canShow = index.heat;
+    at("about").textContent = `${index.name}: ${plural(index.pictures, "picture")}, ${index.method}`;
+    if (!index.pictures) return complain("This index holds no pictures yet; `grainline index add` takes some in.", start);
+    problem.hidden = true;
+    if (location.hash) follow(history.state);
+  } catch (error) {
+    at("about").textContent = "";
+    complain(error.message, start);
+  }
+}
+start();

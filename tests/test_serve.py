@@ -1,0 +1,681 @@
+"""`grainline serve`: answers, limits, refusals, batches, overload, an index that changes meanwhile."""
+
+import io
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from indexes import TEXTS, photo, photos, saved, texts, tiny_model
+from PIL import Image
+from runs import call, complaint
+from servers import PATIENCE, Gate, running, until
+
+from grainline.data.captions import sentences
+from grainline.index.answer import Answer, Options, as_json
+from grainline.index.folder import read_manifest, write_manifest
+from grainline.index.search import Index, open_index
+from grainline.index.write import add, build, refresh, remove
+from grainline.web import run
+from grainline.web.batch import Batcher, Busy
+from grainline.web.engine import ByText, Engine
+from grainline.web.guard import HEADERS
+from grainline.web.limits import CHARACTERS, HITS, Limits
+
+QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
+MODEL = tiny_model()
+Client = httpx.Client
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `photos` and `index`."""
+    folder = tmp_path_factory.mktemp("made")
+    build(photos(folder / "photos", 18), folder / "index", model=MODEL, null=texts(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(made: Path) -> Iterator[Client]:
+    """A client of a server that no test changes."""
+    with running(Engine(made / "index", MODEL), Limits(upload=2**20)) as client:
+        yield client
+
+
+@pytest.fixture
+def copy(made: Path, tmp_path: Path) -> Path:
+    """A copy of pictures and index, to be changed."""
+    shutil.copytree(made, tmp_path / "copy")
+    index = tmp_path / "copy" / "index"
+    manifest = read_manifest(index)
+    write_manifest(index, manifest._replace(root=str((tmp_path / "copy" / "photos").resolve())))
+    return tmp_path / "copy"
+
+
+def ask(client: Client, text: str = QUERY, k: int = 3) -> Any:
+    return client.post("/api/search", json={"text": text, "k": k})
+
+
+def why(response: Any) -> str:
+    """The one line of an error; anything else in its body fails."""
+    body = response.json()
+    assert set(body) == {"error"}, body
+    assert "\n" not in body["error"]
+    assert "Traceback" not in body["error"]
+    return str(body["error"])
+
+
+def plain(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer as `as_json` has it, without the names."""
+    hits = [{key: hit[key] for key in hit if key not in ("name", "picture")} for hit in answer["hits"]]
+    return {"sure": answer["sure"], "hits": hits, "notes": answer["notes"]}
+
+
+def expected(answer: Answer) -> dict[str, Any]:
+    return {key: value for key, value in as_json(answer).items() if key != "query"}
+
+
+def png(width: int, height: int, data: bytes, *more: bytes) -> bytes:
+    """A PNG of one bit a pixel that claims a size, whatever its data hold."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + b"".join(more)
+        + chunk(b"IDAT", data)
+        + chunk(b"IEND", b"")
+    )
+
+
+# Answers
+
+
+def test_a_text_is_answered_as_the_index_answers_it(client: Client, made: Path) -> None:
+    index = open_index(made / "index", MODEL)
+    found = ask(client).json()
+    assert plain(found) == expected(index.search([QUERY], 3)[0])
+    assert [s["text"] for s in found["hits"][0]["sentences"]] == [s.text for s in sentences(QUERY)]
+    shas = [index.opened.hashes[index.opened.numbers[hit["path"]]] for hit in found["hits"]]
+    assert [hit["name"] for hit in found["hits"]] == [sha256[:24] for sha256 in shas]
+
+
+def test_a_picture_is_answered_as_the_index_answers_it(client: Client, made: Path) -> None:
+    large = Image.open(made / "photos" / "07.png").resize((300, 200))
+    file = io.BytesIO()
+    large.save(file, "png")
+    body = client.post("/api/search/image", files={"image": file.getvalue()}, data={"k": "4"}).json()
+    index = open_index(made / "index", MODEL)
+    assert plain(body) == expected(index.search_images([file.getvalue()], 4)[0])
+
+
+def test_heat_is_that_of_the_index_and_small(client: Client, made: Path) -> None:
+    hit = ask(client).json()["hits"][1]
+    heat = client.post("/api/heat", json={"picture": hit["name"], "text": QUERY}).json()
+    index = open_index(made / "index", MODEL)
+    exact = index.heat([(index.opened.numbers[hit["path"]], [s.text for s in sentences(QUERY)])])[0].numpy()
+    assert (heat["rows"], heat["columns"], heat["part"]) == (2, 2, "middle")
+    assert [one["text"] for one in heat["maps"]] == [s.text for s in sentences(QUERY)]
+    for one, values in zip(heat["maps"], exact, strict=True):
+        assert one["limit"] == pytest.approx(np.abs(values).max())
+        assert max(map(abs, one["values"])) == 127
+        assert np.array(one["values"]) * one["limit"] / 127 == pytest.approx(values, abs=one["limit"] / 250)
+
+
+def test_a_method_without_a_grid_of_tokens_says_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = ask(client).json()["hits"][0]["name"]
+    monkeypatch.setattr(MODEL.method, "grid", None)
+    assert client.get("/api/index").json()["heat"] is False
+    response = client.post("/api/heat", json={"picture": name, "text": QUERY})
+    assert response.status_code == 409
+    assert "cannot show" in why(response)
+
+
+def test_the_index_the_sentences_and_the_health_are_told(client: Client) -> None:
+    index = client.get("/api/index").json()
+    assert (index["name"], index["pictures"], index["method"]) == ("index", 18, "maxsim")
+    assert (index["calibrated_texts"], index["calibrated_pictures"], index["heat"]) == (True, True, True)
+    assert index["limits"] == {"characters": CHARACTERS, "hits": HITS, "bytes": 2**20, "pixels": 40_000_000}
+    assert client.post("/api/sentences", json={"text": QUERY}).json()["sentences"] == [
+        s.text for s in sentences(QUERY)
+    ]
+    assert client.post("/api/sentences", json={"text": ""}).json()["sentences"] == []
+    assert client.get("/api/health").json() == {"status": "ok", "waiting": 0, "problem": ""}
+
+
+def test_pictures_are_sent_small_and_without_metadata(copy: Path) -> None:
+    exif = Image.Exif()
+    exif[0x010E], exif[0x0112] = "a secret", 6
+    Image.new("RGB", (400, 200), "red").save(copy / "photos" / "large.jpg", exif=exif)
+    add(copy / "index", [copy / "photos" / "large.jpg"], model=MODEL)
+    index = open_index(copy / "index", MODEL)
+    name = index.opened.hashes[index.opened.numbers["large.jpg"]][:24]
+    with running(Engine(copy / "index", MODEL)) as client:
+        response = client.get(f"/api/picture/{name}", params={"side": 100})
+        assert response.headers["content-type"] == "image/jpeg"
+        assert "immutable" in response.headers["cache-control"]
+        picture = Image.open(io.BytesIO(response.content))
+        assert (picture.format, picture.size) == ("JPEG", (50, 100))
+        assert not picture.getexif()
+        assert b"secret" not in response.content
+        whole = client.get(f"/api/picture/{name}").content
+        assert Image.open(io.BytesIO(whole)).size == (200, 400)  # never enlarged
+        assert client.get(f"/api/picture/{name}", params={"side": 2049}).status_code == 422
+
+
+def test_openapi_names_every_route_and_its_errors(client: Client) -> None:
+    said = client.get("/openapi.json").json()
+    assert set(said["paths"]) == {
+        "/api/search",
+        "/api/search/image",
+        "/api/heat",
+        "/api/picture/{name}",
+        "/api/sentences",
+        "/api/index",
+        "/api/health",
+    }
+    for routes in said["paths"].values():
+        for route in routes.values():
+            error = route["responses"]["422"]["content"]["application/json"]["schema"]
+            assert error == {"$ref": "#/components/schemas/Error"}
+    assert client.get("/docs").status_code == 404
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"text": " \n"}, "text: a search needs a text; this one is empty"),
+        ({"text": "a" * (CHARACTERS + 1)}, f"at most {CHARACTERS} characters"),
+        ({"text": "A dog.", "k": 0}, "k: Input should be greater than or equal to 1"),
+        ({"text": "A dog.", "k": HITS + 1}, f"less than or equal to {HITS}"),
+        ({"text": 5}, "text: Input should be a valid string"),
+        ({"text": "A dog.", "many": 3}, "many: Extra inputs are not permitted"),
+        ({}, "text: Field required"),
+        ([], "request: "),
+    ],
+)
+def test_queries_are_limited(client: Client, values: Any, said: str) -> None:
+    response = client.post("/api/search", json=values)
+    assert response.status_code == 422
+    assert said in why(response)
+
+
+@pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b'{"text": "\\ud800"}', b"\xff", b"NaN"])
+def test_bodies_that_are_no_json_are_one_line(client: Client, body: bytes) -> None:
+    response = client.post("/api/search", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code in (400, 422)
+    assert why(response)
+
+
+def test_bodies_are_limited_whether_they_say_their_size_or_not(client: Client) -> None:
+    def pieces() -> Iterator[bytes]:
+        for _ in range(40):
+            yield b" " * 2**16
+
+    headers = {"Content-Type": "application/json"}
+    for path, kind in (
+        ("/api/search", headers),
+        ("/api/search/image", {"Content-Type": "multipart/form-data"}),
+    ):
+        try:
+            response = client.post(path, content=pieces(), headers=kind)
+        except httpx.WriteError:
+            continue  # refused and closed while it was being sent
+        assert response.status_code == 413
+        assert "too large" in why(response)
+    response = client.post("/api/search", content=b" " * (256 * 1024 + 1), headers=headers)
+    assert response.status_code == 413
+    assert why(response) == "the request is too large; at most 262,144 bytes are allowed"
+
+
+def test_a_content_type_that_a_foreign_form_could_send_is_refused(client: Client) -> None:
+    for path, kind in (("/api/search", "text/plain"), ("/api/search", "multipart/form-data; boundary=x"),
+                       ("/api/search/image", "application/json")):  # fmt: skip
+        response = client.post(path, content=b"{}", headers={"Content-Type": kind})
+        assert response.status_code == 415
+        assert "content type must be" in why(response)
+
+
+ZEROS = zlib.compress(bytes(2**26), 9)  # 64 MiB in 64 KiB
+LONG_TEXT = struct.pack(">I", len(ZEROS) + 3) + b"zTXta\0\0" + ZEROS
+LONG_TEXT += struct.pack(">I", zlib.crc32(LONG_TEXT[4:]))
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(boom) print\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (png(50_000, 50_000, zlib.compress(b"")), 413, "too large; at most 40,000,000 pixels"),
+        (png(9_000, 9_000, zlib.compress(b"")), 413, "too large"),
+        (png(9_500, 9_500, zlib.compress(b"")), 413, "too large"),
+        (png(3, 3, b"", LONG_TEXT), 415, ""),
+        (png(3_000, 4, zlib.compress(bytes(1600))), 415, "cannot be used"),
+        (POSTSCRIPT, 415, "no picture; allowed are JPEG, PNG"),
+        (b"", 415, "no picture"),
+        (b"GIF89a", 415, "no picture"),
+    ],
+    ids=["50000", "9000", "9500", "text", "thin", "eps", "empty", "short"],
+)
+def test_bombs_and_what_is_no_picture_are_refused(
+    client: Client, body: bytes, status: int, said: str
+) -> None:
+    response = client.post("/api/search/image", files={"image": ("a.png", body)})
+    assert response.status_code == status, response.text
+    assert said in why(response)
+
+
+def test_more_data_than_a_picture_has_pixels_are_not_unpacked(client: Client) -> None:
+    response = client.post("/api/search/image", files={"image": png(4, 4, ZEROS)})
+    assert response.status_code == 200  # a decoder stops where the picture ends
+
+
+def test_no_path_leads_anywhere(client: Client) -> None:
+    for path in (
+        "../../etc/passwd",
+        "..%2f..%2fetc%2fpasswd",
+        "07.png",
+        "%00",
+        "0" * 24,
+        "0" * 25,
+        "-1",
+        "1e3",
+    ):
+        response = client.get(f"/api/picture/{path}")
+        assert response.status_code in (404, 422), path
+        assert why(response)
+    for path in ("/static/page.js", "/../app.py", "/%2e%2e/app.py", "//etc/passwd", "/style.css/../app.py"):
+        assert client.get(path).status_code == 404
+
+
+def test_a_picture_that_is_no_longer_what_was_indexed_is_gone(copy: Path, tmp_path: Path) -> None:
+    shutil.copy(copy / "photos" / "01.png", copy / "photos" / "twin.png")
+    refresh(copy / "index", model=MODEL)
+    index = open_index(copy / "index", MODEL)
+    name = {path: index.opened.hashes[i][:24] for path, i in index.opened.numbers.items()}
+    outside = shutil.copy(copy / "photos" / "02.png", tmp_path / "outside.png")
+    (copy / "photos" / "02.png").unlink()
+    (copy / "photos" / "02.png").symlink_to(outside)
+    (copy / "photos" / "01.png").unlink()
+    photo(copy / "photos" / "04.png", 99)
+    with running(Engine(copy / "index", MODEL)) as client:
+        for path in ("02.png", "04.png"):
+            for response in (
+                client.get(f"/api/picture/{name[path]}"),
+                client.post("/api/heat", json={"picture": name[path], "text": QUERY}),
+            ):
+                assert response.status_code == 410
+                assert why(response) == "the picture is no longer what was indexed; refresh the index"
+        assert client.get(f"/api/picture/{name['01.png']}").status_code == 200  # its twin has the same bytes
+        assert ask(client).status_code == 200
+
+
+def test_foreign_names_and_foreign_pages_get_nothing(client: Client, made: Path) -> None:
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "192.168.0.7", ""):
+        response = client.get("/api/index", headers={"Host": host})
+        assert response.status_code == 421, host
+        assert "does not go by the name" in why(response)
+        assert client.get("/", headers={"Host": host}).status_code == 421
+    for headers in (
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+    ):
+        assert client.post("/api/search", json={"text": QUERY}, headers=headers).status_code == 403
+        assert client.get("/api/index", headers=headers).status_code == 403
+    port = client.base_url.port
+    for headers in (
+        {"Host": f"localhost:{port}"},
+        {"Host": f"[::1]:{port}"},
+        {"Sec-Fetch-Site": "same-origin"},
+    ):
+        assert client.get("/api/index", headers=headers).status_code == 200
+    with running(Engine(made / "index", MODEL), host="0.0.0.0") as wide:
+        assert wide.get("/api/index", headers={"Host": "192.168.0.7"}).status_code == 200
+        assert wide.get("/api/index", headers={"Host": "evil.example"}).status_code == 421
+
+
+def test_every_answer_carries_the_same_strict_headers(client: Client) -> None:
+    for response in (
+        client.get("/"),
+        client.get("/page.js"),
+        client.get("/api/index"),
+        client.get("/nothing"),
+        client.put("/api/search"),
+        client.get("/", headers={"Host": "evil.example"}),
+        client.get(ask(client).json()["hits"][0]["picture"]),
+    ):
+        assert {name: response.headers[name] for name in HEADERS} == HEADERS
+        assert "access-control-allow-origin" not in response.headers
+        assert "set-cookie" not in response.headers
+    page = client.get("/").text
+    assert not re.search(r"https?://|<script>|\son\w+=|style=", page)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(made: Path) -> None:
+    with running(Engine(made / "index", MODEL), Limits(sending=0.2)) as client:
+        address = (client.base_url.host, client.base_url.port)
+        with socket.create_connection(address, timeout=PATIENCE) as slow:
+            slow.sendall(
+                b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            )
+            slow.sendall(b"Content-Length: 100\r\n\r\n{")
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+        assert ask(client).status_code == 200
+
+
+def test_bodies_together_are_limited(made: Path) -> None:
+    with running(Engine(made / "index", MODEL), Limits(held=1000, sending=5)) as client:
+        address = (client.base_url.host, client.base_url.port)
+        with socket.create_connection(address, timeout=PATIENCE) as slow:
+            slow.sendall(
+                b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            )
+            slow.sendall(b"Content-Length: 1200\r\n\r\n" + b" " * 900)
+            until(lambda: ask(client, QUERY + " A dog." * 20).status_code == 503)
+        until(lambda: ask(client, QUERY + " A dog." * 20).status_code == 200)
+
+
+def test_a_failure_is_one_line_and_the_next_request_is_answered(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("secret\nplace")
+
+    with running(Engine(made / "index", MODEL)) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(Index, "search", broken)
+            response = ask(client)
+            assert response.status_code == 500
+            assert why(response) == "the server failed at this; its log says why"
+            assert {name: response.headers[name] for name in HEADERS} == HEADERS
+        assert ask(client).status_code == 200
+
+
+# Together, too many, gone
+
+
+def test_requests_that_wait_together_are_answered_together_and_equally(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(made / "index", MODEL)
+    index = open_index(made / "index", MODEL)
+    gate = Gate(engine, monkeypatch)
+    asked = [(text, 2 + i % 2) for i, text in enumerate(TEXTS[:9])]
+    reads: list[int] = []
+    read = MODEL.method.encode_texts
+    with running(engine, Limits(batch=8)) as client, ThreadPoolExecutor(len(asked)) as pool:
+        first = pool.submit(ask, client, *asked[0])
+        until(lambda: len(gate.calls) == 1)
+        others = [pool.submit(ask, client, *one) for one in asked[1:]]
+        until(lambda: client.get("/api/health").json()["waiting"] == 8)
+        with monkeypatch.context() as patch:
+            patch.setattr(MODEL.method, "encode_texts", lambda given: reads.append(1) or read(given))
+            gate.open.set()
+            answers = [future.result().json() for future in (first, *others)]
+    assert [len(batch) for batch in gate.calls] == [1, 8]
+    assert (
+        len(reads) <= 2 + 2 * 2
+    )  # queries and their sentences: once for the first, once for each k of the rest
+    for (text, k), answer in zip(asked, answers, strict=True):
+        alone = expected(index.search([text], k)[0])
+        assert [hit["path"] for hit in answer["hits"]] == [hit["path"] for hit in alone["hits"]]
+        scores = [hit["score"] for hit in answer["hits"]]
+        assert scores == pytest.approx([hit["score"] for hit in alone["hits"]], abs=1e-5)
+
+
+def test_overload_is_refused_at_once_and_passes(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(made / "index", MODEL)
+    gate = Gate(engine, monkeypatch)
+    with running(engine, Limits(queue=2, batch=1)) as client, ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(ask, client)]
+        until(lambda: len(gate.calls) == 1)
+        waiting += [pool.submit(ask, client) for _ in range(2)]
+        until(lambda: client.get("/api/health").json()["waiting"] == 2)
+        for _ in range(3):
+            response = ask(client)
+            assert response.status_code == 503
+            assert response.headers["retry-after"] == "1"
+            assert "too much to do" in why(response)
+        gate.open.set()
+        assert [future.result().status_code for future in waiting] == [200] * 3
+        assert ask(client).status_code == 200
+
+
+def test_more_requests_than_may_run_are_refused_but_health_answers(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(made / "index", MODEL)
+    gate = Gate(engine, monkeypatch)
+    with running(engine, Limits(requests=1)) as client, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask, client)
+        until(lambda: gate.calls)
+        response = client.get("/api/index")
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        assert "too many requests" in why(response)
+        assert client.get("/api/health").status_code == 200
+        gate.open.set()
+        assert waiting.result().status_code == 200
+        assert client.get("/api/index").status_code == 200
+
+
+def test_a_client_that_has_left_costs_nothing(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(made / "index", MODEL)
+    gate = Gate(engine, monkeypatch)
+    with running(engine, Limits(queue=1)) as client, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, client)
+        until(lambda: gate.calls)
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/api/search", json={"text": "A cat has left."}, timeout=0.3)
+        until(lambda: not client.get("/api/health").json()["waiting"])  # its place in the queue is free again
+        last = pool.submit(ask, client, TEXTS[1])
+        until(lambda: client.get("/api/health").json()["waiting"] == 1)
+        gate.open.set()
+        assert (first.result().status_code, last.result().status_code) == (200, 200)
+    assert [[one.text for one in batch] for batch in gate.calls] == [[QUERY], [TEXTS[1]]]
+
+
+def test_who_waits_too_long_is_told_so(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(made / "index", MODEL)
+    gate = Gate(engine, monkeypatch)
+    with running(engine, Limits(patience=0.2)) as client:
+        response = ask(client)
+        assert response.status_code == 504
+        assert why(response) == "no answer within 0.2 s; try again"
+        gate.open.set()
+        until(lambda: ask(client).status_code == 200)
+
+
+def test_a_request_at_fault_does_not_spoil_its_batch() -> None:
+    def work(asked: list[int]) -> list[float]:
+        return [1 / one for one in asked]
+
+    batcher = Batcher(work, lambda: None, batch=4, queue=9)
+    answers = [batcher.submit(one) for one in (1, 0, 4, 5, 8)]
+    batcher.start()
+    assert [answers[i].result(PATIENCE) for i in (0, 2, 3, 4)] == [1.0, 0.25, 0.2, 0.125]
+    with pytest.raises(ZeroDivisionError):
+        answers[1].result(PATIENCE)
+    batcher.close()
+
+
+def test_the_queue_ends_and_forgets_who_was_taken_back() -> None:
+    batches: list[list[int]] = []
+
+    def work(asked: list[int]) -> list[int]:
+        batches.append(asked)
+        return asked
+
+    batcher = Batcher(work, lambda: None, batch=2, queue=4)
+    answers: list[Future[Any]] = [batcher.submit(i) for i in range(4)]
+    with pytest.raises(Busy):
+        batcher.submit(4)
+    assert answers[1].cancel()
+    answers.append(batcher.submit(5))
+    answers[0].cancel()
+    batcher.start()
+    assert [answers[i].result(PATIENCE) for i in (2, 3, 4)] == [2, 3, 5]
+    assert batches == [[2, 3], [5]]
+    batcher.close()
+    with pytest.raises(Busy):
+        batcher.submit(6)
+
+
+def test_closing_drops_what_waits_after_the_batch_at_hand() -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    def work(asked: list[int]) -> list[int]:
+        begun.set()
+        assert gate.wait(PATIENCE)
+        return asked
+
+    batcher = Batcher(work, lambda: None, batch=1, queue=4)
+    batcher.start()
+    first = batcher.submit(1)
+    assert begun.wait(PATIENCE)
+    second = batcher.submit(2)
+    threading.Timer(0.05, gate.set).start()
+    batcher.close()
+    assert first.result(0) == 1
+    with pytest.raises(CancelledError):
+        second.result(0)
+
+
+# An index that changes
+
+
+def test_a_refreshed_index_is_taken_up_without_a_restart(copy: Path) -> None:
+    engine = Engine(copy / "index", MODEL)
+    with running(engine) as client:
+        old = ask(client, k=HITS).json()["hits"]
+        photo(copy / "photos" / "new.png", 77)
+        (copy / "photos" / old[0]["path"]).unlink()
+        refresh(copy / "index", model=MODEL)
+        found = ask(client, k=HITS).json()
+        assert plain(found) == expected(open_index(copy / "index", MODEL).search([QUERY], HITS)[0])
+        paths = [hit["path"] for hit in found["hits"]]
+        assert "new.png" in paths
+        assert old[0]["path"] not in paths
+        assert client.get(old[0]["picture"]).status_code == 404
+        assert client.get(old[1]["picture"]).status_code == 200
+        photo(copy / "photos" / "newer.png", 78)
+        add(copy / "index", [copy / "photos" / "newer.png"], model=MODEL)
+        until(lambda: client.get("/api/index").json()["pictures"] == 19)  # without a search as well
+
+
+def test_an_index_that_cannot_be_opened_leaves_the_old_one_in_place(copy: Path) -> None:
+    engine = Engine(copy / "index", MODEL)
+    manifest = (copy / "index" / "manifest.json").read_bytes()
+    with running(engine) as client:
+        (copy / "index" / "manifest.json").write_bytes(b"{}")
+        until(lambda: client.get("/api/health").json()["status"] == "stale")
+        problem = client.get("/api/health").json()["problem"]
+        assert "index index is corrupt" in problem
+        assert str(copy) not in problem
+        assert ask(client).status_code == 200
+        (copy / "index" / "manifest.json").write_bytes(manifest)
+        until(lambda: client.get("/api/health").json()["status"] == "ok")
+        mark = read_manifest(copy / "index")
+        write_manifest(copy / "index", mark._replace(model=mark.model._replace(fingerprint="0" * 64)))
+        until(lambda: client.get("/api/health").json()["status"] == "stale")
+        assert "another model" in client.get("/api/health").json()["problem"]
+        assert ask(client).status_code == 200
+
+
+def test_an_empty_index_says_so(copy: Path) -> None:
+    remove(copy / "index", ["."])
+    with running(Engine(copy / "index", MODEL)) as client:
+        assert client.get("/api/index").json()["pictures"] == 0
+        for response in (ask(client), client.post("/api/search/image", files={"image": b"x"})):
+            assert response.status_code == 409
+            assert why(response) == "this index holds no pictures yet"
+
+
+def test_kinds_and_numbers_that_come_together_are_kept_apart(made: Path) -> None:
+    engine, index = Engine(made / "index", MODEL), open_index(made / "index", MODEL)
+    found = engine.answer([ByText(TEXTS[0], 2), ByText(TEXTS[1], 3), ByText(TEXTS[2], 2)])
+    assert [len(one.answer.hits) for one in found] == [2, 3, 2]
+    assert [one.answer.query for one in found] == TEXTS[:3]
+    heat = Options(heat=True)
+    assert found[1].answer.hits[0].path == index.search([TEXTS[1]], 3, heat)[0].hits[0].path
+
+
+# The command
+
+
+def test_the_command_serves_until_ctrl_c(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = saved(MODEL, tmp_path / "model")
+    command = [
+        sys.executable,
+        "-m",
+        "grainline",
+        "serve",
+        str(made / "index"),
+        "--port",
+        "0",
+        "--model",
+        str(model),
+    ]
+    program = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )  # fmt: skip
+    try:
+        assert program.stdout is not None
+        line = program.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+        assert found, line + (program.stderr.read() if program.stderr and not line else "")
+        with httpx.Client(base_url=found.group(), trust_env=False) as client:
+            assert ask(client).status_code == 200
+        taken = complaint(capsys, "serve", made / "index", "--port", found.group(1))
+        assert re.fullmatch(r"grainline: cannot listen at 127\.0\.0\.1:\d+: .*--port", taken)
+        program.send_signal(signal.SIGINT)
+        out, err = program.communicate(timeout=PATIENCE)
+    finally:
+        program.kill()
+    assert (program.returncode, out, err) == (0, "ended\n", "")
+
+
+def test_without_the_extra_the_command_is_one_line(
+    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "find_spec", lambda _: None)
+    assert "pip install 'grainline[serve]'" in complaint(capsys, "serve", made / "index")
+
+
+def test_mistakes_are_one_line(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no index at" in complaint(capsys, "serve", tmp_path / "none", "--port", "0")
+    assert "cannot listen at nowhere.invalid:0" in complaint(
+        capsys, "serve", made / "index", "--host", "nowhere.invalid", "--port", "0"
+    )
+    assert call("serve", "--help") == 0
+
+
+def test_help_does_not_load_the_server() -> None:
+    code = (
+        "import sys, grainline.cli; print([n for n in ('torch', 'fastapi', 'uvicorn') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,504 @@
+"""The page of `grainline serve` in a real browser: one server and one headless Chromium for all tests."""
+
+import io
+import json
+import shutil
+import threading
+import time
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from indexes import TEXTS, photos, texts, tiny_model
+from PIL import Image
+from selenium import webdriver
+from selenium.common.exceptions import JavascriptException
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from servers import PATIENCE, running
+
+from grainline.data.captions import sentences
+from grainline.index.answer import Answer
+from grainline.index.search import Index
+from grainline.index.write import build, remove
+from grainline.viz.heat import on_pixels
+from grainline.viz.overlay import overlay
+from grainline.web.batch import Batcher, Busy
+from grainline.web.engine import Engine
+
+QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
+EVIL = "<img src=x onerror=alert(1)>"
+LONG = "x" * 90
+MODEL = tiny_model()
+
+
+class Site(NamedTuple):
+    """A browser, and the server that it looks at."""
+
+    driver: Any
+    url: str
+    client: httpx.Client
+    engine: Engine
+    folder: Path
+
+    def open(self, place: str = "") -> None:
+        """The page, loaded anew."""
+        self.driver.get("about:blank")
+        self.driver.get(f"{self.url}/{place}")
+        self.wait(lambda: "pictures" in self.text("#about"))
+
+    def all(self, selector: str) -> list[WebElement]:
+        found: list[WebElement] = self.driver.find_elements(By.CSS_SELECTOR, selector)
+        return found
+
+    def one(self, selector: str) -> WebElement:
+        return self.all(selector)[0]
+
+    def text(self, selector: str) -> str:
+        return str(self.one(selector).text)
+
+    def script(self, code: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(code, *arguments)
+
+    def wait(self, true: Callable[[], Any]) -> Any:
+        end = time.monotonic() + PATIENCE
+        while not (found := true()):
+            assert time.monotonic() < end, self.text("body")
+            time.sleep(0.02)
+        return found
+
+    def search(self, query: str) -> None:
+        """Type a text, search, and wait for the answer."""
+        self.one("#text").clear()
+        self.one("#text").send_keys(query, Keys.CONTROL, Keys.ENTER)
+        self.wait(lambda: self.settled() and self.all(".hit"))
+
+    def settled(self) -> bool:
+        return self.one("#hits").get_attribute("aria-busy") is None and "Searching" not in self.text(
+            "#status"
+        )
+
+    def paths(self) -> list[str]:
+        found: list[str] = self.script(
+            "return [...document.querySelectorAll('.hit h2')].map((h) => h.innerText)"
+        )
+        return found
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Any]:
+    """Headless Chromium, driven by Selenium; it keeps a log of its console and of its requests."""
+    browser, program = shutil.which("chromium"), shutil.which("chromedriver")
+    if not browser or not program:
+        pytest.skip("no chromium and chromedriver here; on Debian: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for argument in (
+        "headless=new",
+        "no-sandbox",
+        "disable-dev-shm-usage",
+        "disable-gpu",
+        "window-size=1200,900",
+    ):
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(program))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def shared(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A server with twelve pictures: ten small ones, a flat grey one, and one whose name is HTML."""
+    folder = tmp_path_factory.mktemp("made")
+    root = photos(folder / "photos", 10)
+    Image.new("RGB", (300, 200), (128, 128, 128)).save(root / "flat.png")
+    Image.new("RGB", (30, 40), (10, 90, 20)).save(root / f"{EVIL}{LONG}.png")
+    build(root, folder / "index", model=MODEL, null=texts(folder))
+    engine = Engine(folder / "index", MODEL)
+    with running(engine) as client:
+        yield Site(driver, str(client.base_url).rstrip("/"), client, engine, folder)
+
+
+@pytest.fixture
+def site(shared: Site) -> Iterator[Site]:
+    """The page, freshly opened. Afterwards: nothing but this server was asked, and nothing complained."""
+    for log in ("browser", "performance"):
+        shared.driver.get_log(log)
+    shared.open()
+    yield shared
+    complaints = [line["message"] for line in shared.driver.get_log("browser")]
+    assert not [line for line in complaints if "status of 503" not in line], complaints
+    events = [json.loads(line["message"])["message"] for line in shared.driver.get_log("performance")]
+    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert len(asked) > 3
+    assert not [url for url in asked if not url.startswith((shared.url, f"blob:{shared.url}", "about:"))]
+
+
+def canvas(site: Site, card: WebElement) -> Image.Image | None:
+    """What lies over a picture, or None where nothing does."""
+    found = site.script(
+        """const c = arguments[0].querySelector("canvas");
+        return c.hidden ? null : c.toDataURL();""",
+        card,
+    )
+    return None if found is None else Image.open(io.BytesIO(b64decode(found.partition(",")[2])))
+
+
+def card_of(site: Site, path: str) -> WebElement:
+    return site.all(".hit")[site.paths().index(path)]
+
+
+def focus(site: Site, button: WebElement) -> None:
+    site.script("arguments[0].focus()", button)
+
+
+# Searching by text
+
+
+def test_a_description_finds_pictures_with_every_sentence_judged(site: Site) -> None:
+    site.one("#text").send_keys(QUERY)
+    site.wait(lambda: site.text("#count") == "3 sentences")
+    site.one("#text").send_keys(Keys.CONTROL, Keys.ENTER)
+    site.wait(lambda: site.all(".hit"))
+    answer = site.client.post("/api/search", json={"text": QUERY}).json()
+    assert site.paths() == [hit["path"] for hit in answer["hits"]]
+    assert len(site.paths()) == 12
+    for card, hit in zip(site.all(".hit"), answer["hits"], strict=True):
+        assert f"score {hit['score']:.3f}" in card.text
+        assert ("✓ sure match" if hit["sure"] else "~ not sure") in card.text
+        said = [line.text for line in card.find_elements(By.CSS_SELECTOR, ".said")]
+        assert said == [sentence.text for sentence in sentences(QUERY)]
+        for line, sentence in zip(
+            card.find_elements(By.CSS_SELECTOR, ".sentences li"), hit["sentences"], strict=True
+        ):
+            assert line.text.startswith("✓" if sentence["supported"] else "✗")
+            assert ("not shown" in line.text) != sentence["supported"]
+    image = site.one(".hit img")
+    site.wait(lambda: site.script("return arguments[0].naturalWidth", image))
+    assert site.driver.current_url == f"{site.url}/#q={quote(QUERY)}"
+
+
+def test_it_says_in_words_whether_anything_matches(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = Index.search
+    for sure, said in ((0, "Nothing in this index matches well. The nearest are:"),
+                       (2, "12 pictures, best first; 2 of them sure.")):  # fmt: skip
+
+        def judged(*asked: Any, sure: int = sure) -> list[Answer]:
+            return [
+                answer._replace(hits=tuple(hit._replace(sure=i < sure) for i, hit in enumerate(answer.hits)))
+                for answer in search(*asked)
+            ]
+
+        monkeypatch.setattr(Index, "search", judged)
+        site.open()
+        site.search(QUERY)
+        assert site.text("#status") == said
+        assert [mark.text for mark in site.all(".sure")].count("✓ sure match") == sure
+
+
+def test_the_address_holds_the_query_and_the_back_button_goes_back(site: Site) -> None:
+    site.search(TEXTS[0])
+    first = site.paths()
+    site.search(f"{TEXTS[1]} 100% & #1?")
+    site.wait(lambda: site.paths() != first)
+    site.driver.back()
+    site.wait(lambda: site.paths() == first and site.settled())
+    assert site.one("#text").get_property("value") == TEXTS[0]
+    site.driver.forward()
+    site.wait(lambda: site.paths() != first and site.settled())
+    assert site.one("#text").get_property("value") == f"{TEXTS[1]} 100% & #1?"
+    site.driver.back()
+    site.driver.back()
+    site.wait(lambda: not site.all(".hit"))
+    assert site.one("#text").get_property("value") == ""
+    site.open(f"#q={quote(TEXTS[0])}")
+    site.wait(lambda: site.paths() == first)
+
+
+def test_an_empty_text_is_asked_for_and_costs_nothing(site: Site) -> None:
+    site.one("#ask .main").click()
+    assert "Write a description first" in site.text("#problem")
+    assert not site.one("#problem button").is_displayed()
+    site.search(QUERY)
+    assert not site.one("#problem").is_displayed()
+
+
+# Heat
+
+
+def test_focus_lays_the_heat_of_a_sentence_over_the_picture_as_python_draws_it(site: Site) -> None:
+    site.search(QUERY)
+    card = card_of(site, "flat.png")
+    assert canvas(site, card) is None
+    index: Index = site.engine.now.searched
+    told = [sentence.text for sentence in sentences(QUERY)]
+    exact = index.heat([(index.opened.numbers["flat.png"], told)])[0]
+    seen = set()
+    for button, heat in zip(card.find_elements(By.CSS_SELECTOR, ".sentences button"), exact, strict=True):
+        focus(site, button)
+        drawn = site.wait(lambda: None if "on" not in button.get_attribute("class") else canvas(site, card))  # noqa: B023
+        site.wait(lambda: "Strongest" in card.text)
+        wide, tall = drawn.size
+        pixels = np.asarray(drawn, float)
+        zoom = min(wide / 300, tall / 200)
+        side = round(200 * zoom)  # the middle square of the picture, which the model sees
+        square = Image.new("RGB", (side, side), (128, 128, 128))
+        wanted = np.asarray(overlay(square, on_pixels(heat[None], (2, 2), (side, side))[0].numpy()), float)
+        top, left = round((tall - side) / 2), round((wide - side) / 2)
+        inside = pixels[top : top + side, left : left + side, :3]
+        assert np.abs(inside - wanted)[3:-3, 3:-3].max() <= 6
+        beside = pixels[tall // 2, round((wide - 300 * zoom) / 2) + 5]
+        assert np.ptp(beside[:3]) <= 2, "no heat where the model does not look"
+        seen.add(drawn.tobytes())
+    assert len(seen) == 3
+    site.one("#text").click()
+    assert canvas(site, card) is None
+
+
+def test_hover_shows_heat_and_gives_it_back_to_the_focus(site: Site) -> None:
+    site.search(QUERY)
+    first, second = site.all(".hit")[:2]
+    button = second.find_elements(By.CSS_SELECTOR, ".sentences button")[1]
+    site.script("arguments[0].scrollIntoView({block: 'center'})", button)
+    ActionChains(site.driver).move_to_element(button).perform()
+    site.wait(lambda: canvas(site, second) is not None)
+    assert canvas(site, first) is None
+    drawn = canvas(site, second)
+    assert drawn is not None
+    assert np.ptp(np.asarray(drawn)[..., :3].astype(int), axis=-1).max() > 60, "colour over a grey picture"
+    focus(site, second.find_elements(By.CSS_SELECTOR, ".sentences button")[0])
+    ActionChains(site.driver).move_to_element(site.one("h1")).perform()
+    site.wait(
+        lambda: "on" in second.find_elements(By.CSS_SELECTOR, ".sentences button")[0].get_attribute("class")
+    )
+    assert canvas(site, second) is not None
+    focus(site, site.one("#text"))
+    site.wait(lambda: canvas(site, second) is None)
+
+
+def test_everything_can_be_reached_by_keyboard_alone(site: Site) -> None:
+    site.script("document.activeElement.blur()")
+    places = []
+    for _ in range(4):
+        ActionChains(site.driver).send_keys(Keys.TAB).perform()
+        places.append(site.script("return document.activeElement.id || document.activeElement.textContent"))
+    assert places == ["skip", "text", "Search", "file"]
+    focus(site, site.one("#text"))
+    ActionChains(site.driver).send_keys(QUERY, Keys.TAB, Keys.ENTER).perform()
+    site.wait(lambda: site.all(".hit"))
+    ActionChains(site.driver).send_keys(Keys.TAB, Keys.TAB).perform()
+    card = site.all(".hit")[0]
+    site.wait(lambda: canvas(site, card) is not None)
+    before = canvas(site, card)
+    assert before is not None
+    ActionChains(site.driver).send_keys(Keys.TAB).perform()
+    site.wait(lambda: (now := canvas(site, card)) and now.tobytes() != before.tobytes())
+    assert site.script("return document.activeElement.innerText").startswith(("✓", "✗"))
+
+
+def test_what_a_screen_reader_needs_is_there(site: Site) -> None:
+    site.search(QUERY)
+    assert site.script("return document.documentElement.lang") == "en"
+    assert site.one("#status").get_attribute("role") == "status"
+    assert site.one("#problem").get_attribute("role") == "alert"
+    assert site.one("#text").accessible_name == "Describe the picture you are looking for"
+    assert "picture" in site.one("#file").accessible_name.lower()
+    assert all(image.get_attribute("alt") for image in site.all(".hit img"))
+    button = site.one(".sentences button")
+    assert "A red dog runs." in button.accessible_name
+    assert "shown" in button.accessible_name
+    where = site.one(f"#{button.get_attribute('aria-describedby')}")
+    assert where.text == "Point at a sentence to see where it shows."
+
+
+# Searching by picture
+
+
+def carry(site: Site, event: str, path: Path, kind: str) -> None:
+    """A picture dropped on the page, or pasted into it, as a browser does it."""
+    site.script(
+        """const [event, name, bytes, kind] = arguments, data = new DataTransfer();
+        data.items.add(new File([new Uint8Array(bytes)], name, {type: kind}));
+        const options = {bubbles: true, cancelable: true, dataTransfer: data, clipboardData: data};
+        if (event === "drop") document.body.dispatchEvent(new DragEvent("dragover", options));
+        const made = event === "drop" ? new DragEvent(event, options) : new ClipboardEvent(event, options);
+        document.body.dispatchEvent(made);
+        """,
+        event, path.name, list(path.read_bytes()), kind,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["choose", "drop", "paste"])
+def test_a_picture_finds_its_like(site: Site, way: str) -> None:
+    mine = site.folder / "photos" / "05.png"
+    site.search(QUERY)
+    before = site.paths()
+    if way == "choose":
+        site.one("#file").send_keys(str(mine))
+    else:
+        carry(site, way, mine, "image/png")
+    site.wait(lambda: site.settled() and "05.png" in site.text("#query"))
+    site.wait(lambda: site.paths()[0] == "05.png")
+    site.wait(lambda: site.script("return document.querySelector('#query img').naturalWidth") == 12)
+    assert "score 1.000" in site.all(".hit")[0].text
+    assert not site.one("#drop").is_displayed()
+    assert not site.all(".hit .where")[0].is_displayed()
+    site.driver.back()
+    site.wait(lambda: site.paths() == before)
+    assert not site.one("#query").is_displayed()
+    site.driver.forward()
+    site.wait(lambda: site.paths()[0] == "05.png")
+
+
+def test_what_is_no_picture_is_named_before_it_is_sent(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no picture")
+    carry(site, "drop", tmp_path / "notes.txt", "text/plain")
+    assert site.text("#problem") == "notes.txt is no picture."
+
+
+# Text from elsewhere
+
+
+def test_names_and_texts_that_are_html_stay_text(site: Site) -> None:
+    site.search(f"{EVIL} <script>alert(2)</script>. {QUERY}")
+    assert f"{EVIL}{LONG}.png" in site.paths()
+    assert f"{EVIL} <script>alert(2)</script>." in [line.text for line in site.all(".said")][:1][0]
+    allowed = {"article", "button", "canvas", "div", "h2", "img", "li", "p", "span", "ul"}
+    assert (
+        set(site.script("return [...document.querySelectorAll('#hits *')].map(e => e.localName)")) == allowed
+    )
+    assert len(site.all("#hits img")) == len(site.all(".hit"))
+    assert "alert" not in "".join(
+        site.script("return [...document.images].map(i => String(i.getAttribute('src')))")
+    )  # no dialog is open either: any call of the driver would have failed
+    assert site.all("script:not([src])") == []
+    assert site.driver.get_log("browser") == []
+    with pytest.raises(JavascriptException, match="TrustedHTML"):
+        site.script("document.body.innerHTML = '<b>'")
+    assert len(site.driver.get_log("browser")) == 1  # which is that refusal
+
+
+# When it goes wrong
+
+
+def test_a_busy_server_is_said_kindly_and_can_be_asked_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: Any) -> None:
+        raise Busy
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Batcher, "submit", busy)
+        site.one("#text").send_keys(QUERY, Keys.CONTROL, Keys.ENTER)
+        site.wait(lambda: site.one("#problem").is_displayed())
+        assert "The server is busy just now." in site.text("#problem")
+    site.one("#problem button").click()
+    site.wait(lambda: site.all(".hit"))
+    assert not site.one("#problem").is_displayed()
+
+
+def test_a_new_search_takes_the_place_of_one_that_runs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, search = threading.Event(), Index.search
+
+    def held(*asked: Any) -> list[Answer]:
+        assert gate.wait(PATIENCE)
+        return search(*asked)
+
+    monkeypatch.setattr(Index, "search", held)
+    site.one("#text").send_keys(TEXTS[0], Keys.CONTROL, Keys.ENTER)
+    site.wait(lambda: site.text("#status") == "Searching …")
+    site.one("#text").clear()
+    site.one("#text").send_keys(TEXTS[5], Keys.CONTROL, Keys.ENTER)
+    gate.set()
+    answer = site.client.post("/api/search", json={"text": TEXTS[5]}).json()
+    site.wait(lambda: site.paths() == [hit["path"] for hit in answer["hits"]])
+
+
+def test_an_index_without_pictures_says_what_to_do(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(site.folder / "index", tmp_path / "index")
+    remove(tmp_path / "index", ["."])
+    monkeypatch.setattr(site.engine, "now", Engine(tmp_path / "index", MODEL).now)
+    site.open()
+    site.wait(lambda: "holds no pictures yet" in site.text("#problem"))
+
+
+# How it looks
+
+
+def test_light_and_dark_have_contrast_enough(site: Site) -> None:
+    site.search(QUERY)
+    grounds = []
+    for scheme in ("light", "dark"):
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        site.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        found = site.script(
+            """const ground = (e) => { for (; e; e = e.parentElement) {
+                 const c = getComputedStyle(e).backgroundColor; if (c !== "rgba(0, 0, 0, 0)") return c; } };
+               return ["body", "#about", "#hint", "#count", ".main", ".sure", ".score", ".where", ".said",
+                       ".verdict", ".mark", "footer a"].map((s) => { const e = document.querySelector(s);
+                 return [s, getComputedStyle(e).color, ground(e)]; });"""
+        )
+        grounds.append(luminance(found[0][2]))
+        for selector, ink, ground in found:
+            low, high = sorted((luminance(ink), luminance(ground)))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (scheme, selector)
+    site.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert grounds[0] > 0.8
+    assert grounds[1] < 0.02
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of rgb(r, g, b), as WCAG has it."""
+    share = torch.tensor([float(x) for x in colour[colour.index("(") + 1 : -1].split(",")[:3]]) / 255
+    linear = torch.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    return float(linear @ torch.tensor([0.2126, 0.7152, 0.0722]))
+
+
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(site: Site) -> None:
+    size = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    site.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        site.search(f"{QUERY} {LONG}")
+        width = site.script("return [document.documentElement.scrollWidth, window.innerWidth]")
+        assert width == [360, 360]
+        over = site.script(
+            """return [...document.querySelectorAll("main *, header *, footer *")].filter((e) => {
+                 const box = e.getBoundingClientRect();
+                 return box.width > 1 && (box.left < 0 || box.right > 360.5); })
+               .map((e) => e.outerHTML.slice(0, 80));"""
+        )
+        assert over == []
+        small = [b for b in site.all("button, .button") if b.is_displayed() and b.size["height"] < 44]
+        assert not small, "a finger needs 44 px"
+        card = site.all(".hit")[0]
+        focus(site, card.find_element(By.CSS_SELECTOR, ".sentences button"))
+        drawn = site.wait(lambda: canvas(site, card))
+        assert drawn.width == 2 * card.find_element(By.CSS_SELECTOR, ".frame").size["width"]
+    finally:
+        site.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_pictures_of_every_shape_keep_it(site: Site) -> None:
+    site.search(QUERY)
+    card = card_of(site, "flat.png")
+    site.script("arguments[0].scrollIntoView()", card)
+    image = card.find_element(By.CSS_SELECTOR, "img")
+    site.wait(lambda: site.script("return arguments[0].naturalWidth", image) == 300)
+    assert image.value_of_css_property("object-fit") == "contain"
+    shot = Image.open(io.BytesIO(card.find_element(By.CSS_SELECTOR, ".frame").screenshot_as_png)).convert(
+        "RGB"
+    )
+    grey = np.abs(np.asarray(shot, int) - 128).max(-1) <= 3
+    tall, wide = np.flatnonzero(grey.any(1)), np.flatnonzero(grey.any(0))
+    assert len(wide) / len(tall) == pytest.approx(1.5, abs=0.05)
