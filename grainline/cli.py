@@ -1,4 +1,4 @@
-"""The command line, but for index and search (commands.py). torch is loaded when a command needs it."""
+"""The command line; more of it is in commands.py. torch is loaded when a command needs it."""
 
 import sys
 from pathlib import Path
@@ -28,6 +28,7 @@ data = typer.Typer(help="Look at data, and make some.", rich_markup_mode=None)
 app.add_typer(data, name="data")
 app.add_typer(commands.index, name="index")
 app.command()(commands.search)
+app.command()(commands.export)
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 VARIADIC = ("--data", "--set", "--validation")

@@ -4,6 +4,7 @@ On disk it is a folder with `model.json` (method and config), `tokenizer.json` a
 folder has the first two at its top and weights in `last/`, `best/` and `checkpoints/step-*/`.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -138,6 +139,18 @@ def load(path: str | Path, *, device: str | None = None) -> Model:
     load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return Model(description, method.to(device), Tokenizer.load(home))
+
+
+def fingerprint(model: Model) -> str:
+    """sha256 over the method, its config, all weights by name, and the tokenizer."""
+    total = hashlib.sha256()
+    description = model.description
+    facts = [description.method, description.config.model_dump(mode="json"), model.tokenizer.to_json()]
+    total.update(json.dumps(facts, sort_keys=True).encode())
+    for name, tensor in sorted(model.method.state_dict().items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
 
 
 def build(description: Description) -> Method:

@@ -13,7 +13,7 @@ LAYERS = [  # lower layers first; modules of one layer may import each other onl
     {"methods"},
     {"model"},
     {"evaluate"},
-    {"train", "encode", "index"},
+    {"train", "encode", "index", "export"},
     {"recipe"},
     {"experiment"},
     {"demo", "commands"},

@@ -58,7 +58,7 @@ class Towers(nn.Module):
 
     def _tokens(self, project: nn.Linear, tokens: Tensor) -> Tensor:
         if tokens.shape[1] == 0:
-            return full(tokens).new_zeros(len(tokens), 0, project.out_features)
+            return full(tokens).new_zeros(tokens.shape[0], 0, project.out_features)
         return full(project(tokens))
 
 

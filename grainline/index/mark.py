@@ -1,31 +1,15 @@
 """Which model an index belongs to: vectors of other weights cannot be compared with those of the index."""
 
-import hashlib
-import json
 from pathlib import Path
-
-import torch
 
 from grainline.errors import UserError
 from grainline.index.folder import Manifest, ModelMark
-from grainline.model import Model, load
+from grainline.model import Model, fingerprint, load
 
 
 def mark_of(model: Model, path: str) -> ModelMark:
     """The mark of a model that was loaded from a path ("" if it is only in memory)."""
     return ModelMark(str(Path(path).resolve()) if path else "", model.description.method, fingerprint(model))
-
-
-def fingerprint(model: Model) -> str:
-    """sha256 over the method, its config, all weights by name, and the tokenizer."""
-    total = hashlib.sha256()
-    description = model.description
-    facts = [description.method, description.config.model_dump(mode="json"), model.tokenizer.to_json()]
-    total.update(json.dumps(facts, sort_keys=True).encode())
-    for name, tensor in sorted(model.method.state_dict().items()):
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        total.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
 
 
 def model_of(folder: Path, manifest: Manifest, given: Model | str | None, device: str | None = None) -> Model:
