@@ -79,10 +79,22 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ],
     data: Many = None,
     images: Images = None,
-    suite: Annotated[str, typer.Option(help="What to measure: retrieval, foils.")] = "retrieval",
+    suite: Annotated[str, typer.Option(help="What to measure: retrieval, foils, zeroshot.")] = "retrieval",
     captions: Annotated[
-        str, typer.Option(help="whole: all that is said as one text; each; first.")
-    ] = "whole",
+        str | None,
+        typer.Option(
+            help="whole (default): all that is said as one text; each; first (zeroshot: the class)."
+        ),
+    ] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="zeroshot: a file of templates, one a line, with {} for the class.")
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="zeroshot: a file of all classes, LABEL or LABEL<tab>NAME a line.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Compare with an earlier result (--json) on the same data.")
+    ] = None,
     protocol: Annotated[str, typer.Option(help="plain, coco-5k or coco-1k.")] = "plain",
     json: Annotated[Path | None, typer.Option(help="Write settings, data, versions and numbers.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
@@ -93,12 +105,16 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     """Measure a model, with intervals and chance."""
     from rich.console import Console
 
+    from grainline.evaluate.against import noted
+    from grainline.evaluate.classes import read_asked
     from grainline.evaluate.encode import encode_source
     from grainline.evaluate.protocols import PROTOCOLS
-    from grainline.evaluate.result import writable, write
+    from grainline.evaluate.result import read, writable, write
     from grainline.evaluate.suite import SUITES, Options
-    from grainline.evaluate.table import table
+    from grainline.evaluate.table import difference_table, table
+    from grainline.evaluate.zeroshot import with_classes
     from grainline.model import load
+    from grainline.origin import origin
 
     if suite not in SUITES:
         raise UserError(f"--suite is {suite!r}; allowed are {', '.join(SUITES)}")
@@ -107,22 +123,30 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     if json:
         writable(json)
     options = Options(protocol, seed, memory=memory * 2**20)
+    asked = read_asked(suite, captions, prompts, classes)
+    earlier = read(against) if against else None
     loaded = load(model)
     source = _open(data, images, loaded.method.size)
-    kind: Any = captions
+    kind: Any = asked.captions
     with progress("encoding") as step:
         encodings = encode_source(
             loaded,
             source,
             captions=kind,
+            encode_texts=suite != "zeroshot",
             foils=suite == "foils",
             batch=batch,
             max_damaged=damage,
             progress=step,
         )
+    if suite == "zeroshot":
+        encodings = with_classes(loaded, encodings, asked.templates, asked.listed, batch)
     result = SUITES[suite](loaded.method, encodings, options)
-    result = result._replace(settings=result.settings | {"model": model, "method": loaded.description.method})
+    result = result._replace(settings=result.settings | origin(loaded, model))
+    result = noted(result, earlier, str(against)) if earlier else result
     Console().print(table(result))
+    if earlier:
+        Console().print(difference_table(result))
     if json:
         write(result, json)
         print(f"written: {json}")
@@ -161,16 +185,19 @@ def check(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Look at this many samples only, evenly spread.")
     ] = None,
+    damage: Annotated[float, typer.Option(min=0, max=1, help="Share of samples that may be damaged.")] = 0.02,
 ) -> None:
-    """Say what a data source holds and what is wrong with it."""
+    """Say what a data source holds and what is wrong with it. Exit code 1 if it is not fit for use."""
     from grainline.data.captions import sentences
     from grainline.data.check import check as look
-    from grainline.data.check import render
+    from grainline.data.check import render, usable
     from grainline.data.sources import open_source
 
     with progress("checking") as step:
         report = look(open_source(path, images=images), sentences, limit=limit, progress=step)
     print(render(report))
+    if not usable(report, damage):
+        raise typer.Exit(1)
 
 
 @data.command()

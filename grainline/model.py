@@ -4,7 +4,6 @@ On disk it is a folder with `model.json` (method and config), `tokenizer.json` a
 folder has the first two at its top and weights in `last/`, `best/` and `checkpoints/step-*/`.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,24 +132,12 @@ def load(path: str | Path, *, device: str | None = None) -> Model:
     A run folder gives its last weights: `last/` when training has ended, else its newest checkpoint.
     device  "cpu", "cuda", ...; None takes CUDA where there is one.
     """
-    home, weights = _located(Path(path))
+    home, weights = located(Path(path))
     description = read_description(home)
     method = build(description)
     load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return Model(description, method.to(device), Tokenizer.load(home))
-
-
-def fingerprint(model: Model) -> str:
-    """sha256 over the method, its config, all weights by name, and the tokenizer."""
-    total = hashlib.sha256()
-    description = model.description
-    facts = [description.method, description.config.model_dump(mode="json"), model.tokenizer.to_json()]
-    total.update(json.dumps(facts, sort_keys=True).encode())
-    for name, tensor in sorted(model.method.state_dict().items()):
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        total.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
 
 
 def build(description: Description) -> Method:
@@ -188,7 +175,7 @@ def method_config(name: str, values: dict[str, Any], where: str) -> Config:
     return parse(METHODS[name][1], values, where)
 
 
-def _located(path: Path) -> tuple[Path, Path]:
+def located(path: Path) -> tuple[Path, Path]:
     """The folder with model.json, and the weights that a path means."""
     path = path.resolve()  # "." has no name of its own
     there = placed(path)  # a kill in the middle of a save may have left it under another name

@@ -1,4 +1,4 @@
-"""ONNX graphs of every method and of pretrained encoders: as good as torch in any batch, or not there at all."""
+"""ONNX graphs of methods and of pretrained encoders: as good as torch in any batch, or not there at all."""
 
 import importlib.util
 import json
@@ -25,9 +25,10 @@ from grainline.export.graph import Parity, differences, session, write_graph
 from grainline.export.towers import OUTPUTS, Outputs, TextTower
 from grainline.files import write_tensors
 from grainline.methods import METHODS
-from grainline.model import Description, Model, build, fingerprint, load, write_description
+from grainline.model import Description, Model, build, load, write_description
 from grainline.nn.late import distinct_rows
 from grainline.nn.static import static
+from grainline.origin import fingerprint
 from grainline.types import Texts
 
 DOCS = Path(__file__).parent.parent / "docs" / "export.md"
@@ -266,10 +267,15 @@ def test_the_command_writes_a_new_folder_only_and_says_what_it_measured(
     (out / "mine.txt").write_text("mine")
     assert f"{out} is there already; give a new folder" in complaint(capsys, "export", home, out)
     (out / "mine.txt").unlink()
+    left = tmp_path / ".saving-out"  # of an export that was killed
+    left.mkdir()
+    (left / "half.onnx").write_text("half")
     assert call("export", home, out) == 0
     said = capsys.readouterr().out
     assert re.search(r"image\.onnx: [\d,]+ bytes, opset \d+, largest difference to torch \d\.\de-0\d", said)
     assert f"written: {out}" in said
+    assert len(list(out.iterdir())) == 5
+    assert not left.exists()
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "onnxscript" else found(name)

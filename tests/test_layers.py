@@ -12,7 +12,7 @@ LAYERS = [  # lower layers first; modules of one layer may import each other onl
     {"encoders", "data"},
     {"methods"},
     {"model"},
-    {"evaluate"},
+    {"evaluate", "origin"},
     {"train", "encode", "index", "export"},
     {"recipe"},
     {"experiment"},

@@ -24,8 +24,9 @@ from grainline.export.graph import NEEDED, Parity, differences, require_onnx, se
 from grainline.export.towers import ImageTower, TextTower, given
 from grainline.files import replacing, sync, write_text
 from grainline.methods.base import Method
-from grainline.model import Model, fingerprint
+from grainline.model import Model
 from grainline.nn.scale import LogitScale
+from grainline.origin import fingerprint
 from grainline.types import rows
 
 FORMAT = 1
@@ -135,7 +136,6 @@ def _description(
         "vocab": model.tokenizer.vocab,
         "begin": model.tokenizer.begin,
         "end": model.tokenizer.end,
-        "pad": model.tokenizer.pad,
         "scale": None if scale is None else float(scale().detach()),
         "bias": None if bias is None else float(bias.detach()),
         "opset": opset,

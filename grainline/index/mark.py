@@ -4,7 +4,8 @@ from pathlib import Path
 
 from grainline.errors import UserError
 from grainline.index.folder import Manifest, ModelMark
-from grainline.model import Model, fingerprint, load
+from grainline.model import Model, load
+from grainline.origin import fingerprint
 
 
 def mark_of(model: Model, path: str) -> ModelMark:
