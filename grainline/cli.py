@@ -105,47 +105,24 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     """Measure a model, with intervals and chance."""
     from rich.console import Console
 
-    from grainline.evaluate.against import noted
-    from grainline.evaluate.classes import read_asked
-    from grainline.evaluate.encode import encode_source
-    from grainline.evaluate.protocols import PROTOCOLS
-    from grainline.evaluate.result import read, writable, write
-    from grainline.evaluate.suite import SUITES, Options
+    from grainline.evaluate.ask import ask, encoded, measured
+    from grainline.evaluate.outcome import Options
+    from grainline.evaluate.result import writable, write
     from grainline.evaluate.table import difference_table, table
-    from grainline.evaluate.zeroshot import with_classes
     from grainline.model import load
     from grainline.origin import origin
 
-    if suite not in SUITES:
-        raise UserError(f"--suite is {suite!r}; allowed are {', '.join(SUITES)}")
-    if protocol not in PROTOCOLS:
-        raise UserError(f"--protocol is {protocol!r}; allowed are {', '.join(PROTOCOLS)}")
+    options = Options(protocol, seed, memory=memory * 2**20)
+    asked = ask(suite, options, captions, prompts, classes, against)
     if json:
         writable(json)
-    options = Options(protocol, seed, memory=memory * 2**20)
-    asked = read_asked(suite, captions, prompts, classes)
-    earlier = read(against) if against else None
     loaded = load(model)
     source = _open(data, images, loaded.method.size)
-    kind: Any = asked.captions
     with progress("encoding") as step:
-        encodings = encode_source(
-            loaded,
-            source,
-            captions=kind,
-            encode_texts=suite != "zeroshot",
-            foils=suite == "foils",
-            batch=batch,
-            max_damaged=damage,
-            progress=step,
-        )
-    if suite == "zeroshot":
-        encodings = with_classes(loaded, encodings, asked.templates, asked.listed, batch)
-    result = SUITES[suite](loaded.method, encodings, options)
-    result = result._replace(settings=result.settings | origin(loaded, model))
-    result = noted(result, earlier, str(against)) if earlier else result
+        encodings = encoded(asked, loaded, source, batch, damage, step)
+    result = measured(asked, loaded.method, encodings, origin(loaded, model))
     Console().print(table(result))
-    if earlier:
+    if against:
         Console().print(difference_table(result))
     if json:
         write(result, json)

@@ -278,7 +278,7 @@ def test_a_model_without_its_tokenizer_is_an_error(model: Path, capsys: Capture)
     ("arguments", "said"),
     [
         (["--suite", "taste"], "--suite is 'taste'; allowed are retrieval, foils, zeroshot"),
-        (["--captions", "some"], "captions is 'some'; allowed: whole, each, first"),
+        (["--captions", "some"], "--captions is 'some'; allowed are whole, each, first"),
         (["--protocol", "coco-2k"], "--protocol is 'coco-2k'; allowed are plain, coco-5k, coco-1k"),
         (["--seed", "-1"], "--seed"),
         (["--images", "x"], "--images x does not go with"),

@@ -568,6 +568,10 @@ def test_the_command_classifies_and_compares_before_and_after(
     assert result.queries["classes"] == ["green", "blue", "red", "white"]
     assert result.queries["label"] == [2] * 3 + [0] * 3 + [1] * 3
     assert result.settings["templates"] == ["{}", "the colour {}"]
+    text = complaint(capsys, *ask[:-1], "foils", "--against", before)
+    assert (
+        text == f"grainline: {before} is a result of --suite zeroshot, not of foils; compare like with like"
+    )
     text = complaint(capsys, *ask, "--against", after)
     assert f"{after} asks other pictures, texts or classes than this result" in text
 

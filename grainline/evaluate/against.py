@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from grainline.errors import UserError
 from grainline.evaluate.intervals import from_replicates
 from grainline.evaluate.outcome import options_of
-from grainline.evaluate.result import Result, Unit, refuse_unlike
+from grainline.evaluate.result import Result, Unit, read, refuse_unlike
 from grainline.evaluate.suite import CELLS
 
 FOUND = ("rank", "tied", "right", "predicted", "per_class", "confusions")
@@ -48,8 +48,7 @@ def against(after: Result, before: Result, where: str = "the earlier result") ->
     Raises UserError unless both were asked the same, and for a pooled result, which keeps no outcomes.
     """
     refuse_unlike(after, before, f"be compared ({where})")
-    if not before.queries or not after.queries:
-        raise UserError(f"{where} keeps no outcomes, as pooled results do; compare results of single runs")
+    _refuse_empty(before, where)
     if _asked(after.queries) != _asked(before.queries):
         raise UserError(
             f"{where} asks other pictures, texts or classes than this result; use the same data and options"
@@ -62,6 +61,17 @@ def against(after: Result, before: Result, where: str = "the earlier result") ->
         ends = from_replicates(value, cell.drawn - earlier[name].drawn, options.level)
         out.append(Difference(name, earlier[name].value, cell.value, *ends, cell.unit))
     return out
+
+
+def read_earlier(path: str, suite: str) -> Result:
+    """A result to compare with. Raises UserError where it cannot be one, before the new one is measured."""
+    found = read(path)
+    if found.suite != suite:
+        raise UserError(
+            f"{path} is a result of --suite {found.suite}, not of {suite}; compare like with like"
+        )
+    _refuse_empty(found, path)
+    return found
 
 
 def noted(after: Result, before: Result, path: str) -> Result:
@@ -82,6 +92,11 @@ def noted(after: Result, before: Result, path: str) -> Result:
 
 MODEL = ("model", "method", "weights", "step", "fingerprint")
 """Settings that say what was measured."""
+
+
+def _refuse_empty(result: Result, where: str) -> None:
+    if not result.queries:
+        raise UserError(f"{where} keeps no outcomes, as pooled results do; compare results of single runs")
 
 
 def _asked(value: Any) -> Any:

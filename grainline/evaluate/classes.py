@@ -33,37 +33,6 @@ class ClassTexts(NamedTuple):
     label: Tensor  # [N] int64
 
 
-class Asked(NamedTuple):
-    """Which texts a suite wants of the pictures, and for classification the templates and classes."""
-
-    captions: str
-    templates: tuple[str, ...]
-    listed: dict[str, str] | None  # label -> name of all classes; None: those of the pictures
-
-
-def read_asked(suite: str, captions: str | None, prompts: str | None, classes: str | None) -> Asked:
-    """What the options of a suite mean, their files read.
-
-    Raises UserError for options that do not go together.
-    """
-    if suite != "zeroshot":
-        given = [
-            name for name, value in (("--prompts", prompts), ("--classes", classes)) if value is not None
-        ]
-        if given:
-            raise UserError(f"{given[0]} goes with --suite zeroshot, not with {suite}")
-        return Asked(captions or "whole", (), None)
-    if captions not in (None, "first"):
-        raise UserError(
-            f"--captions is {captions!r}; for zeroshot the first caption is the class: leave it out"
-        )
-    return Asked(
-        "first",
-        TEMPLATES if prompts is None else read_templates(prompts),
-        None if classes is None else read_classes(classes),
-    )
-
-
 def read_templates(path: str) -> tuple[str, ...]:
     """One template a line, each with one {} for the name of the class. Raises UserError."""
     lines = read_lines(path)
