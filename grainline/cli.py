@@ -29,6 +29,7 @@ app.add_typer(data, name="data")
 app.add_typer(commands.index, name="index")
 app.command()(commands.search)
 app.command()(commands.serve)
+app.command()(commands.export)
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 VARIADIC = ("--data", "--set", "--validation")
@@ -82,10 +83,22 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ],
     data: Many = None,
     images: Images = None,
-    suite: Annotated[str, typer.Option(help="What to measure: retrieval, foils.")] = "retrieval",
+    suite: Annotated[str, typer.Option(help="What to measure: retrieval, foils, zeroshot.")] = "retrieval",
     captions: Annotated[
-        str, typer.Option(help="whole: all that is said as one text; each; first.")
-    ] = "whole",
+        str | None,
+        typer.Option(
+            help="whole (default): all that is said as one text; each; first (zeroshot: the class)."
+        ),
+    ] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="zeroshot: a file of templates, one a line, with {} for the class.")
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="zeroshot: a file of all classes, LABEL or LABEL<tab>NAME a line.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Compare with an earlier result (--json) on the same data.")
+    ] = None,
     protocol: Annotated[str, typer.Option(help="plain, coco-5k or coco-1k.")] = "plain",
     json: Annotated[Path | None, typer.Option(help="Write settings, data, versions and numbers.")] = None,
     html: Annotated[
@@ -99,38 +112,27 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     """Measure a model, with intervals and chance."""
     from rich.console import Console
 
-    from grainline.evaluate.encode import encode_source
+    from grainline.evaluate.ask import ask, encoded, measured
     from grainline.evaluate.examples import Measured
-    from grainline.evaluate.protocols import PROTOCOLS
+    from grainline.evaluate.outcome import Options
     from grainline.evaluate.report import write_html
     from grainline.evaluate.result import writable, write
-    from grainline.evaluate.suite import SUITES, Options
-    from grainline.evaluate.table import table
+    from grainline.evaluate.table import difference_table, table
     from grainline.model import load
+    from grainline.origin import origin
 
-    if suite not in SUITES:
-        raise UserError(f"--suite is {suite!r}; allowed are {', '.join(SUITES)}")
-    if protocol not in PROTOCOLS:
-        raise UserError(f"--protocol is {protocol!r}; allowed are {', '.join(PROTOCOLS)}")
+    options = Options(protocol, seed, memory=memory * 2**20)
+    asked = ask(suite, options, captions, prompts, classes, against)
     for path in filter(None, (json, html)):
         writable(path)
-    options = Options(protocol, seed, memory=memory * 2**20)
     loaded = load(model)
     source = _open(data, images, loaded.method.size)
-    kind: Any = captions
     with progress("encoding") as step:
-        encodings = encode_source(
-            loaded,
-            source,
-            captions=kind,
-            foils=suite == "foils",
-            batch=batch,
-            max_damaged=damage,
-            progress=step,
-        )
-    result = SUITES[suite](loaded.method, encodings, options)
-    result = result._replace(settings=result.settings | {"model": model, "method": loaded.description.method})
+        encodings = encoded(asked, loaded, source, batch, damage, step)
+    result = measured(asked, loaded.method, encodings, origin(loaded, model))
     Console().print(table(result))
+    if against:
+        Console().print(difference_table(result))
     if json:
         write(result, json)
         print(f"written: {json}")
@@ -192,16 +194,19 @@ def check(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Look at this many samples only, evenly spread.")
     ] = None,
+    damage: Annotated[float, typer.Option(min=0, max=1, help="Share of samples that may be damaged.")] = 0.02,
 ) -> None:
-    """Say what a data source holds and what is wrong with it."""
+    """Say what a data source holds and what is wrong with it. Exit code 1 if it is not fit for use."""
     from grainline.data.captions import sentences
     from grainline.data.check import check as look
-    from grainline.data.check import render
+    from grainline.data.check import render, usable
     from grainline.data.sources import open_source
 
     with progress("checking") as step:
         report = look(open_source(path, images=images), sentences, limit=limit, progress=step)
     print(render(report))
+    if not usable(report, damage):
+        raise typer.Exit(1)
 
 
 @data.command()

@@ -1,4 +1,4 @@
-"""The commands `grainline index ...`, `search` and `serve`; cli.py mounts them. They load torch when run."""
+"""The commands `index ...`, `search`, `serve`, `export`; cli.py mounts them. They load torch when run."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -157,6 +157,23 @@ def serve(
     from grainline.web.run import serve as run
 
     run(folder, model, host, port, Limits(batch=batch, queue=queue))
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="Run folder, or a folder of weights inside one.")],
+    out: Annotated[Path, typer.Argument(help="New folder for the graphs, the tokenizer and export.json.")],
+) -> None:
+    """Write both towers as ONNX graphs, checked against onnxruntime."""
+    from grainline.export.folder import export as run
+    from grainline.model import load
+
+    done = run(load(model, device="cpu"), out)
+    for name, parity in done.parity.items():
+        print(
+            f"{name}.onnx: {done.bytes[f'{name}.onnx']:,} bytes, opset {done.opset}, largest difference to "
+            f"torch {parity.vector:.1e} in vectors, {parity.tokens:.1e} in tokens"
+        )
+    print(f"written: {out}")
 
 
 def _qdrant(url: str, opened: Any) -> Any:

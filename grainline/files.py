@@ -60,17 +60,19 @@ def write_text(path: Path, text: str) -> None:
 def replacing(target: Path) -> Iterator[Path]:
     """Where to write what stands at target, a file or a folder, once the block has ended well.
 
-    UserError when the disk is full or closed to us; what was there stays.
+    UserError when the disk is full or closed to us; what was there stays, and nothing is left beside it.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        discard(aside(target))  # of a process that was killed
         yield aside(target)
         put(target)
     except WRITE_ERRORS as error:
-        discard(aside(target))
         raise UserError(
             f"cannot write {target}: {reason(error)}; free some space, or choose another place"
         ) from None
+    finally:
+        discard(aside(target))
 
 
 def seal(folder: Path, body: Mapping[str, Any]) -> None:

@@ -207,6 +207,21 @@ def test_too_many_broken_pictures_are_an_error_that_names_the_first(tmp_path: Pa
     assert "damaged samples, replaced by others:" in out
 
 
+def test_checking_data_that_cannot_be_used_ends_with_exit_code_1(tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "photos"
+    for i in range(4):
+        photo(folder / f"{i}.png", i).with_suffix(".txt").write_text(f"A dog runs over wet sand number {i}.")
+    assert call("data", "check", folder) == 0
+    (folder / "0.png").write_bytes(b"not a picture")
+    assert call("data", "check", folder) == 1
+    assert "damaged image: 1" in capsys.readouterr().out, "the report is printed all the same"
+    assert call("data", "check", folder, "--damage", "0.25") == 0
+    assert call("data", "check", folder, "--damage", "0.2") == 1
+    for i in range(4):
+        (folder / f"{i}.png").write_bytes(b"not a picture")
+    assert call("data", "check", folder, "--damage", "1") == 1, "nothing is left"
+
+
 # Models that are not there, or do not fit
 
 
@@ -265,8 +280,8 @@ def test_a_model_without_its_tokenizer_is_an_error(model: Path, capsys: Capture)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--suite", "taste"], "--suite is 'taste'; allowed are retrieval, foils"),
-        (["--captions", "some"], "captions is 'some'; allowed: whole, each, first"),
+        (["--suite", "taste"], "--suite is 'taste'; allowed are retrieval, foils, zeroshot"),
+        (["--captions", "some"], "--captions is 'some'; allowed are whole, each, first"),
         (["--protocol", "coco-2k"], "--protocol is 'coco-2k'; allowed are plain, coco-5k, coco-1k"),
         (["--seed", "-1"], "--seed"),
         (["--images", "x"], "--images x does not go with"),

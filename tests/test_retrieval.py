@@ -7,14 +7,7 @@ import pytest
 import torch
 
 from grainline.errors import UserError
-from grainline.evaluate.retrieval import (
-    chance_median,
-    chance_recall,
-    median_rank,
-    r_sum,
-    ranks,
-    recall_at,
-)
+from grainline.evaluate.retrieval import chance_median, chance_recall, ranks
 
 
 def slow_ranks(score: list[list[float]], positive: list[list[bool]]) -> tuple[list[int], list[bool]]:
@@ -74,18 +67,6 @@ def test_nan_scores_are_refused_with_their_number() -> None:
 def test_a_query_without_a_positive_is_our_own_mistake() -> None:
     with pytest.raises(AssertionError):
         ranks(torch.zeros(2, 2), torch.tensor([[True, False], [False, False]]))
-
-
-def test_recall_counts_the_rank_k_itself() -> None:
-    rank = torch.tensor([1, 2, 3, 4, 5])
-    assert [recall_at(rank, k) for k in (1, 2, 5)] == [0.2, 0.4, 1.0]
-
-
-def test_median_and_sum_on_hand_computed_ranks() -> None:
-    a, b = torch.tensor([1, 2, 7]), torch.tensor([1, 11, 3, 6])
-    assert median_rank(a) == 2.0
-    assert median_rank(b) == 4.5
-    assert r_sum(a, b) == pytest.approx(100 * (1 / 3 + 2 / 3 + 1 + 1 / 4 + 2 / 4 + 3 / 4))
 
 
 @pytest.mark.parametrize(

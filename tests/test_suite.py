@@ -16,15 +16,17 @@ from torch import Tensor
 
 from grainline.data.record import Damaged, Foil, Record
 from grainline.errors import UserError
-from grainline.evaluate.encode import Encodings, encode_source
+from grainline.evaluate.encode import Captions, Encodings, encode_source
 from grainline.evaluate.foils import choices
 from grainline.evaluate.intervals import interval
+from grainline.evaluate.outcome import Options, metrics_of
 from grainline.evaluate.pool import pooled
 from grainline.evaluate.protocols import coco_split, folds
 from grainline.evaluate.result import from_json, read, to_json, write
-from grainline.evaluate.retrieval import r_sum, ranks
-from grainline.evaluate.suite import SUITES, Options, foil_metrics, foils_suite, retrieval_suite
+from grainline.evaluate.retrieval import ranks
+from grainline.evaluate.suite import CELLS, SUITES, foil_cells, foils_suite, retrieval_cells, retrieval_suite
 from grainline.evaluate.table import table
+from grainline.evaluate.zeroshot import with_classes
 from grainline.types import Encoded, same_image
 
 
@@ -138,7 +140,8 @@ def test_metrics_are_those_of_the_dense_matrix() -> None:
     positive = same_image(data.images, data.texts)
     a, b = ranks(score, positive).rank, ranks(score.T, positive.T).rank
     result = retrieval_suite(Cosine(), data, Options(memory=5000, resamples=200))
-    assert result.metric("rSum").value == pytest.approx(r_sum(a, b))
+    shares = [(rank <= k).float().mean().item() for rank in (a, b) for k in (1, 5, 10)]
+    assert result.metric("rSum").value == pytest.approx(100 * sum(shares))
     assert result.metric("image to text R@5").value == pytest.approx((a <= 5).float().mean().item())
     assert result.metric("text to image median rank").value == np.median(b.numpy())
     assert result.metric("text to image R@1").queries == 120
@@ -146,6 +149,24 @@ def test_metrics_are_those_of_the_dense_matrix() -> None:
     by_picture = interval((b <= 1).numpy(), data.texts.image.numpy(), resamples=200, seed=(0, 0))  # type: ignore[arg-type]
     found = result.metric("text to image R@1")
     assert (found.low, found.high) == pytest.approx((by_picture.low, by_picture.high))
+
+
+def test_recalls_and_medians_of_ranks_that_are_known_by_heart() -> None:
+    def way(rank: list[int], picture: list[int]) -> dict[str, list[int]]:
+        return {"rank": rank, "tied": [0] * len(rank), "picture": picture}
+
+    fold = {
+        "pictures": 20,
+        "texts": 40,
+        "i2t": way([1, 5, 6], [0, 1, 2]),
+        "t2i": way([1, 11, 3, 10], [0, 0, 1, 2]),
+    }
+    cells = retrieval_cells([{"keys": [], "folds": [fold]}], Options(resamples=5))
+    assert [cells[f"image to text R@{k}"].value for k in (1, 5, 10)] == pytest.approx([1 / 3, 2 / 3, 1])
+    assert [cells[f"text to image R@{k}"].value for k in (1, 5, 10)] == pytest.approx([1 / 4, 2 / 4, 3 / 4])
+    assert cells["image to text median rank"].value == 5.0
+    assert cells["text to image median rank"].value == 6.5
+    assert cells["rSum"].value == pytest.approx(100 * (1 / 3 + 2 / 3 + 1 + 1 / 4 + 2 / 4 + 3 / 4))
 
 
 def test_chance_of_many_captions_is_higher_one_way_than_the_other() -> None:
@@ -294,7 +315,12 @@ def test_names_of_pictures_tell_the_two_sets_of_coco_apart() -> None:
 # foils
 
 
-def with_foils() -> Encodings:
+def with_everything() -> Encodings:
+    """Foils and classes."""
+    return with_classes(Colours(), with_foils("first"), ["{}"])
+
+
+def with_foils(captions: Captions = "whole") -> Encodings:
     foils = [
         [
             Foil(words(COLOURS[1]), words(COLOURS[0]), "colour"),
@@ -303,7 +329,8 @@ def with_foils() -> Encodings:
         [Foil(words(COLOURS[1]), words(COLOURS[3]), "colour")],
         [Foil(words(COLOURS[0]), words(COLOURS[2]), "noun")],
     ]
-    return encode_source(Colours(), InMemory([painted(i, None, foils[i]) for i in range(3)]), foils=True)
+    records = [painted(i, None, foils[i]) for i in range(3)]
+    return encode_source(Colours(), InMemory(records), captions=captions, foils=True)
 
 
 @pytest.mark.parametrize("pairwise", [False, True])
@@ -324,7 +351,7 @@ def test_foils_are_judged_by_kind_and_ties_are_wrong(pairwise: bool) -> None:
 def test_foils_of_one_picture_are_no_independent_evidence() -> None:
     right, picture = np.repeat([1, 0, 1, 1, 0, 1, 0, 0], 6), np.repeat(np.arange(8), 6)
     runs = [{"kind": ["x"] * 48, "right": right.tolist(), "tied": [0] * 48, "picture": picture.tolist()}]
-    (together, alone) = foil_metrics(runs, Options())
+    (together, alone) = metrics_of(foil_cells(runs, Options()), Options())
     one_each = interval(right[::6])
     assert (alone.low, alone.high) == (together.low, together.high) == (one_each.low, one_each.high)
     assert alone.wilson is not None
@@ -337,8 +364,9 @@ def test_nan_foil_scores_are_refused() -> None:
 
 
 def test_every_suite_has_one_signature_and_says_its_name() -> None:
+    assert SUITES.keys() == CELLS.keys()
     for name, suite in SUITES.items():
-        result = suite(Cosine(), with_foils(), Options(seed=3, resamples=20))
+        result = suite(Cosine(), with_everything(), Options(seed=3, resamples=20))
         assert (result.suite, result.seed, result.settings["resamples"]) == (name, 3, 20)
 
 
@@ -347,13 +375,13 @@ def test_every_suite_has_one_signature_and_says_its_name() -> None:
 
 def test_a_result_survives_json_and_holds_what_it_takes_to_repeat_it(tmp_path: Path) -> None:
     for suite in SUITES.values():
-        result = suite(Cosine(), with_foils(), Options())
+        result = suite(Cosine(), with_everything(), Options())
         write(result, tmp_path / "a" / "r.json")
         assert read(tmp_path / "a" / "r.json") == result
     fields = json.loads(to_json(result))
     assert {"python", "torch", "grainline", "platform"} <= set(fields["versions"])
     assert fields["data"]["fingerprint"] == "f00"
-    assert fields["settings"]["captions"] == "whole"
+    assert fields["settings"]["captions"] == "first"
     assert fields["time"].endswith("+00:00")
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["r.json"]
 

@@ -149,6 +149,11 @@ def check(
     return report._replace(suggestions=tuple(suggestions(report)))
 
 
+def usable(report: CheckReport, damage: float) -> bool:
+    """Whether some sample can be used, and damage is at most this share of those that were read."""
+    return report.damaged < report.checked and report.damaged <= damage * report.checked
+
+
 def spread(values: Sequence[int]) -> Spread | None:
     """Quantiles of whole numbers; None of nothing.
 

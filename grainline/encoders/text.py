@@ -15,6 +15,7 @@ from grainline.config import Config
 from grainline.encoders.base import TextTokens
 from grainline.nn.block import Stack
 from grainline.nn.pool import mean_pool
+from grainline.nn.static import is_static
 
 SIZES: dict[str, dict[str, int]] = {
     "toy": {"width": 32, "depth": 1, "heads": 2},
@@ -87,6 +88,9 @@ class TextTransformer(Grouping):
 
     def forward(self, ids: Tensor, mask: Tensor) -> TextTokens:
         """ids [M, L], mask [M, L] -> TextTokens of the same L; padding may be longer than the context"""
+        if is_static():  # the caller keeps to the context
+            tokens, pooled = self._read(ids, mask)
+            return TextTokens(pooled, tokens, mask)
         length = ids.shape[1]
         if length > self.context and bool(mask[:, self.context :].any()):
             raise ValueError(f"a text has more than {self.context} tokens; the tokenizer must cut it there")
@@ -104,7 +108,7 @@ class TextTransformer(Grouping):
         if self.pool == "mean":
             return mean_pool(x, mask).vector
         last = (mask.sum(1) - 1).clamp(min=0)
-        return x[torch.arange(len(x), device=x.device), last] * mask.any(1, keepdim=True)
+        return x[torch.arange(x.shape[0], device=x.device), last] * mask.any(1, keepdim=True)
 
 
 GROUP_COST = {"cuda": 4096}

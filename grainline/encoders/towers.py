@@ -97,7 +97,7 @@ class Towers(nn.Module):
 
     def _tokens(self, project: nn.Module, tokens: Tensor) -> Tensor:
         if tokens.shape[1] == 0:
-            return full(tokens).new_zeros(len(tokens), 0, self.space)
+            return full(tokens).new_zeros(tokens.shape[0], 0, self.space)
         return full(project(tokens))
 
 

@@ -105,7 +105,7 @@ class ViT(nn.Module):
         x = self.stem(normalised(pixels, self.mean, self.spread)).flatten(2).transpose(1, 2)  # [N, L, W]
         x = x + self.position
         if self.class_token is not None:
-            x = torch.cat([self.class_token.to(x.dtype).expand(len(x), 1, -1), x], dim=1)
+            x = torch.cat([self.class_token.to(x.dtype).expand(x.shape[0], 1, -1), x], dim=1)
         x = self.norm(self.stack(x))
         if self.class_token is not None:
             return ImageTokens(x[:, 0], x[:, 0], x[:, 1:])

@@ -18,6 +18,7 @@ from grainline.data.decode import decode
 from grainline.data.record import Damaged, Record, Source
 from grainline.data.sources import remarks
 from grainline.errors import UserError
+from grainline.evaluate.classes import ClassTexts
 from grainline.evaluate.foils import FoilPairs
 from grainline.evaluate.score import Scorer
 from grainline.types import Encoded, concat, rows, vectors_only
@@ -65,14 +66,16 @@ class Encodings(NamedTuple):
     cut: int  # texts that were longer than the model reads, foils included
     positions: tuple[int, ...]  # [N] where each picture stands in the source: skipped samples leave gaps
     remarks: tuple[str, ...] = ()  # what the source found at opening
+    classes: ClassTexts | None = None  # None: not asked for
 
 
-def encode_source(
+def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     model: Encoder,
     source: Source,
     *,
     captions: Captions = "whole",
     need_text: bool = True,
+    encode_texts: bool = True,
     foils: bool = False,
     batch: int = 64,
     max_damaged: float = 0.1,
@@ -82,6 +85,7 @@ def encode_source(
 
     captions     "whole": one text per picture, its fullest; "each": every caption; "first": the first one
     need_text    a picture without a text counts as damaged; else it is encoded alone
+    encode_texts  False keeps the texts as strings only: the names of classes come again and again
     foils        encode the foils and their true captions too
     batch        pictures, and texts, that the model sees at once
     max_damaged  share of samples that may be skipped
@@ -94,7 +98,7 @@ def encode_source(
     if len(source) == 0:
         raise UserError(f"no samples in {source.path}; evaluation needs at least one")
     cut_before = model.cut
-    run = _Run(model, captions, need_text, foils, batch)
+    run = _Run(model, captions, need_text, encode_texts, foils, batch)
     failed: list[tuple[str, str]] = []  # cause, text: an exception would keep its picture in memory
     for index in range(len(source)):
         try:
@@ -175,13 +179,22 @@ class _Rows:
 class _Run:
     """One walk over a source."""
 
-    def __init__(self, model: Encoder, captions: Captions, need_text: bool, foils: bool, batch: int) -> None:
+    def __init__(
+        self,
+        model: Encoder,
+        captions: Captions,
+        need_text: bool,
+        encode_texts: bool,
+        foils: bool,
+        batch: int,
+    ) -> None:
         kept = (lambda x: x) if model.method.pairwise else vectors_only
         self.images = _Rows(lambda items: kept(model.encode(images=items)), batch)
         self.texts = _Rows(lambda items: kept(model.encode(texts=items)), batch)
         self.foil_strings: list[str] = []
         self.foil_texts = _Rows(lambda items: kept(model.encode(texts=items)), batch)
-        self.captions, self.need_text, self.foils = captions, need_text, foils
+        self.captions, self.need_text = captions, need_text
+        self.encode_texts, self.foils = encode_texts, foils
         self.keys: list[str] = []
         self.positions: list[int] = []  # in the source
         self.strings: list[str] = []
@@ -200,7 +213,8 @@ class _Run:
         row = self.images.add(picture)
         self.keys.append(record.key)
         for text in real:
-            self.texts.add(text)
+            if self.encode_texts:
+                self.texts.add(text)
             self.strings.append(text)
             self.owner.append(row)
         if self.foils:

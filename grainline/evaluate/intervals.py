@@ -104,6 +104,30 @@ def replicates(
     return np.concatenate(parts)
 
 
+def replicates_within(
+    values: np.ndarray, strata: np.ndarray, *, resamples: int = 1000, seed: int = 0
+) -> np.ndarray:
+    """The mean over strata of the mean inside each, of every resample: [R]
+
+    values  [Q] one number per query
+    strata  [Q] id of the class of each query; queries are drawn within their class, so that none is empty
+
+    Equal seeds and strata mean equal draws.
+    """
+    values = np.asarray(values, np.float64)
+    assert len(values) > 0, "no values to resample"
+    generator = np.random.default_rng(seed)
+    kinds = np.unique(strata)
+    total = np.zeros(resamples)
+    for kind in kinds:
+        mine = values[strata == kind]
+        block = max(1, CHUNK // len(mine))
+        for start in range(0, resamples, block):
+            drawn = generator.integers(0, len(mine), size=(min(block, resamples - start), len(mine)))
+            total[start : start + block] += mine[drawn].mean(1)
+    return total / len(kinds)
+
+
 def wilson(right: int, number: int, level: float = 0.95) -> Interval:
     """Wilson's score interval of a share of independent trials; of use near 0 and 1, where a bootstrap fails.
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from grainline.errors import UserError
-from grainline.evaluate.result import Result, now, versions
-from grainline.evaluate.suite import Options, foil_metrics, retrieval_metrics
+from grainline.evaluate.outcome import metrics_of, options_of
+from grainline.evaluate.result import Result, now, refuse_unlike, versions
+from grainline.evaluate.suite import CELLS
 
 
 def pooled(results: Sequence[Result]) -> Result:
@@ -19,21 +19,9 @@ def pooled(results: Sequence[Result]) -> Result:
     assert results, "nothing to pool"
     first = results[0]
     for other in results[1:]:
-        for what, a, b in (
-            ("suite", first.suite, other.suite),
-            ("protocol", first.protocol, other.protocol),
-            ("data fingerprint", first.data["fingerprint"], other.data["fingerprint"]),
-            ("captions", first.settings["captions"], other.settings["captions"]),
-            ("number of pictures", first.data["pictures"], other.data["pictures"]),
-        ):
-            if a != b:
-                raise UserError(f"results with {what} {a} and {b} cannot be pooled; they must be the same")
-    names = Options._fields
-    options = Options(**{name: value for name, value in first.settings.items() if name in names})
-    if first.suite == "foils":
-        metrics = foil_metrics([result.queries for result in results], options)
-    else:
-        metrics = retrieval_metrics([result.queries["folds"] for result in results], options)
+        refuse_unlike(first, other, "be pooled")
+    options = options_of(first)
+    metrics = metrics_of(CELLS[first.suite]([result.queries for result in results], options), options)
     runs = {m.name: [result.metric(m.name).value for result in results] for m in first.metrics}
     note = f"pooled over {len(results)} runs; intervals are over pictures"
     return first._replace(

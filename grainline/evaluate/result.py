@@ -120,6 +120,19 @@ def from_json(text: str, where: str = "the text") -> Result:
         raise UserError(f"{where} is not a result of `grainline evaluate` ({error})") from error
 
 
+def refuse_unlike(one: Result, other: Result, what: str) -> None:
+    """Raise UserError unless two results are of one suite on the same data: such others cannot {what}."""
+    for name, a, b in (
+        ("suite", one.suite, other.suite),
+        ("protocol", one.protocol, other.protocol),
+        ("data fingerprint", one.data["fingerprint"], other.data["fingerprint"]),
+        ("captions", one.settings["captions"], other.settings["captions"]),
+        ("number of pictures", one.data["pictures"], other.data["pictures"]),
+    ):
+        if a != b:
+            raise UserError(f"results with {name} {a} and {b} cannot {what}; they must be the same")
+
+
 def write(result: Result, path: str | Path) -> None:
     """Write a result whole or not at all, making folders on the way.
 

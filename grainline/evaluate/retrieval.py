@@ -54,40 +54,6 @@ def refuse_nan(number: int, total: int) -> None:
         )
 
 
-def recall_at(rank: Tensor, k: int) -> float:
-    """Share of queries whose best positive is among the k best candidates.
-
-    rank  [Q] int, 1 = best
-
-    >>> recall_at(torch.tensor([1, 3, 2, 9]), k=2)
-    0.5
-    """
-    return float((rank <= k).double().mean())
-
-
-def median_rank(rank: Tensor) -> float:
-    """Median of the ranks; of an even number, the mean of the middle two.
-
-    rank  [Q] int, 1 = best
-
-    >>> median_rank(torch.tensor([1, 40, 2, 5]))
-    3.5
-    """
-    return float(np.median(rank.cpu().numpy()))
-
-
-def r_sum(image_to_text: Tensor, text_to_image: Tensor, at: Sequence[int] = (1, 5, 10)) -> float:
-    """Sum of the recalls both ways in percent: 600 is perfect with the usual three depths.
-
-    image_to_text  [N] int ranks, 1 = best
-    text_to_image  [M] int ranks, 1 = best
-
-    >>> r_sum(torch.tensor([1, 6]), torch.tensor([2, 3, 4, 20]))
-    350.0
-    """
-    return sum(100 * (recall_at(image_to_text, k) + recall_at(text_to_image, k)) for k in at)
-
-
 def chance_recall(positives: Sequence[int] | np.ndarray, candidates: int, k: int) -> float:
     """Expected recall at k of a random ranking: the mean of 1 - C(C - m, k) / C(C, k).
 

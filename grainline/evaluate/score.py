@@ -66,8 +66,8 @@ def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int
     """
     _check(images, texts)
     side = tile_side(method, images, texts, memory)
-    images, texts = _comparable(method, images), _comparable(method, texts)
-    tile = _tile_of(method, images, texts)
+    images, texts = comparable(method, images), comparable(method, texts)
+    tile = tile_of(method, images, texts)
     best = _best_positive(tile, side, images, texts)
     counted = _count(tile, side, images, texts, best)
     query = texts.image >= 0
@@ -83,8 +83,8 @@ def topk(method: Scorer, images: Encoded, texts: Encoded, k: int, memory: int = 
     """
     assert k >= 1, k
     side = tile_side(method, images, texts, memory)
-    images, texts = _comparable(method, images), _comparable(method, texts)
-    tile = _tile_of(method, images, texts)
+    images, texts = comparable(method, images), comparable(method, texts)
+    tile = tile_of(method, images, texts)
     of_rows: dict[int, Top] = {}
     of_columns: dict[int, Top] = {}
     for r, c in _tiles(len(images.image), len(texts.image), side):
@@ -100,7 +100,7 @@ def pair_scores(method: Scorer, images: Encoded, texts: Encoded, of: Tensor) -> 
     of  [M] int64, row of `images` that text i is compared with
     """
     if not method.pairwise:
-        a, b = _comparable(method, images).vector, _comparable(method, texts).vector
+        a, b = comparable(method, images).vector, comparable(method, texts).vector
         return torch.cat(
             [
                 (a[of[i : i + SIDE]].double() * b[i : i + SIDE].double()).sum(1).float()
@@ -144,13 +144,13 @@ def _check(images: Encoded, texts: Encoded) -> None:
         )
 
 
-def _comparable(method: Scorer, encoded: Encoded) -> Encoded:
+def comparable(method: Scorer, encoded: Encoded) -> Encoded:
     """The rows on a device that has float64, where vectors are compared."""
     here = method.pairwise or encoded.vector.device.type in ("cpu", "cuda")
     return encoded if here else to(encoded, "cpu")
 
 
-def _tile_of(method: Scorer, images: Encoded, texts: Encoded) -> Tile:
+def tile_of(method: Scorer, images: Encoded, texts: Encoded) -> Tile:
     """The function that scores a tile: rows and columns to [n, m] float32."""
     if method.pairwise:
         return lambda r, c: method.score(rows(images, r), rows(texts, c)).float()

@@ -3,6 +3,7 @@
 from rich.markup import escape
 from rich.table import Table
 
+from grainline.evaluate.against import Difference
 from grainline.evaluate.result import Result
 
 
@@ -20,4 +21,18 @@ def table(result: Result) -> Table:
             escape(metric.name), metric.text(metric.value), metric.ends(), metric.text(metric.chance),
             f"{metric.queries:,}", f"{metric.ties:,}",
         )  # fmt: skip
+    return out
+
+
+def difference_table(result: Result) -> Table:
+    """What changed against the earlier result of `settings["against"]`, metric by metric."""
+    entry, level = result.settings["against"], result.settings["level"]
+    out = Table(title=escape(f"{result.suite}, against {entry['path']}"))
+    out.add_column("metric", overflow="fold")
+    for column in ("before", "after", "difference", f"{100 * level:g} % interval, paired"):
+        out.add_column(column, justify="right", no_wrap=True)
+    for fields in entry["differences"]:
+        row = Difference(**fields)
+        shown = [row.text(x, sign) for x, sign in ((row.before, ""), (row.after, ""), (row.value, "+"))]
+        out.add_row(escape(row.name), *shown, f"{row.text(row.low, '+')} to {row.text(row.high, '+')}")
     return out

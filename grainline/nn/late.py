@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from grainline.nn.static import is_static
+
 BLOCK = 2**23
 """Cosines held at a time; where there are more, blocks of texts are computed again in backward."""
 
@@ -52,10 +54,15 @@ def late_heat(images: Tensor, seen: Tensor, texts: Tensor, told: Tensor, sharpne
 def distinct_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Where each distinct row of x [R, D] stands first [U], and which of them every row is [R].
 
+    In a static graph every row counts as distinct.
+
     >>> first, back = distinct_rows(torch.tensor([[2.0], [1.0], [2.0]]))
     >>> sorted(first.tolist()), first[back].tolist()
     ([0, 1], [0, 1, 0])
     """
+    if is_static():
+        every = torch.arange(x.shape[0], device=x.device)
+        return every, every
     back, count = _same_sums(x.detach())
     number = torch.arange(len(x), device=x.device)
     first = torch.full((count,), len(x), device=x.device).scatter_reduce(0, back, number, "amin")

@@ -2,6 +2,7 @@
 
     scenes, scenes:...                  pictures drawn on the fly, with known truth
     a.tar, a-*.tar, a-{0000..0004}.tar  WebDataset tars, or a folder of them
+    classes:DIR                         a folder with one subfolder of pictures for each class
     a folder of pictures                with NAME.txt or NAME.json beside each, or a metadata.csv or .jsonl
     a.jsonl, a.csv, a.tsv, a.json       rows with the paths of pictures
     a.parquet, a-*.parquet              rows with the pictures inside, or a folder of them (extra `data`)
@@ -17,6 +18,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from grainline.data.record import Source
+from grainline.data.sources.classes import Classes
 from grainline.data.sources.coco import CocoKarpathy, CocoVal2017, is_karpathy, is_official
 from grainline.data.sources.common import HELP, divide, read_text, some
 from grainline.data.sources.folder import Folder, files_below, suffix
@@ -45,6 +47,10 @@ def _tars(path: str, _images: str | None, _size: int | None) -> Source:
 
 def _folder(path: str, _images: str | None, _size: int | None) -> Source:
     return Folder(path)
+
+
+def _classes(path: str, _images: str | None, _size: int | None) -> Source:
+    return Classes(path)
 
 
 def _table(path: str, images: str | None, _size: int | None) -> Source:
@@ -82,6 +88,7 @@ SOURCES: dict[str, Opener] = {
     "scenes": _scenes,
     "tars": _tars,
     "folder": _folder,
+    "classes": _classes,
     "table": _table,
     "parquet": _parquet,
     "json": _json,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from grainline.encoders.base import ImageTokens, TextTokens
 from grainline.encoders.text import Grouping, length_groups
 from grainline.encoders.vit import Colour, normalised
+from grainline.nn.static import is_static
 
 
 class ImageEncoder(nn.Module):
@@ -49,13 +50,16 @@ class TextEncoder(Grouping):
     def forward(self, ids: Tensor, mask: Tensor) -> TextTokens:
         """ids [M, L], mask [M, L] -> TextTokens of the same L; padding may be longer than the context"""
         length = ids.shape[1]
-        if length > self.context and bool(mask[:, self.context :].any()):
+        if not is_static() and length > self.context and bool(mask[:, self.context :].any()):
             raise ValueError(f"a text has more than {self.context} tokens; the tokenizer must cut it there")
         if self.whole:
             ids = F.pad(ids.masked_fill(~mask, self.pad), (0, self.context - length), value=self.pad)
             hidden, pooled = self.read(self.model, ids, mask)
             tokens = F.pad(hidden, (0, 0, 0, length - self.context))
             return TextTokens(pooled * mask.any(1, keepdim=True), tokens, mask)
+        if is_static():  # the caller keeps to the context
+            hidden, pooled = self.read(self.model, ids, mask)
+            return TextTokens(pooled * mask.any(1, keepdim=True), hidden, mask)
         groups = length_groups(mask.sum(1), self.buckets)
         parts = [self.read(self.model, ids[rows, :most], mask[rows, :most]) for rows, most in groups]
         back = torch.cat([rows for rows, _ in groups]).argsort()
@@ -96,7 +100,7 @@ def _read_causal(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]
     """
     hidden = model(input_ids=ids).last_hidden_state
     last = (mask.sum(1) - 1).clamp(min=0)
-    return hidden, hidden[torch.arange(len(ids), device=ids.device), last]
+    return hidden, hidden[torch.arange(ids.shape[0], device=ids.device), last]
 
 
 def _read_siglip_text(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001

@@ -1,0 +1,108 @@
+"""A result against an earlier one on the same data: paired differences with intervals, for every suite.
+
+Both results are resampled with the same draws of pictures. What is hard or easy in a picture then cancels,
+and the interval of the difference is narrower than those of its two sides. Run before and after a fine-tuning
+on other data, a suite tells what was forgotten.
+"""
+
+from typing import Any, NamedTuple
+
+from grainline.errors import UserError
+from grainline.evaluate.intervals import from_replicates
+from grainline.evaluate.outcome import options_of
+from grainline.evaluate.result import Result, Unit, read, refuse_unlike
+from grainline.evaluate.suite import CELLS
+
+FOUND = ("rank", "tied", "right", "predicted", "per_class", "confusions")
+"""Fields of `Result.queries` that a model decides; all others say what it was asked."""
+
+
+class Difference(NamedTuple):
+    """After minus before, of one metric."""
+
+    name: str
+    before: float
+    after: float
+    value: float
+    low: float  # bootstrap interval over pictures, the same ones on both sides
+    high: float
+    unit: Unit
+
+    def text(self, number: float, sign: str = "") -> str:
+        """A number in the unit of the metric; of shares in points of a percent.
+
+        >>> loss = Difference("top-1 accuracy", 0.5, 0.4876, -0.0124, -0.02, -0.004, "share")
+        >>> loss.text(loss.before), loss.text(loss.value, "+"), loss.text(0.004, "+")
+        ('50.0 %', '-1.2', '+0.4')
+        """
+        if self.unit != "share":
+            return f"{number:{sign},.1f}"
+        return f"{100 * number:{sign}.1f}" + ("" if sign else " %")
+
+
+def against(after: Result, before: Result, where: str = "the earlier result") -> list[Difference]:
+    """The difference of every metric, with the seed, resamples and level of `after`.
+
+    where  what to call `before` in an error
+
+    Raises UserError unless both were asked the same, and for a pooled result, which keeps no outcomes.
+    """
+    refuse_unlike(after, before, f"be compared ({where})")
+    _refuse_empty(before, where)
+    if _asked(after.queries) != _asked(before.queries):
+        raise UserError(
+            f"{where} asks other pictures, texts or classes than this result; use the same data and options"
+        )
+    options = options_of(after)
+    cells, earlier = (CELLS[after.suite]([result.queries], options) for result in (after, before))
+    out = []
+    for name, cell in cells.items():
+        value = cell.value - earlier[name].value
+        ends = from_replicates(value, cell.drawn - earlier[name].drawn, options.level)
+        out.append(Difference(name, earlier[name].value, cell.value, *ends, cell.unit))
+    return out
+
+
+def read_earlier(path: str, suite: str) -> Result:
+    """A result to compare with. Raises UserError where it cannot be one, before the new one is measured."""
+    found = read(path)
+    if found.suite != suite:
+        raise UserError(
+            f"{path} is a result of --suite {found.suite}, not of {suite}; compare like with like"
+        )
+    _refuse_empty(found, path)
+    return found
+
+
+def noted(after: Result, before: Result, path: str) -> Result:
+    """The result with its differences to an earlier one in `settings["against"]`."""
+    found = against(after, before, path)
+    model = {name: before.settings[name] for name in MODEL if name in before.settings}
+    entry: dict[str, Any] = {
+        "path": path,
+        "time": before.time,
+        **model,
+        "differences": [difference._asdict() for difference in found],
+    }
+    notes = after.notes
+    if after.settings.get("templates") != before.settings.get("templates"):
+        notes += (f"{path} was made with other prompts",)
+    return after._replace(settings=after.settings | {"against": entry}, notes=notes)
+
+
+MODEL = ("model", "method", "weights", "step", "fingerprint")
+"""Settings that say what was measured."""
+
+
+def _refuse_empty(result: Result, where: str) -> None:
+    if not result.queries:
+        raise UserError(f"{where} keeps no outcomes, as pooled results do; compare results of single runs")
+
+
+def _asked(value: Any) -> Any:
+    """Outcomes without what the model decides."""
+    if isinstance(value, dict):
+        return {name: _asked(inner) for name, inner in value.items() if name not in FOUND}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [_asked(inner) for inner in value]
+    return value

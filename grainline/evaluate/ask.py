@@ -1,0 +1,94 @@
+"""What `grainline evaluate` is asked for: checked before a model is loaded, then encoded and measured."""
+
+from typing import Any, NamedTuple
+
+from grainline.data.record import Source
+from grainline.errors import UserError
+from grainline.evaluate.against import noted, read_earlier
+from grainline.evaluate.classes import TEMPLATES, read_classes, read_templates
+from grainline.evaluate.encode import CAPTIONS, Captions, Encoder, Encodings, Progress, encode_source
+from grainline.evaluate.outcome import Options
+from grainline.evaluate.protocols import PROTOCOLS
+from grainline.evaluate.result import Result
+from grainline.evaluate.score import Scorer
+from grainline.evaluate.suite import SUITES
+from grainline.evaluate.zeroshot import with_classes
+
+ZEROSHOT = "zeroshot"
+
+
+class Asked(NamedTuple):
+    """A suite with its options, and the files that go with it, read."""
+
+    suite: str
+    options: Options
+    captions: Captions
+    templates: tuple[str, ...]  # of prompts
+    listed: dict[str, str] | None  # label -> name of all classes; None: those of the pictures
+    against: str | None
+    earlier: Result | None  # the result to compare with
+
+
+def ask(
+    suite: str,
+    options: Options,
+    captions: str | None = None,
+    prompts: str | None = None,
+    classes: str | None = None,
+    against: str | None = None,
+) -> Asked:
+    """The options of the command, checked. Raises UserError for those that do not go together."""
+    if suite not in SUITES:
+        raise UserError(f"--suite is {suite!r}; allowed are {', '.join(SUITES)}")
+    if options.protocol not in PROTOCOLS:
+        raise UserError(f"--protocol is {options.protocol!r}; allowed are {', '.join(PROTOCOLS)}")
+    for name, value in (("--prompts", prompts), ("--classes", classes)):
+        if value is not None and suite != ZEROSHOT:
+            raise UserError(f"{name} goes with --suite {ZEROSHOT}, not with {suite}")
+    return Asked(
+        suite,
+        options,
+        _captions(suite, captions),
+        TEMPLATES if prompts is None else read_templates(prompts),
+        None if classes is None else read_classes(classes),
+        against,
+        None if against is None else read_earlier(against, suite),
+    )
+
+
+def encoded(
+    asked: Asked, model: Encoder, source: Source, batch: int, damage: float, progress: Progress | None = None
+) -> Encodings:
+    """The source with all that the suite reads. `damage` is the share of samples that may be skipped."""
+    data = encode_source(
+        model,
+        source,
+        captions=asked.captions,
+        encode_texts=asked.suite != ZEROSHOT,
+        foils=asked.suite == "foils",
+        batch=batch,
+        max_damaged=damage,
+        progress=progress,
+    )
+    if asked.suite == ZEROSHOT:
+        data = with_classes(model, data, asked.templates, asked.listed, batch)
+    return data
+
+
+def measured(asked: Asked, method: Scorer, data: Encodings, model: dict[str, Any]) -> Result:
+    """The result, with what its settings say about the model and how it differs from the earlier one."""
+    result = SUITES[asked.suite](method, data, asked.options)
+    result = result._replace(settings=result.settings | model)
+    if asked.earlier is None or asked.against is None:
+        return result
+    return noted(result, asked.earlier, asked.against)
+
+
+def _captions(suite: str, given: str | None) -> Captions:
+    default: Captions = "first" if suite == ZEROSHOT else "whole"
+    if suite == ZEROSHOT and given not in (None, default):
+        raise UserError(f"--captions is {given!r}; for {suite} the first caption is the class: leave it out")
+    found = next((known for known in CAPTIONS if known == given), None)
+    if given is not None and found is None:
+        raise UserError(f"--captions is {given!r}; allowed are {', '.join(CAPTIONS)}")
+    return found or default

@@ -1,0 +1,104 @@
+"""From outcomes to a result: what all suites share.
+
+A suite finds the outcome of every query. Cells are its metrics with all their resamples, so that results can
+be summed, pooled over runs and compared with others of the same data.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from grainline.evaluate.encode import Encodings
+from grainline.evaluate.intervals import from_replicates
+from grainline.evaluate.protocols import coco_split
+from grainline.evaluate.result import Metric, Result, Unit, now, versions
+from grainline.evaluate.score import MEMORY
+
+
+class Options(NamedTuple):
+    """How a suite is run."""
+
+    protocol: str = "plain"
+    seed: int = 0  # of the bootstrap
+    resamples: int = 1000
+    level: float = 0.95
+    memory: int = MEMORY  # bytes of a tile of scores
+
+
+class Cell(NamedTuple):
+    """One metric of one set of queries."""
+
+    value: float
+    drawn: np.ndarray  # [R] its value in every resample
+    queries: int
+    chance: float
+    ties: int
+    unit: Unit
+    wilson: tuple[float, float] | None = None
+
+
+def options_of(result: Result) -> Options:
+    """The options that a result was made with."""
+    names = Options._fields
+    return Options(**{name: value for name, value in result.settings.items() if name in names})
+
+
+def metrics_of(cells: Mapping[str, Cell], options: Options) -> tuple[Metric, ...]:
+    """Metrics with their intervals."""
+    out = []
+    for name, cell in cells.items():
+        ends = from_replicates(cell.value, cell.drawn, options.level)
+        out.append(Metric(name, *ends, cell.queries, cell.chance, cell.ties, cell.unit, cell.wilson))
+    return tuple(out)
+
+
+def notes_of(data: Encodings, options: Options) -> tuple[str, ...]:
+    """What a reader of the numbers has to know."""
+    notes = list(data.remarks)
+    if data.damaged:
+        causes = ", ".join(f"{number} {cause}" for cause, number in sorted(data.damaged.items()))
+        skipped = sum(data.damaged.values())
+        first = "; ".join(data.damaged_first)
+        notes.append(f"{skipped} of {data.samples} samples were skipped: {causes}; the first: {first}")
+    if data.blank:
+        notes.append(f"{data.blank} blank captions were skipped")
+    if data.cut:
+        notes.append(f"{data.cut} texts were longer than the model reads and were cut")
+    if options.protocol.startswith("coco"):
+        notes.append(f"pictures of {coco_split(data.keys)}")
+    return tuple(notes)
+
+
+def result_of(
+    suite: str,
+    data: Encodings,
+    options: Options,
+    cells: Mapping[str, Cell],
+    queries: dict[str, Any],
+    notes: tuple[str, ...] = (),
+) -> Result:
+    """The result of a suite, with the notes that all of them make and its own."""
+    metrics = metrics_of(cells, options)
+    notes = notes_of(data, options) + notes
+    if any(metric.low == metric.high for metric in metrics if metric.unit == "share"):
+        notes += (
+            "an interval of width zero means that all outcomes were alike, not that the value is certain",
+        )
+    settings: dict[str, Any] = {**options._asdict(), "captions": data.captions}
+    if options.protocol.startswith("coco"):
+        settings["split"] = coco_split(data.keys)
+    found = {
+        "path": data.path,
+        "fingerprint": data.fingerprint,
+        "samples": data.samples,
+        "pictures": len(data.keys),
+        "texts": len(data.strings),
+        "damaged": data.damaged,
+        "damaged_first": list(data.damaged_first),
+        "blank_captions": data.blank,
+        "cut_texts": data.cut,
+    }
+    return Result(
+        suite, options.protocol, metrics, settings, found, versions(), options.seed, now(), notes, queries
+    )

@@ -1,0 +1,56 @@
+"""Which model it is: a fingerprint of all that decides its vectors, and where its weights lay."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grainline.config import Config
+from grainline.files import STATE
+from grainline.model import Model, find_run
+
+
+def origin(model: Model, path: str) -> dict[str, Any]:
+    """What a result says about the model it measured, which was loaded from a path.
+
+    weights  the folder of the weights that the path meant just then; the path where it means no run
+    step     of training, None where nothing says it
+    """
+    run = find_run(Path(path))
+    weights = Path(path) if run is None else run[1]
+    try:
+        step = json.loads((weights / STATE).read_bytes())["state"]["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        step = None
+    return {
+        "model": path,
+        "method": model.description.method,
+        "weights": str(weights),
+        "step": step,
+        "fingerprint": fingerprint(model),
+    }
+
+
+def fingerprint(model: Model) -> str:
+    """sha256 over the method, its config, all weights by name, and the tokenizer.
+
+    Where a checkpoint of others lay is none of it: weights and architecture say what it was.
+    """
+    total = hashlib.sha256()
+    facts = [model.description.method, _placeless(model.description.config), model.tokenizer.to_json()]
+    total.update(json.dumps(facts, sort_keys=True).encode())
+    for name, tensor in sorted(model.method.state_dict().items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def _placeless(config: Config) -> dict[str, Any]:
+    values = config.model_dump(mode="json")
+    sides = {
+        k: {f: y for f, y in x.items() if f != "pretrained"} if isinstance(x, dict) else x
+        for k, x in values.items()
+    }
+    return {name: x for name, x in sides.items() if name != "pretrained"}

@@ -1,0 +1,284 @@
+"""ONNX graphs of methods and of pretrained encoders: as good as torch in any batch, or not there at all."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import checkpoints
+import make
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from runs import call, complaint
+from torch import Tensor, nn
+
+from grainline.config import override, parse
+from grainline.data.tokenizer import Tokenizer
+from grainline.encoders.pretrained.build import Pretrained, split
+from grainline.errors import UserError
+from grainline.export import folder
+from grainline.export.folder import export
+from grainline.export.graph import Parity, differences, session, write_graph
+from grainline.export.towers import OUTPUTS, Outputs, TextTower
+from grainline.files import write_tensors
+from grainline.methods import METHODS
+from grainline.model import Description, Model, build, load, write_description
+from grainline.nn.late import distinct_rows
+from grainline.nn.static import static
+from grainline.origin import fingerprint
+from grainline.types import Texts
+
+DOCS = Path(__file__).parent.parent / "docs" / "export.md"
+TEXTS = ["A red circle is above a blue square.", "A dog runs. The sand is wet. It is grey."]
+
+
+def tiny(name: str, *changes: str) -> Model:
+    """A model of random weights with a tokenizer of its own."""
+    torch.manual_seed(1)
+    tokenizer = Tokenizer.train(TEXTS * 2, vocab=540)
+    config = parse(METHODS[name][1], override(make.TINY, [f"text.vocab={tokenizer.vocab}", *changes]), "test")
+    description = Description(name, config)
+    return Model(description, build(description), tokenizer)
+
+
+def texts(parts: int, length: int = 24) -> Texts:
+    """Five texts of unequal lengths; of several parts, some are equal and some are not there."""
+    ids = torch.randint(3, make.VOCAB, (5, parts, length))
+    ids[1, 0] = ids[3, -1]
+    mask = torch.arange(length) < torch.tensor([3, 24, 9, 24, 2])[:, None, None].clamp(max=length)
+    mask = mask.repeat(1, parts, 1)
+    mask[2, 1:] = False
+    number = torch.arange(5)
+    return Texts(ids, mask, number, number, number)
+
+
+@pytest.mark.parametrize("case", make.CASES)
+def test_a_static_graph_gives_what_grouped_texts_give(case: str) -> None:
+    method = make.build(case)
+    given = texts(3 if method.parts > 1 else 1)
+    with torch.no_grad():
+        wanted = method.encode_texts(given)
+        with static():
+            found = method.encode_texts(given)
+    torch.testing.assert_close(found.vector, wanted.vector, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.tokens[found.mask], wanted.tokens[wanted.mask], rtol=0, atol=1e-5)
+    assert torch.equal(found.mask, wanted.mask)
+
+
+def pretrained(kind: str) -> Pretrained:
+    model = checkpoints.FAMILIES[kind]()
+    config = model.config.to_dict()
+    return split(model, {"kind": kind, "config": config, "mean": (0.4,) * 3, "spread": (0.3,) * 3, "pad": 1})
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip", "bert", "groupvit"])
+def test_a_static_graph_of_a_pretrained_encoder_gives_the_same(kind: str) -> None:
+    encoder = pretrained(kind).text
+    assert encoder is not None
+    given = texts(1, encoder.context)
+    ids, mask = given.ids[:, 0], given.mask[:, 0]
+    with torch.no_grad():
+        wanted = encoder(ids, mask)
+        with static():
+            found = encoder(ids, mask)
+    torch.testing.assert_close(found.pooled, wanted.pooled, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.tokens[mask], wanted.tokens[mask], rtol=0, atol=1e-5)
+
+
+def test_in_a_static_graph_every_row_is_distinct_and_back_again_outside() -> None:
+    x = torch.tensor([[1.0], [1.0], [2.0]])
+    with static():
+        first, back = distinct_rows(x)
+    assert first.tolist() == back.tolist() == [0, 1, 2]
+    assert len(distinct_rows(x)[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("clip", ("image.stem=conv",)),
+        ("siglip", ("image.pool=attention", "text.causal=false", "text.pool=mean")),
+        ("maxsim", ("sentences=4",)),
+    ],
+)
+def test_an_exported_method_is_the_method(name: str, changes: tuple[str, ...], tmp_path: Path) -> None:
+    model = tiny(name, *changes)
+    done = export(model, tmp_path / "out")
+    assert max(parity.worst for parity in done.parity.values()) < 2e-6
+    about = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "export.json", "image.onnx", "text.onnx", "tokenizer.json", "tokenizer_meta.json",
+    ]  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert Tokenizer.load(tmp_path / "out").to_json() == model.tokenizer.to_json()
+    assert about["fingerprint"] == fingerprint(model)
+    assert (about["method"], about["size"], about["context"]) == (name, 8, 24)
+    assert about["parts"] == (4 if name == "maxsim" else 1)
+    assert about["bias"] == (-10.0 if name == "siglip" else None)
+    assert about["scale"] == pytest.approx(10.0 if name == "siglip" else 1 / 0.07)
+    assert about["parity"]["image"]["vector"] == done.parity["image"].vector
+    shape = ["texts", "parts", "tokens"] if name == "maxsim" else ["texts", "tokens"]
+    assert about["inputs"]["text"]["ids"] == {"type": "int64", "shape": shape}
+    run = session(tmp_path / "out" / "text.onnx")
+    assert [(x.name, x.shape) for x in run.get_inputs()] == [("ids", shape), ("mask", shape)]
+    pictures = session(tmp_path / "out" / "image.onnx")
+    assert [(x.name, x.shape) for x in pictures.get_inputs()] == [("pixels", ["images", 3, 8, 8])]
+    _run_the_documented_example(model, tmp_path)
+
+
+def _run_the_documented_example(model: Model, place: Path) -> None:
+    """The code of the page, word for word but for its two paths, against the model itself."""
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8)).save(place / "a.png")
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    code = "\n".join(blocks if model.method.pairwise else blocks[:1])
+    assert code.count('"out/onnx"') == code.count('"photo.png"') == 1
+    code = code.replace('"out/onnx"', repr(str(place / "out"))).replace(
+        '"photo.png"', repr(str(place / "a.png"))
+    )
+    space: dict[str, Any] = {}
+    exec(compile(code, str(DOCS), "exec"), space)
+    encoded = model.encode(images=[place / "a.png"])
+    np.testing.assert_allclose(space["picture"][0], encoded.vector.numpy(), atol=1e-5)
+    if model.method.pairwise:
+        wanted = model.score(encoded, ["A dog runs. The sand is wet.", "A red circle."])
+        found = space["maxsim"](space["picture"], space["two"], space["about"]["config"]["sharpness"])
+    else:
+        wanted = model.score(encoded, ["A dog runs over wet sand.", "A red circle."])
+        found = space["picture"][0] @ space["texts"][0].T
+    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
+
+
+class Image_(nn.Module):
+    """A pretrained image encoder as a tower."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, pixels: Tensor) -> Outputs:
+        read = self.encoder(pixels)
+        return Outputs(read.pooled, read.patches, read.patches.new_ones(read.patches.shape[:2]).bool())
+
+
+class Text_(Image_):
+    """A pretrained text encoder as a tower."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Outputs:  # type: ignore[override]
+        read = self.encoder(ids, mask)
+        return Outputs(read.pooled, read.tokens, read.mask)
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_pretrained_encoders_become_graphs(kind: str, tmp_path: Path) -> None:
+    found = pretrained(kind)
+    assert found.image is not None
+    assert found.text is not None
+    context, size = found.text.context, found.image.size
+    image, text = Image_(found.image).eval(), Text_(found.text).eval()
+    file = tmp_path / "image.onnx"
+    write_graph(image, (checkpoints.pictures(size, 2),), {"pixels": {0: "images"}}, file, {})
+    inputs: list[Any] = [(checkpoints.pictures(size, n),) for n in (1, 3)]
+    assert differences(session(file), image, inputs).worst < 2e-5
+    axis = {0: "texts", 1: "tokens"}
+    file = tmp_path / "text.onnx"
+    write_graph(text, checkpoints.texts(context, 2), {"ids": axis, "mask": axis}, file, {"tokens": context})
+    inputs = [checkpoints.texts(length, n) for n, length in ((1, 5), (4, context))]
+    assert differences(session(file), text, inputs).worst < 2e-5
+
+
+# What is measured, and what fails
+
+
+class Run(NamedTuple):
+    """A session that returns what it is told."""
+
+    outputs: Outputs
+
+    def get_inputs(self) -> list[Any]:
+        return [type("Entry", (), {"name": "x"})]
+
+    def run(self, names: list[str], feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        assert names == list(OUTPUTS)
+        assert set(feed) == {"x"}
+        return [x.numpy() for x in self.outputs]
+
+
+class Given(nn.Module):
+    def __init__(self, outputs: Outputs) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, x: Tensor) -> Outputs:  # noqa: ARG002
+        return self.outputs
+
+
+def test_differences_are_largest_over_what_is_real() -> None:
+    mask = torch.tensor([[True, False]])
+    one = Outputs(torch.tensor([[0.5, 0.25]]), torch.tensor([[[2.0, 4.0], [7.0, 7.0]]]), mask)
+    other = Outputs(torch.tensor([[0.5, 0.5]]), torch.tensor([[[2.0, 3.0], [0.0, 0.0]]]), mask)
+    inputs = [(torch.zeros(1),)]
+    assert differences(Run(one), Given(one), inputs) == Parity(0.0, 0.0)
+    assert differences(Run(other), Given(one), inputs) == Parity(0.25, 0.25), "tokens: 1 of 4"
+    assert not differences(Run(one._replace(token_mask=~mask)), Given(one), inputs).worst <= 1
+    broken = one._replace(vector=torch.full((1, 2), torch.nan))
+    assert not differences(Run(broken), Given(one), inputs).worst <= 1
+
+
+def test_texts_of_one_part_have_no_axis_of_parts() -> None:
+    method = make.build("clip")
+    given = texts(1)
+    with torch.no_grad():
+        found = TextTower(method)(given.ids[:, 0], given.mask[:, 0])
+        torch.testing.assert_close(found.vector, method.encode_texts(given).vector)
+
+
+@pytest.mark.parametrize("parity", [Parity(2e-4, 0.0), Parity(0.0, 2e-4), Parity(float("nan"), 0.0)])
+def test_a_graph_that_is_not_the_model_is_not_written(
+    parity: Parity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*given: Any) -> int:
+        given[3].write_bytes(b"graph")
+        return 20
+
+    monkeypatch.setattr(folder, "write_graph", write)
+    monkeypatch.setattr(folder, "session", lambda file: None)  # noqa: ARG005
+    monkeypatch.setattr(folder, "differences", lambda *given: parity)  # noqa: ARG005
+    with pytest.raises(UserError, match=r"^the image graph differs from the model by .* allowed is 1e-04"):
+        export(tiny("clip"), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_writes_a_new_folder_only_and_says_what_it_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny("clip")
+    home = tmp_path / "model"
+    home.mkdir()
+    write_description(home, model.description)
+    model.tokenizer.save(home)
+    write_tensors(home / "model.safetensors", model.method.state_dict(), {"method": "CLIP"})
+    assert fingerprint(load(home)) == fingerprint(model)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    assert f"{out} is there already; give a new folder" in complaint(capsys, "export", home, out)
+    (out / "mine.txt").unlink()
+    left = tmp_path / ".saving-out"  # of an export that was killed
+    left.mkdir()
+    (left / "half.onnx").write_text("half")
+    assert call("export", home, out) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"image\.onnx: [\d,]+ bytes, opset \d+, largest difference to torch \d\.\de-0\d", said)
+    assert f"written: {out}" in said
+    assert len(list(out.iterdir())) == 5
+    assert not left.exists()
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnxscript" else found(name)
+    )
+    text = complaint(capsys, "export", home, tmp_path / "new")
+    assert text == "grainline: export needs onnxscript: pip install 'grainline[onnx]'"

@@ -1,0 +1,633 @@
+"""Classification by prompts against loops in float64, its files and options; results against earlier ones."""
+
+import io
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from rich.console import Console
+from runs import call, complaint, recipe
+from torch import Tensor
+
+from grainline.data.sources import open_source
+from grainline.errors import UserError
+from grainline.evaluate.against import against, noted
+from grainline.evaluate.classes import TEMPLATES, number_classes, read_classes, read_templates
+from grainline.evaluate.encode import Encodings, encode_source
+from grainline.evaluate.intervals import Interval, interval, replicates, replicates_within, wilson
+from grainline.evaluate.outcome import Options, metrics_of
+from grainline.evaluate.pool import pooled
+from grainline.evaluate.result import Result, from_json, read, to_json, write
+from grainline.evaluate.suite import foils_suite, retrieval_suite
+from grainline.evaluate.table import difference_table, table
+from grainline.evaluate.zeroshot import (
+    ENTRY,
+    PER_CLASS,
+    confusions,
+    judge,
+    per_class,
+    with_classes,
+    zeroshot_cells,
+    zeroshot_suite,
+)
+from grainline.experiment import run
+from grainline.model import load
+from grainline.origin import fingerprint
+from grainline.recipe import read_recipe
+from grainline.types import Encoded
+
+Capture = pytest.CaptureFixture[str]
+D = 6
+
+
+class Cosine:
+    """Dot product, or pair by pair: the best of the real tokens of a text; notes how many it was asked."""
+
+    def __init__(self, pairwise: bool = False) -> None:
+        self.pairwise = pairwise
+        self.asked: list[tuple[int, int]] = []
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        assert self.pairwise, "vectors are compared without the method"
+        self.asked.append((len(images.vector), len(texts.vector)))
+        cosine = torch.einsum("nd,mld->nml", images.vector, texts.tokens)
+        return cosine.masked_fill(~texts.mask, -torch.inf).amax(-1)
+
+
+class Drawn:
+    """Every text has a random vector and some random tokens of its own; the same text always the same."""
+
+    def __init__(self, pairwise: bool = False) -> None:
+        self.method, self.cut, self.read = Cosine(pairwise), 3, list[str]()
+
+    def encode(
+        self, *, images: Sequence[bytes | Image.Image] | None = None, texts: Sequence[str] | None = None
+    ) -> Encoded:
+        if images is not None:
+            vectors = [
+                np.asarray(image).reshape(-1, 3).mean(0).tolist() + [0.0] * (D - 3) for image in images
+            ]
+            return encoded(F.normalize(torch.tensor(vectors), dim=1))
+        assert texts is not None
+        self.read += texts
+        self.cut += sum(len(text) > 40 for text in texts)
+        vectors, tokens = zip(*map(self.of, texts), strict=True)
+        length = max(map(len, tokens))
+        mask = torch.tensor([[i < len(x) for i in range(length)] for x in tokens])
+        padded = torch.stack([F.pad(x, (0, 0, 0, length - len(x)), value=9.0) for x in tokens])
+        return encoded(torch.stack(vectors))._replace(tokens=padded, mask=mask)
+
+    def of(self, text: str) -> tuple[Tensor, Tensor]:
+        g = torch.Generator().manual_seed(zlib.crc32(text.encode()))
+        drawn = F.normalize(torch.randn(2 + len(text) % 3, D, generator=g), dim=1)
+        return drawn[0], drawn[1:]
+
+
+def encoded(vector: Tensor) -> Encoded:
+    n = len(vector)
+    number = torch.arange(n)
+    return Encoded(vector, torch.zeros(n, 0, vector.shape[1]), torch.zeros(n, 0).bool(), number, number)
+
+
+def random_pictures(labels: Sequence[str], seed: int = 0) -> Encodings:
+    g = torch.Generator().manual_seed(seed)
+    images = encoded(F.normalize(torch.randn(len(labels), D, generator=g), dim=1))
+    none = encoded(torch.zeros(0, D))
+    n = len(labels)
+    keys = tuple(f"p{i}" for i in range(n))
+    return Encodings(images, none, keys, tuple(labels), None, "made", f"f{n}", "first", n, {}, (), 0, 0)
+
+
+LABELS = [f"thing_{i % 11}" for i in range(40)]
+SHORT = ("{}", "a photo of {}.", "{}!")
+
+
+@pytest.mark.parametrize("pairwise", [False, True])
+@pytest.mark.parametrize(("memory", "batch"), [(2**28, 64), (6000, 1), (3000, 7)])
+def test_classes_are_ranked_as_by_loops_in_float64(pairwise: bool, memory: int, batch: int) -> None:
+    model = Drawn(pairwise)
+    data = with_classes(model, random_pictures(LABELS), SHORT, None, batch)
+    assert data.classes is not None
+    names = sorted({label.replace("_", " ") for label in LABELS})
+    assert data.classes.names == tuple(names)
+    found = judge(model.method, data.images, data.classes, memory)
+    for n, label in enumerate(LABELS):
+        picture = data.images.vector[n].double()
+        score = []
+        for name in names:
+            drawn = [model.of(template.replace("{}", name)) for template in SHORT]
+            if pairwise:
+                score.append(np.mean([max(float(picture @ token.double()) for token in x) for _, x in drawn]))
+            else:
+                mean = sum((vector.double() for vector, _ in drawn), torch.zeros(D).double()) / len(SHORT)
+                score.append(float(picture @ (mean / mean.norm())))
+        true = names.index(label.replace("_", " "))
+        ahead = sum(value >= score[true] for c, value in enumerate(score) if c != true)
+        assert int(found.rank[n]) == 1 + ahead
+        wanted = (
+            true if ahead == 0 else max((c for c in range(len(names)) if c != true), key=score.__getitem__)
+        )
+        assert int(found.predicted[n]) == wanted
+    assert not found.tied.any()
+    if pairwise and memory < 10**4:
+        pairs = [n * m for n, m in model.method.asked]
+        assert max(pairs) < 40 * 33 / 2, "the limit cuts the scores into tiles"
+        assert sum(pairs) == 40 * 33
+        assert {m % len(SHORT) for _, m in model.method.asked} == {0}, "the prompts of a class stay together"
+
+
+def test_many_classes_stay_within_the_limit_and_less_than_one_picture_is_refused() -> None:
+    model = Drawn()
+    labels = [f"c{i}" for i in range(300)]
+    data = with_classes(model, random_pictures(labels), ["{}"])
+    assert data.classes is not None
+    whole = judge(model.method, data.images, data.classes, 2**28)
+    rows = judge(model.method, data.images, data.classes, ENTRY * 300)
+    assert all(torch.equal(a, b) for a, b in zip(whole, rows, strict=True))
+    with pytest.raises(UserError, match="a memory limit of 9599 bytes is too small"):
+        judge(model.method, data.images, data.classes, ENTRY * 300 - 1)
+
+
+def test_only_prompts_are_encoded_each_once() -> None:
+    model = Drawn()
+    pictures = [("cat", 0), ("dog", 1), ("cat", 2)]
+    data = encode_source(model, Painted(pictures), captions="first", encode_texts=False)
+    assert model.read == []
+    assert (data.strings, len(data.texts.vector)) == (("cat", "dog", "cat"), 0)
+    data = with_classes(model, data, ["{}", "the long template of forty letters and {} at the end"])
+    assert sorted(model.read) == sorted(set(model.read))
+    assert len(model.read) == 4
+    assert data.cut == 2, "of the prompts"
+
+
+class Painted:
+    """Pictures of one shade of red and more of blue, with their captions."""
+
+    path = "painted"
+
+    def __init__(self, records: Sequence[tuple[str, int]]) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Any:
+        from grainline.data.record import Record
+
+        caption, blue = self.records[index]
+        return Record(f"p{index}", Image.new("RGB", (4, 4), (200, 0, blue)), (caption,) if caption else ())
+
+    def fingerprint(self) -> str:
+        return "painted"
+
+
+# Metrics of outcomes that are known by heart
+
+
+def outcomes(
+    rank: Sequence[int], label: Sequence[int], classes: int, tied: Sequence[int] = ()
+) -> dict[str, Any]:
+    predicted = [c if r == 1 else (c + 1) % classes for r, c in zip(rank, label, strict=True)]
+    return {
+        "keys": [f"p{i}" for i in range(len(rank))],
+        "classes": [f"c{i}" for i in range(classes)],
+        "label": list(label),
+        "rank": list(rank),
+        "tied": list(tied) or [0] * len(rank),
+        "predicted": predicted,
+    }
+
+
+RANK, LABEL = [1, 1, 1, 5, 6, 1, 2, 7], [0, 0, 0, 0, 0, 1, 1, 4]
+
+
+def test_accuracies_of_ranks_that_are_known_by_heart() -> None:
+    options = Options(resamples=300, seed=5)
+    one, five, mean = metrics_of(
+        zeroshot_cells([outcomes(RANK, LABEL, 7, [0, 0, 0, 1, 0, 0, 1, 0])], options), options
+    )
+    assert (one.name, five.name, mean.name) == ("top-1 accuracy", "top-5 accuracy", PER_CLASS)
+    assert (one.value, five.value) == (4 / 8, 6 / 8)
+    assert mean.value == pytest.approx((3 / 5 + 1 / 2 + 0) / 3), "classes without pictures count for nothing"
+    assert (one.chance, five.chance, mean.chance) == (1 / 7, 5 / 7, 1 / 7)
+    assert {(m.queries, m.ties, m.unit) for m in (one, five, mean)} == {(8, 2, "share")}
+    assert Interval(one.value, one.low, one.high) == interval(np.array(RANK) == 1, resamples=300, seed=5)
+    assert one.wilson == wilson(4, 8)[1:]
+    assert five.wilson == wilson(6, 8)[1:]
+    assert mean.wilson is None
+
+
+def test_accuracy_at_five_is_left_out_where_it_could_not_fail() -> None:
+    assert list(zeroshot_cells([outcomes([1, 5], [0, 1], 5)], Options())) == ["top-1 accuracy", PER_CLASS]
+    assert len(zeroshot_cells([outcomes([1, 5], [0, 1], 6)], Options())) == 3
+
+
+def test_draws_within_classes_keep_every_class_at_its_size() -> None:
+    values, strata = np.array([1.0, 0, 0, 0, 1, 1, 7]), np.array([4, 4, 4, 4, 2, 2, 9])
+    drawn = replicates_within(values, strata, resamples=20000, seed=1)
+    assert set(np.round(3 * (drawn - (1 + 7) / 3) * 4).astype(int)) <= {0, 1, 2, 3, 4}
+    assert drawn.mean() == pytest.approx((0.25 + 1 + 7) / 3, abs=0.003)
+    assert drawn.std() == pytest.approx((0.25 * 0.75 / 4) ** 0.5 / 3, rel=0.03)
+    again = replicates_within(values, strata, resamples=20000, seed=1)
+    assert np.array_equal(drawn, again)
+    double = replicates_within(2 * values, strata, resamples=20000, seed=1)
+    np.testing.assert_allclose(double, 2 * drawn)
+
+
+def test_large_classes_are_drawn_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, strata = np.arange(10.0), np.array([0] * 6 + [1] * 4)
+    monkeypatch.setattr("grainline.evaluate.intervals.CHUNK", 12)
+    drawn = replicates_within(values, strata, resamples=501, seed=1)
+    assert drawn.shape == (501,)
+    assert drawn.mean() == pytest.approx((2.5 + 7.5) / 2, abs=0.15)
+    assert drawn.min() > 0
+
+
+def test_a_tie_with_another_class_is_wrong_and_named_as_confusion() -> None:
+    class Same(Drawn):
+        def of(self, text: str) -> tuple[Tensor, Tensor]:
+            return super().of("x" if text in ("cat", "dog") else text)
+
+    model = Same()
+    vector = torch.stack([model.of("x")[0], model.of("cow")[0], model.of("x")[0]])
+    pictures = random_pictures(["cat", "cow", "dog"])
+    data = with_classes(model, pictures._replace(images=encoded(vector)), ["{}"])
+    result = zeroshot_suite(model.method, data)
+    assert result.metric("top-1 accuracy").value == pytest.approx(1 / 3)
+    assert result.metric("top-1 accuracy").ties == 2
+    assert result.queries["predicted"] == [2, 1, 0], "cat is taken for dog and dog for cat"
+    assert result.queries["rank"] == [2, 1, 2]
+
+
+def test_the_most_frequent_confusions_come_first_and_every_class_has_a_row() -> None:
+    queries = outcomes([1, 2, 2, 3, 2, 1], [0, 0, 0, 1, 1, 2], 4)
+    queries["predicted"] = [0, 2, 2, 3, 0, 2]
+    assert confusions(queries) == [
+        {"true": "c0", "predicted": "c2", "pictures": 2},
+        {"true": "c1", "predicted": "c0", "pictures": 1},
+        {"true": "c1", "predicted": "c3", "pictures": 1},
+    ]
+    assert len(confusions(queries, most=1)) == 1
+    rows = per_class(queries, 0.95)
+    assert [(row["class"], row["pictures"], row["right"]) for row in rows] == [
+        ("c0", 3, 1), ("c1", 2, 0), ("c2", 1, 1), ("c3", 0, 0),
+    ]  # fmt: skip
+    assert (rows[0]["accuracy"], rows[0]["low"], rows[0]["high"]) == tuple(wilson(1, 3))
+    assert rows[3]["accuracy"] is rows[3]["low"] is rows[3]["high"] is None
+
+
+def test_nan_scores_are_refused() -> None:
+    data = with_classes(Drawn(), random_pictures(LABELS), ["{}"])
+    assert data.classes is not None
+    texts = data.classes.texts._replace(vector=torch.full_like(data.classes.texts.vector, torch.nan))
+    with pytest.raises(UserError, match="scores are not a number"):
+        zeroshot_suite(Cosine(), data._replace(classes=data.classes._replace(texts=texts)))
+
+
+# Prompts and classes
+
+
+def test_every_template_of_ours_has_one_place_for_the_class() -> None:
+    assert TEMPLATES[0] == "{}"
+    assert all(template.count("{}") == 1 for template in TEMPLATES)
+    assert len(set(TEMPLATES)) == len(TEMPLATES)
+
+
+def test_files_of_templates_and_classes_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "x.txt"
+    file.write_text("{}\n\n a photo of {}. \n")
+    assert read_templates(str(file)) == ("{}", "a photo of {}.")
+    file.write_text("n01\ttench\nhot_dog\nn02\t great  shark\n")
+    assert read_classes(str(file)) == {"n01": "tench", "hot dog": "hot dog", "n02": "great shark"}
+
+
+@pytest.mark.parametrize(
+    ("read_file", "text", "said"),
+    [
+        (read_templates, "{}\na photo\n", "template 2 of .* is 'a photo'; each needs {} once"),
+        (read_templates, "{} and {}\n", "each needs {} once"),
+        (read_templates, "{}.\nx {}\n{}.\n", r"given twice: '\{\}\.'; each must be unique"),
+        (read_templates, "\n\n", "holds no text"),
+        (read_classes, "hot_dog\ncat\nhot dog\n", "class of .* given twice: 'hot dog'"),
+    ],
+)
+def test_mistakes_in_files_are_one_line(read_file: Any, text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_file(str(tmp_path / "x.txt"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "listed", "said"),
+    [
+        (["cat", "cat"], None, "x has one class only, 'cat'; classification needs two at least"),
+        (["Cat", "cat"], None, "name of a class of x given twice: 'cat'"),
+        (["a", "b"], {"a": "tern", "b": "Tern"}, "given twice: 'tern'"),
+        (["a", "b", "c"], {"a": "a", "d": "d"}, "2 classes of x are not in the file of classes: b, c"),
+    ],
+)
+def test_labels_that_are_no_set_of_classes_are_refused(
+    labels: list[str], listed: dict[str, str] | None, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        number_classes(labels, listed, "x")
+
+
+def test_listed_classes_keep_their_order_and_those_without_pictures_are_only_wrong_answers() -> None:
+    model = Drawn()
+    listed = {"z": "zebra", "b": "bee", "a": "ant"}
+    data = with_classes(model, random_pictures(["a", "z", "a", "a"]), ["{}"], listed)
+    assert data.classes is not None
+    assert data.classes.names == ("zebra", "bee", "ant")
+    assert data.classes.label.tolist() == [2, 0, 2, 2]
+    assert model.read == ["zebra", "bee", "ant"]
+    result = zeroshot_suite(model.method, data)
+    assert result.metric("top-1 accuracy").chance == pytest.approx(1 / 3)
+    notes = " ".join(result.notes)
+    assert "3 classes; always saying 'ant' would be right for 75.0% of the pictures" in notes
+    assert "1 classes have no picture and count only as wrong answers: bee" in notes
+    assert "accuracy at 5 is left out: with 3 classes it could not fail" in notes
+    assert result.settings["templates"] == ["{}"]
+    assert (result.data["pictures"], result.data["texts"]) == (4, 3)
+
+
+def test_pairwise_methods_say_that_they_average_scores() -> None:
+    for pairwise in (False, True):
+        model = Drawn(pairwise)
+        result = zeroshot_suite(model.method, with_classes(model, random_pictures(LABELS), SHORT))
+        assert any("mean of the scores of its prompts" in note for note in result.notes) == pairwise
+
+
+def test_mistakes_end_in_one_line() -> None:
+    with pytest.raises(UserError, match="a class is the first caption"):
+        with_classes(Drawn(), random_pictures(LABELS)._replace(captions="whole"))
+    with pytest.raises(UserError, match="made was encoded without classes"):
+        zeroshot_suite(Cosine(), random_pictures(LABELS))
+    data = with_classes(Drawn(), random_pictures(LABELS))
+    with pytest.raises(UserError, match="the zeroshot suite knows only 'plain'"):
+        zeroshot_suite(Cosine(), data, Options(protocol="coco-5k"))
+    bare = Painted([("", 0), ("", 1)])
+    with pytest.raises(UserError, match=r"no sample of painted can be used; .*missing caption"):
+        encode_source(Drawn(), bare, captions="first", encode_texts=False, max_damaged=1.0)
+
+
+# A folder with one subfolder for each class
+
+
+def painted_folder(home: Path) -> Path:
+    shades = {"deep_red": (200, 0, 0), "green": (0, 200, 0), "sky blue": (0, 100, 250)}
+    for name, colour in shades.items():
+        for i in range(3):
+            path = home / name / ("deep" if i else ".") / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), tuple(max(0, c - 10 * i) for c in colour)).save(path)  # type: ignore[arg-type]
+    return home
+
+
+def test_the_folder_of_a_picture_is_its_class(tmp_path: Path) -> None:
+    home = painted_folder(tmp_path / "set")
+    source = open_source(f"classes:{home}")
+    records = [source[i] for i in range(len(source))]
+    assert [record.captions for record in records] == [
+        (name,) for name in ("deep red", "green", "sky blue") for _ in "123"
+    ]
+    assert records[0].key == "deep_red/0.png"
+    before = source.fingerprint()
+    (home / "green").rename(home / "verde")
+    assert open_source(f"classes:{home}").fingerprint() != before
+    Image.new("RGB", (4, 4)).save(home / "loose.png")
+    assert open_source(f"classes:{home}").remarks == ("1 pictures lie in no subfolder: loose.png",)  # type: ignore[attr-defined]
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UserError, match=r"holds no pictures .* in subfolders, of which each is a class"):
+        open_source(f"classes:{tmp_path / 'none'}")
+    with pytest.raises(UserError, match="cannot be read"):
+        open_source(f"classes:{tmp_path / 'gone'}")
+
+
+class Knows(Drawn):
+    """Knows the colours that the classes are named after."""
+
+    shade = {"deep red": (200.0, 0, 0), "green": (0, 200.0, 0), "sky blue": (0, 100.0, 250.0)}  # noqa: RUF012
+
+    def of(self, text: str) -> tuple[Tensor, Tensor]:
+        name = next(name for name in self.shade if name in text)
+        vector = F.normalize(torch.tensor([*self.shade[name], *[0.0] * (D - 3)]), dim=0)
+        return vector, vector[None]
+
+
+@pytest.mark.parametrize("pairwise", [False, True])
+def test_a_model_that_knows_the_classes_is_perfect(pairwise: bool, tmp_path: Path) -> None:
+    model = Knows(pairwise)
+    source = open_source(f"classes:{painted_folder(tmp_path)}")
+    data = encode_source(model, source, captions="first", encode_texts=False)
+    result = zeroshot_suite(model.method, with_classes(model, data))
+    assert [metric.value for metric in result.metrics] == [1.0, 1.0]
+    assert result.queries["confusions"] == []
+    assert any("width zero" in note for note in result.notes)
+    assert result.metric("top-1 accuracy").wilson == wilson(9, 9)[1:]
+
+
+# Against an earlier result
+
+
+def classified(seed: int, labels: Sequence[str] = LABELS, pictures: int = 0) -> Result:
+    """Results on the same pictures that another model has encoded."""
+    model = Drawn()
+    drawn = random_pictures(labels, pictures)
+    other = random_pictures(labels, seed).images.vector
+    near = F.normalize(drawn.images.vector + 0.3 * other, dim=1)
+    return zeroshot_suite(
+        model.method, with_classes(model, drawn._replace(images=encoded(near)), SHORT), Options(resamples=400)
+    )
+
+
+def test_a_difference_is_that_of_the_same_pictures() -> None:
+    after, before = classified(1), classified(2)
+    one, five, mean = against(after, before)
+    assert (one.name, five.name, mean.name) == tuple(metric.name for metric in after.metrics)
+    a, b = (np.array(x.queries["rank"]) for x in (after, before))
+    for found, k in ((one, 1), (five, 5)):
+        change = (a <= k).astype(float) - (b <= k)
+        assert change.any(), "some picture changed"
+        assert (found.before, found.after) == ((b <= k).mean(), (a <= k).mean())
+        wanted = interval(change, resamples=400)
+        assert (found.value, found.low, found.high) == pytest.approx(tuple(wanted))
+    label = np.array(after.queries["label"])
+    drawn = replicates_within((a == 1).astype(float) - (b == 1), label, resamples=400)
+    assert (mean.low, mean.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])))
+    alone = after.metric(one.name)
+    assert one.high - one.low < 2 * (alone.high - alone.low)
+
+
+def test_a_result_differs_from_itself_by_nothing_in_every_suite() -> None:
+    from test_suite import Cosine as Plain
+    from test_suite import made, with_foils
+
+    foils = foils_suite(Plain(), with_foils())
+    for result in (classified(1), foils, retrieval_suite(Plain(), made(30, 2))):
+        found = against(result, result)
+        assert [x.name for x in found] == [metric.name for metric in result.metrics]
+        assert {(x.value, x.low, x.high) for x in found} == {(0.0, 0.0, 0.0)}
+    better, worse = (retrieval_suite(Plain(), made(30, 2, noise=noise)) for noise in (0.3, 3.0))
+    total = next(x for x in against(better, worse) if x.name == "rSum")
+    assert total.low > 0
+    assert total.value == pytest.approx(better.metric("rSum").value - worse.metric("rSum").value)
+
+
+def test_results_that_were_asked_other_things_are_not_compared() -> None:
+    one = classified(1)
+    with pytest.raises(
+        UserError, match=r"^results with data fingerprint f40 and f39 cannot be compared \(b.json\)"
+    ):
+        against(one, classified(1, LABELS[:39]), "b.json")
+    with pytest.raises(UserError, match=r"^b.json asks other pictures, texts or classes"):
+        against(one, classified(1, LABELS[::-1]), "b.json")
+    with pytest.raises(UserError, match="keeps no outcomes, as pooled results do"):
+        against(one, pooled([one, classified(2)]), "b.json")
+
+
+def test_a_noted_difference_stands_in_the_json_and_in_a_table() -> None:
+    after, before = classified(1), classified(2)
+    before = before._replace(settings=before.settings | {"step": 7, "model": "old", "templates": ["{}"]})
+    result = noted(after, before, "b.json")
+    assert from_json(to_json(result)) == result
+    entry = result.settings["against"]
+    assert (entry["path"], entry["step"], entry["model"]) == ("b.json", 7, "old")
+    assert entry["differences"][0]["after"] == after.metric("top-1 accuracy").value
+    assert result.notes[-1] == "b.json was made with other prompts"
+    out = io.StringIO()
+    Console(file=out, width=200).print(difference_table(result))
+    row = next(line for line in out.getvalue().splitlines() if "top-1" in line)
+    change = 100 * (after.metric("top-1 accuracy").value - before.metric("top-1 accuracy").value)
+    assert f"{change:+.1f} " in row
+    assert "95 % interval, paired" in out.getvalue()
+
+
+def test_several_runs_are_pooled() -> None:
+    runs = [classified(seed) for seed in (1, 2, 3)]
+    together = pooled(runs)
+    for metric in together.metrics:
+        values = [run.metric(metric.name).value for run in runs]
+        assert metric.value == pytest.approx(np.mean(values))
+        assert together.settings["runs"][metric.name] == values
+        assert (metric.queries, metric.wilson) == (120, None)
+    hit = np.mean([np.array(x.queries["rank"]) == 1 for x in runs], axis=0)
+    drawn = replicates(hit, resamples=400)
+    assert together.metric("top-1 accuracy").low == pytest.approx(np.quantile(drawn, 0.025))
+
+
+# The command
+
+
+class Home(NamedTuple):
+    run: Path
+    photos: Path
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A run of two steps, and a folder of classes."""
+    folder = tmp_path_factory.mktemp("zeroshot")
+    run(read_recipe(recipe(folder, "maxsim"), ["train.steps=2"]), folder / "run")
+    return Home(folder / "run", painted_folder(folder / "photos"))
+
+
+def test_the_command_classifies_and_compares_before_and_after(
+    home: Home, tmp_path: Path, capsys: Capture
+) -> None:
+    ask = ["evaluate", home.run, "--data", f"classes:{home.photos}", "--suite", "zeroshot"]
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    assert call(*ask, "--json", before) == 0
+    said = capsys.readouterr().out
+    assert "top-1 accuracy" in said
+    assert "9 pictures, 18 texts" in said
+    result = read(before)
+    assert result.settings["captions"] == "first"
+    assert result.settings["templates"] == list(TEMPLATES)
+    assert result.settings["weights"] == str(home.run.resolve() / "last")
+    assert result.settings["step"] == 2
+    assert result.settings["fingerprint"] == fingerprint(load(home.run))
+    assert [row["class"] for row in result.queries["per_class"]] == ["deep red", "green", "sky blue"]
+    assert call(*ask, "--json", after, "--against", before) == 0
+    assert "difference" in capsys.readouterr().out
+    entry = json.loads(after.read_text())["settings"]["against"]
+    assert entry["weights"] == result.settings["weights"]
+    assert {change["value"] for change in entry["differences"]} == {0.0}
+    (tmp_path / "prompts.txt").write_text("{}\nthe colour {}\n")
+    (tmp_path / "classes.txt").write_text("green\nsky_blue\tblue\ndeep_red\tred\nwhite\n")
+    files = ("--prompts", tmp_path / "prompts.txt", "--classes", tmp_path / "classes.txt")
+    assert call(*ask, *files, "--json", after, "--batch", "3") == 0
+    result = read(after)
+    assert result.queries["classes"] == ["green", "blue", "red", "white"]
+    assert result.queries["label"] == [2] * 3 + [0] * 3 + [1] * 3
+    assert result.settings["templates"] == ["{}", "the colour {}"]
+    text = complaint(capsys, *ask[:-1], "foils", "--against", before)
+    assert (
+        text == f"grainline: {before} is a result of --suite zeroshot, not of foils; compare like with like"
+    )
+    text = complaint(capsys, *ask, "--against", after)
+    assert f"{after} asks other pictures, texts or classes than this result" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--captions", "each"],
+            "--captions is 'each'; for zeroshot the first caption is the class: leave it out",
+        ),
+        (["--protocol", "coco-5k"], "the zeroshot suite knows only 'plain'"),
+        (["--prompts", "/none"], "/none cannot be read"),
+        (["--against", "/none"], "cannot read /none"),
+        (
+            ["--suite", "retrieval", "--prompts", "x"],
+            "--prompts goes with --suite zeroshot, not with retrieval",
+        ),
+        (["--suite", "foils", "--classes", "x"], "--classes goes with --suite zeroshot, not with foils"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_wrong_options_are_one_line(arguments: list[str], said: str, home: Home, capsys: Capture) -> None:
+    ask = ["evaluate", home.run, "--data", f"classes:{home.photos}", "--suite", "zeroshot"]
+    assert said in complaint(capsys, *ask, *arguments)
+
+
+def test_short_texts_of_a_table_are_classes_and_one_is_not_enough(
+    home: Home, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "rows.csv").write_text(
+        "image,caption\n" + "".join(f"green/{i},green\n" for i in ("0.png", "deep/1.png"))
+    )
+    ask = [
+        "evaluate",
+        home.run,
+        "--data",
+        tmp_path / "rows.csv",
+        "--images",
+        home.photos,
+        "--suite",
+        "zeroshot",
+    ]
+    assert "has one class only, 'green'" in complaint(capsys, *ask)
+    (tmp_path / "rows.csv").write_text("image,caption\ngreen/0.png,green\nsky blue/0.png,sky blue\n")
+    assert call(*ask) == 0
+
+
+def test_the_table_takes_results_of_classification() -> None:
+    out = io.StringIO()
+    Console(file=out, width=200).print(table(classified(1)))
+    assert PER_CLASS in out.getvalue()
+    assert "most often confused: " in out.getvalue()
+
+
+def test_written_results_are_read_again(tmp_path: Path) -> None:
+    result = classified(1)
+    write(result, tmp_path / "r.json")
+    assert read(tmp_path / "r.json") == result
