@@ -15,9 +15,10 @@ from grainline.data.captions import sentences
 from grainline.data.record import Damaged
 from grainline.errors import UserError
 from grainline.index.answer import Answer, Hit, Options, Sentence
+from grainline.index.inverted import nearest
 from grainline.index.mark import model_of
-from grainline.index.nearest import Nearest, nearest
-from grainline.index.null import DRAWN, FEWEST, chance, standard
+from grainline.index.nearest import Nearest
+from grainline.index.null import DRAWN, FEWEST, chance, shown, standard
 from grainline.index.opened import Opened
 from grainline.index.pictures import confine
 from grainline.index.segment import VECTORS
@@ -48,7 +49,7 @@ class Index:
     @property
     def finder(self) -> Nearest:
         if self._finder is None:
-            self._finder = nearest(self.opened.vectors, self.opened.live)
+            self._finder = nearest(self.opened.folder, self.opened.segments)
         return self._finder
 
     @torch.no_grad()
@@ -62,9 +63,10 @@ class Index:
         notes = self._notes()
         if self.model.cut > cut:
             notes += (f"{self.model.cut - cut} texts were longer than the model reads, and cut",)
-        queries = (rows(encoded, slice(i, i + 1)) for i in range(len(texts)))
+        candidates = self._candidates(encoded, k, options)
         return [
-            self._answer(text, query, k, options, notes) for text, query in zip(texts, queries, strict=True)
+            self._answer(text, rows(encoded, slice(i, i + 1)), candidates[i], k, options, notes)
+            for i, text in enumerate(texts)
         ]
 
     @torch.no_grad()
@@ -74,10 +76,10 @@ class Index:
         """The k pictures nearest to each picture, by vector. Names of the queries are paths, or numbers."""
         self._check(k)
         vectors = self.model.encode(images=images).vector.float().cpu().numpy()
+        near = self.finder.top(vectors, min(k + SPARE, len(self)))
         out = []
         for i, image in enumerate(images):
-            near = self.finder.top(vectors[i : i + 1], min(k + SPARE, len(self)))
-            found = near.row[0][near.row[0] >= 0]
+            found = near.row[i][near.row[i] >= 0]
             ground = self.opened.take(VECTORS, self.opened.ground) @ vectors[i]
             hits = []
             if len(found):
@@ -92,8 +94,16 @@ class Index:
         """Scores of some pictures, by number, with some texts: [K, M]"""
         return self._score(found, self.model.encode(texts=texts))
 
-    def _answer(self, text: str, query: Encoded, k: int, options: Options, notes: tuple[str, ...]) -> Answer:
-        found = self._candidates(query, k, options)
+    def _answer(
+        self,
+        text: str,
+        query: Encoded,
+        found: np.ndarray,
+        k: int,
+        options: Options,
+        notes: tuple[str, ...],
+    ) -> Answer:
+        """found  [K] rows to score"""
         if not len(found):
             return Answer(text, (), (*notes, "no candidates were found"))
         told = [sentence.text for sentence in sentences(text)]
@@ -104,16 +114,15 @@ class Index:
             hits = self._with_sentences(hits, told, options)
         return Answer(text, tuple(hits), notes)
 
-    def _candidates(self, query: Encoded, k: int, options: Options) -> np.ndarray:
-        """Rows to score exactly: [K]"""
+    def _candidates(self, queries: Encoded, k: int, options: Options) -> list[np.ndarray]:
+        """Rows to score exactly: [K] for each query"""
         number = k + SPARE
         if self.model.method.pairwise:
             number = len(self) if options.shortlist is None else max(k, options.shortlist)
             if number >= len(self):
-                return np.arange(len(self))
-        near = self.finder.top(query.vector.float().cpu().numpy(), min(number, len(self)))
-        found: np.ndarray = near.row[0][near.row[0] >= 0]
-        return found
+                return [np.arange(len(self))] * len(queries.vector)
+        near = self.finder.top(queries.vector.float().cpu().numpy(), min(number, len(self)))
+        return [row[row >= 0] for row in near.row]
 
     def _score(self, found: np.ndarray, query: Encoded) -> np.ndarray:
         """Scores of some pictures with all rows of the query, as the method scores: [K, M]"""
@@ -147,8 +156,9 @@ class Index:
     def _with_sentences(self, hits: list[Hit], told: list[str], options: Options) -> list[Hit]:
         """Each sentence of the query judged in each hit."""
         found = np.array([self.opened.numbers[hit.path] for hit in hits])
-        score = self.scores(found, told)  # [K, S]
-        shares = chance(self.opened.support, score)
+        query = self.model.encode(texts=told)
+        score = self._score(found, query)  # [K, S]
+        shares = chance(self.opened.support, score - shown(self._score(self.opened.ground, query)))
         out = []
         for i, hit in enumerate(hits):
             heat: Sequence[torch.Tensor | None] = [None] * len(told)
@@ -175,8 +185,8 @@ class Index:
 
     def _notes(self, texts: bool = True) -> tuple[str, ...]:
         notes = []
-        if not self.finder.exact:
-            notes.append("candidates are approximate: a picture may be missed")
+        if self.finder.note:
+            notes.append(self.finder.note)
         if len(self) < FEWEST:
             notes.append(f"{len(self)} pictures are too few to say how sure an answer is")
         if texts and self.opened.null.source == DRAWN:
