@@ -178,6 +178,7 @@ def _made(segments: Sequence[Segment]) -> Kept:
     lists = max(1, min(2 * int(number**0.5), number // 40))
     width = segments[0].arrays[VECTORS].shape[1]
     index = faiss.index_factory(width, f"IVF{lists},SQ8", faiss.METRIC_INNER_PRODUCT)
+    index.cp.min_points_per_centroid = 1  # there are 40 of them; FAISS asks for 39 of one list, too
     step = max(1, number // (64 * lists))  # between the vectors that the lists are found from
     sample = [segment.arrays[VECTORS][np.flatnonzero(segment.live)[::step]] for segment in segments]
     index.train(np.concatenate(sample))
