@@ -1,9 +1,9 @@
 """Indexing a folder of pictures against a plain loop with the same model, in pictures a second.
 
 The plain loop opens each file with Pillow, decodes it in full, squares it and encodes it, one by one or in
-batches; it writes nothing and knows no null texts. An index that takes the files in reads, hashes and decodes
-each once, encodes, scores the null texts, and writes synced segments; that it encodes the null texts once, when
-it is built, is told apart. `encode` is `Model.encode` on the files. The pictures are JPEGs of 640 x 480 made
+batches; it writes nothing and knows no null texts. An index that takes the files in reads, hashes and
+decodes each once, encodes, scores the null texts, and writes synced segments; that it encodes the null texts,
+once, is told apart. `encode` is `Model.encode` on the files. The pictures are JPEGs of 640 x 480 made
 here. Without MODEL two small ones with fresh weights are made.
 
     python -m benchmarks.bench_embedding [MODEL] [--pictures 128] [--repeats 5]
