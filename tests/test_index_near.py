@@ -81,18 +81,27 @@ def test_close_neighbours_that_bfloat16_would_swap_are_in_order() -> None:
     assert near.row.tolist() == expected.tolist()
 
 
-def test_the_bound_covers_what_rounding_can_do() -> None:
-    """Vectors and queries whose numbers all lie between two of bfloat16, and are rounded the same way."""
-    step = 2.0**-8
-    value = 1 + step * 0.4999  # rounds down
-    vectors = unit(np.full((2, 64), value) * np.array([[1.0], [1.0]]))
-    vectors[1, ::2] *= 1 + step  # the truth is that the second is nearer to the query
-    query = vectors[1:] / np.linalg.norm(vectors[1:])
-    expected = best(vectors, np.ones(2, bool), query, 1)
-    for scale in (1.0, 0.9971, 0.75, 0.5001):
-        given = (vectors * scale).astype(np.float32)
-        near = Exact([given], [np.ones(2, bool)], low=True).top(query.astype(np.float32), 1)
-        assert near.row.tolist() == expected.tolist()
+@pytest.mark.parametrize("rounded", [True, False])
+def test_scores_that_differ_by_less_than_bfloat16_can_tell_are_in_order(
+    rounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All scores lie within 0.0001 of 0, and every vector is off by more in bfloat16.
+
+    rounded  the query loses something too; else bfloat16 holds it as it is
+    """
+    monkeypatch.setattr(scan, "PANEL", 256)
+    rng = np.random.default_rng(0)
+    query = rng.choice([-1.0, 1.0], (6, 256)) / 16
+    if rounded:
+        query = unit(query * rng.uniform(0.9, 1.1, query.shape)).astype(np.float64)
+    vectors = rng.standard_normal((4_000, 256))
+    vectors -= vectors @ np.linalg.pinv(query) @ query  # at right angles to all queries
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    given = (vectors + rng.uniform(0, 1e-4, (4_000, 6)) @ query).astype(np.float32)
+    queries = query.astype(np.float32)
+    expected = best(given, np.ones(4_000, bool), queries, 10)
+    near = Exact([given], [np.ones(4_000, bool)], low=True).top(queries, 10)
+    assert near.row.tolist() == expected.tolist()
 
 
 def test_the_scan_numbers_live_rows_only_and_takes_the_first_of_equals() -> None:
@@ -169,6 +178,10 @@ def test_removed_rows_are_never_found_and_new_ones_are_before_they_are_added(tmp
     newest = exact_of(segments).top(segments[2].arrays[VECTORS], 1)
     assert finder.top(segments[2].arrays[VECTORS], 1).row.tolist() == newest.row.tolist()
     assert newest.row.min() >= 570, "they are their own neighbours"
+    finder.how.nprobe = finder.index.nlist
+    gone = finder.top(segments[0].arrays[VECTORS][::10], 5)
+    assert all(len(set(row)) == 5 for row in gone.row.tolist()), "no row stands for a removed one"
+    assert gone.score.max() < 0.99
     keep(tmp_path, segments)
     assert [path.name for path in (tmp_path / "near").iterdir()] == ["00000001"], "so few are not worth it"
 
