@@ -6,9 +6,15 @@ those that its null texts come from:
     pictures after that picture was taken out;
   - match: long captions of the indexed pictures;
   - sentences: those of a picture's caption against those of another caption, and against the sentence that a
-    foil has in place of a true one, by kind of foil. Intervals are Wilson's.
+    foil has in place of a true one, by kind of foil. AUROC of three ways to compare their scores: as they
+    are; minus mean, over spread, over the background; minus what the sentence scores where it is shown, which
+    is what `Sentence.chance` uses.
 
-    python -m benchmarks.bench_calibration MODEL [--pictures 400] [--queries 400] [--seeds 3] [--null PATH]
+Shares have Wilson's intervals, AUROCs the range over the seeds.
+
+A model with fresh weights knows nothing to measure, so without MODEL, a trained one, nothing is done.
+
+    python -m benchmarks.bench_calibration [MODEL] [--pictures 300] [--queries 300] [--seeds 5] [--null PATH]
 """
 
 import argparse
@@ -28,12 +34,13 @@ from grainline.data.record import Record
 from grainline.data.sources import open_source
 from grainline.evaluate.intervals import wilson
 from grainline.index.answer import Options
-from grainline.index.null import chance
+from grainline.index.null import chance, shown, standard
 from grainline.index.search import Index, open_index
 from grainline.index.write import add, build, remove
 from grainline.model import Model, load
 
 LEVELS = (0.01, 0.05, 0.1, 0.2)
+WAYS = ("score", "minus mean, over spread", "minus where it is shown")
 PLAIN = Options(sentences=False)
 
 
@@ -45,10 +52,10 @@ class Measured(NamedTuple):
     there: np.ndarray  # queries whose picture is there
     found: np.ndarray  # bool, whether it is the best hit
     alone: np.ndarray  # single sentences of foreign captions
-    true: np.ndarray  # scores of sentences that are true of the picture
-    other: np.ndarray  # of another caption
-    pairs: dict[str, np.ndarray]  # kind of foil -> [F, 2] true sentence, foil
-    support: np.ndarray  # the null scores of sentences
+    true: np.ndarray  # [S, 3] scores of sentences that are true of the picture, in three ways
+    other: np.ndarray  # [S, 3] of another caption
+    pairs: dict[str, np.ndarray]  # kind of foil -> [F, 2, 3] true sentence, foil
+    support: np.ndarray  # the null scores of sentences, in the last way
 
 
 def measure(model: Model, pictures: int, queries: int, seed: int, null: str | None) -> Measured:
@@ -105,7 +112,7 @@ def _sentences(
 ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     """Scores of true sentences, of those of the next caption, and of pairs of a true sentence and a foil."""
     true, other = [], []
-    pairs: dict[str, list[tuple[float, float]]] = {}
+    pairs: dict[str, list[np.ndarray]] = {}
     for i, record in enumerate(records):
         row = index.opened.numbers[f"{record.key}.png"]
         mine = _said(record.whole)
@@ -117,13 +124,16 @@ def _sentences(
             if a != b
         ]
         texts = [*mine, *next_one, *(a for _, a, _ in changed), *(b for _, _, b in changed)]
-        score = index.scores(np.array([row]), texts)[0]
-        true += score[: len(mine)].tolist()
-        other += score[len(mine) : len(mine) + len(next_one)].tolist()
-        rest = score[len(mine) + len(next_one) :].reshape(2, -1)
-        for (kind, _, _), a, b in zip(changed, rest[0].tolist(), rest[1].tolist(), strict=True):
-            pairs.setdefault(kind, []).append((a, b))
-    return np.array(true), np.array(other), {kind: np.array(pairs[kind]) for kind in sorted(pairs)}
+        score = index.scores(np.append(index.opened.ground, row), texts)
+        ground, own = score[:-1], score[-1:]
+        ways = np.stack([own, standard(ground).apply(own), own - shown(ground)], 2)[0]
+        true.append(ways[: len(mine)])
+        other.append(ways[len(mine) : len(mine) + len(next_one)])
+        rest = ways[len(mine) + len(next_one) :].reshape(2, -1, len(WAYS))
+        for j, (kind, _, _) in enumerate(changed):
+            pairs.setdefault(kind, []).append(rest[:, j])
+    found = {kind: np.stack(pairs[kind]) for kind in sorted(pairs)}
+    return np.concatenate(true), np.concatenate(other), found
 
 
 def _said(text: str) -> list[str]:
@@ -142,7 +152,7 @@ def auroc(right: np.ndarray, wrong: np.ndarray) -> float:
 
 
 def show(all_of: Sequence[Measured]) -> None:
-    """Two tables: all seeds together, and the range over the seeds."""
+    """Tables: all seeds together, and the range over the seeds."""
     alarms = Table(
         "best hits called sure", *(f"at {level:g}" for level in LEVELS), "queries", "seeds at 0.05"
     )
@@ -155,29 +165,36 @@ def show(all_of: Sequence[Measured]) -> None:
     }
     for name, parts in lines.items():
         alarms.add_row(name, *_shares(np.concatenate(parts)), str(sum(map(len, parts))), _range(parts, 0.05))
-    truth = Table("sentences", "AUROC", "pairs", *(f"supported at {level:g}" for level in LEVELS))
-    true = [chance(one.support, one.true) for one in all_of]
-    other = [chance(one.support, one.other) for one in all_of]
-    truth.add_row("true of the picture", "", str(sum(map(len, true))), *_shares(np.concatenate(true)))
-    area = [auroc(one.true, one.other) for one in all_of]
-    truth.add_row(
-        "of another caption", _mean(area), str(sum(map(len, other))), *_shares(np.concatenate(other))
-    )
+    said = Table("sentences", "number", *(f"supported at {level:g}" for level in LEVELS))
+    areas = Table("AUROC", *WAYS)
+    groups = {"true of the picture": [one.true for one in all_of]}
+    groups["of another caption"] = [one.other for one in all_of]
     kinds = sorted({kind for one in all_of for kind in one.pairs})
-    for kind in [*kinds, "all foils"]:
+    groups |= {f"foil: {kind}": [_pairs(one, kind)[:, 1] for one in all_of] for kind in [*kinds, "all"]}
+    for name, parts in groups.items():
+        shares = [chance(one.support, part[:, -1]) for one, part in zip(all_of, parts, strict=True)]
+        said.add_row(name, str(sum(map(len, parts))), *_shares(np.concatenate(shares)))
+        if name != "true of the picture":
+            areas.add_row(f"all true sentences, {name}", *_areas([one.true for one in all_of], parts))
+    for kind in [*kinds, "all"]:
         pairs = [_pairs(one, kind) for one in all_of]
-        said = np.concatenate([chance(one.support, p[:, 1]) for one, p in zip(all_of, pairs, strict=True)])
-        area = [auroc(p[:, 0], p[:, 1]) for p in pairs]
-        mixed = [auroc(one.true, p[:, 1]) for one, p in zip(all_of, pairs, strict=True)]
-        name = f"foil: {kind} (against all true sentences {_mean(mixed)})"
-        truth.add_row(name, _mean(area), str(len(said)), *_shares(said))
+        areas.add_row(
+            f"true sentence, foil in its place: {kind}",
+            *_areas([pair[:, 0] for pair in pairs], [pair[:, 1] for pair in pairs]),
+        )
     console = Console(width=160)
-    console.print(alarms)
-    console.print(truth)
+    for table in (alarms, said, areas):
+        console.print(table)
+
+
+def _areas(right: Sequence[np.ndarray], wrong: Sequence[np.ndarray]) -> list[str]:
+    """Of each way: the mean and the range over the seeds."""
+    both = list(zip(right, wrong, strict=True))
+    return [_mean([auroc(a[:, way], b[:, way]) for a, b in both]) for way in range(len(WAYS))]
 
 
 def _pairs(one: Measured, kind: str) -> np.ndarray:
-    return one.pairs[kind] if kind in one.pairs else np.concatenate(list(one.pairs.values()))
+    return one.pairs[kind] if kind != "all" else np.concatenate(list(one.pairs.values()))
 
 
 def _shares(values: np.ndarray) -> list[str]:
@@ -199,14 +216,17 @@ def _mean(values: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("model")
-    parser.add_argument("--pictures", type=int, default=400)
-    parser.add_argument("--queries", type=int, default=400)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--pictures", type=int, default=300)
+    parser.add_argument("--queries", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument(
         "--null", help="as of `grainline index build`; drawn scenes of another seed if not given"
     )
     args = parser.parse_args()
+    if args.model is None:
+        print("# calibration: not measured, it wants a trained model: bench_calibration MODEL")
+        return
     torch.set_num_threads(1)
     model = load(args.model, device="cpu")
     found = [measure(model, args.pictures, args.queries, 100 + seed, args.null) for seed in range(args.seeds)]

@@ -1,10 +1,13 @@
 """Kills an index at every call that writes, and at random: a program of its own for test_index_kills.py.
 
-    python tests/kill_index.py FOLDER
+    python tests/kill_index.py FOLDER [--kills 100]
 
-Prints how many points each operation had, and how many of the random kills fell into the work.
+`near` is a refresh of an index that keeps an inverted file, as one of very many pictures does. Prints how
+many points each operation had, and how many of the random kills fell into the work.
 """
 
+import argparse
+import io
 import os
 import random
 import shutil
@@ -15,19 +18,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import torch
 from indexes import content, photo, photos, texts, tiny_model, tree
 
 from grainline.errors import UserError
-from grainline.index.folder import MANIFEST, SEGMENTS, read_manifest
+from grainline.index import inverted
+from grainline.index.folder import MANIFEST, NEAR, SEGMENTS, read_manifest
+from grainline.index.inverted import Inverted, nearest
+from grainline.index.opened import Opened
 from grainline.index.write import add, build, refresh, remove
 
 KILLED = 9
 CHUNK = 2
 KILLS = 6
+FEW, MANY = 2, inverted.EXACT  # pictures beyond which an inverted file is kept
 CALLS = ((os, "fsync"), (os, "rename"), (os, "mkdir"), (os, "unlink"), (os, "rmdir"), (os, "ftruncate"))
-HALVES = ((np, "save"), (Path, "write_text"))  # die in the middle of writing
+HALVES = ((np, "save"), (Path, "write_text"), (faiss, "write_index"))  # die in the middle of writing
 
 
 def count_or_die(at: int) -> list[int]:
@@ -56,9 +64,10 @@ def count_or_die(at: int) -> list[int]:
 
 def write_half(real: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     real(*args, **kwargs)
-    target = args[0] if isinstance(args[0], Path) else Path(args[0].name)
-    if not isinstance(args[0], Path):
+    if isinstance(args[0], io.IOBase):
         args[0].flush()
+    places = (Path(x) for x in (getattr(args[0], "name", args[0]), *args[1:2]) if isinstance(x, str | Path))
+    target = next(places)
     os.truncate(target, target.stat().st_size // 2)
 
 
@@ -86,6 +95,7 @@ class Trial:
         self.folder, self.operation = folder, operation
         self.model, self.null = tiny_model(), texts(folder, 20)
         self.root, self.base = photos(folder / "photos", 5), folder / "base"
+        inverted.EXACT = FEW if operation == "near" else MANY
         if operation != "build":
             build(self.root, self.base, model=self.model, null=self.null, chunk=CHUNK)
             (self.root / "01.png").unlink()
@@ -134,6 +144,9 @@ def points(folder: Path, operation: str) -> int:
     if operation != "build":
         refresh(whole, model=trial.model, chunk=CHUNK)
     final, expected = content(whole), tree(whole)
+    if operation == "near":
+        check_near(whole)
+        expected = tree(whole)
     number = 0
     while in_child(trial.act, trial.fresh("out"), number):
         out = folder / "out"
@@ -145,11 +158,25 @@ def points(folder: Path, operation: str) -> int:
             kept = {part.name for part in read_manifest(out).segments}
             assert {path.name for path in (out / SEGMENTS).iterdir()} == kept, number
         else:
+            if operation == "near":
+                check_near(out)
             mine = tree(out)
             assert mine.keys() == expected.keys(), (number, mine.keys() ^ expected.keys())
             assert mine == expected, (number, [name for name in mine if mine[name] != expected[name]])
         number += 1
     return number
+
+
+def check_near(out: Path) -> None:
+    """One inverted file that is whole and finds every picture. Drops it: its number depends on the kills."""
+    opened = Opened(out)
+    finder = nearest(out, opened.segments)
+    assert isinstance(finder, Inverted), finder.note
+    vectors = np.concatenate([vector[live] for vector, live in zip(opened.vectors, opened.live, strict=True)])
+    near = finder.top(vectors, len(vectors))
+    assert all(sorted(row) == list(range(len(vectors))) for row in near.row.tolist())
+    assert len(list((out / NEAR).iterdir())) == 1
+    shutil.rmtree(out / NEAR)
 
 
 Content = dict[str, tuple[Any, str]]
@@ -167,9 +194,12 @@ def randomly(folder: Path, kills: int) -> int:
     """Kill a build with SIGKILL at random times and go on; nothing that was committed may get lost."""
     model, null = tiny_model(), texts(folder, 20)
     root, out = photos(folder / "photos", 24), folder / "out"
+    inverted.EXACT = FEW
     begun = time.perf_counter()
     build(root, folder / "whole", model=model, null=null, chunk=1)
     takes = time.perf_counter() - begun
+    check_near(folder / "whole")
+    whole = tree(folder / "whole")
     rng, seen, inside = random.Random(5), 0, 0
     for _ in range(20 * kills):
         child = os.fork()
@@ -182,7 +212,8 @@ def randomly(folder: Path, kills: int) -> int:
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):  # it had come to its end: begin another
-            assert tree(out) == tree(folder / "whole")
+            check_near(out)
+            assert tree(out) == whole
             shutil.rmtree(out)
             seen = 0
             continue
@@ -194,18 +225,23 @@ def randomly(folder: Path, kills: int) -> int:
         if inside == kills:
             break
     build(root, out, model=model, null=null, chunk=1)
-    assert tree(out) == tree(folder / "whole")
+    check_near(out)
+    assert tree(out) == whole
     return inside
 
 
 def main() -> None:
     torch.set_num_threads(1)
     os.fsync = lambda _: None  # what a killed process has written is there; only a dead machine forgets it
-    folder = Path(sys.argv[1])
-    for operation in ("build", "add", "remove", "refresh", "random"):
-        here = folder / operation
-        here.mkdir()
-        number = randomly(here, KILLS) if operation == "random" else points(here, operation)
+    faiss.omp_set_num_threads(1)  # its threads do not live on in a child
+    parser = argparse.ArgumentParser(description="Kill an index at every write, and at random.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kills", type=int, default=KILLS, help="at random moments")
+    args = parser.parse_args()
+    for operation in ("build", "add", "remove", "refresh", "near", "random"):
+        here = args.folder / operation
+        here.mkdir(parents=True)
+        number = randomly(here, args.kills) if operation == "random" else points(here, operation)
         print(operation, number, flush=True)
 
 

@@ -14,7 +14,9 @@ class Sentence(NamedTuple):
 
     text: str
     score: float
-    chance: float  # share of sentences about other pictures that score at least as high
+    chance: (
+        float  # share of sentences about other pictures that score at least as high, each at its own level
+    )
     supported: bool  # chance <= Options.support: no part of the picture shows it otherwise
     heat: Tensor | None = None  # [size, size], where it shows in the square that the model sees
 

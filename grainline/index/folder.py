@@ -6,10 +6,12 @@
         rows.jsonl           {"path", "sha256", "size", "mtime_ns"} of every row, in order
         vectors.npy          [R, D] float32, unit length
         tokens.npy, mask.npy [R, L, D] float16 and [R, L] bool, for methods whose score needs tokens
-        null.npy             [R, Q] float32, scores with the texts of the null distribution
-        asides.npy           [R, P] float32, scores with its single sentences
+        null.npy             [R, Q] float16, scores with the texts of the null distribution
+        asides.npy           [R, P] float16, scores with its single sentences
         state.json           size and sha256 of each of these, and of itself
-      nulls/00000001/        texts.json: the texts of the null distribution; state.json
+      nulls/00000000/        texts.json: the texts of the null distribution; state.json
+        null-vector.npy ...  the texts, and as asides-... the sentences, encoded
+      near/00000001/         an inverted file for many pictures, derived from the segments (inverted.py)
       lock                   held by the process that writes; the system frees it when that process ends
 
 The manifest holds: `version` of this layout; `model` (path, method, fingerprint of weights and tokenizer);
@@ -44,9 +46,9 @@ from grainline.files import (
     write_text,
 )
 
-VERSION = 1
-MANIFEST, SEGMENTS, NULLS, LOCK = "manifest.json", "segments", "nulls", "lock"
-OURS = (MANIFEST, SEGMENTS, NULLS, LOCK)
+VERSION = 2
+MANIFEST, SEGMENTS, NULLS, NEAR, LOCK = "manifest.json", "segments", "nulls", "near", "lock"
+OURS = (MANIFEST, SEGMENTS, NULLS, NEAR, LOCK)
 
 
 class ModelMark(NamedTuple):

@@ -13,18 +13,24 @@ In four steps:
 A query of one sentence is judged by null texts of one sentence, since fewer sentences mean wilder scores.
 A null text whose own picture is in the index, found by the hash of its bytes, does not see that picture.
 
+The level holds as well as the null texts are many: with n of them the true share of false alarms at the level
+0.05 has a spread of sqrt(0.05 * 0.95 / n) between sets of null texts, 1.1 points for 400 and 0.7 for 1,000.
+
 A sentence of a query is judged apart, in the picture that was found: its chance is the share of pairs of a
-null sentence and a background picture that score at least as high. Raw scores are compared there:
-standardised ones tell true sentences from false ones no better (`benchmarks/bench_calibration.py`).
+null sentence and a background picture that score at least as high. Sentences of different kinds score at
+different levels, so every score is first taken relative to the TOP best scores of its sentence over the
+background: what a picture gives it that shows it, or nearly so. Mean and spread, as in step 1, tell true
+sentences from false ones less well (`benchmarks/bench_calibration.py`).
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
 
 from grainline.data.captions import sentences
@@ -34,12 +40,17 @@ from grainline.data.sources.common import read_lines
 from grainline.errors import UserError
 from grainline.files import Corrupt, write_text
 from grainline.index.folder import Part, new_part, seal_of
+from grainline.index.segment import ASIDES, NULL, save_array
+from grainline.model import Model
+from grainline.types import Encoded, vectors_only
 
-TEXTS, ASIDES = 400, 128  # texts and single sentences that are kept, at most
+TEXTS = 1_000  # texts, and single sentences, that are kept, at most
 BACKGROUND = 256
 FEWEST = 16  # pictures that a mean and a spread need
+TOP = 0.1  # share of the background that says what a sentence scores where it is shown
 DRAWN = f"scenes:dev?count={TEXTS}&size=32&seed=1618"
 FILE = "texts.json"
+FIELDS = ("vector", "tokens", "mask", "item", "image")  # of Encoded
 
 
 class NullTexts(NamedTuple):
@@ -66,7 +77,7 @@ def gather_texts(path: str | None) -> NullTexts:
         for i, said in enumerate((sentences(text), owner) for text, owner in texts)
         if said[0]
     ]
-    single = _spread(list(dict.fromkeys(single)), ASIDES)
+    single = _spread(list(dict.fromkeys(single)), TEXTS)
     if len(texts) < 20:
         raise UserError(f"{where} holds {len(texts)} texts; how sure a search is needs 20 of them at least")
     return NullTexts(
@@ -78,11 +89,37 @@ def gather_texts(path: str | None) -> NullTexts:
     )
 
 
-def write_null(target: Path, null: NullTexts) -> Part:
-    """Write the texts as a sealed folder. OSError leaves nothing."""
+def encode_null(model: Model, null: NullTexts) -> dict[str, Encoded]:
+    """The null texts and single sentences as the method compares them, in float32.
+
+    A method whose score is a product of vectors needs no more than these.
+    """
+    found = {NULL: model.encode(texts=null.texts), ASIDES: model.encode(texts=null.asides)}
+    return found if model.method.pairwise else {name: vectors_only(one) for name, one in found.items()}
+
+
+def write_null(target: Path, null: NullTexts, encoded: Mapping[str, Encoded]) -> Part:
+    """Write the texts as a sealed folder, and encoded, if arrays can hold that. OSError leaves nothing."""
     with new_part(target, {"texts": len(null.texts)}) as folder:
         write_text(folder / FILE, json.dumps(null._asdict(), indent=1) + "\n")
+        for name, one in encoded.items():
+            if one.extra is None:
+                for field in FIELDS:
+                    save_array(folder / f"{name}-{field}.npy", getattr(one, field).cpu().numpy())
     return Part(target.name, seal_of(target), len(null.texts))
+
+
+def read_encoded(target: Path) -> dict[str, Encoded]:
+    """The encoded texts that `write_null` wrote; {} where arrays could not hold them. Raises Corrupt."""
+    out = {}
+    try:
+        for name in (NULL, ASIDES):
+            if (target / f"{name}-{FIELDS[0]}.npy").exists():
+                arrays = [np.load(target / f"{name}-{field}.npy", allow_pickle=False) for field in FIELDS]
+                out[name] = Encoded(*map(torch.from_numpy, arrays))
+    except (OSError, ValueError) as error:
+        raise Corrupt(f"the encoded null texts cannot be read ({error})") from None
+    return out
 
 
 def read_null(target: Path) -> NullTexts:
@@ -125,12 +162,32 @@ def standard(score: np.ndarray, seen: np.ndarray | None = None) -> Standard:
     return Standard(kept.mean(0).filled(0.0), np.maximum(kept.std(0).filled(1.0), 1e-6))
 
 
+def shown(score: np.ndarray, seen: np.ndarray | None = None) -> np.ndarray:
+    """What each sentence scores where it is shown, or nearly so: [P]
+
+    The mean of the TOP best scores, of two pictures at least; 0 for too few pictures, which leaves scores as
+    they are.
+
+    score  [B, P] of the background
+    seen   [B, P] bool, scores that count; all if None
+
+    >>> shown(np.arange(20.0)[:, None]).tolist()
+    [18.5]
+    """
+    if len(score) < FEWEST:
+        return np.zeros(score.shape[1])
+    counted = score if seen is None else np.where(seen, score, -np.inf)
+    number = max(2, round(TOP * len(score)))
+    best: np.ndarray = np.partition(counted.astype(np.float64), -number, axis=0)[-number:].mean(0)
+    return best
+
+
 def best_scores(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """The best score of each null text: [Q]
 
     blocks  scores [K, Q] of some pictures, and [K, Q] bool, whose own picture each is
     """
-    best = [np.where(own, -np.inf, score).max(0) for score, own in blocks if len(score)]
+    best = [np.where(own, -np.inf, score.astype(np.float64)).max(0) for score, own in blocks if len(score)]
     top: np.ndarray = np.max(best, axis=0)
     return top
 

@@ -12,8 +12,8 @@ import torch
 
 from grainline.files import Corrupt
 from grainline.index.folder import NULLS, SEGMENTS, Manifest, corrupt, read_manifest
-from grainline.index.nearest import Exact
-from grainline.index.null import NullTexts, background, best_scores, owned, read_null, standard
+from grainline.index.null import NullTexts, background, best_scores, owned, read_null, shown, standard
+from grainline.index.scan import Exact
 from grainline.index.segment import (
     ASIDES,
     MASK,
@@ -98,10 +98,13 @@ class Opened:
 
     @cached_property
     def support(self) -> np.ndarray:
-        """Scores of null sentences in background pictures that they do not speak of, sorted: [P * B]"""
-        score = self.take(ASIDES, self.ground)
+        """Scores of null sentences in background pictures that they do not speak of, sorted: [P * B]
+
+        Each relative to what its sentence scores where it is shown.
+        """
+        score = self.take(ASIDES, self.ground).astype(np.float64)
         own = owned([self.hashes[row] for row in self.ground], self.null.aside_owners)
-        return np.sort(score[~own].ravel())
+        return np.sort((score - shown(score, ~own))[~own])
 
     def _null(self, name: str, owners: tuple[str, ...]) -> np.ndarray:
         blocks = (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from grainline.errors import UserError
-from grainline.index.nearest import Near
+from grainline.index.nearest import APPROXIMATE, Near
 from grainline.index.opened import Opened
 from grainline.index.segment import VECTORS, Row
 
@@ -37,7 +37,7 @@ class Qdrant:
     collection  its name; one of its own for each model if None, since vectors of two cannot be compared
     """
 
-    exact = False
+    note = APPROXIMATE
 
     def __init__(self, client: Any, opened: Opened, collection: str | None = None) -> None:
         self.client, self.opened = client, opened

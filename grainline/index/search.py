@@ -16,9 +16,10 @@ from grainline.data.parts import encode_parts
 from grainline.data.record import Damaged
 from grainline.errors import UserError
 from grainline.index.answer import Answer, Hit, Options, Sentence
+from grainline.index.inverted import nearest
 from grainline.index.mark import model_of
-from grainline.index.nearest import Nearest, nearest
-from grainline.index.null import DRAWN, FEWEST, chance, standard
+from grainline.index.nearest import Nearest
+from grainline.index.null import DRAWN, FEWEST, chance, shown, standard
 from grainline.index.opened import Opened
 from grainline.index.pictures import unchanged
 from grainline.index.segment import VECTORS
@@ -50,7 +51,7 @@ class Index:
     @property
     def finder(self) -> Nearest:
         if self._finder is None:
-            self._finder = nearest(self.opened.vectors, self.opened.live)
+            self._finder = nearest(self.opened.folder, self.opened.segments)
         return self._finder
 
     @torch.no_grad()
@@ -81,10 +82,10 @@ class Index:
         """The k pictures nearest to each picture, by vector. Names of the queries are paths, or numbers."""
         self._check(k)
         vectors = self.model.encode(images=images).vector.float().cpu().numpy()
+        near = self.finder.top(vectors, min(k + SPARE, len(self)))
         out = []
         for i, image in enumerate(images):
-            near = self.finder.top(vectors[i : i + 1], min(k + SPARE, len(self)))
-            found = near.row[0][near.row[0] >= 0]
+            found = near.row[i][near.row[i] >= 0]
             ground = self.opened.take(VECTORS, self.opened.ground) @ vectors[i]
             hits = []
             if len(found):
@@ -153,14 +154,16 @@ class Index:
         distinct = list(dict.fromkeys(text for texts in told for text in texts))
         at = {text: i for i, text in enumerate(distinct)}
         encoded = self.model.encode(texts=distinct)
+        usual = shown(self._score(self.opened.ground, encoded))  # [T]
         out = []
         for hits, texts in zip(answers, told, strict=True):
             if not hits:
                 out.append(hits)
                 continue
             found = np.array([self.opened.numbers[hit.path] for hit in hits])
-            score = self._score(found, rows(encoded, torch.tensor([at[text] for text in texts])))  # [K, S]
-            shares = chance(self.opened.support, score)
+            own = [at[text] for text in texts]
+            score = self._score(found, rows(encoded, torch.tensor(own)))  # [K, S]
+            shares = chance(self.opened.support, score - usual[own])
             heat: list[Any] = [[None] * len(texts)] * len(hits)
             if options.heat:
                 heat = [self._on_pixels(x) for x in self.heat([(row, texts) for row in found.tolist()])]
@@ -218,8 +221,8 @@ class Index:
     def notes(self, texts: bool = True) -> tuple[str, ...]:
         """What weakens every answer of this index, to texts or to pictures."""
         notes = []
-        if not self.finder.exact:
-            notes.append("candidates are approximate: a picture may be missed")
+        if self.finder.note:
+            notes.append(self.finder.note)
         if len(self) < FEWEST:
             notes.append(f"{len(self)} pictures are too few to say how sure an answer is")
         if texts and self.opened.null.source == DRAWN:

@@ -57,7 +57,7 @@ class Walk:
             self._take_in(part)
             if self.progress is not None:
                 self.progress(done + start + len(part), len(wanted))
-        self.writer.compact()
+        self.writer.finish()
         return Report(
             **self.counts,
             damaged=dict(Counter(cause for cause, _ in self.failed)),

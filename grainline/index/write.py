@@ -22,7 +22,7 @@ from grainline.index.folder import (
 )
 from grainline.index.lock import writing
 from grainline.index.mark import mark_of, model_of
-from grainline.index.null import gather_texts, write_null
+from grainline.index.null import encode_null, gather_texts, write_null
 from grainline.index.pictures import chosen, covered, pictures_below, relative, root_of
 from grainline.index.walk import Progress, Report, Walk
 from grainline.index.writer import CHUNK, Change, Writer
@@ -50,7 +50,7 @@ def build(
     _ours(folder)
     with writing(folder):
         if not (folder / MANIFEST).is_file():
-            _begin(folder, mark_of(loaded, model if isinstance(model, str) else ""), str(root), null)
+            _begin(folder, loaded, mark_of(loaded, model if isinstance(model, str) else ""), str(root), null)
         manifest = read_manifest(folder)
         if Path(manifest.root) != root:
             raise UserError(f"{folder} is an index of {manifest.root}, not of {root}; choose another --out")
@@ -97,7 +97,7 @@ def remove(index: str | Path, paths: Sequence[str | Path]) -> Report:
         gone = covered(known, wanted)
         number = sum(path in writer.rows for path in gone)
         writer.commit(Change(gone=gone, left_out=gone))
-        writer.compact()
+        writer.finish()
         return Report(removed=number, pictures=len(writer.rows))
 
 
@@ -121,11 +121,12 @@ def refresh(
         return Walk(writer, root, progress).whole(full=full)
 
 
-def _begin(folder: Path, mark: ModelMark, root: str, null: str | None) -> None:
+def _begin(folder: Path, model: Model, mark: ModelMark, root: str, null: str | None) -> None:
     """An index without pictures."""
     texts = gather_texts(null)
+    encoded = encode_null(model, texts)
     try:
-        part = write_null(folder / NULLS / f"{0:08d}", texts)
+        part = write_null(folder / NULLS / f"{0:08d}", texts, encoded)
         write_manifest(folder, Manifest(mark, root, part))
     except WRITE_ERRORS as error:
         raise cannot_write(folder, error) from None

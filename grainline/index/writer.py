@@ -16,6 +16,7 @@ from PIL import Image
 from grainline.errors import UserError
 from grainline.files import WRITE_ERRORS, Corrupt
 from grainline.index.folder import (
+    NULLS,
     SEGMENTS,
     Manifest,
     Part,
@@ -25,12 +26,12 @@ from grainline.index.folder import (
     corrupt,
     write_manifest,
 )
+from grainline.index.inverted import keep
+from grainline.index.null import encode_null, read_encoded
 from grainline.index.opened import read_parts
 from grainline.index.pictures import Read
 from grainline.index.segment import (
-    ASIDES,
     MASK,
-    NULL,
     TOKENS,
     VECTORS,
     Row,
@@ -39,7 +40,7 @@ from grainline.index.segment import (
     write_segment,
 )
 from grainline.model import Model
-from grainline.types import Encoded
+from grainline.types import Encoded, to
 
 CHUNK = 512  # pictures that are committed together: what a kill can cost
 MOST_DEAD = 0.25  # share of a segment; beyond it the segment is written again without them
@@ -92,10 +93,10 @@ class Writer:
 
     @property
     def texts(self) -> dict[str, Encoded]:
-        """The null texts and single sentences, encoded when they are first needed."""
+        """The null texts and single sentences, encoded."""
         if not self._texts:
-            self._texts[NULL] = self.model.encode(texts=self.null.texts)
-            self._texts[ASIDES] = self.model.encode(texts=self.null.asides)
+            kept = read_encoded(self.folder / NULLS / self.manifest.null.name)
+            self._texts = to(kept or encode_null(self.model, self.null), self.model.device)
         return self._texts
 
     def spoilt(self, path: str) -> Spoilt | None:
@@ -135,6 +136,12 @@ class Writer:
             for part in manifest.segments
         ]
         self._number()
+
+    def finish(self) -> None:
+        """What follows the last commit: compact, and bring what is derived up to date."""
+        self.compact()
+        with self._guarded():
+            keep(self.folder, self.segments)
 
     def compact(self) -> bool:
         """Write segments with many removed rows, and many small segments, again; whether any was."""
@@ -242,5 +249,5 @@ def _encode(model: Model, images: Sequence[Image.Image], texts: dict[str, Encode
     if model.method.pairwise:
         out |= {TOKENS: encoded.tokens.half(), MASK: encoded.mask}
         encoded = encoded._replace(tokens=encoded.tokens.half().to(encoded.tokens.dtype))  # as a search reads
-    out |= {name: model.method.score(encoded, rows).float() for name, rows in texts.items()}
+    out |= {name: model.method.score(encoded, rows).half() for name, rows in texts.items()}
     return {name: tensor.cpu().numpy() for name, tensor in out.items()}

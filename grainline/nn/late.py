@@ -14,6 +14,8 @@ from grainline.nn.static import is_static
 
 BLOCK = 2**23
 """Cosines held at a time; where there are more, blocks of texts are computed again in backward."""
+CACHED = 2**18
+"""The same on a CPU without gradients: blocks that stay in its cache take half the time."""
 
 
 def late_score(images: Tensor, seen: Tensor, texts: Tensor, told: Tensor, sharpness: float) -> Tensor:
@@ -33,7 +35,8 @@ def late_score(images: Tensor, seen: Tensor, texts: Tensor, told: Tensor, sharpn
     flat = texts.flatten(0, 1)
     first, back = distinct_rows(flat)
     tokens = flat[first]
-    step = max(1, BLOCK // max(1, seen.numel()))
+    most = BLOCK if torch.is_grad_enabled() or images.device.type != "cpu" else CACHED
+    step = max(1, most // max(1, seen.numel()))
     best = torch.cat(
         [_best(images, seen, tokens[i : i + step], sharpness) for i in range(0, len(tokens), step)], 1
     )

@@ -1,0 +1,305 @@
+"""What finds candidates: the exact scan against float64, and the inverted file that is kept on disk."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from indexes import TEXTS, photo, photos, texts, tiny_model
+
+from grainline.files import discard
+from grainline.index import inverted, scan
+from grainline.index.answer import Options
+from grainline.index.folder import SEGMENTS, read_manifest
+from grainline.index.inverted import Inverted, keep, nearest, read_kept
+from grainline.index.nearest import APPROXIMATE
+from grainline.index.opened import Opened
+from grainline.index.scan import Exact
+from grainline.index.search import Index, check, open_index
+from grainline.index.segment import VECTORS, Row, Segment, open_segment, write_segment
+from grainline.index.write import add, build, refresh, remove
+from grainline.model import Model
+
+WIDTH = 32
+PLAIN = Options(sentences=False)
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+def clusters(number: int, spread: float, seed: int = 0, width: int = WIDTH) -> np.ndarray:
+    """Vectors around a few centres, the nearer the smaller the spread; at 0 many are equal."""
+    rng = np.random.default_rng(seed)
+    centre = np.random.default_rng(99).standard_normal((20, width))
+    return unit(centre[rng.integers(20, size=number)] + spread * rng.standard_normal((number, width)))
+
+
+def best(vectors: np.ndarray, alive: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
+    """Numbers of the k best live rows by products in float64, one by one, of equals the first: [M, k]"""
+    out = []
+    for query in queries.astype(np.float64):
+        score = (vectors[alive].astype(np.float64) * query).sum(1)
+        out.append(np.lexsort((np.arange(len(score)), -score))[:k])
+    return np.stack(out)
+
+
+# The exact scan
+
+
+@pytest.mark.parametrize("low", [True, False])
+@pytest.mark.parametrize(("spread", "k"), [(1.0, 7), (0.05, 10), (0.001, 40), (0.0, 5), (0.5, 900)])
+def test_the_scan_finds_what_float64_finds(
+    low: bool, spread: float, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "PANEL", 256)
+    monkeypatch.setattr(scan, "PAIRS", 100)
+    monkeypatch.setattr(scan, "QUERIES", 5)
+    vectors = clusters(1_000, spread)
+    alive = np.random.default_rng(1).random(1_000) > 0.2
+    alive[300:420] = False  # a block without a living row
+    cuts = [10, 300, 420, 900]
+    exact = Exact(np.split(vectors, cuts), np.split(alive, cuts), low=low)
+    queries = clusters(12, 0.3, seed=2)
+    near = exact.top(queries, k)
+    expected = best(vectors, alive, queries, k)
+    assert near.row.tolist() == expected.tolist()
+    score = np.take_along_axis(queries.astype(np.float64) @ vectors[alive].astype(np.float64).T, expected, 1)
+    assert near.score == pytest.approx(score, abs=1e-6)
+    assert exact.top(queries, k).row.tolist() == expected.tolist(), "again, from the copy"
+
+
+def test_close_neighbours_that_bfloat16_would_swap_are_in_order() -> None:
+    vectors = clusters(4_000, 0.002, width=64)
+    queries = clusters(8, 0.002, seed=5, width=64)
+    expected = best(vectors, np.ones(4_000, bool), queries, 10)
+    rounded = (torch.from_numpy(queries).bfloat16() @ torch.from_numpy(vectors).bfloat16().T).float().numpy()
+    assert (np.argsort(-rounded, axis=1, kind="stable")[:, :10] != expected).any(), "the case is no test"
+    near = Exact([vectors], [np.ones(4_000, bool)], low=True).top(queries, 10)
+    assert near.row.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_scores_that_differ_by_less_than_bfloat16_can_tell_are_in_order(
+    rounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All scores lie within 0.0001 of 0, and every vector is off by more in bfloat16.
+
+    rounded  the query loses something too; else bfloat16 holds it as it is
+    """
+    monkeypatch.setattr(scan, "PANEL", 256)
+    rng = np.random.default_rng(0)
+    query = rng.choice([-1.0, 1.0], (6, 256)) / 16
+    if rounded:
+        query = unit(query * rng.uniform(0.9, 1.1, query.shape)).astype(np.float64)
+    vectors = rng.standard_normal((4_000, 256))
+    vectors -= vectors @ np.linalg.pinv(query) @ query  # at right angles to all queries
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    given = (vectors + rng.uniform(0, 1e-4, (4_000, 6)) @ query).astype(np.float32)
+    queries = query.astype(np.float32)
+    expected = best(given, np.ones(4_000, bool), queries, 10)
+    near = Exact([given], [np.ones(4_000, bool)], low=True).top(queries, 10)
+    assert near.row.tolist() == expected.tolist()
+
+
+def test_the_scan_numbers_live_rows_only_and_takes_the_first_of_equals() -> None:
+    vectors = np.eye(4, dtype=np.float32)[[0, 1, 0, 2, 1, 3]]
+    live = np.array([False, True, True, True, True, True])
+    near = Exact([vectors[:3], vectors[3:]], [live[:3], live[3:]]).top(np.eye(4, dtype=np.float32)[:2], 2)
+    assert near.row.tolist() == [[1, 0], [0, 3]]
+    assert near.score[1].tolist() == [1.0, 1.0]
+    none = Exact([vectors], [np.zeros(6, bool)]).top(vectors[:2], 3)
+    assert none.row.shape == (2, 0)
+
+
+# The inverted file
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index of a hundred pictures is a large one here."""
+    monkeypatch.setattr(inverted, "EXACT", 100)
+
+
+def parts(folder: Path, sizes: list[int], first: int = 0, spread: float = 0.5) -> list[Segment]:
+    """Segments with nothing but vectors."""
+    out = []
+    for i, size in enumerate(sizes, first):
+        vectors = clusters(size, spread, seed=i)
+        rows = [Row(f"{i}/{j}.png", f"{i} {j}", 1, 1) for j in range(size)]
+        target = folder / SEGMENTS / f"{i:08d}"
+        out.append(open_segment(target, write_segment(target, rows, {VECTORS: vectors})))
+    return out
+
+
+def buried(segment: Segment, rows: list[int]) -> Segment:
+    return segment._replace(part=segment.part._replace(dead=tuple(rows)))
+
+
+def exact_of(segments: list[Segment]) -> Exact:
+    return Exact([s.arrays[VECTORS] for s in segments], [s.live for s in segments])
+
+
+def agrees(segments: list[Segment], folder: Path, k: int = 10) -> float:
+    """Share of the true neighbours that the stored file finds when every list is looked into."""
+    finder = nearest(folder, segments)
+    assert isinstance(finder, Inverted)
+    finder.how.nprobe = finder.index.nlist
+    queries = clusters(30, 0.5, seed=77)
+    mine, true = finder.top(queries, k), exact_of(segments).top(queries, k)
+    assert mine.row.min() >= 0
+    return float(np.mean([len(set(a) & set(b)) / k for a, b in zip(mine.row, true.row, strict=True)]))
+
+
+def test_a_stored_file_is_read_not_made_and_finds_the_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("faiss")
+    segments = parts(tmp_path, [300, 200, 400])
+    assert nearest(tmp_path, segments).note.startswith("all 900 pictures were compared one by one")
+    keep(tmp_path, segments)
+    monkeypatch.setattr(inverted, "_made", lambda _: pytest.fail("it was made again"))
+    assert agrees(segments, tmp_path) > 0.95
+    assert nearest(tmp_path, segments).note == APPROXIMATE
+    keep(tmp_path, segments)
+    assert [path.name for path in (tmp_path / "near").iterdir()] == ["00000001"]
+
+
+def test_removed_rows_are_never_found_and_new_ones_are_before_they_are_added(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    segments = parts(tmp_path, [300, 300])
+    keep(tmp_path, segments)
+    segments[0] = buried(segments[0], list(range(0, 300, 10)))
+    segments += parts(tmp_path, [5], first=2)
+    assert agrees(segments, tmp_path) > 0.95
+    finder = nearest(tmp_path, segments)
+    newest = exact_of(segments).top(segments[2].arrays[VECTORS], 1)
+    assert finder.top(segments[2].arrays[VECTORS], 1).row.tolist() == newest.row.tolist()
+    assert newest.row.min() >= 570, "they are their own neighbours"
+    finder.how.nprobe = finder.index.nlist
+    gone = finder.top(segments[0].arrays[VECTORS][::10], 5)
+    assert all(len(set(row)) == 5 for row in gone.row.tolist()), "no row stands for a removed one"
+    assert gone.score.max() < 0.99
+    keep(tmp_path, segments)
+    assert [path.name for path in (tmp_path / "near").iterdir()] == ["00000001"], "so few are not worth it"
+
+
+def test_many_new_rows_are_added_and_what_grew_or_shrank_much_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("faiss")
+    real, made = inverted._made, list[int]()
+    monkeypatch.setattr(inverted, "_made", lambda s: made.append(len(s)) or real(s))
+    segments = parts(tmp_path, [300, 300])
+    keep(tmp_path, segments)
+    segments += parts(tmp_path, [200], first=2)
+    keep(tmp_path, segments)
+    kept = read_kept(tmp_path)
+    assert kept is not None
+    assert (kept.index.ntotal, kept.trained, made) == (800, 600, [2])
+    assert agrees(segments, tmp_path) > 0.95
+    segments += parts(tmp_path, [500], first=3)
+    keep(tmp_path, segments)
+    assert made == [2, 4]
+    segments = [segments[0], buried(segments[3], list(range(300)))]
+    keep(tmp_path, segments)
+    assert made == [2, 4, 2]
+    assert agrees(segments, tmp_path) > 0.95
+    assert [path.name for path in (tmp_path / "near").iterdir()] == ["00000004"]
+    keep(tmp_path, [segments[1]._replace(part=segments[1].part._replace(dead=tuple(range(450))))])
+    assert not (tmp_path / "near").exists(), "few pictures need none"
+
+
+@pytest.mark.parametrize("name", ["vectors.faiss", "state.json"])
+def test_a_damaged_file_is_not_used_and_made_anew(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    segments = parts(tmp_path, [300])
+    keep(tmp_path, segments)
+    path = tmp_path / "near" / "00000001" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert read_kept(tmp_path) is None
+    finder = nearest(tmp_path, segments)
+    assert isinstance(finder, Exact)
+    assert f"grainline index refresh {tmp_path}" in finder.note
+    keep(tmp_path, segments)
+    assert agrees(segments, tmp_path) > 0.95
+
+
+def test_vectors_of_another_segment_by_the_same_name_are_not_taken_from_the_file(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    segments = parts(tmp_path, [300, 300])
+    keep(tmp_path, segments)
+    discard(tmp_path / SEGMENTS / "00000001")
+    target = tmp_path / SEGMENTS / "00000001"
+    rows = [Row(f"x{j}.png", f"x {j}", 1, 1) for j in range(300)]
+    other = write_segment(target, rows, {VECTORS: clusters(300, 0.5, seed=44)})
+    segments[1] = open_segment(target, other)
+    assert agrees(segments, tmp_path) > 0.95
+    finder = nearest(tmp_path, segments)
+    assert isinstance(finder, Inverted)
+    assert finder.rest.living == 300
+
+
+def test_a_newer_file_that_is_spoilt_leaves_the_older_one_in_use(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    segments = parts(tmp_path, [300])
+    keep(tmp_path, segments)
+    shutil.copytree(tmp_path / "near" / "00000001", tmp_path / "near" / "00000002")
+    (tmp_path / "near" / "00000002" / "vectors.faiss").write_bytes(b"")
+    assert isinstance(nearest(tmp_path, segments), Inverted)
+
+
+def test_without_faiss_every_vector_is_compared_and_a_note_says_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = parts(tmp_path, [300])
+    keep(tmp_path, segments)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    finder = nearest(tmp_path, segments)
+    assert "pip install 'grainline[search]'" in finder.note
+    queries = clusters(5, 0.5, seed=8)
+    expected = best(np.concatenate([s.arrays[VECTORS] for s in segments]), np.ones(300, bool), queries, 10)
+    assert finder.top(queries, 10).row.tolist() == expected.tolist()
+    segments += parts(tmp_path, [300], first=1)
+    keep(tmp_path, segments)  # and a writer without it does its work
+
+
+# The inverted file of an index
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return tiny_model()
+
+
+def test_an_index_keeps_its_inverted_file_up_to_date(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(inverted, "EXACT", 15)
+    root, out = photos(tmp_path / "photos", 20), tmp_path / "index"
+    build(root, out, model=model, null=texts(tmp_path), chunk=8)
+    kept = read_kept(out)
+    assert kept is not None
+    assert kept.index.ntotal == 20
+    photo(root / "new.png", 70)
+    add(out, [root / "new.png"], model=model)
+    remove(out, ["02.png"])
+    kept = read_kept(out)
+    assert kept is not None
+    assert {part.name for part in kept.parts} == {part.name for part in read_manifest(out).segments}
+    found = open_index(out, model).search([TEXTS[0]], 20, PLAIN._replace(shortlist=19))[0]
+    assert found.notes == (APPROXIMATE,)
+    opened = Opened(out)
+    exact = Index(opened, model, Exact(opened.vectors, opened.live)).search([TEXTS[0]], 20, PLAIN)[0]
+    scores = {hit.path: hit.score for hit in exact.hits}
+    assert all(hit.score == pytest.approx(scores[hit.path]) for hit in found.hits)
+    discard(out / "near")
+    assert "one by one" in open_index(out, model).search([TEXTS[0]], 2, PLAIN)[0].notes[0]
+    assert check(out) == 20
+    refresh(out, model=model)
+    assert read_kept(out) is not None
