@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from grainline.config import Config
-from grainline.encoders.base import TextTokens
-from grainline.nn.block import Stack
+from grainline.encoders.base import Layered, TextTokens
+from grainline.nn.block import PROJECTIONS, Stack
 from grainline.nn.pool import mean_pool
 
 SIZES: dict[str, dict[str, int]] = {
@@ -59,8 +59,10 @@ class TextConfig(Config):
         return self
 
 
-class TextTransformer(nn.Module):
+class TextTransformer(Layered):
     """Token ids to tokens and a pooled vector."""
+
+    before, behind, attention = ("words", "position"), ("norm",), PROJECTIONS
 
     def __init__(self, cfg: TextConfig) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ from grainline.files import (
     unseal,
     write_tensors,
 )
-from grainline.weights import MODEL, listed, misfit, read_weights, write_weights
+from grainline.weights import MODEL, fill, listed, misfit, read_weights, write_weights
 
 OPTIMIZER, RNG = "optimizer.safetensors", "rng.safetensors"
 MARKS = "best", "last"
@@ -164,7 +164,7 @@ def load(path: Path, method: nn.Module, optimizer: torch.optim.Optimizer) -> Tra
     body = verify(path)
     weights, slots = read_weights(path / MODEL, method), load_file(path / OPTIMIZER)
     _check_slots(path, body, slots, optimizer)
-    method.load_state_dict(weights, strict=True)
+    fill(method, weights)
     _restore(optimizer, slots)
     rng: list[dict[str, Tensor]] = [{} for _ in range(body["ranks"])]
     for key, value in load_file(path / RNG).items():
