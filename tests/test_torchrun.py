@@ -13,6 +13,14 @@ from safetensors.torch import load_file
 CASES = {
     "plain": ("train.steps=5", "data.workers=1", "data.texts.foils=2"),
     "accumulated": ("train.steps=4", "train.accumulate=2", "train.chunk=3", "train.batch=12"),
+    "tuned": (
+        "train.steps=4",
+        "train.lora={rank: 2, targets: 'towers.text.*to_(qkv|out)'}",
+        "train.optimizer.layer_decay=0.7",
+        "train.optimizer.rules=[{pattern: 'towers.image.*', lr: 0}, {pattern: '.*'}]",
+        "train.recompute=true",
+        "train.chunk=3",
+    ),
 }
 QUIET = ("model.image.drop_path=0", "model.text.drop_path=0")  # each process draws its own noise
 STEADY = ("train.optimizer.eps=1e-3", "train.save_every=3")  # AdamW divides tiny gradients by themselves

@@ -55,7 +55,13 @@ def encoders(kind: str, noise: float) -> Any:
     return build_pretrained(architecture)
 
 
-NOISES = {"attention_dropout", "dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"}
+NOISES = {
+    "attention_dropout",
+    "dropout",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "drop_path_rate",
+}
 
 
 def batch(made: Method, n: int = 4) -> tuple[Images, Texts]:

@@ -21,6 +21,9 @@ from grainline.encoders.base import Layered
 from grainline.errors import UserError
 from grainline.nn.layers import layer_lists
 
+VARIANTS = 16
+"""How often a layer may be compiled: for training and measuring, the first shapes and then any shape."""
+
 
 def recompute_layers(model: nn.Module) -> None:
     """From now on the backward pass computes the activations of each layer again, with the same noise.
@@ -41,7 +44,13 @@ def compile_layers(model: nn.Module, backend: str | Callable[..., Any] = "induct
 
     A layer that cannot be compiled as a whole is a UserError when it is called first, not a slower run.
     """
-    for name, layer in _layers(model, "train.compile"):
+    layers = _layers(model, "train.compile")
+    # All layers share the library's few lines of code, and each may be compiled for several shapes and modes;
+    # beyond a limit, 8 by default, torch gives up.
+    limits: Any = torch._dynamo.config
+    limits.cache_size_limit = max(limits.cache_size_limit, VARIANTS * len(layers))
+    limits.accumulated_cache_size_limit = max(limits.accumulated_cache_size_limit, VARIANTS * len(layers))
+    for name, layer in layers:
         compiled = torch.compile(layer.forward, backend=backend, fullgraph=True)
         _wrap(layer, partial(_compiled, compiled, name))
 
