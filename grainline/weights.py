@@ -1,8 +1,12 @@
 """The weights of a method in one safetensors file: written atomically, read strictly.
 
 The file carries the name of the class it belongs to, because two methods may well have the same parameters.
+
+Adapters (`train/lora.py`) go into the file beside the weights that they belong to, all under plain names.
+Read into a method that has none, they are added to those weights: whoever loads a model meets none.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -14,12 +18,14 @@ from grainline.errors import UserError
 from grainline.files import STATE, Corrupt, reason, replacing, unseal, write_tensors
 
 MODEL = "model.safetensors"
+LORA_SCALE = "lora_scale"
+"""A number among the weights of a method with adapters: what their product counts."""
 
 
 def save_weights(path: Path, method: nn.Module) -> None:
     """Write the weights to one file, atomically. UserError when the disk is full or closed to us."""
     with replacing(path) as place:
-        write_weights(place, method, method.state_dict())
+        write_weights(place, method, state_of(method))
 
 
 def load_weights(path: Path, method: nn.Module) -> None:
@@ -36,7 +42,7 @@ def load_weights(path: Path, method: nn.Module) -> None:
             raise UserError(
                 f"checkpoint {file.parent} is corrupt: {error}; choose another checkpoint of the run"
             ) from None
-    method.load_state_dict(read_weights(file, method), strict=True)
+    fill(method, read_weights(file, method))
 
 
 def write_weights(path: Path, method: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -44,8 +50,50 @@ def write_weights(path: Path, method: nn.Module, weights: Mapping[str, Tensor]) 
     write_tensors(path, weights, {"class": type(method).__name__})
 
 
+def plain(name: str) -> str:
+    """The name of a parameter without what peft puts in; others stay as they are.
+
+    >>> plain("text.to_out.base_layer.weight"), plain("text.to_out.lora_A.default.weight")
+    ('text.to_out.weight', 'text.to_out.lora_A.weight')
+    """
+    return re.sub(r"\.base_layer(?=\.)|(?<=\.lora_[AB])\.default(?=\.)", "", name)
+
+
+def state_of(method: nn.Module) -> dict[str, Tensor]:
+    """All weights and buffers of a method by plain name."""
+    return {plain(name): x for name, x in method.state_dict().items()}
+
+
+def fill(method: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Put weights by plain name, which are known to fit, into a method."""
+    method.load_state_dict({name: weights[plain(name)] for name in method.state_dict()}, strict=True)
+
+
+def merged(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights with adapters as weights without: W + scale * B @ A. What has no counterpart stays as it is.
+
+    >>> import torch
+    >>> found = {"to.weight": torch.zeros(2, 2), LORA_SCALE: torch.tensor(3.0)}
+    >>> found |= {"to.lora_A.weight": torch.tensor([[1.0, 2.0]]), "to.lora_B.weight": torch.ones(2, 1)}
+    >>> merged(found)
+    {'to.weight': tensor([[3., 6.],
+            [3., 6.]])}
+    """
+    out = {name: x for name, x in found.items() if name != LORA_SCALE}
+    for name in [name for name in out if name.endswith(".lora_A.weight")]:
+        stem = name.removesuffix(".lora_A.weight")
+        weight, other = f"{stem}.weight", f"{stem}.lora_B.weight"
+        if weight not in out or other not in out:
+            continue
+        a, b = out[name], out[other]
+        if a.shape[:1] == b.shape[1:] and (*b.shape[:1], *a.shape[1:]) == out[weight].shape:
+            out[weight] = out[weight] + found[LORA_SCALE] * (b @ a)
+            del out[name], out[other]
+    return out
+
+
 def read_weights(path: Path, method: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a weights file, once they are known to fit the method."""
+    """The tensors of a weights file, by plain name, once they are known to fit the method."""
     mine = type(method).__name__
     if not path.is_file():  # safetensors would say so without the number of the error
         raise UserError(f"no weights at {path}; give a safetensors file or a checkpoint folder")
@@ -59,7 +107,10 @@ def read_weights(path: Path, method: nn.Module) -> dict[str, Tensor]:
         ) from None
     if theirs != mine:
         raise UserError(f"{path} holds a {theirs}, not a {mine}: use the recipe that it was trained with")
-    wrong = misfit(found, method.state_dict())
+    wanted = state_of(method)
+    if LORA_SCALE in found and LORA_SCALE not in wanted:
+        found = merged(found)
+    wrong = misfit(found, wanted)
     if wrong:
         raise UserError(f"{path} does not fit this {mine}: {wrong}; use the recipe that it was trained with")
     return found

@@ -110,9 +110,9 @@ TRAINING = [
     Fault("train/schedule.py", "tests/test_schedule.py", "a milestone counts one step late",
           "sum(step >= steps_of", "sum(step > steps_of"),
     Fault("train/optim.py", "tests/test_optim.py", "biases and norms decay",
-          "default = 0.0 if flat else decay", "default = decay"),
+          "((False, decay), (True, 0.0))", "((False, decay), (True, decay))"),
     Fault("train/optim.py", "tests/test_optim.py", "a frozen parameter still requires a gradient",
-          "parameter.requires_grad_(rule.lr > 0)", "parameter.requires_grad_(True)"),
+          "parameter.requires_grad_(name in learning)", "parameter.requires_grad_(True)"),
     Fault("train/optim.py", "tests/test_optim.py", "a frozen module trains its statistics",
           "            module.eval()", "            module.train()"),
     Fault("train/optim.py", "tests/test_optim.py", "the last rule that matches decides",
@@ -572,6 +572,33 @@ NEAR = [
     Fault("index/writer.py", "tests/test_index.py", "null texts are encoded at every change",
           "kept or encode_null(self.model, self.null)", "encode_null(self.model, self.null)"),
 ]
+
+TUNING = [
+    Fault("train/depth.py", "tests/test_depth.py", "the first layer learns fastest",
+          "return depth - int(", "return 1 + int("),
+    Fault("train/depth.py", "tests/test_depth.py", "what feeds the first layer learns as it does",
+          "return depth + 1", "return depth"),
+    Fault("encoders/pretrained/adapters.py", "tests/test_depth.py", "the last norm stands before the layers",
+          '("model.embeddings", "model.pre_layrnorm")',
+          '("model.embeddings", "model.pre_layrnorm", "model.post_layernorm")'),
+    Fault("train/optim.py", "tests/test_depth.py", "the rate of a rule is lost where rates fall with depth",
+          "base = lr * rule.lr * (layer_decay or 1.0) ** level", "base = lr * (layer_decay or 1.0) ** level"),
+    Fault("train/lora.py", "tests/test_lora.py", "the weights of encoders learn beside their adapters",
+          "return {plain(name) for name in base if", "return {plain(name) for name in base[:0] if"),
+    Fault("train/lora.py", "tests/test_lora.py", "the head of SigLIP gets an adapter that nothing calls",
+          "if type(module) is nn.Linear]", "if isinstance(module, nn.Linear)]"),
+    Fault("weights.py", "tests/test_lora.py", "adapters are added without their scale",
+          "found[LORA_SCALE] * (b @ a)", "(b @ a)"),
+    Fault("weights.py", "tests/test_lora.py", "half of an adapter is dropped without a word",
+          "        if weight not in out or other not in out:\n",
+          "        if weight not in out or other not in out:\n            del out[name]\n"),
+    Fault("train/recompute.py", "tests/test_recompute.py", "nothing is computed again",
+          "if not torch.is_grad_enabled():", "if torch.is_grad_enabled():"),
+    Fault("train/recompute.py", "tests/test_recompute.py", "noise is drawn anew in the backward pass",
+          "*args, use_reentrant=False)", "*args, use_reentrant=False, preserve_rng_state=False)"),
+    Fault("train/recompute.py", "tests/test_recompute.py", "a layer that cannot be compiled runs as it is",
+          "fullgraph=True", "fullgraph=False"),
+]
 # fmt: on
 
 FAULTS = (
@@ -592,4 +619,5 @@ FAULTS = (
     + SERVE
     + EXPORT
     + NEAR
+    + TUNING
 )

@@ -9,8 +9,8 @@ from make import CASES, CLOCK, PRETRAINED, VOCAB, WIDTH, batch, build
 from torch.nn.functional import pad
 
 from grainline.methods.base import Method, dot
-from grainline.nn.block import recompute_activations
 from grainline.nn.scale import clamp_scales
+from grainline.train.recompute import recompute_layers
 from grainline.train.step import cached_step, step
 from grainline.types import concat, rows
 
@@ -132,7 +132,7 @@ def test_cached_step_repeats_the_noise_of_its_first_pass(case: str) -> None:
 
 def test_recomputed_activations_change_nothing(method: Method) -> None:
     twin = copy.deepcopy(method)
-    recompute_activations(twin, on=True)
+    recompute_layers(twin)
     torch.testing.assert_close(step(method, *batch(), CLOCK), step(twin, *batch(), CLOCK))
     assert_same_grads(method, twin)
 

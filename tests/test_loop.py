@@ -1,5 +1,6 @@
 """The training loop against the same run written out step by step."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.errors import UserError
 from grainline.methods.clip import CLIP, CLIPConfig
+from grainline.train import loop
 from grainline.train.log import read_log
 from grainline.train.loop import Run, TrainConfig, train
+from grainline.train.recompute import compile_layers
 from grainline.train.schedule import rate
 from grainline.train.step import step
 from grainline.types import Clock
@@ -102,10 +105,13 @@ def test_a_run_is_the_loop_that_anyone_would_write(
     assert any((slow[name] - before[name]).abs().max() > 0.01 for name in slow), "else nothing was compared"
 
 
-@pytest.mark.parametrize("change", [{"chunk": 3}, {"recompute": True}], ids=["chunk", "recompute"])
-def test_saving_memory_changes_no_weight(
-    tmp_path: Path, tokenizer: Tokenizer, change: dict[str, Any]
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, while it compiles
+@pytest.mark.parametrize("change", [{"chunk": 3}, {"recompute": True}, {"compile": True}], ids=str)
+def test_saving_memory_and_time_changes_no_weight(
+    tmp_path: Path, tokenizer: Tokenizer, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The compiler itself is left out: not every machine has one."""
+    monkeypatch.setattr(loop, "compile_layers", partial(compile_layers, backend="eager"))
     plain, saving = job(tmp_path / "a", tokenizer), job(tmp_path / "b", tokenizer, **change)
     train(plain, CPU, None)
     train(saving, CPU, None)

@@ -1,7 +1,5 @@
 """Rules, groups, rates, frozen modules and the optimizer."""
 
-import re
-
 import pytest
 import torch
 from pydantic import ValidationError
@@ -12,7 +10,6 @@ from grainline.train.optim import (
     OptimizerConfig,
     Rule,
     build_optimizer,
-    layerwise,
     param_groups,
     set_rates,
     train_mode,
@@ -176,17 +173,6 @@ def test_a_rule_with_a_negative_rate_or_an_unknown_field_is_refused() -> None:
         Rule.model_validate({"pattern": ".*", "factor": 1})
     with pytest.raises(ValidationError, match="less than 1"):
         OptimizerConfig(betas=(0.9, 1.0))
-
-
-def test_layer_wise_rules_grow_by_the_factor_and_match_only_their_own_block() -> None:
-    rules = layerwise("image.blocks", depth=3, factor=0.5)
-    assert [rule.lr for rule in rules] == [0.125, 0.25, 0.5]
-    assert re.fullmatch(rules[1].pattern, "image.blocks.1.0.weight")
-    assert not re.fullmatch(rules[1].pattern, "image.blocks.10.weight")
-    assert not re.fullmatch(rules[1].pattern, "image_blocks.1.weight"), "the dots of the prefix are dots"
-    groups = groups_of(Small(), *rules, ALL)
-    assert where(groups, "image.blocks.0.1.weight")["lr"] == pytest.approx(0.0125)
-    assert where(groups, "text.2.weight")["lr"] == pytest.approx(0.1)
 
 
 def test_each_group_follows_its_own_schedule() -> None:

@@ -26,12 +26,12 @@ from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.methods.base import Method
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.nn.block import recompute_activations
 from grainline.nn.layers import layer_lists
 from grainline.train.log import read_log
 from grainline.train.loop import Run, TrainConfig, Validation, train
 from grainline.train.optim import OptimizerConfig, build_optimizer
 from grainline.train.parallel import clip, replicated, shard, whole
+from grainline.train.recompute import recompute_layers
 from grainline.train.step import Objective, step
 from grainline.types import Images, Texts, concat, rows, to
 from grainline.weights import load_weights
@@ -102,7 +102,8 @@ def gradients(rank: int, device: torch.device, cases: Iterable[str] = CASES) -> 
     for case in cases:
         for kind, (chunk, recompute) in KINDS.items():
             method = build(case, *DEEP).double().to(device)
-            recompute_activations(method, recompute)
+            if recompute:
+                recompute_layers(method)
             objective: Any = Objective(method)
             shard(objective, device)
             images, texts = share(exact(batch(8), device), rank, dist.get_world_size())

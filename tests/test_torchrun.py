@@ -19,6 +19,14 @@ CASES = {
         'data.validation=["scenes:dev?count=6"]',
         "train.validate_every=2",
     ),
+    "tuned": (
+        "train.steps=4",
+        "train.lora={rank: 2, targets: 'towers.text.*to_(qkv|out)'}",
+        "train.optimizer.layer_decay=0.7",
+        "train.optimizer.rules=[{pattern: 'towers.image.*', lr: 0}, {pattern: '.*'}]",
+        "train.recompute=true",
+        "train.chunk=3",
+    ),
 }
 QUIET = ("model.image.drop_path=0", "model.text.drop_path=0")  # each process draws its own noise
 STEADY = ("train.optimizer.eps=1e-3", "train.save_every=3")  # AdamW divides tiny gradients by themselves

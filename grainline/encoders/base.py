@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class ImageTokens(NamedTuple):
@@ -19,6 +19,23 @@ class TextTokens(NamedTuple):
     pooled: Tensor  # [M, W]
     tokens: Tensor  # [M, L, W]
     mask: Tensor  # [M, L] bool, True = real token
+
+
+class Layered(nn.Module):
+    """Abstract: an encoder of layers one after the other that says where its other parts stand.
+
+    Every parameter of a subclass is in its one list of layers (`nn.layers`), or in a part named here.
+    Fine-tuning reads it: rates that fall with depth, and adapters.
+    """
+
+    before: tuple[str, ...]
+    """Names of the parameters and submodules that feed the first layer."""
+
+    behind: tuple[str, ...]
+    """Names of those that read the last layer."""
+
+    attention: str
+    """Regular expression for the names, inside a layer, of the linear projections of attention."""
 
 
 class ImageBackbone(Protocol):

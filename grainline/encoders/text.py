@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from grainline.config import Config
-from grainline.encoders.base import TextTokens
-from grainline.nn.block import Stack
+from grainline.encoders.base import Layered, TextTokens
+from grainline.nn.block import PROJECTIONS, Stack
 from grainline.nn.pool import mean_pool
 from grainline.nn.static import is_static
 
@@ -60,7 +60,7 @@ class TextConfig(Config):
         return self
 
 
-class Grouping(nn.Module):
+class Grouping(Layered):
     """A text encoder that reads a batch in groups of similar length. Abstract."""
 
     buckets: int  # groups at most; how many there are depends on the batch
@@ -75,6 +75,8 @@ def read_at_once(model: nn.Module) -> None:
 
 class TextTransformer(Grouping):
     """Token ids to tokens and a pooled vector."""
+
+    before, behind, attention = ("words", "position"), ("norm",), PROJECTIONS
 
     def __init__(self, cfg: TextConfig) -> None:
         super().__init__()

@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from grainline.config import Config
-from grainline.encoders.base import ImageTokens
-from grainline.nn.block import Stack
+from grainline.encoders.base import ImageTokens, Layered
+from grainline.nn.block import PROJECTIONS, Stack
 from grainline.nn.pool import AttentionPool
 
 SIZES: dict[str, dict[str, int]] = {
@@ -77,9 +77,10 @@ class ViTConfig(Config):
         return self
 
 
-class ViT(nn.Module):
+class ViT(Layered):
     """Pixels to patches, a class token where the config pools by one, and a pooled vector."""
 
+    before, behind, attention = ("stem", "position", "class_token"), ("norm", "pool"), PROJECTIONS
     mean: Tensor
     spread: Tensor
 

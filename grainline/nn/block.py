@@ -1,9 +1,11 @@
-"""The pre-norm transformer block and a stack of them, with recomputation of activations as an option."""
+"""The pre-norm transformer block and a stack of them."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+
+PROJECTIONS = r"attention\.(to_qkv|to_out)"
+"""Names of the linear projections of attention inside a block."""
 
 
 class Attention(nn.Module):
@@ -74,7 +76,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Blocks one after the other. `recompute` trades a second forward for the memory of their activations."""
+    """Blocks one after the other."""
 
     def __init__(
         self, width: int, depth: int, heads: int, mlp_ratio: float = 4.0, drop_path: float = 0.0
@@ -83,16 +85,12 @@ class Stack(nn.Module):
         # From 0 at the first block to drop_path at the last, which for a single block is the same one.
         rates = [drop_path * i / (depth - 1) for i in range(depth)] if depth > 1 else [drop_path]
         self.blocks = nn.ModuleList(Block(width, heads, mlp_ratio, rate) for rate in rates)
-        self.recompute = False
         self._initialise(width, depth)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         """x [N, L, W], mask [N, L] -> [N, L, W]"""
         for block in self.blocks:
-            if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(block, x, mask, causal, use_reentrant=False)
-            else:
-                x = block(x, mask, causal)
+            x = block(x, mask, causal)
         return x
 
     def _initialise(self, width: int, depth: int) -> None:
@@ -110,10 +108,3 @@ class Stack(nn.Module):
                 assert isinstance(layer, nn.Linear)
                 nn.init.normal_(layer.weight, std=spread)
                 nn.init.zeros_(layer.bias)
-
-
-def recompute_activations(model: nn.Module, on: bool) -> None:
-    """Switch activation checkpointing of every Stack inside a model."""
-    for module in model.modules():
-        if isinstance(module, Stack):
-            module.recompute = on

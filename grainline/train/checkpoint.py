@@ -40,7 +40,7 @@ from grainline.files import (
     write_tensors,
 )
 from grainline.train.parallel import on_first, spread
-from grainline.weights import MODEL, listed, misfit, read_weights, write_weights
+from grainline.weights import MODEL, fill, listed, misfit, read_weights, state_of, write_weights
 
 OPTIMIZER, RNG = "optimizer.safetensors", "rng.safetensors"
 MARKS = "best", "last"
@@ -74,7 +74,7 @@ def save(
     assert keep >= 1, "a run keeps at least one checkpoint"
     target = out / "checkpoints" / f"step-{state.step:08d}"
     saving = aside(target)
-    weights, slots = _whole(method.state_dict()), _whole(_slots(optimizer))
+    weights, slots = _whole(state_of(method)), _whole(_slots(optimizer))
     if rank() != 0:
         return target
     try:
@@ -172,8 +172,8 @@ def load(path: Path, method: nn.Module, optimizer: torch.optim.Optimizer) -> Tra
     body = verify(path)
     weights, slots = read_weights(path / MODEL, method), load_file(path / OPTIMIZER)
     _check_slots(path, body, slots, optimizer)
-    mine = method.state_dict()
-    method.load_state_dict({name: spread(x, mine[name]) for name, x in weights.items()}, strict=True)
+    mine = state_of(method)
+    fill(method, {name: spread(x, mine[name]) for name, x in weights.items()})
     _restore(optimizer, slots)
     rng: list[dict[str, Tensor]] = [{} for _ in range(body["ranks"])]
     for key, value in load_file(path / RNG).items():

@@ -24,15 +24,16 @@ from grainline.data.sources import remarks
 from grainline.dist import average, everyones, most, rank, wait, world_size
 from grainline.errors import UserError
 from grainline.methods.base import Method
-from grainline.nn.block import Block, recompute_activations
 from grainline.nn.scale import clamp_scales
 from grainline.train import checkpoint
 from grainline.train.account import Account
 from grainline.train.checkpoint import TrainState
 from grainline.train.log import Log, LogConfig
-from grainline.train.optim import OptimizerConfig, build_optimizer, set_rates, train_mode
+from grainline.train.lora import LoraConfig, add_lora
+from grainline.train.optim import OptimizerConfig, build_optimizer, rates, set_rates, train_mode
 from grainline.train.parallel import Unsharded, clip, part_of_batch, replicated, shard
 from grainline.train.process import Precision, dtype_of
+from grainline.train.recompute import compile_layers, recompute_layers
 from grainline.train.rng import rng_state, set_rng_state
 from grainline.train.schedule import rate
 from grainline.train.step import Loss, Objective
@@ -51,8 +52,11 @@ class TrainConfig(Config):
     chunk: int | None = Field(
         None, gt=0
     )  # rows whose activations are kept at a time (GradCache); None keeps all
-    recompute: bool = False  # recompute the activations of every block in the backward pass
-    compile: bool = False  # torch.compile every block
+    lora: LoraConfig | None = (
+        None  # learn small matrices beside the encoders' weights; None learns the weights
+    )
+    recompute: bool = False  # recompute the activations of every layer in the backward pass
+    compile: bool = False  # torch.compile every layer
     shard: bool = False  # FSDP2: each process keeps its part of weights, gradients and optimizer state
     log_every: int = Field(10, gt=0)
     save_every: int = Field(200, gt=0)
@@ -113,14 +117,15 @@ class _Training:
         cfg = run.cfg
         _check_batch(cfg, len(run.data))
         self.job, self.cfg, self.device = run, cfg, device
+        if cfg.lora is not None:
+            add_lora(run.method, cfg.lora)
         sharded = cfg.shard and world_size() > 1
         self.whole = Unsharded(run.method) if sharded and run.validate is not None else None
         self.method = run.method.to(device)
-        recompute_activations(self.method, cfg.recompute)
         if cfg.compile:
-            for module in self.method.modules():
-                if isinstance(module, Block):
-                    module.compile()
+            compile_layers(self.method)
+        if cfg.recompute:
+            recompute_layers(self.method)
         objective = Objective(self.method, dtype_of(cfg.precision, device))
         if sharded:
             shard(objective, device)
@@ -222,14 +227,13 @@ class _Training:
         speed = (self.made - since) * self.cfg.batch / max(time.monotonic() - start, 1e-9)
         if self.log is not None:
             loss = {"loss": sum(means.values())} | (means if len(means) > 1 else {})
-            rates = {group["rule"]: group["lr"] for group in self.optimizer.param_groups}
             self.log.write(
                 "train",
                 self.made,
                 self._epoch(),
                 terms=loss,
                 norm=norm,
-                lr=rates,
+                lr=rates(self.optimizer),
                 images_per_s=round(speed, 1),
             )
             self.log.progress(self.made, loss, speed)

@@ -6,6 +6,9 @@ A rule without a parameter and a parameter without a rule are errors, because bo
 Weight decay is for matrices, not for offsets: a parameter of fewer than two dimensions (biases, norms,
 scales, the temperature) decays only if its own rule gives a decay. Everything else takes the base decay where
 its rule gives none; that includes embedding and position tables.
+
+Two things multiply with the rules: rates that fall with depth (`train/depth.py`), and adapters, which hold
+the weights that they stand beside (`train/lora.py`).
 """
 
 import re
@@ -18,7 +21,10 @@ from torch import Tensor, nn
 
 from grainline.config import Config
 from grainline.errors import UserError
+from grainline.train.depth import levels
+from grainline.train.lora import held
 from grainline.train.schedule import Cosine, Schedule, rate
+from grainline.weights import plain
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -43,6 +49,7 @@ class OptimizerConfig(Config):
     eps: float = Field(default=1e-6, gt=0)
     schedule: Schedule = Cosine()
     rules: tuple[Rule, ...] = (Rule(pattern=".*"),)
+    layer_decay: float | None = Field(default=None, gt=0, le=1)  # times the rate, for each level down
 
 
 def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW:
@@ -53,19 +60,25 @@ def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW
     the number of threads nor on chance. It rounds differently from the unfused loop, so a run is
     bit-identical only to runs on the same kind of device.
     """
-    groups = param_groups(model, cfg.rules, cfg.lr, cfg.decay, cfg.schedule)
+    groups = param_groups(model, cfg.rules, cfg.lr, cfg.decay, cfg.schedule, cfg.layer_decay)
     devices = {parameter.device.type for group in groups for parameter in group["params"]}
     fused = True if devices <= {"cpu", "cuda"} else None
     return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, weight_decay=0.0, fused=fused)
 
 
 def param_groups(
-    model: nn.Module, rules: Sequence[Rule], lr: float, decay: float, schedule: Schedule
+    model: nn.Module,
+    rules: Sequence[Rule],
+    lr: float,
+    decay: float,
+    schedule: Schedule,
+    layer_decay: float | None = None,
 ) -> list[dict[str, Any]]:
     """Optimizer groups in the order of the rules; frozen parameters are left out and marked as such.
 
     A rule makes at most two groups, first its matrices, then its parameters of fewer than two dimensions.
-    Beside what AdamW reads, a group holds `names` (of `params`, one for one), `rule` (the pattern),
+    With `layer_decay` it makes two for each level of depth that it reaches, the lowest first.
+    Beside what AdamW reads, a group holds `names` (of `params`, one for one, plain), `rule` (the pattern),
     `base_lr` and `schedule`, from which `set_rates` computes `lr`.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False))
@@ -78,31 +91,47 @@ def param_groups(
 
     UserError for a bad pattern, a rule without a parameter, a parameter without a rule, and only frozen ones.
     """
-    owned = _by_rule(dict(model.named_parameters()), rules)
+    parameters = {plain(name): p for name, p in model.named_parameters()}
+    owned = _by_rule(parameters, rules)
+    kept = held(model)
+    depths = {} if layer_decay is None else levels(model)
     groups: list[dict[str, Any]] = []
     for rule, mine in zip(rules, owned, strict=True):
-        for parameter in mine.values():
-            parameter.requires_grad_(rule.lr > 0)
-        if rule.lr == 0:
-            continue
-        own = {"lr": lr * rule.lr, "base_lr": lr * rule.lr, "rule": rule.pattern}
-        own["schedule"] = schedule if rule.schedule is None else rule.schedule
-        for flat in (False, True):
-            part = {name: p for name, p in mine.items() if (p.dim() < 2) == flat}
-            default = 0.0 if flat else decay
-            wd = default if rule.decay is None else rule.decay
-            if part:
-                groups.append({"params": list(part.values()), "names": list(part), "weight_decay": wd} | own)
+        learning = {name: p for name, p in mine.items() if rule.lr > 0 and name not in kept}
+        for name, parameter in mine.items():
+            parameter.requires_grad_(name in learning)
+        if rule.lr > 0 and not learning:
+            raise UserError(
+                f"rule '{rule.pattern}' decides only over weights that train.lora holds ({next(iter(mine))}, "
+                "...); drop it, or name adapters, .*\\.lora_[AB]\\.weight"
+            )
+        for level in sorted({depths.get(name, 0) for name in learning}, reverse=True):
+            part = {name: p for name, p in learning.items() if depths.get(name, 0) == level}
+            base = lr * rule.lr * (layer_decay or 1.0) ** level
+            own = {"lr": base, "base_lr": base, "schedule": rule.schedule or schedule}
+            groups += [group | own for group in _by_decay(part, rule, decay)]
     if not groups:
         raise UserError("every rule has lr 0, so nothing would learn: give at least one rule a rate above 0")
     return groups
 
 
 def set_rates(optimizer: torch.optim.Optimizer, step: int, total: int) -> dict[str, float]:
-    """Set every group's rate for the update at `step` (from 0) of `total`; returns the rates by rule."""
+    """Set every group's rate for the update at `step` (from 0) of `total`; returns `rates`."""
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * rate(group["schedule"], step, total)
-    return {group["rule"]: group["lr"] for group in optimizer.param_groups}
+    return rates(optimizer)
+
+
+def rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """The present rates by rule; of a rule whose rates fall with depth the lowest and the highest."""
+    by_rule: dict[str, list[float]] = {}
+    for group in optimizer.param_groups:
+        by_rule.setdefault(group["rule"], []).append(group["lr"])
+    found: dict[str, float] = {}
+    for rule, all_of_it in by_rule.items():
+        low, high = min(all_of_it), max(all_of_it)
+        found |= {rule: high} if low == high else {f"{rule} lowest": low, f"{rule} highest": high}
+    return found
 
 
 def train_mode(model: nn.Module) -> None:
@@ -117,18 +146,16 @@ def train_mode(model: nn.Module) -> None:
             module.eval()
 
 
-def layerwise(prefix: str, depth: int, factor: float) -> list[Rule]:
-    """Rules that let deeper blocks learn faster: block i of `depth` gets factor ** (depth - i).
-
-    prefix  plain name of the list of blocks, such as "image_encoder.blocks"; block 0 is prefix.0
-
-    The last block gets `factor`, so that heads, at 1, stand one level above it. What feeds the first block
-    (patch embedding, tables) belongs at factor ** (depth + 1), by a rule of its own. Put these rules first.
-
-    >>> [(rule.pattern, rule.lr) for rule in layerwise("text.blocks", depth=2, factor=0.5)]
-    [('text\\\\.blocks\\\\.0\\\\..*', 0.25), ('text\\\\.blocks\\\\.1\\\\..*', 0.5)]
-    """
-    return [Rule(pattern=rf"{re.escape(prefix)}\.{i}\..*", lr=factor ** (depth - i)) for i in range(depth)]
+def _by_decay(learning: Mapping[str, nn.Parameter], rule: Rule, decay: float) -> list[dict[str, Any]]:
+    """The parameters of a rule as at most two groups: matrices, and those of fewer than two dimensions."""
+    groups = []
+    for flat, default in ((False, decay), (True, 0.0)):
+        part = {name: p for name, p in learning.items() if (p.dim() < 2) == flat}
+        wd = default if rule.decay is None else rule.decay
+        if part:
+            own = {"params": list(part.values()), "names": list(part), "weight_decay": wd}
+            groups.append(own | {"rule": rule.pattern})
+    return groups
 
 
 def _by_rule(parameters: Mapping[str, nn.Parameter], rules: Sequence[Rule]) -> list[dict[str, nn.Parameter]]:

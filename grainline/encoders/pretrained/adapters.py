@@ -7,13 +7,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from grainline.encoders.base import ImageTokens, TextTokens
+from grainline.encoders.base import ImageTokens, Layered, TextTokens
 from grainline.encoders.text import Grouping, length_groups
 from grainline.encoders.vit import Colour, normalised
 from grainline.nn.static import is_static
 
 
-class ImageEncoder(nn.Module):
+class LibraryEncoder(Layered):
+    """Abstract: where the parts of all the library's models that are read here stand."""
+
+    before = ("model.embeddings", "model.pre_layrnorm")
+    behind = ("model.post_layernorm", "model.layernorm", "model.final_layer_norm", "model.head")
+    attention = r"(.*\.)?([qkvo]_proj|out_proj|query|key|value|attention\.output\.dense)"
+
+
+class ImageEncoder(LibraryEncoder):
     """An image model of the transformers library as an ImageBackbone."""
 
     mean: Tensor
@@ -36,7 +44,7 @@ class ImageEncoder(nn.Module):
         return self.read(self.model, hidden)
 
 
-class TextEncoder(Grouping):
+class TextEncoder(LibraryEncoder, Grouping):
     """A text model of the transformers library as a TextBackbone."""
 
     def __init__(self, model: nn.Module, kind: str, config: Mapping[str, Any], pad: int) -> None:

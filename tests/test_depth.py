@@ -1,0 +1,144 @@
+"""Rates that fall with depth: in our encoders and in those of the library, and where they cannot be told."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import tuning
+from torch import Tensor, nn
+
+from grainline.encoders.base import Layered
+from grainline.errors import UserError
+from grainline.train.depth import Place, encoders, levels
+from grainline.train.optim import OptimizerConfig, Rule, build_optimizer, param_groups, rates, set_rates
+from grainline.train.schedule import Constant
+
+ALL = Rule(pattern=".*")
+
+
+def tensors(values: Any) -> Tensor:
+    """One number that depends on all tensors of what a layer takes or gives."""
+    flat = values if isinstance(values, tuple) else (values,)
+    parts = [x.float().sum() for x in flat if isinstance(x, Tensor) and x.is_floating_point()]
+    return torch.stack(parts).sum()
+
+
+def seen_levels(place: Place, call: Any) -> dict[str, int]:
+    """The levels of an encoder's parameters by what depends on what, as autograd sees it."""
+    points: list[Tensor] = []  # what goes into the first layer, then what comes out of each
+    hooks = [place.layers[0].register_forward_pre_hook(lambda _, x: points.append(tensors(x)))]
+    hooks += [
+        layer.register_forward_hook(lambda _, __, x: points.append(tensors(x))) for layer in place.layers
+    ]
+    call()
+    for hook in hooks:
+        hook.remove()
+    depth, found = len(place.layers), {}
+    named = dict(place.encoder.named_parameters(prefix=place.name))
+    for level, point in zip((depth + 1, *range(depth, 0, -1)), points, strict=False):
+        grads = torch.autograd.grad(point, list(named.values()), retain_graph=True, allow_unused=True)
+        for name, grad in zip(named, grads, strict=True):
+            if grad is not None:
+                found.setdefault(name, level)
+    return {name: found.get(name, 0) for name in named}
+
+
+@pytest.mark.parametrize("case", tuning.CASES)
+def test_levels_are_those_at_which_a_parameter_first_has_an_effect(case: str) -> None:
+    method: Any = tuning.method(case)
+    images, texts = tuning.batch(method)
+    calls = {
+        "towers.image": lambda: method.towers.image(images.pixels),
+        "towers.text": lambda: method.towers.text(texts.ids[:1, 0], texts.mask[:1, 0]),
+    }
+    expected = {name: 0 for name, _ in method.named_parameters()}
+    for place in encoders(method, "test"):
+        expected |= seen_levels(place, calls[place.name])
+    assert levels(method) == expected
+    assert set(expected.values()) >= {0, 1, 2, 3}
+
+
+def test_the_rate_of_a_rule_is_multiplied_for_each_level() -> None:
+    method = tuning.method("ours")
+    rules = (Rule(pattern=r"towers\.text\..*", lr=0.1), ALL)
+    groups = param_groups(method, rules, lr=2.0, decay=0.2, schedule=Constant(), layer_decay=0.5)
+    found = {name: group["lr"] for group in groups for name in group["names"]}
+    block = "stack.blocks.{}.attention.to_qkv.weight"
+    assert len(found) == len(list(method.parameters()))
+    assert found["towers.image.stem.weight"] == found["towers.image.class_token"] == 2.0 * 0.5**4
+    assert [found[f"towers.image.{block.format(i)}"] for i in range(3)] == [0.25, 0.5, 1.0]
+    assert [found[f"towers.text.{block.format(i)}"] for i in range(2)] == pytest.approx([0.05, 0.1])
+    assert found["towers.text.words.weight"] == pytest.approx(0.025)
+    assert (
+        found["towers.image.norm.bias"] == found["towers.to_image.weight"] == found["scale.log_scale"] == 2.0
+    )
+    assert found["towers.text.norm.bias"] == pytest.approx(0.2)
+    wd = {name: group["weight_decay"] for group in groups for name in group["names"]}
+    assert (wd["towers.image.stem.weight"], wd["towers.image.class_token"]) == (0.2, 0.0)
+
+
+def test_a_frozen_part_stays_frozen_and_takes_no_group() -> None:
+    method = tuning.method("clip")
+    rules = (Rule(pattern=r"towers\.image\..*", lr=0), ALL)
+    groups = param_groups(method, rules, lr=1.0, decay=0.0, schedule=Constant(), layer_decay=0.5)
+    names = {name for group in groups for name in group["names"]}
+    assert names == {name for name, p in method.named_parameters() if not name.startswith("towers.image.")}
+    assert {name for name, p in method.named_parameters() if p.requires_grad} == names
+
+
+def test_the_log_gets_the_lowest_and_the_highest_rate_of_a_rule() -> None:
+    method = tuning.method("ours")
+    rules = (Rule(pattern=r"towers\.text\..*"), Rule(pattern=r"scale\..*", lr=0.5), ALL)
+    cfg = OptimizerConfig(lr=1.0, rules=rules, layer_decay=0.5, schedule=Constant(warmup=2))
+    optimizer = build_optimizer(method, cfg)
+    expected = {
+        r"towers\.text\..* lowest": 0.0625,
+        r"towers\.text\..* highest": 0.5,
+        r"scale\..*": 0.25,
+        ".* lowest": 0.03125,
+        ".* highest": 0.5,
+    }
+    assert set_rates(optimizer, 0, 4) == pytest.approx(expected)
+    assert rates(optimizer) == pytest.approx(expected)
+
+
+class Known(Layered):
+    """An encoder whose parts have names, and one that is named nowhere if so wished."""
+
+    before, behind, attention = ("stem",), ("norm",), "to_qkv"
+
+    def __init__(self, lists: int = 1, odd: bool = False) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Linear(2, 2), nn.LayerNorm(2)
+        for i in range(lists):
+            self.add_module(f"layers{i}", nn.ModuleList([nn.Linear(2, 2)]))
+        if odd:
+            self.stemless = nn.Linear(2, 2)
+
+
+def outer(**parts: nn.Module) -> nn.Module:
+    return nn.ModuleDict(parts)
+
+
+UNKNOWN = {
+    "no encoder": (outer(image=nn.Linear(2, 2)), "layer_decay works on encoders that name their layers"),
+    "no layers": (outer(image=Known(0)), "cannot tell the layers of the encoder image: it has 0 lists"),
+    "two lists": (outer(image=Known(2)), "cannot tell the layers of the encoder image: it has 2 lists"),
+    "a part without a place": (
+        outer(image=Known(odd=True)),
+        "whether 'stemless.weight' stands before or behind",
+    ),
+    "layers in no encoder": (
+        outer(image=Known(), text=nn.ModuleList([nn.Linear(2, 2)])),
+        "cannot tell how deep the layers of text stand",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_what_cannot_be_told_is_an_error_and_no_guess(kind: str) -> None:
+    model, message = UNKNOWN[kind]
+    with pytest.raises(UserError, match=re.escape(message)):
+        param_groups(model, [ALL], lr=1.0, decay=0.0, schedule=Constant(), layer_decay=0.5)
+    param_groups(model, [ALL], lr=1.0, decay=0.0, schedule=Constant())
