@@ -319,3 +319,32 @@ def test_a_finetuned_width_of_its_own_is_a_clip_of_that_width(tmp_path: Path) ->
     to_hugging_face(towers, tmp_path / "out")
     assert max(parity(towers, tmp_path / "out")) < 1e-6
     assert load_pretrained(tmp_path / "out").architecture["config"]["projection_dim"] == 20
+
+
+def test_adapters_in_a_librarys_towers_train_go_on_load_and_convert(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rates that fall with depth and layers computed again; what reads the run needs no peft."""
+    whole("clip", tmp_path / "checkpoint")
+    tuned = (
+        "train.lora={rank: 2, dropout: 0.2}",
+        "train.optimizer.layer_decay=0.5",
+        "train.recompute=true",
+        "train.keep=9",
+    )
+    start = arguments("clip/finetune", tmp_path / "checkpoint", tmp_path / "run")
+    assert call(*start, *tuned) == 0
+    shutil.rmtree(tmp_path / "checkpoint")
+    first = weights(tmp_path / "run")
+    assert call(*start, *tuned, "--resume", "--checkpoint", "step-00000002") == 0
+    again = weights(tmp_path / "run")
+    assert all(torch.equal(again[name], x) for name, x in first.items())
+    name = "towers.image.model.encoder.layers.1.self_attn.q_proj"
+    assert first[f"{name}.lora_B.weight"].any()
+    monkeypatch.setitem(sys.modules, "peft", None)
+    model = load(tmp_path / "run")
+    merged = first[f"{name}.weight"] + 8.0 * first[f"{name}.lora_B.weight"] @ first[f"{name}.lora_A.weight"]
+    torch.testing.assert_close(model.method.state_dict()[f"{name}.weight"], merged)
+    assert call("convert", tmp_path / "run", tmp_path / "hf") == 0
+    own = load_file(tmp_path / "hf" / "model.safetensors")
+    torch.testing.assert_close(own["vision_model.encoder.layers.1.self_attn.q_proj.weight"], merged)

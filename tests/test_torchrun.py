@@ -19,6 +19,13 @@ CASES = {
         'data.validation=["scenes:dev?count=6"]',
         "train.validate_every=2",
     ),
+    "sharded and tuned": (
+        "train.steps=4",
+        "train.shard=true",
+        "train.lora={rank: 2}",
+        "train.optimizer.layer_decay=0.7",
+        "train.recompute=true",
+    ),
     "tuned": (
         "train.steps=4",
         "train.lora={rank: 2, targets: 'towers.text.*to_(qkv|out)'}",
