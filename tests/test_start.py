@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -430,14 +429,16 @@ with hub({"some/clip": folder}) as server:
     from grainline.errors import UserError
     from grainline.model import load
 
+    slept = []  # between two attempts the libraries sleep; a clock would tell of a busy machine too
+    time.sleep = slept.append
+
     def told(what, name):
-        begun = time.monotonic()
+        slept.clear()
         try:
             print(what, load(name).description.config.text.pretrained, end=" ")
         except UserError as error:
             print(what, error, end=" ")
-        took = time.monotonic() - begun
-        print("at once" if took < 15 else f"after {took} s")
+        print("at once" if sum(slept) < 1 else f"after {sum(slept)} s")
 
     told("fetched", "some/clip")
     fetched = [line.rpartition("/")[2] for line in server.asked if line.startswith("GET /some/clip/")]
@@ -473,13 +474,11 @@ def test_a_name_is_fetched_once_and_nothing_waits_for_a_hub_that_is_gone(
 
 @pytest.mark.parametrize("path", ["runs/of/mine", "/none/such", "../none"])
 def test_a_path_that_is_not_there_says_what_was_tried(path: str) -> None:
-    before = time.monotonic()
     with pytest.raises(
         UserError, match="that is no name of the Hugging Face hub; give the folder that"
     ) as error:
         load(path)
     assert str(error.value).startswith("no model at ")
-    assert time.monotonic() - before < 5
 
 
 def test_a_folder_of_something_else_says_what_it_lacks(tmp_path: Path) -> None:

@@ -39,13 +39,12 @@ def fetched(name: str) -> Path:
         said = next(iter(str(error).strip().splitlines()), repr(error))
     for settings in ("config.json", "open_clip_config.json"):
         held = try_to_load_from_cache(name, settings)
-        if isinstance(held, str):
-            return Path(held).parent
+        if isinstance(held, str) and any(Path(held).with_name(file).is_file() for file in WEIGHTS):
+            return Path(held).parent  # half a model would hide why the rest did not come
     raise UserError(
-        f"no folder {name} here, and the Hugging Face hub gave no model of that name "
-        f"({said.rstrip('.')}); "
-        "download the folder where the hub can be reached and give its path, or set HF_HOME to a cache "
-        "that holds it"
+        f"no folder {name} here, and the Hugging Face hub gave no model of that name ({said.rstrip('.')}); "
+        "download the folder where the hub can be reached and give its path, or set HF_HOME to a cache that "
+        "holds it"
     )
 
 
