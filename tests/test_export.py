@@ -25,10 +25,11 @@ from grainline.export.graph import Parity, differences, session, write_graph
 from grainline.export.towers import OUTPUTS, Outputs, TextTower
 from grainline.files import write_tensors
 from grainline.methods import METHODS
-from grainline.model import Description, Model, build, load, write_description
+from grainline.model import Model, load
 from grainline.nn.late import distinct_rows
 from grainline.nn.static import static
 from grainline.origin import fingerprint
+from grainline.start import Description, build, write_description
 from grainline.types import Texts
 
 DOCS = Path(__file__).parent.parent / "docs" / "export.md"

@@ -408,6 +408,7 @@ def test_a_failure_is_one_line_and_the_next_request_is_answered(
             assert response.status_code == 500
             assert why(response) == "the server failed at this; its log says why"
             assert {name: response.headers[name] for name in HEADERS} == HEADERS
+            assert [ask(client).status_code for _ in range(5)] == [500] * 5  # connections stay open
         assert ask(client).status_code == 200
 
 

@@ -102,7 +102,10 @@ def random_pictures(labels: Sequence[str], seed: int = 0) -> Encodings:
     none = encoded(torch.zeros(0, D))
     n = len(labels)
     keys = tuple(f"p{i}" for i in range(n))
-    return Encodings(images, none, keys, tuple(labels), None, "made", f"f{n}", "first", n, {}, (), 0, 0)
+    places = tuple(range(n))
+    return Encodings(
+        images, none, keys, tuple(labels), None, "made", f"f{n}", "first", n, {}, (), 0, 0, places
+    )
 
 
 LABELS = [f"thing_{i % 11}" for i in range(40)]

@@ -240,7 +240,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> Response:
-        log.error("a request failed: %r", error)
+        log.error("a request failed", exc_info=error)
         return _failed(500, "the server failed at this; its log says why")
 
 

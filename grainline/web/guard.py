@@ -56,7 +56,8 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        send = _with_headers(send, scope["path"])
+        sent: list[str] = []
+        send = _with_headers(send, scope["path"], sent)
         counted = scope["path"] != HEALTH
         self.running += counted
         sizes: list[int] = []
@@ -66,6 +67,11 @@ class Guard:
             await self.app(scope, _replayed(body, receive), send)
         except Refusal as refusal:
             await _refuse(send, refusal)
+        except Exception:
+            # The application has logged and answered, and raises nevertheless (starlette's way). Passed on,
+            # uvicorn would close the connection under the client's next request.
+            if not sent:
+                raise
         finally:
             self.running -= counted
             self.held -= sum(sizes)
@@ -165,8 +171,11 @@ def _same_site(headers: Headers) -> bool:
     return origin is None or urlsplit(origin).netloc == headers.get("host")
 
 
-def _with_headers(send: Send, path: str) -> Send:
+def _with_headers(send: Send, path: str, kinds: list[str]) -> Send:
+    """kinds  gets the type of every message that is sent"""
+
     async def sent(message: Message) -> None:
+        kinds.append(message["type"])
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers.update(HEADERS)
