@@ -28,7 +28,8 @@ from grainline.data.tokenizer import Tokenizer
 from grainline.index.null import encode_null, gather_texts
 from grainline.index.write import add, build
 from grainline.methods import METHODS
-from grainline.model import Description, Model, load
+from grainline.model import Model, load
+from grainline.start import Description
 from grainline.types import Images
 
 SMALL = {

@@ -19,8 +19,8 @@ from grainline.data.sampler import Draw
 from grainline.data.sources.scenes import Scenes
 from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
-from grainline.model import build
 from grainline.recipe import read_recipe
+from grainline.start import build
 from grainline.train.process import dtype_of
 from grainline.train.step import Objective
 from grainline.types import Clock

@@ -28,9 +28,10 @@ from benchmarks.harness import report
 from grainline.data.sources import open_source
 from grainline.data.tokenizer import Tokenizer
 from grainline.index.write import build
-from grainline.model import Model, write_description
-from grainline.model import build as build_method
+from grainline.model import Model
 from grainline.recipe import read_recipe
+from grainline.start import build as build_method
+from grainline.start import write_description
 from grainline.weights import save_weights
 
 QUERIES = "scenes:test?count=512&size=32&seed=5"
