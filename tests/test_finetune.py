@@ -29,7 +29,7 @@ SMALL = (
     "data.workers=0",
     'data.paths=["scenes:train?count=18"]',
 )
-RECIPES = ("clip/finetune", "clip/locked", "siglip/finetune")
+RECIPES = ("clip/finetune", "clip/locked", "clip/lora", "siglip/finetune")
 Capture = pytest.CaptureFixture[str]
 
 
@@ -113,11 +113,15 @@ def test_what_is_frozen_stays_and_what_is_not_moves(run: Run) -> None:
     before: Any = load_pretrained(
         gone.with_name("moved"), size=32, context=48 if recipe.startswith("clip") else None
     )
-    after = weights(out)
+    after = load(out, device="cpu").method.state_dict()
     for side in ("image", "text"):
         old = before._asdict()[side].state_dict()
         moved = [not torch.equal(after[f"towers.{side}.{name}"], x) for name, x in old.items()]
-        if recipe == "clip/locked" and side == "image":
+        if recipe == "clip/lora":
+            adapted = [name.endswith("_proj.weight") for name in old]
+            assert moved == adapted
+            assert any(adapted)
+        elif recipe == "clip/locked" and side == "image":
             assert not any(moved)
             assert torch.equal(after["towers.to_image.weight"], before.image_projection)
         else:
