@@ -5,7 +5,9 @@ folder has the first two at its top and weights in `last/`, `best/` and `checkpo
 SigLIP of others becomes one without being written.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -30,6 +32,9 @@ from grainline.viz.heat import on_pixels
 from grainline.weights import MODEL, load_weights
 
 SETTINGS = ("config.json", "open_clip_config.json")  # one of them stands in every folder of others
+
+DECODERS = min(8, os.cpu_count() or 1)
+"""Threads that decode pictures; Pillow lets others run while it does."""
 
 ImageLike = str | Path | bytes | Image.Image
 
@@ -101,11 +106,21 @@ class Model:
         return Image.fromarray(self._square(image).permute(1, 2, 0).numpy())
 
     def _images(self, images: Sequence[ImageLike]) -> Encoded:
-        parts = [images[i : i + self.batch] for i in range(0, len(images), self.batch)]
-        return concat([self.method.encode_images(to(self._pixels(part), self.device)) for part in parts])
+        return concat(
+            [self.method.encode_images(to(part, self.device)) for part in self._decoded_ahead(images)]
+        )
 
-    def _pixels(self, images: Sequence[ImageLike]) -> Images:
-        return Images(torch.stack([self._square(x) for x in images]), torch.arange(len(images)))
+    def _decoded_ahead(self, images: Sequence[ImageLike]) -> Iterator[Images]:
+        """Batch by batch; while the method reads one, threads decode the next."""
+        with ThreadPoolExecutor(DECODERS) as pool:
+
+            def begin(start: int) -> list[Future[Tensor]]:
+                return [pool.submit(self._square, image) for image in images[start : start + self.batch]]
+
+            ahead = begin(0)
+            for start in range(0, len(images), self.batch):
+                now, ahead = ahead, begin(start + self.batch)
+                yield Images(torch.stack([square.result() for square in now]), torch.arange(len(now)))
 
     def _square(self, image: ImageLike) -> Tensor:
         try:

@@ -199,6 +199,8 @@ SCENES = [
 ]
 
 EVALUATION = [
+    Fault("model.py", "tests/test_cli.py", "the first pictures stand in every batch",
+          "now, ahead = ahead, begin(start + self.batch)", "now, ahead = ahead, begin(start)"),
     Fault("evaluate/retrieval.py", "tests/test_retrieval.py", "ties count as right",
           "ahead = ((score >= best)", "ahead = ((score > best)"),
     Fault("evaluate/retrieval.py", "tests/test_retrieval.py", "a picture is judged by its worst caption",
