@@ -192,8 +192,13 @@ def best_scores(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
 
     blocks  scores [K, Q] of some pictures, and [K, Q] bool, whose own picture each is
     """
-    best = [np.where(own, -np.inf, score.astype(np.float64)).max(0) for score, own in blocks if len(score)]
-    top: np.ndarray = np.max(best, axis=0)
+    best = []
+    for score, own in blocks:
+        if len(score):
+            seen = score.astype(np.promote_types(score.dtype, np.float32))  # numpy is slow at float16
+            seen[own] = -np.inf
+            best.append(seen.max(0))
+    top: np.ndarray = np.max(best, axis=0).astype(np.float64)
     return top
 
 
@@ -216,7 +221,8 @@ def owned(hashes: Sequence[str], owners: Sequence[str]) -> np.ndarray:
             columns.setdefault(owner, []).append(column)
     out = np.zeros((len(hashes), len(owners)), dtype=bool)
     for row, sha256 in enumerate(hashes):
-        out[row, columns.get(sha256, [])] = True
+        if sha256 in columns:
+            out[row, columns[sha256]] = True
     return out
 
 
