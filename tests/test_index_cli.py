@@ -48,6 +48,9 @@ def test_a_picture_or_a_file_of_queries_is_searched(made: Path, tmp_path: Path) 
     out = tmp_path / "answers.json"
     assert call("search", made / "index", "--image", made / "photos" / "04.png", "--json", out) == 0
     assert json.loads(out.read_text())["answers"][0]["hits"][0]["path"] == "04.png"
+    page = tmp_path / "page.html"
+    assert call("search", made / "index", "--image", made / "photos" / "04.png", "--html", page) == 0
+    assert "have another one as near" in page.read_text(encoding="utf-8")
     (tmp_path / "queries.txt").write_text(f"{TEXTS[1]}\n\n{TEXTS[2]}\n")
     assert call("search", made / "index", "--queries", tmp_path / "queries.txt", "--json", out) == 0
     assert [answer["query"] for answer in json.loads(out.read_text())["answers"]] == TEXTS[1:3]

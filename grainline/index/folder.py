@@ -102,7 +102,8 @@ def read_manifest(folder: Path) -> Manifest:
         version = body.pop("version")
         if version != VERSION:
             raise UserError(
-                f"index {folder} has layout {version}, this grainline reads layout {VERSION}; build it anew"
+                f"index {folder} has layout {version}, this grainline reads layout {VERSION}; build it anew "
+                "in another folder"
             )
         return _parsed(body)
     except Corrupt as error:
