@@ -1,6 +1,7 @@
 """The command line, but for those in commands.py. torch is loaded when a command needs it."""
 
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -236,6 +237,9 @@ def demo(
 
 def main() -> NoReturn:
     """Run the command line. A user's error is one line on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names of files may hold what the terminal cannot show
+            stream.reconfigure(errors="backslashreplace")
     usage: Any = typer.BadParameter.__mro__[1]  # typer carries its own click, or an installed one
     try:
         code = app(_spread(sys.argv[1:] or ["--help"]), standalone_mode=False)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from grainline.bar import progress
-from grainline.errors import UserError
+from grainline.errors import UserError, plain
 
 Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
 Paths = Annotated[list[str], typer.Argument(help="Pictures, or folders of pictures, below the folder.")]
@@ -189,7 +189,7 @@ def _say(folder: Path, report: Any) -> None:
     print(f"{folder}: {report.pictures} pictures ({', '.join(done) or 'nothing changed'})")
     if report.damaged:
         causes = ", ".join(f"{number} {cause}" for cause, number in report.damaged.items())
-        print(f"not usable: {causes}; the first: {'; '.join(report.damaged_first)}")
+        print(f"not usable: {causes}; the first: {plain('; '.join(report.damaged_first))}")
 
 
 _DONE = ("added", "changed", "removed", "encoded")

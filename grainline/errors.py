@@ -1,5 +1,9 @@
 """Errors that are the user's to mend: one line with what was found, what is allowed and where to look."""
 
+import unicodedata
+
+TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # change the direction of what follows
+
 
 class UserError(ValueError):
     """A mistake in what we were given, not in our code. The command line prints it without a traceback.
@@ -8,4 +12,17 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(plain(" ".join(message.split())))
+
+
+def plain(text: str) -> str:
+    """A text from outside, such as the name of a file, that no terminal obeys: one line, controls as escapes.
+
+    >>> plain("a\\nb \\x1b[2J \\udcff dog")
+    'a\\\\nb \\\\x1b[2J \\\\udcff dog'
+    """
+    return "".join(c.encode("unicode_escape").decode() if _acts(c) else c for c in text)
+
+
+def _acts(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in TURNING

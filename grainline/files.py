@@ -46,9 +46,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def write_text(path: Path, text: str) -> None:
-    """A synced text file in UTF-8 that is never seen half written. OSError leaves what was there."""
+    """A synced text file in UTF-8 that is never seen half written. OSError leaves what was there.
+
+    Names of files may hold bytes that are no UTF-8. They become \\udcff, which JSON reads as the name itself.
+    """
     try:
-        aside(path).write_text(text, encoding="utf-8")
+        aside(path).write_text(text, encoding="utf-8", errors="backslashreplace")
         sync(aside(path))
         put(path)
     except OSError:

@@ -217,5 +217,6 @@ def _opened(image: ImageLike) -> bytes | Image.Image:
         raise UserError(f"a picture is a path, bytes or a PIL image, not a {type(image).__name__}")
     try:
         return Path(image).read_bytes()
-    except OSError as error:
-        raise UserError(f"picture {image} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"picture {image} cannot be read: {why}") from None

@@ -1,6 +1,8 @@
 """Every kind of picture that people keep, and every kind of broken one."""
 
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -157,6 +159,38 @@ def test_broken_pictures_are_damaged_and_named() -> None:
             assert "\n" not in caught.value.where
     with pytest.raises(Damaged):
         picture_size(record(b"no picture"))
+
+
+@pytest.mark.parametrize(
+    "kind", ["eps", "pdf", "ppm", "ico", "icns", "tga", "pcx", "dds", "jpeg2000", "avif"]
+)
+def test_only_the_listed_formats_are_decoded_whatever_a_file_is_called(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a decoder started another program")
+
+    monkeypatch.setattr("subprocess.check_call", never)  # how Pillow starts Ghostscript
+    Image.init()
+    if kind.upper() not in Image.SAVE:
+        pytest.skip(f"this Pillow writes no {kind}")
+    data = record(stored(Image.new("RGB", (16, 16), (250, 120, 10)), kind))
+    for read in (decode, picture_size):
+        with pytest.raises(Damaged, match="none of JPEG, PNG, WEBP, GIF, BMP, TIFF"):
+            read(data)
+
+
+def test_a_large_picture_is_refused_without_a_warning() -> None:
+    code = (
+        "import io, sys; from PIL import Image; from grainline.data.decode import picture_size\n"
+        "from grainline.data.record import Damaged, Record\n"
+        "file = io.BytesIO(); Image.new('1', (11_000, 9_000)).save(file, 'png')\n"
+        "try: picture_size(Record('key', file.getvalue(), ()))\n"
+        "except Damaged as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "11000 x 9000 pixels, more than" in done.stdout
+    assert done.stderr == ""
 
 
 @pytest.mark.filterwarnings("default")

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from indexes import TEXTS, content, photo, photos, texts, tiny_model, tree
+from PIL import Image
 
 from grainline.data.causes import MISSING_IMAGE
 from grainline.data.record import Damaged
+from grainline.data.sources.common import MOST_BYTES, read_picture
 from grainline.errors import UserError
 from grainline.files import Corrupt
 from grainline.index import writer
@@ -105,6 +107,26 @@ def test_a_picture_finds_itself_first(made: Path, model: Model) -> None:
     assert answer.hits[0].path == "07.png"
     assert answer.hits[0].score == pytest.approx(1.0, abs=1e-6)
     assert len(answer.hits) == 3
+
+
+def test_a_copy_of_any_picture_of_the_index_is_the_surest_match_there_is(copy: Path, model: Model) -> None:
+    root, index = copy / "photos", copy / "index"
+    for i in range(6):  # more than the neighbours that are looked at first
+        shutil.copy(root / "07.png", root / f"again {i}.png")
+    Image.open(root / "08.png").save(root / "other bytes.bmp")
+    refresh(index, model=model)
+    found = open_index(index, model)
+    answers = found.search_images([root / row.path for row in found.opened.rows], 2)
+    assert {answer.hits[0].chance for answer in answers} == {1 / (1 + len(found))}
+    assert all(answer.sure for answer in answers)
+    assert np.isfinite(found.opened.null_images).all()
+
+
+def test_the_null_of_pictures_is_what_they_score_with_their_nearest_neighbours(made: Path) -> None:
+    opened = Opened(made / "index")
+    vectors = opened.take(VECTORS, np.arange(len(opened))).astype(np.float64)
+    among = vectors @ vectors.T - 9 * np.eye(len(opened))
+    assert opened.null_images == pytest.approx(np.sort(among.max(1)), abs=1e-6)
 
 
 def test_every_sentence_of_the_query_is_scored_in_every_hit(made: Path, model: Model) -> None:
@@ -460,7 +482,7 @@ def test_a_layout_of_another_version_is_not_guessed_at(copy: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr("grainline.index.folder.VERSION", 3)
         write_manifest(copy / "index", manifest)
-    with pytest.raises(UserError, match="has layout 3, this grainline reads layout 2"):
+    with pytest.raises(UserError, match=r"has layout 3, this .* reads layout 2; build it anew in another"):
         read_manifest(copy / "index")
 
 
@@ -488,6 +510,21 @@ def test_paths_and_links_never_leave_the_folder_of_pictures(copy: Path, model: M
     for path in (tmp_path / "outside.png", "../outside.png", "/etc/passwd"):
         with pytest.raises(UserError, match="is not below"):
             add(index, [path], model=model)
+
+
+def test_pipes_giants_and_links_in_a_circle_are_damage(copy: Path, model: Model) -> None:
+    root, index = copy / "photos", copy / "index"
+    os.mkfifo(root / "pipe.png")  # whoever reads it waits for ever
+    (root / "circle.png").symlink_to("circle.png")
+    with (root / "giant.png").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    report = refresh(index, model=model)
+    assert report.damaged == {"damaged image": 1, "unreadable file": 3}
+    assert report.pictures == 20
+    with pytest.raises(UserError, match="no picture at"):
+        add(index, [root / "circle.png"], model=model)
+    with pytest.raises(Damaged, match="no plain file"):
+        read_picture([str(root / "pipe.png")], "")
 
 
 @pytest.mark.parametrize("path", ["../x.png", "/x.png", "a/../../x.png", ""])

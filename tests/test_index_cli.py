@@ -1,6 +1,7 @@
 """`grainline index` and `grainline search`, and candidates from Qdrant."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -47,6 +48,9 @@ def test_a_picture_or_a_file_of_queries_is_searched(made: Path, tmp_path: Path) 
     out = tmp_path / "answers.json"
     assert call("search", made / "index", "--image", made / "photos" / "04.png", "--json", out) == 0
     assert json.loads(out.read_text())["answers"][0]["hits"][0]["path"] == "04.png"
+    page = tmp_path / "page.html"
+    assert call("search", made / "index", "--image", made / "photos" / "04.png", "--html", page) == 0
+    assert "have another one as near" in page.read_text(encoding="utf-8")
     (tmp_path / "queries.txt").write_text(f"{TEXTS[1]}\n\n{TEXTS[2]}\n")
     assert call("search", made / "index", "--queries", tmp_path / "queries.txt", "--json", out) == 0
     assert [answer["query"] for answer in json.loads(out.read_text())["answers"]] == TEXTS[1:3]
@@ -117,3 +121,24 @@ def test_without_the_client_qdrant_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "qdrant_client", None)
     with pytest.raises(UserError, match="pip install qdrant-client"):
         connect("http://localhost:1")
+
+
+def test_names_that_no_terminal_should_obey_are_shown_as_escapes(
+    made: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    root = photos(tmp_path / "photos", 3)
+    odd = os.fsdecode(b"\x1b[31m\xff\n.png")
+    photo(root / odd, 9)
+    (root / "bad\x1b.png").write_bytes(b"no picture")
+    out = tmp_path / "answers.json"
+    index = ["--model", made / "model", "--out", tmp_path / "index", "--null", texts(tmp_path)]
+    assert call("index", "build", root, *index) == 0
+    page = tmp_path / "page.html"
+    assert call("search", tmp_path / "index", TEXTS[0], "--json", out, "--html", page) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "damaged image: bad\\x1b.png" in said
+    hits = json.loads(out.read_text(encoding="utf-8"))["answers"][0]["hits"]
+    assert odd in [hit["path"] for hit in hits]
+    assert call("search", tmp_path / "\x1b", "A dog.") == 2
+    assert "\x1b" not in capsys.readouterr().err

@@ -71,6 +71,16 @@ def test_the_scan_finds_what_float64_finds(
     assert exact.top(queries, k).row.tolist() == expected.tolist(), "again, from the copy"
 
 
+def test_one_query_is_scanned_in_float32_and_answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "PANEL", 256)
+    vectors, queries = clusters(1_000, 0.05), clusters(12, 0.3, seed=2)
+    exact = Exact([vectors], [np.ones(1_000, bool)], low=True)
+    alone = [exact.top(query[None], 10).row[0].tolist() for query in queries]
+    assert exact.low == [None] * 4, "no copy is made for it"
+    assert alone == exact.top(queries, 10).row.tolist()
+    assert alone == best(vectors, np.ones(1_000, bool), queries, 10).tolist()
+
+
 def test_close_neighbours_that_bfloat16_would_swap_are_in_order() -> None:
     vectors = clusters(4_000, 0.002, width=64)
     queries = clusters(8, 0.002, seed=5, width=64)

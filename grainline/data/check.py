@@ -15,6 +15,7 @@ from PIL import Image
 from grainline.data.decode import decode, picture_size
 from grainline.data.record import Damaged, Record, Source
 from grainline.data.sources.joined import remarks
+from grainline.errors import plain
 
 EXAMPLES = 5  # files named for each kind of damage, and longest texts shown
 CLIP_WORDS = 55  # what CLIP's 77 tokens hold of ordinary English, roughly
@@ -247,7 +248,7 @@ def render(report: CheckReport) -> str:
     lines += _copies("equal pictures", report.same_image)
     lines += [f"  note: {remark}" for remark in report.remarks]
     lines += [""] * bool(report.suggestions) + [f"  * {line}" for line in report.suggestions]
-    return "\n".join(lines)
+    return "\n".join(map(plain, lines))
 
 
 def _copies(title: str, groups: Sequence[Sequence[str]]) -> list[str]:

@@ -6,19 +6,26 @@ transparency (laid over white), animations (first frame), pictures too large or 
 
 import io
 import re
+import warnings
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from grainline.data.causes import DAMAGED_IMAGE
 from grainline.data.record import Damaged, Record
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+"""What is read, whatever a file is called. Pillow knows more, and starts Ghostscript for EPS."""
 
 MAX_PIXELS = 89_478_485
 """Larger pictures are refused: 2**30 / 12, where Pillow starts to warn of decompression bombs."""
 
 THINNEST = 200
 """Thinner pictures are refused: grown until their short side fits, they would fill the memory."""
+
+# Pillow would warn of what `_open` refuses. Appended: a filter that somebody has set wins.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = {
@@ -39,7 +46,7 @@ def decode(record: Record, draft: int | None = None) -> Image.Image:
     that many pixels: several times faster, for pictures that are shrunk anyway. Other formats ignore it.
     Raises Damaged("damaged image").
 
-    >>> from PIL import Image
+    >>> from PIL import Image, UnidentifiedImageError
     >>> file = io.BytesIO()
     >>> Image.new("RGBA", (3, 2), (255, 0, 0, 0)).save(file, "png")
     >>> picture = decode(Record("a", file.getvalue(), ("Nothing.",)))
@@ -72,7 +79,10 @@ def picture_size(record: Record) -> tuple[int, int]:
 
 
 def _open(data: bytes) -> Image.Image:
-    picture = Image.open(io.BytesIO(data))
+    try:
+        picture = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError(f"none of {', '.join(FORMATS)}") from None
     width, height = picture.size
     if width * height > MAX_PIXELS:
         picture.close()

@@ -3,6 +3,7 @@
 from rich.markup import escape
 from rich.table import Table
 
+from grainline.errors import plain
 from grainline.evaluate.against import Difference
 from grainline.evaluate.result import Result
 
@@ -12,7 +13,11 @@ def table(result: Result) -> Table:
     level = result.settings["level"]
     size = f"{result.data['pictures']} pictures, {result.data['texts']} texts"
     title = f"{result.suite}, protocol {result.protocol}, {size}"
-    out = Table(title=escape(title), caption=escape("\n".join(result.notes)) or None, caption_justify="left")
+    out = Table(
+        title=escape(title),
+        caption=escape("\n".join(map(plain, result.notes))) or None,
+        caption_justify="left",
+    )
     out.add_column("metric", overflow="fold")  # the one that gives way in a narrow terminal
     for column in ("value", f"{100 * level:g} % interval", "chance", "queries", "ties"):
         out.add_column(column, justify="right", no_wrap=True)

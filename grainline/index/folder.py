@@ -27,7 +27,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from grainline.errors import UserError
@@ -102,7 +102,8 @@ def read_manifest(folder: Path) -> Manifest:
         version = body.pop("version")
         if version != VERSION:
             raise UserError(
-                f"index {folder} has layout {version}, this grainline reads layout {VERSION}; build it anew"
+                f"index {folder} has layout {version}, this grainline reads layout {VERSION}; build it anew "
+                "in another folder"
             )
         return _parsed(body)
     except Corrupt as error:
@@ -177,8 +178,7 @@ def cannot_write(folder: Path, error: Exception) -> UserError:
 
 def inside(path: str) -> str:
     """A path of a row, once it is known to stay below the root. Raises Corrupt."""
-    pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts or "\0" in path:
+    if not path or path.startswith("/") or ".." in path.split("/") or "\0" in path:  # Path takes 5 us more
         raise Corrupt(f"a row has the path {path!r}, which leaves the folder of pictures")
     return path
 

@@ -12,7 +12,7 @@ import torch
 
 from grainline.files import Corrupt
 from grainline.index.folder import NULLS, SEGMENTS, Manifest, corrupt, read_manifest
-from grainline.index.null import NullTexts, background, best_scores, owned, read_null, shown, standard
+from grainline.index.null import SAME, NullTexts, background, best_scores, owned, read_null, shown, standard
 from grainline.index.scan import Exact
 from grainline.index.segment import (
     ASIDES,
@@ -29,6 +29,7 @@ from grainline.index.segment import (
 from grainline.types import Encoded
 
 TRIES = 3
+NEIGHBOURS = 4  # of a picture, itself included
 
 
 class Opened:
@@ -86,15 +87,19 @@ class Opened:
 
     @cached_property
     def null_images(self) -> np.ndarray:
-        """The same of pictures as queries, each without those of its own bytes: [B]"""
+        """What background pictures score with their nearest neighbours, sorted: [B]
+
+        Copies are no neighbours: rows of the same bytes, and those that the model cannot tell apart.
+        """
         queries = self.take(VECTORS, self.ground)
-        near = Exact(self.vectors, self.live).top(queries, len(self.ground) + 1)
-        mine = np.array(self.hashes)[self.ground]
-        own = np.array(self.hashes)[near.row] == mine[:, None]  # [B, k]
-        best = np.where(own, -np.inf, near.score).max(1)
-        among = queries @ queries.T
-        spread = standard(among, mine[:, None] != mine[None])
-        return np.sort(spread.apply(best[None])[0])
+        exact, hashes = Exact(self.vectors, self.live), np.array(self.hashes)
+        for k in (NEIGHBOURS, len(self.ground) + 1):  # few will do, but where a picture has many copies
+            near = exact.top(queries, k)
+            own = hashes[near.row] == hashes[self.ground][:, None]  # [B, k]
+            best = np.where(own | (near.score >= 1 - SAME), -np.inf, near.score).max(1)
+            if np.isfinite(best).all():
+                break
+        return np.sort(best)
 
     @cached_property
     def support(self) -> np.ndarray:

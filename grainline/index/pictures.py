@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from grainline.data.causes import MISSING_IMAGE, UNREADABLE_FILE
 from grainline.data.record import Damaged
-from grainline.data.sources.common import IMAGE_SUFFIXES
+from grainline.data.sources.common import IMAGE_SUFFIXES, read_plain
 from grainline.data.sources.folder import files_below, suffix
 from grainline.errors import UserError
 from grainline.index.segment import Row
@@ -75,10 +75,10 @@ def relative(root: Path, path: str | Path) -> str:
     ('a.jpg', 'cats/b.jpg')
     """
     here = Path(os.path.abspath(path))
-    if here.resolve() == root:
+    if _real(here) == root:
         return "."
     there = Path(os.path.normpath(root / path))
-    for whole in (here.parent.resolve() / here.name, there):  # a link at the end is judged when it is read
+    for whole in (_real(here.parent) / here.name, there):  # a link at the end is judged when it is read
         if whole.is_relative_to(root):
             return whole.relative_to(root).as_posix()
     raise UserError(f"{path} is not below {root}, the folder of pictures of this index")
@@ -102,7 +102,7 @@ def read(root: Path, found: Found) -> Read:
     Size and time are those from before it was read: if it is changed meanwhile, the next refresh sees it.
     """
     try:
-        data = (root / found.path).read_bytes()
+        data = read_plain(root / found.path)
     except FileNotFoundError as error:
         raise Damaged(MISSING_IMAGE, found.path) from error
     except OSError as error:
@@ -112,7 +112,7 @@ def read(root: Path, found: Found) -> Read:
 
 def confine(root: Path, path: str) -> Path:
     """The file that a path below the root means. Raises Damaged where it lies outside."""
-    real = (root / path).resolve()
+    real = _real(root / path)
     if not real.is_relative_to(root):
         raise Damaged(OUTSIDE, f"{path} -> {real}")
     return real
@@ -145,3 +145,8 @@ def covered(paths: Iterable[str], by: Sequence[str]) -> list[str]:
         for path in paths
         if path in wanted or any(str(parent) in wanted for parent in Path(path).parents)
     ]
+
+
+def _real(path: Path) -> Path:
+    """Without links. Path.resolve raises RuntimeError where links lead in a circle, up to Python 3.12."""
+    return Path(os.path.realpath(path))

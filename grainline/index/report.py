@@ -59,10 +59,12 @@ def _headline(answers: Sequence[Answer], index: Index) -> dict[str, str]:
 
 
 def _reading(options: Options, pictures: bool) -> list[str]:
+    chance = "queries without a match whose best picture scores as high"
+    if pictures:
+        chance = "pictures of the index that have another one as near"
     out = [
-        "Score: higher is closer. Chance: the share of queries without a match whose best picture scores as "
-        f"high; a hit is sure at {options.level:g} or below. Pictures are shown as the model sees them: a "
-        "square from their middle."
+        f"Score: higher is closer. Chance: the share of {chance}; a hit is sure at {options.level:g} or "
+        "below. Pictures are shown as the model sees them: a square from their middle."
     ]
     if not pictures:
         out.append(

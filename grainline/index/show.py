@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from grainline import __version__
-from grainline.errors import UserError
+from grainline.errors import UserError, plain
 from grainline.files import WRITE_ERRORS, reason, write_text
 from grainline.index.answer import Answer, as_json, unsupported
 from grainline.index.search import Index
@@ -22,7 +22,7 @@ def table(answer: Answer) -> Table:
     """The hits of one query. Sentences that a picture does not show are named."""
     sure = "" if answer.sure else " - no sure match"
     out = Table(
-        title=escape(short(answer.query, 90) + sure),
+        title=escape(plain(short(answer.query, 90)) + sure),
         caption=escape("\n".join(answer.notes)) or None,
         caption_justify="left",
     )
@@ -33,11 +33,11 @@ def table(answer: Answer) -> Table:
         missing = unsupported(hit)
         told = f"{len(missing)} of {len(hit.sentences)}: {short('; '.join(missing), 80)}" if missing else ""
         out.add_row(
-            escape(hit.path),
+            escape(plain(hit.path)),
             f"{hit.score:.3f}",
             f"{hit.chance:.3f}",
             "yes" if hit.sure else "no",
-            escape(told),
+            escape(plain(told)),
         )
     return out
 

@@ -50,7 +50,10 @@ def answered(one: Answered, number: int) -> Section:
 def _why(one: Answered) -> str:
     if not one.found:
         return "Nothing was found."
-    chance = f"Of queries without a match, {100 * one.found[0].chance:.1f} % score as high."
+    share = f"{100 * one.found[0].chance:.1f} %"
+    chance = f"Of queries without a match, {share} score as high."
+    if one.picture is not None:
+        chance = f"Of the pictures of the index, {share} have another one as near."
     return chance if one.sure else f"{chance} The pictures below are the nearest, not matches."
 
 

@@ -39,7 +39,7 @@ dd { margin: 0; font-size: 1.25rem; line-height: 1.35; font-weight: 600;
 dd small { display: block; }
 .card { border: 1px solid var(--line); border-radius: .5rem; padding: 1rem; margin: 0 0 1rem; }
 .hint { margin: .5rem 0; max-width: 46rem; }
-.notes { margin: .5rem 0 0; padding-left: 1.1rem; }
+.notes { margin: .5rem 0; padding-left: 1.1rem; }
 blockquote { margin: 0 0 .8rem; padding-left: .8rem; border-left: 3px solid var(--line); max-width: 46rem; }
 mark { background: var(--mark); color: var(--ink); border-radius: .2rem; padding: 0 .15rem; }
 figure { margin: 0; }

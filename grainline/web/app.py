@@ -209,6 +209,8 @@ def _add_errors(app: FastAPI) -> None:
     async def invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
+        if first["type"] == "json_invalid":  # where it stands is a number of a byte
+            return _failed(422, f"the body is no JSON: {first['ctx']['error']}")
         where = ".".join(str(part) for part in first["loc"][1:]) or "request"
         return _failed(422, f"{where}: {first['msg'].removeprefix('Value error, ')}")
 

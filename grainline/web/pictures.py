@@ -4,13 +4,10 @@ import io
 
 from PIL import Image
 
-from grainline.data.decode import decode
+from grainline.data.decode import FORMATS, decode
 from grainline.data.record import Damaged, Record
 from grainline.errors import UserError
 from grainline.model import Model
-
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""What is taken from strangers. Pillow knows more, and starts other programs for some of it (EPS)."""
 
 QUALITY = 88
 

@@ -9,9 +9,12 @@ A mask is a list of rows of 0 and 1, or a run-length code down the columns, as C
 {size: [height, width], counts: [zeros, ones, zeros, ...]}.
 """
 
+import errno
 import hashlib
 import json
 import math
+import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +30,7 @@ from grainline.errors import UserError
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
 LONG_FIELDS = ("long", "long_caption", "description")
 HELP = "see docs/data.md"
+MOST_BYTES = 2**30  # of a picture file: the largest that is decoded has 716 MB in 16 bits and four channels
 
 _PROBES = 10_000  # how many picture paths are looked up, at most, before a set is said to have no pictures
 
@@ -192,12 +196,22 @@ def read_picture(candidates: Sequence[str], where: str) -> bytes:
     """The bytes of the first of these paths that exists. Raises Damaged."""
     for path in candidates:
         try:
-            return Path(path).read_bytes()
+            return read_plain(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError) as error:  # ValueError: a path with a null character
             raise Damaged(UNREADABLE_FILE, f"{path} ({error})") from error
     raise Damaged(MISSING_IMAGE, f"{where} (looked for {candidates[0]})")
+
+
+def read_plain(path: str | Path) -> bytes:
+    """The bytes of a plain file. OSError for a pipe, which nobody may ever write into, and for a giant."""
+    state = os.stat(path)
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(errno.EINVAL, "no plain file", str(path))
+    if state.st_size > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"more than {MOST_BYTES:,} bytes", str(path))
+    return Path(path).read_bytes()
 
 
 def require_pictures(candidates: Sequence[Sequence[str]], source: str, root: str) -> None:

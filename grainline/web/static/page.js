@@ -127,7 +127,8 @@ function card(hit, number, query) {
   const sure = find(".sure");
   sure.textContent = hit.sure ? "✓ sure match" : "~ not sure";
   sure.classList.toggle("yes", hit.sure);
-  sure.title = `${percent(hit.chance)} of the queries without a match score as high`;
+  const others = query ? "queries without a match score as high" : "pictures here have another one as near";
+  sure.title = `${percent(hit.chance)} of the ${others}`;
   find(".score").textContent = `score ${hit.score.toFixed(3)}`;
   where.id = `where-${number}`;
   where.hidden = !(canShow && hit.sentences.length);
