@@ -1,5 +1,6 @@
 """The command line, but for those in commands.py. torch is loaded when a command needs it."""
 
+import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
@@ -71,7 +72,8 @@ def train(
     if checkpoint and not resume:
         raise UserError("--checkpoint says where to go on from; give --resume with it")
     last = run(read_recipe(recipe, [*(changes or []), *given]), out, resume=resume, at=checkpoint)
-    print(f"trained: {last}")
+    if os.environ.get("RANK", "0") == "0":  # torchrun starts several of us
+        print(f"trained: {last}")
 
 
 @app.command()

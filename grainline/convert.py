@@ -4,9 +4,11 @@ What was written is read again and compared with what was meant, so that a file 
 """
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from grainline.data.library_settings import write_settings
 from grainline.data.tokenized import TextTokenizer
 from grainline.data.tokenizer import load_tokenizer
 from grainline.encoders.pretrained import Pretrained, load_pretrained
@@ -41,7 +43,7 @@ def convert(source: str, out: str | Path) -> Parity:
         if tokenizer is not None:
             tokenizer.save(place.parent)
     else:
-        to_hugging_face(towers, place, () if tokenizer is None else (tokenizer.save,))
+        to_hugging_face(towers, place, () if tokenizer is None else (_writer(towers, tokenizer),))
     moved = parity(towers, place)
     if not max(moved) <= MOST:
         shutil.rmtree(place) if place.is_dir() else discard(place)
@@ -50,6 +52,19 @@ def convert(source: str, out: str | Path) -> Parity:
             f"{moved.image:.1e}, texts by {moved.text:.1e}; allowed is {MOST:.0e}) and was removed"
         )
     return moved
+
+
+def _writer(towers: Pretrained, tokenizer: TextTokenizer) -> Callable[[Path], None]:
+    """Writes the tokenizer into a Hugging Face folder, with what its AutoTokenizer wants to know."""
+    assert towers.text is not None
+    context, pad = towers.text.context, towers.architecture["pad"]
+    masked = not is_vector(towers.architecture)  # SigLIP reads its padding
+
+    def write(folder: Path) -> None:
+        tokenizer.save(folder)
+        write_settings(tokenizer, folder, context=context, pad=pad, masked=masked)
+
+    return write
 
 
 def towers_of(model: Model, source: str) -> Pretrained:

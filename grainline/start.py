@@ -50,7 +50,9 @@ class Start(NamedTuple):
         """That of the text side's checkpoint, or the one asked for; UserError for another vocabulary."""
         assert self.text is not None
         assert self.text.text is not None
-        return load_tokenizer(asked or self.text.tokenizer, vocab=self.text.text.vocab)
+        config: Any = self.description.config
+        place = config.text.pretrained  # only said, where it holds none
+        return load_tokenizer(asked or self.text.tokenizer, checkpoint=place, vocab=self.text.text.vocab)
 
 
 def start(description: Description, both: Pretrained | None = None) -> Start:

@@ -11,7 +11,7 @@ import make
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from runs import call, complaint
 from torch import Tensor, nn
 
@@ -118,6 +118,7 @@ def test_an_exported_method_is_the_method(name: str, changes: tuple[str, ...], t
     assert about["fingerprint"] == fingerprint(model)
     assert (about["method"], about["size"], about["context"]) == (name, 8, 24)
     assert about["parts"] == (4 if name == "maxsim" else 1)
+    assert (about["resize"], about["filter"], about["margin"]) == ("crop", "bicubic", 1.0)
     assert about["bias"] == (-10.0 if name == "siglip" else None)
     assert about["scale"] == pytest.approx(10.0 if name == "siglip" else 1 / 0.07)
     assert about["parity"]["image"]["vector"] == done.parity["image"].vector
@@ -132,7 +133,10 @@ def test_an_exported_method_is_the_method(name: str, changes: tuple[str, ...], t
 
 def _run_the_documented_example(model: Model, place: Path) -> None:
     """The code of the page, word for word but for its two paths, against the model itself."""
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8)).save(place / "a.png")
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8)
+    Image.fromarray(pixels).save(place / "a.png", exif=turned)
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert len(blocks) == 2
     code = "\n".join(blocks if model.method.pairwise else blocks[:1])
@@ -151,6 +155,30 @@ def _run_the_documented_example(model: Model, place: Path) -> None:
         wanted = model.score(encoded, ["A dog runs over wet sand.", "A red circle."])
         found = space["picture"][0] @ space["texts"][0].T
     np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "processor", "told"),
+    [
+        ("clip", {"size": {"shortest_edge": 20}, "crop_size": 16, "resample": 2}, ("crop", "bilinear", 1.25)),
+        ("siglip", {"size": {"height": 16, "width": 16}, "resample": 1}, ("squash", "lanczos", 1.0)),
+        (
+            "siglip",
+            {"size": {"height": 24, "width": 24}, "do_center_crop": True, "crop_size": 16, "resample": 0},
+            ("squash", "nearest", 1.5),
+        ),
+    ],
+)
+def test_a_checkpoint_of_others_is_told_how_it_wants_its_pictures(
+    kind: str, processor: dict[str, Any], told: tuple[str, str, float], tmp_path: Path
+) -> None:
+    checkpoints.whole(kind, tmp_path / "in")
+    (tmp_path / "in" / "preprocessor_config.json").write_text(json.dumps(processor))
+    model = load(tmp_path / "in")
+    export(model, tmp_path / "out")
+    about = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert (about["resize"], about["filter"], about["margin"]) == told
+    _run_the_documented_example(model, tmp_path)
 
 
 class Image_(nn.Module):

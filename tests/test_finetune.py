@@ -187,6 +187,7 @@ def test_two_processes_begin_with_the_checkpoint_and_end_with_the_weights_of_one
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained: ") == 1
     alone, both = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert (tmp_path / "one" / "model.json").read_text() == (tmp_path / "two" / "model.json").read_text()
     for name, x in alone.items():
@@ -283,6 +284,18 @@ def test_what_no_other_program_has_is_refused_with_the_reason(tmp_path: Path, ca
     assert "a clip on the image side of a vit and the text side of a bert" in refused("clip", **two)
     assert "it is a siglip on the image side of a clip" in refused("siglip", pretrained=clip)
     assert "width 20 come out of projections" in refused("siglip", pretrained=siglip, width=20)
+
+
+def test_weights_of_a_hugging_face_folder_alone_are_sent_to_their_folder(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    whole("clip", tmp_path / "in")
+    file = tmp_path / "in" / "model.safetensors"
+    said = complaint(capsys, "convert", file, tmp_path / "out")
+    assert said == (
+        f"grainline: {file} has the names of a Hugging Face model, whose config.json is needed too: "
+        "give its folder"
+    )
 
 
 def test_a_checkpoint_of_one_side_is_refused(tmp_path: Path, capsys: Capture) -> None:

@@ -257,7 +257,9 @@ def test_a_siglip_that_keeps_capitals_keeps_them_when_saved(tmp_path: Path) -> N
 def test_other_libraries_read_the_saved_file(tokenizer: LibraryTokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path)
     foreign = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    for text in CORPUS[:5]:
+    quoted = ['"A dog" runs', '" A dog " runs', ". . A dog", "- ", '"', '" "']
+    for text in [*CORPUS[:5], *quoted]:
+        text = clean(text)
         assert foreign.encode(text).ids == tokenizer.encode([text], 100).ids[0]
 
 

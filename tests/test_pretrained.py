@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import FAMILIES, IMAGE, clip, pictures, siglip, texts
+from checkpoints import FAMILIES, IMAGE, clip, pictures, siglip, texts, whole
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -589,3 +589,54 @@ def test_what_has_no_such_form_is_not_written(saved: Saved, tmp_path: Path) -> N
         to_hugging_face(load_pretrained(saved("vit")[0]), tmp_path / "x")
     with pytest.raises(UserError, match="a siglip cannot be written as a state dict of open_clip"):
         to_open_clip(load_pretrained(saved("siglip")[0]), tmp_path / "x.safetensors")
+
+
+# What was damaged on the way
+
+
+def damaged(folder: Path, **files: Any) -> Path:
+    """A CLIP with other files, `_json` in place of `.json`; a text is written as it is, all else as JSON."""
+    whole("clip", folder)
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / name.replace("_json", ".json")).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("size", [0, 7, 3000])
+def test_weights_that_were_cut_off_are_one_line(size: int, tmp_path: Path) -> None:
+    file = damaged(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(UserError, match=r"cannot read the model in .*deserializing header.*; fetch it again"):
+        load_pretrained(tmp_path)
+
+
+def test_a_config_that_contradicts_itself_says_in_what(tmp_path: Path) -> None:
+    content = json.loads((damaged(tmp_path) / "config.json").read_text())
+    content["vision_config"]["num_attention_heads"] = 3
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="is not a multiple of the number of attention heads"):
+        load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"preprocessor_config_json": [1]}, "preprocessor_config.json of .* holds a list"),
+        ({"preprocessor_config_json": {"resample": 9}}, "in a form that is not known"),
+        ({"preprocessor_config_json": {"resample": -1}}, "in a form that is not known"),
+        ({"preprocessor_config_json": {"image_mean": [0.5]}}, "mean and spread"),
+        ({"preprocessor_config_json": {"image_mean": "x"}}, "in a form that is not known"),
+        ({"preprocessor_config_json": {"image_std": [0, 1, 1]}}, "mean and spread"),
+        ({"preprocessor_config_json": '{"image_std": [NaN, 1, 1]}'}, "mean and spread"),
+        ({"preprocessor_config_json": {"size": "large"}}, "in a form that is not known"),
+        ({"processor_config_json": {"image_processor": [1]}}, "in a form that is not known"),
+        ({"tokenizer_config_json": [1]}, "tokenizer_config.json of .* holds a list"),
+        ({"tokenizer_config_json": {"pad_token": {"id": 3}}}, "special tokens in no form that is known"),
+        ({"tokenizer_json": {"added_tokens": 3}}, "special tokens in no form that is known"),
+    ],
+    ids=str,
+)
+def test_settings_of_another_form_are_one_line(files: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        load_pretrained(damaged(tmp_path, **files))

@@ -18,11 +18,22 @@ from grainline.data.captions import sentences
 from grainline.data.sources import open_source
 from grainline.data.sources.scenes import Scenes
 from grainline.evaluate import protocols
+from grainline.evaluate.classes import TEMPLATES
 from grainline.evaluate.encode import encode_source
-from grainline.evaluate.examples import Measured, best_foils, by_picture, by_text, worst_foils
+from grainline.evaluate.examples import (
+    Measured,
+    best_classes,
+    best_foils,
+    by_picture,
+    by_text,
+    confused,
+    worst_classes,
+    worst_foils,
+)
 from grainline.evaluate.foils import foil_scores
-from grainline.evaluate.report import write_html
+from grainline.evaluate.report import seen, write_html
 from grainline.evaluate.suite import Options, foils_suite, retrieval_suite
+from grainline.evaluate.zeroshot import with_classes, zeroshot_suite
 from grainline.train.report import curves
 from grainline.viz.page import Gone
 
@@ -169,6 +180,85 @@ def test_foils_are_shown_from_the_most_wrong_and_the_most_right() -> None:
             record = source[data.keys.index(one.name)]
             assert (one.true, one.false, one.kind) in {(f.true, f.text, f.kind) for f in record.foils}
             assert model.score([record.image], [one.true, one.false])[0].tolist() == pytest.approx(one.scores)
+
+
+def sorted_by_class(method: str, folder: Path) -> Measured:
+    """Nine pictures of three classes, one of which is broken."""
+    for i in range(9):
+        photo(folder / f"{'abc'[i % 3]} thing" / f"{i:02}.png", i)
+    (folder / "a thing" / "03.png").write_bytes(b"no picture")
+    model, source = tiny_model(method), open_source(f"classes:{folder}")
+    data = encode_source(model, source, captions="first", encode_texts=False, max_damaged=0.5)
+    data = with_classes(model, data)
+    result = zeroshot_suite(model.method, data, Options(resamples=10))
+    return Measured(model, source, data, result._replace(settings=result.settings | {"model": "tiny"}))
+
+
+@pytest.mark.parametrize("method", ["clip", "maxsim"])
+def test_classified_pictures_are_shown_from_the_most_wrong_and_the_most_right(
+    method: str, tmp_path: Path
+) -> None:
+    on = sorted_by_class(method, tmp_path)
+    worst, best = worst_classes(on, 9), best_classes(on, 3)
+    assert len(worst) == 8, "the broken one is not there"
+    assert best == worst[:-4:-1]
+    margin = [one.scores[0] - one.scores[1] for one in worst]
+    assert margin == sorted(margin)
+    assert len(set(margin)) == 8
+    names = on.result.queries["classes"]
+    for one in worst:
+        row = on.data.keys.index(one.name)
+        prompts = [template.replace("{}", name) for name in names for template in TEMPLATES]
+        pictures, texts = (
+            on.model.encode(**given) for given in ({"images": [tmp_path / one.name]}, {"texts": prompts})
+        )
+        if method == "maxsim":
+            score = on.model.score(pictures, texts)[0].view(3, -1).mean(1)
+        else:
+            mean = texts.vector.view(3, len(TEMPLATES), -1).mean(1)
+            score = pictures.vector[0] @ torch.nn.functional.normalize(mean, dim=-1).T
+        true = names.index(one.name.split("/")[0])
+        other = max((i for i in range(3) if i != true), key=lambda i: float(score[i]))
+        assert one.classes == (names[true], names[other])
+        assert one.scores == pytest.approx((float(score[true]), float(score[other])), abs=1e-5)
+        assert one.rank == on.result.queries["rank"][row]
+        assert (one.rank == 1) == (one.scores[0] > one.scores[1])
+        assert one.number == 3
+    table = confused(on)
+    assert sum(row.pictures for row in table) == sum(one.rank > 1 for one in worst) > 0
+    assert {row.true: row.of for row in table}.items() <= {"a thing": 2, "b thing": 3, "c thing": 3}.items()
+
+
+def test_the_page_of_a_classification_names_both_classes_and_the_confusions(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    on = sorted_by_class("clip", tmp_path / "in")
+    model, page = saved(on.model, tmp_path / "model"), tmp_path / "page.html"
+    arguments = ["evaluate", model, "--data", f"classes:{tmp_path / 'in'}", "--suite", "zeroshot"]
+    assert call(*arguments, "--damage", "0.5", "--html", page) == 0
+    assert f"written: {page}" in capsys.readouterr().out
+    found = Page(page.read_text())
+    for part in (
+        "Classes: most wrong",
+        "Classes: most right",
+        "Classes: confusions",
+        "Top-1 accuracy",
+        "Prompts",
+    ):
+        assert part in found.words
+    for one in worst_classes(on):
+        assert f"true class at rank {one.rank} of 3, {one.name}" in found.words
+        assert f"Best other class, score {one.scores[1]:.3f}{one.classes[1]}" in found.words
+    for row in confused(on):
+        assert f"{row.true}{row.predicted}{row.pictures} of {row.of}" in found.words
+    assert "a square from their middle" in found.words
+    assert "Text to image" not in found.words
+
+
+def test_a_page_says_how_the_model_sees_pictures(tmp_path: Path) -> None:
+    on = sorted_by_class("clip", tmp_path)
+    on.model.transform.resize = "squash"
+    assert seen(on) == "Pictures are shown as the model sees them: pressed into a square."
 
 
 def test_evaluate_writes_a_page_and_refuses_a_folder_before_it_measures(

@@ -481,6 +481,15 @@ def test_a_path_that_is_not_there_says_what_was_tried(path: str) -> None:
     assert str(error.value).startswith("no model at ")
 
 
+def test_a_checkpoint_without_its_tokenizer_is_named(
+    saved: Saved, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "bare"
+    shutil.copytree(saved("clip")[0], folder)
+    (folder / "tokenizer.json").unlink()
+    assert f"no tokenizer found in {folder}; " in complaint(capsys, "encode", folder, tmp_path, "--out", "o")
+
+
 def test_a_folder_of_something_else_says_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"holds no model\.json.*and no config\.json or open_clip_config\.json"

@@ -14,6 +14,7 @@ from PIL import Image
 from grainline.errors import UserError
 from grainline.evaluate.result import Metric, Result, now, versions
 from grainline.viz.charts import POINTS, Chart, Series, line_chart, ticks, whisker
+from grainline.viz.classes import Classified, Confusion, classified, confusions
 from grainline.viz.found import Answered, Found, answered
 from grainline.viz.heat import on_pixels, place
 from grainline.viz.look import Look, Told, look
@@ -284,8 +285,13 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
         Comparison(picture, text, text, text, other, (0.5, 0.25)),
         Comparison(gone, text, text, text, other, (0.5, 0.5)),
     ]
+    judged = [
+        Classified(picture, text, (text, other), (0.5, 0.25), 1, 1000),
+        Classified(gone, text, (text, text), (0.5, 0.5), 2, 1000),
+    ]
     sections = [
         Section(text, table(result(text)) + charts(drawn), text),
+        Section("Classes", classified(judged) + confusions([Confusion(text, other, 3, 4)]) + confusions([])),
         Section("Examples", examples(shown, "t") + comparisons(pairs)),
         answered(Answered(text * 9, None, True, [text], found), 1),
         answered(Answered(text, picture, False, [], [Found(text, 0.5, 0.6, False, Look(picture, text))]), 2),
@@ -325,7 +331,7 @@ def test_what_comes_from_data_is_text_wherever_it_stands() -> None:
 def test_every_picture_has_a_text_and_every_drawing_is_named_or_hidden() -> None:
     tags = Page(page()).tags
     alts = [a["alt"] or "" for tag, a in tags if tag == "img"]
-    assert len(alts) == 17
+    assert len(alts) == 18
     assert all(alts)
     assert sum("rank 3, the right picture" in alt for alt in alts) == 2
     assert sum("rank 1, a wrong picture" in alt for alt in alts) == 2
@@ -352,7 +358,7 @@ def test_contents_lead_to_their_parts_and_every_id_is_there_once() -> None:
     ids = [a["id"] for _, a in tags if "id" in a]
     assert len(ids) == len(set(ids))
     links = [(a["href"] or "")[1:] for tag, a in tags if tag == "a"]
-    assert len(links) == 6
+    assert len(links) == 7
     assert set(links) <= set(ids)
     assert {a["for"] for tag, a in tags if tag == "label"} <= set(ids)
     assert {a["aria-labelledby"] for tag, a in tags if tag == "section"} <= set(ids)
@@ -410,7 +416,7 @@ def test_table_headers_say_what_they_head() -> None:
     tags = Page(page()).tags
     heads = [a for tag, a in tags if tag == "th"]
     assert {a.get("scope") for a in heads} == {"col", "row"}
-    assert sum(tag == "caption" for tag, _ in tags) == sum(tag == "table" for tag, _ in tags) == 3
+    assert sum(tag == "caption" for tag, _ in tags) == sum(tag == "table" for tag, _ in tags) == 4
 
 
 def test_the_numbers_stand_in_the_page() -> None:

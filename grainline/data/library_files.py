@@ -159,10 +159,16 @@ def _bert(
 def _siglip(
     backend: tokenizers.Tokenizer, content: Mapping[str, Any], config: Mapping[str, Any], where: str
 ) -> None:
-    """What `LibraryTokenizer` does in Python before stands here as well, for other readers of the file."""
+    """What `LibraryTokenizer` does in Python before stands here as well, for other readers of the file.
+
+    There a blank stands before the text from the start, so marks that go from its beginning with a blank
+    among them leave a second one. What begins with that blank has been read in Python already.
+    """
+    mark = rf"[\s{re.escape(string.punctuation)}]"
     found = backend.normalizer if not content else _precompiled(content.get("normalizer"))
     steps: list[Any] = [normalizers.Lowercase()] if config.get("do_lower_case", True) else []
     steps += [
+        normalizers.Replace(Regex(rf"\A{mark}*\s{mark}*(?!{mark}|\z)"), f"{BLANK} "),
         normalizers.Replace(Regex(f"[{re.escape(string.punctuation)}]"), ""),
         normalizers.Replace(Regex(r"\s+"), " "),
         normalizers.Strip(),

@@ -1,4 +1,5 @@
-"""Single outcomes of a suite: retrievals from the best rank to the worst, foils most wrong and most right.
+"""Single outcomes of a suite: retrievals from the best rank to the worst; foils and classes most wrong and
+most right.
 
 The pictures are read again from the source. One that is not there any more is said so in its place.
 """
@@ -18,8 +19,10 @@ from grainline.evaluate.foils import foil_scores
 from grainline.evaluate.protocols import Fold, folds
 from grainline.evaluate.result import Result
 from grainline.evaluate.score import MEMORY, Top, topk
+from grainline.evaluate.zeroshot import contests
 from grainline.model import Model
 from grainline.types import rows
+from grainline.viz.classes import Classified, Confusion
 from grainline.viz.look import Look, Told
 from grainline.viz.page import Gone
 from grainline.viz.report import Comparison, Example, Hit
@@ -69,6 +72,25 @@ def worst_foils(on: Measured, number: int = SHOWN) -> list[Comparison]:
 def best_foils(on: Measured, number: int = SHOWN) -> list[Comparison]:
     """The comparisons in which the true text wins by most; each of another picture."""
     return _comparisons(on, number, lambda margin: -margin)
+
+
+def worst_classes(on: Measured, number: int = SHOWN) -> list[Classified]:
+    """The pictures whose class loses by most against another, or wins by least."""
+    return _classified(on, number, lambda margin: margin)
+
+
+def best_classes(on: Measured, number: int = SHOWN) -> list[Classified]:
+    """The pictures whose class wins by most."""
+    return _classified(on, number, lambda margin: -margin)
+
+
+def confused(on: Measured) -> list[Confusion]:
+    """The most frequent mistakes among the classes, each with its share of the pictures of the true class."""
+    of = {row["class"]: row["pictures"] for row in on.result.queries["per_class"]}
+    return [
+        Confusion(row["true"], row["predicted"], row["pictures"], of[row["true"]])
+        for row in on.result.queries["confusions"]
+    ]
 
 
 def spread(rank: np.ndarray, number: int) -> list[int]:
@@ -179,4 +201,22 @@ def _comparisons(on: Measured, number: int, order: Callable[[np.ndarray], np.nda
             (float(true[i]), float(false[i])),
         )
         for i in chosen
+    ]
+
+
+def _classified(on: Measured, number: int, order: Callable[[np.ndarray], np.ndarray]) -> list[Classified]:
+    classes, told = on.data.classes, on.result.queries
+    assert classes is not None, "the zeroshot suite was run"
+    found = contests(on.model.method, on.data.images, classes, _memory(on))
+    true, false = found.true.numpy(), found.false.numpy()
+    return [
+        Classified(
+            on.picture(i),
+            on.data.keys[i],
+            (classes.names[told["label"][i]], classes.names[int(found.other[i])]),
+            (float(true[i]), float(false[i])),
+            told["rank"][i],
+            len(classes.names),
+        )
+        for i in np.argsort(order(true - false), kind="stable")[:number].tolist()
     ]

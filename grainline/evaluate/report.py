@@ -7,17 +7,21 @@ from grainline.evaluate.examples import (
     HITS,
     SENTENCES,
     Measured,
+    best_classes,
     best_foils,
     by_picture,
     by_text,
+    confused,
+    worst_classes,
     worst_foils,
 )
 from grainline.evaluate.result import Result
 from grainline.evaluate.suite import ALL, I2T, T2I
+from grainline.evaluate.zeroshot import KEPT, PER_CLASS
+from grainline.viz.classes import classified, confusions
 from grainline.viz.page import Section, hint, render_page, summary, write_page
 from grainline.viz.report import comparisons, examples, table
 
-SEEN = "Pictures are shown as the model sees them: a square from their middle."
 HEAT = (
     "Heat is orange where a patch speaks for the sentence and blue where it speaks against it; all sentences "
     f"of a picture share one scale. At most {SENTENCES} sentences are shown."
@@ -34,7 +38,8 @@ def write_html(path: str | Path, on: Measured) -> None:
 
 def headline(result: Result) -> dict[str, str]:
     """The numbers that stand on top of the page."""
-    names = [name for name in (f"{T2I} R@1", f"{I2T} R@1", ALL) if name in {m.name for m in result.metrics}]
+    top = (f"{T2I} R@1", f"{I2T} R@1", ALL, "top-1 accuracy", PER_CLASS)
+    names = [name for name in top if name in {m.name for m in result.metrics}]
     shown = {name: result.metric(name) for name in names}
     values = {
         name[0].upper() + name[1:]: f"{m.text(m.value)}\n{m.ends()}\nchance {m.text(m.chance)}"
@@ -43,7 +48,7 @@ def headline(result: Result) -> dict[str, str]:
     skipped = sum(result.data["damaged"].values())
     return values | {
         "Pictures": f"{result.data['pictures']:,}" + (f"\n{skipped:,} skipped" if skipped else ""),
-        "Texts": f"{result.data['texts']:,}",
+        "Prompts" if result.suite == "zeroshot" else "Texts": f"{result.data['texts']:,}",
     }
 
 
@@ -54,18 +59,43 @@ def metrics(results: Sequence[Result]) -> Section:
 
 def outcomes(on: Measured) -> list[Section]:
     """Single outcomes of a suite."""
-    if on.result.suite == "foils":
-        order = "By the difference of the two scores; one comparison for each picture."
-        return [
-            Section("Foils: most wrong", hint(f"{order} {SEEN}") + comparisons(worst_foils(on))),
-            Section("Foils: most right", hint(order) + comparisons(best_foils(on))),
-        ]
+    return _OUTCOMES[on.result.suite](on)
+
+
+def _retrieval(on: Measured) -> list[Section]:
     order = f"Queries evenly spaced from the best rank to the worst; the best {HITS} of all candidates."
-    grid = on.model.method.grid is not None
+    heat = f" {HEAT}" if on.model.method.grid is not None else ""
     return [
         Section(
-            "Text to image, best to worst",
-            hint(f"{order} {SEEN}" + (f" {HEAT}" if grid else "")) + examples(by_text(on), "t"),
+            "Text to image, best to worst", hint(f"{order} {seen(on)}{heat}") + examples(by_text(on), "t")
         ),
         Section("Image to text, best to worst", hint(order) + examples(by_picture(on), "p")),
     ]
+
+
+def _foils(on: Measured) -> list[Section]:
+    order = "By the difference of the two scores; one comparison for each picture."
+    return [
+        Section("Foils: most wrong", hint(f"{order} {seen(on)}") + comparisons(worst_foils(on))),
+        Section("Foils: most right", hint(order) + comparisons(best_foils(on))),
+    ]
+
+
+def _zeroshot(on: Measured) -> list[Section]:
+    order = "By the score of the true class less that of the best other class."
+    most = f"The {KEPT} most frequent mistakes at most; the JSON has the outcome of every picture."
+    return [
+        Section("Classes: most wrong", hint(f"{order} {seen(on)}") + classified(worst_classes(on))),
+        Section("Classes: most right", hint(order) + classified(best_classes(on))),
+        Section("Classes: confusions", hint(most) + confusions(confused(on))),
+    ]
+
+
+_OUTCOMES = {"retrieval": _retrieval, "foils": _foils, "zeroshot": _zeroshot}
+
+
+def seen(on: Measured) -> str:
+    """How pictures are shown: as the model sees them."""
+    squash = on.model.transform.resize == "squash"
+    how = "pressed into a square" if squash else "a square from their middle"
+    return f"Pictures are shown as the model sees them: {how}."

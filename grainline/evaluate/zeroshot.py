@@ -43,6 +43,14 @@ class Judged(NamedTuple):
     predicted: Tensor  # [N] int64, the true class at rank 1, else the best of the others
 
 
+class Contest(NamedTuple):
+    """Every picture between its own class and the best of the others."""
+
+    true: Tensor  # [N] score of the true class
+    false: Tensor  # [N] score of the best other class
+    other: Tensor  # [N] int64, that class
+
+
 @torch.no_grad()
 def with_classes(
     model: Encoder,
@@ -117,6 +125,17 @@ def judge(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> 
         other = score.masked_fill(true, -torch.inf).argmax(1)
         parts.append(Judged(*found, torch.where(found.rank == 1, label, other)))
     return Judged(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
+
+
+@torch.no_grad()
+def contests(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> Contest:
+    """The scores behind `judge`, by the same blocks: a picture is right where `true` is above `false`."""
+    parts = []
+    for block, score in _scores(method, images, classes, memory):
+        label = classes.label[block].to(score.device)[:, None]
+        false, other = score.scatter(1, label, -torch.inf).max(1)
+        parts.append(Contest(score.gather(1, label)[:, 0], false, other))
+    return Contest(*(torch.cat(fields).cpu() for fields in zip(*parts, strict=True)))
 
 
 def zeroshot_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:

@@ -129,6 +129,8 @@ def _description(
         "pairwise": method.pairwise,
         "size": method.size,
         "resize": model.transform.resize,
+        "filter": model.transform.filter.name.lower(),
+        "margin": model.transform.larger / method.size,
         "pixels": "RGB, uint8 in 0..255; mean and spread are applied inside the graph",
         "grid": method.grid,
         "context": method.context,

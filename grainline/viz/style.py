@@ -56,6 +56,7 @@ caption { text-align: left; font-weight: 600; padding-bottom: .5rem; overflow-wr
 th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, .facts td { text-align: left; padding-left: 0; }
 thead th { color: var(--soft); font-weight: 400; font-size: .875rem; }
+th.name, td.name { text-align: left; }
 tbody th { font-weight: 400; }
 td.value { font-weight: 600; }
 td.drawn, th.drawn { text-align: left; width: 192px; }

@@ -36,7 +36,10 @@ def to_hugging_face(
         raise UserError(f"{home} is there already; give a new folder")
     with replacing(home) as place:
         with quiet():
-            whole_model(towers).save_pretrained(place)
+            model = whole_model(towers)
+            # Whoever reads the folder has the config alone to tell what fills up texts.
+            model.config.text_config.pad_token_id = towers.architecture["pad"]
+            model.save_pretrained(place)
         for write in also:
             write(place)
         for file in sorted(place.iterdir()):

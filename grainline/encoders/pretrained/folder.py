@@ -99,21 +99,31 @@ def _processor(folder: Path) -> dict[str, Any]:
 def _pad(folder: Path, config: Mapping[str, Any]) -> int:
     """The id that fills up texts: SigLIP reads it. The tokenizer knows, the config often does not."""
     token = json_beside(folder, "tokenizer_config.json").get("pad_token")
-    token = token["content"] if isinstance(token, dict) else token
     tokens = json_beside(folder, "tokenizer.json").get("added_tokens", [])
-    ids = {entry["content"]: int(entry["id"]) for entry in tokens}
+    try:
+        token = token["content"] if isinstance(token, dict) else token
+        ids = {entry["content"]: int(entry["id"]) for entry in tokens}
+    except (TypeError, KeyError, ValueError) as error:
+        raise UserError(
+            f"the tokenizer of {folder} names its special tokens in no form that is known ({error!r}); "
+            "fetch it again"
+        ) from None
     return ids.get(str(token), int(config.get("pad_token_id") or 0))
 
 
 def json_beside(folder: Path, file: str) -> dict[str, Any]:
     """A file beside the weights; empty where there is none."""
     try:
-        content: dict[str, Any] = json.loads((folder / file).read_text(encoding="utf-8"))
-        return content
+        content = json.loads((folder / file).read_text(encoding="utf-8"))
     except OSError:
         return {}
     except ValueError as error:
         raise UserError(f"{file} of {folder} is no JSON: {error}; fetch it again") from None
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{file} of {folder} holds a {type(content).__name__}, not settings by name; fetch it again"
+        )
+    return content
 
 
 def tokenizer_of(folder: Path) -> str | None:

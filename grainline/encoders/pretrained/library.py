@@ -36,9 +36,12 @@ def readable(folder: Path) -> Iterator[None]:
     """What the library raises about a folder, as one line."""
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
-        reason = next(iter(str(error).strip().splitlines()), repr(error))
-        raise UserError(f"cannot read the model in {folder}: {reason}") from None
+    except UserError:
+        raise
+    except Exception as error:  # it passes on those of whatever it reads with: safetensors, pickle, checks
+        lines = str(error).strip().splitlines() or [repr(error)]
+        reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+        raise UserError(f"cannot read the model in {folder}: {reason}; fetch it again") from None
 
 
 @contextmanager

@@ -101,6 +101,10 @@ def _deduced(
 ) -> dict[str, Any]:
     """Widths, depths and the rest, from the shapes of the tensors."""
     absent = [name for name in _TABLES if name not in state or state[name].ndim < 2 or not len(state[name])]
+    if absent and any(name.startswith(("vision_model.", "text_model.")) for name in state):
+        raise UserError(
+            f"{file} has the names of a Hugging Face model, whose config.json is needed too: give its folder"
+        )
     if absent:
         raise UserError(
             f"{file} is no CLIP with a plain vision transformer: no {absent[0]} in it; allowed are state "

@@ -5,8 +5,10 @@ out; "squash": the whole picture becomes a square), `filter` (a name of Pillow's
 as large as the square the picture is made before the middle is cut out; nearly always 1).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import torch
 
 from grainline.errors import UserError
 
@@ -35,15 +37,37 @@ KNOWN: dict[str, dict[str, Any]] = {  # of each kind, where a checkpoint does no
 
 def of_hugging_face(kind: str, found: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The settings of an image processor of transformers as ours; what it leaves out is that of its kind."""
-    known = KNOWN.get(kind)
-    if known is None:  # a model without pictures
+    if kind not in KNOWN:  # a model without pictures
         return {}
+    return _checked(lambda: _settings(KNOWN[kind], found, where), where)
+
+
+def _checked(read: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
+    """Settings that pictures can be prepared by; UserError for others, and for what cannot be read."""
+    try:
+        out = read()
+        mean, spread = (torch.tensor(out[name], dtype=torch.float64) for name in ("mean", "spread"))
+        whole = mean.shape == spread.shape == (3,) and bool(mean.isfinite().all())
+        why = "" if whole and bool(((spread > 0) & spread.isfinite()).all()) else "mean and spread"
+    except UserError:
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        why = repr(error)
+    if why:
+        raise UserError(
+            f"{where} says how pictures are prepared in a form that is not known ({why}); "
+            "fetch its settings again"
+        )
+    return out
+
+
+def _settings(known: Mapping[str, Any], found: Mapping[str, Any], where: str) -> dict[str, Any]:
     out = dict(known)
     for ours, theirs in (("mean", "image_mean"), ("spread", "image_std")):
         if found.get(theirs):
             out[ours] = [float(x) for x in found[theirs]]
     if found.get("resample") is not None:
-        out["filter"] = _FILTERS[int(found["resample"])]
+        out["filter"] = dict(enumerate(_FILTERS))[int(found["resample"])]  # -1 is none of them
     size = found.get("size")
     cut = found.get("do_center_crop")
     cut = known["resize"] == "crop" if cut is None else bool(cut)
@@ -86,12 +110,17 @@ def of_open_clip(found: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise UserError(f"{where} resizes pictures by resize_mode {mode!r}; known are shortest and squash")
     filter = found.get("interpolation", "bicubic")
     known = KNOWN["clip"]
-    return known | {
+    values = known | {
         "mean": found.get("mean", known["mean"]),
         "spread": found.get("std", known["spread"]),
         "resize": "crop" if mode == "shortest" else "squash",
         "filter": "bicubic" if filter == "random" else filter,
     }
+    if values["filter"] not in _FILTERS:
+        raise UserError(
+            f"{where} resizes pictures by interpolation {filter!r}; known are {', '.join(_FILTERS)}"
+        )
+    return _checked(lambda: values, where)
 
 
 def _side(size: Mapping[str, int], where: str) -> int:

@@ -1,0 +1,101 @@
+"""A converted folder in the hands of the transformers library alone: its tokenizer, processor and model."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from torch import nn
+from vocabularies import CORPUS, PROBES, gemma_folder, siglip_folder
+
+from grainline.convert import convert
+from grainline.data.library_settings import settings
+from grainline.data.tokenizer import Tokenizer, load_tokenizer
+from grainline.encoders.pretrained import load_pretrained
+from grainline.encoders.pretrained.convert import parity, to_hugging_face
+from grainline.model import load
+
+TEXTS = [*CORPUS[:5], PROBES[0], PROBES[3], PROBES[4], '" A dog " is what it says.', "..."]
+KINDS = ["clip", "siglip", "siglip2"]
+
+
+def trained_clip(folder: Path) -> Path:
+    Tokenizer.train(CORPUS, vocab=600).save(folder)
+    return folder
+
+
+def checkpoint(kind: str, folder: Path) -> Path:
+    """A small model with random weights and the kind of tokenizer that it has on the hub."""
+    make = {"clip": trained_clip, "siglip": siglip_folder, "siglip2": gemma_folder}[kind]
+    read = load_tokenizer(make(folder))
+    torch.manual_seed(0)
+    changes: dict[str, Any] = {"vocab_size": read.vocab, "max_position_embeddings": 14}
+    if kind == "clip":
+        checkpoints.clip(**changes, bos_token_id=read.begin, eos_token_id=read.end).save_pretrained(folder)
+    else:
+        checkpoints.siglip(**changes).save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_converted_folder_gives_the_library_our_ids_and_our_cosines(kind: str, tmp_path: Path) -> None:
+    source, out = checkpoint(kind, tmp_path / "in"), tmp_path / "out"
+    convert(str(source), out)
+    mine = load(source)
+    read = transformers.AutoTokenizer.from_pretrained(out)
+    ids = mine.tokenizer.encode(TEXTS, 14).ids
+    assert read(TEXTS, truncation=True)["input_ids"] == ids
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
+    pictures = [Image.fromarray(x) for x in pixels]
+    processor = transformers.AutoProcessor.from_pretrained(out)
+    given = processor(text=TEXTS, images=pictures, padding="max_length", truncation=True, return_tensors="pt")
+    model = transformers.AutoModel.from_pretrained(out).eval()
+    assert given["input_ids"].shape == (len(TEXTS), 14)
+    assert ("attention_mask" in given) == (kind == "clip"), "SigLIP has learnt to read its padding"
+    found = model(**given)
+    cosine = nn.functional.normalize(found.image_embeds) @ nn.functional.normalize(found.text_embeds).T
+    torch.testing.assert_close(mine.score(pictures, TEXTS), cosine, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_library_saves_of_a_converted_folder_is_read_by_us(kind: str, tmp_path: Path) -> None:
+    source, out = checkpoint(kind, tmp_path / "in"), tmp_path / "out"
+    convert(str(source), out)
+    transformers.AutoTokenizer.from_pretrained(out).save_pretrained(tmp_path / "again")
+    shutil.copy(out / "config.json", tmp_path / "again")
+    ours, again = load_tokenizer(out), load_tokenizer(tmp_path / "again")
+    assert again.encode(PROBES, 14) == ours.encode(PROBES, 14)
+    assert again.meta() == ours.meta()
+
+
+def test_capital_letters_stay_where_the_checkpoint_reads_them(tmp_path: Path) -> None:
+    folder = siglip_folder(tmp_path, json=False, do_lower_case=False)
+    assert settings(load_tokenizer(folder), context=14, pad=1, masked=False)["do_lower_case"] is False
+    assert settings(load_tokenizer(siglip_folder(tmp_path)), context=14, pad=1, masked=False)["do_lower_case"]
+
+
+def test_a_piece_of_texts_does_not_become_a_special_token(tmp_path: Path) -> None:
+    read = load_tokenizer(trained_clip(tmp_path))
+    assert "pad_token" not in settings(read, context=14, pad=0, masked=True)
+    assert settings(read, context=14, pad=read.vocab - 1, masked=True)["pad_token"] == "<|endoftext|>"
+
+
+def test_padding_that_only_our_description_knows_is_written_into_the_config(tmp_path: Path) -> None:
+    found = load_pretrained(checkpoint("siglip", tmp_path / "in"))
+    assert found.text is not None
+    assert found.architecture["config"]["text_config"]["pad_token_id"] == found.text.pad == 1
+    found.text.pad = 5
+    other = found._replace(architecture=found.architecture | {"pad": 5})
+    to_hugging_face(other, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["text_config"]["pad_token_id"] == 5
+    again = load_pretrained(tmp_path / "out")
+    assert again.text is not None
+    assert again.text.pad == again.architecture["pad"] == 5
+    assert max(parity(other, tmp_path / "out")) < 1e-6
