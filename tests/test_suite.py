@@ -434,3 +434,10 @@ def test_the_table_shows_values_intervals_and_chance_and_takes_no_markup_from_da
         "[bold]y",
     ):
         assert part in out.getvalue()
+
+
+def test_names_in_the_notes_of_a_result_are_not_obeyed_by_the_terminal() -> None:
+    out = io.StringIO()
+    result = retrieval_suite(Cosine(), plain())._replace(notes=("damaged image: \x1b[2J[bold].jpg",))
+    Console(file=out, width=200).print(table(result))
+    assert "damaged image: \\x1b[2J[bold].jpg" in out.getvalue()
