@@ -52,6 +52,6 @@ def listening(host: str, port: int) -> socket.socket:
         family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise UserError(
-            f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --host or --port"
-        ) from None
+        # Without the address, which Python adds once more.
+        why = str(error.strerror or error).partition(" (while attempting")[0]
+        raise UserError(f"cannot listen at {host}:{port}: {why}; choose another --host or --port") from None
