@@ -166,7 +166,7 @@ def test_a_damaged_record_is_replaced_and_its_damage_told(kind: str) -> None:
     cause = DAMAGED_IMAGE if kind == "broken" else MISSING_CAPTION
     assert [got for got, _ in sample.damage] == [cause] * len(sample.damage)
     assert len(sample.damage) >= 1
-    where = "p3 (cannot identify image file)" if kind == "broken" else "p3"
+    where = "p3 (none of JPEG, PNG, WEBP, GIF, BMP, TIFF)" if kind == "broken" else "p3"
     assert {told for _, told in sample.damage} == {where}, "no address that differs between equal runs"
     assert sample.draw.position == 11
     assert sample.draw.picture != 3

@@ -133,6 +133,10 @@ def _eight_bits(values: np.ndarray) -> np.ndarray:
 
 
 def _first_line(error: Exception) -> str:
-    """What a decoder complained of, without the address of our buffer: equal runs write equal logs."""
+    """What a decoder complained of, without the address of our buffer: equal runs write equal logs.
+
+    >>> _first_line(ValueError("cannot read <_io.BytesIO object at 0x7f00>"))
+    'cannot read'
+    """
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return re.sub(r" <[^<>]* at 0x[0-9a-f]+>", "", line)
