@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from grainline.errors import UserError
 from grainline.evaluate.encode import Encodings
 from grainline.evaluate.intervals import from_replicates
 from grainline.evaluate.protocols import coco_split
@@ -36,6 +37,12 @@ class Cell(NamedTuple):
     ties: int
     unit: Unit
     wilson: tuple[float, float] | None = None
+
+
+def only_plain(options: Options, suite: str) -> None:
+    """Raise UserError for a protocol of retrieval, which another suite does not know."""
+    if options.protocol != "plain":
+        raise UserError(f"protocol is {options.protocol!r}; the {suite} suite knows only 'plain'")
 
 
 def options_of(result: Result) -> Options:

@@ -14,7 +14,7 @@ from grainline.errors import UserError
 from grainline.evaluate.encode import Encodings
 from grainline.evaluate.foils import foil_choices
 from grainline.evaluate.intervals import replicates, wilson
-from grainline.evaluate.outcome import Cell, Options, result_of
+from grainline.evaluate.outcome import Cell, Options, only_plain, result_of
 from grainline.evaluate.protocols import folds
 from grainline.evaluate.result import Result, Unit
 from grainline.evaluate.retrieval import Ranks, chance_median, chance_recall
@@ -60,8 +60,7 @@ def foils_suite(method: Scorer, data: Encodings, options: Options = Options()) -
     """
     if data.foils is None:
         raise UserError(f"{data.path} was encoded without foils; the foils suite needs them (foils=True)")
-    if options.protocol != "plain":
-        raise UserError(f"protocol is {options.protocol!r}; the foils suite knows only 'plain'")
+    only_plain(options, "foils")
     chosen = foil_choices(method, data.images, data.foils)
     queries = {
         "keys": list(data.keys),

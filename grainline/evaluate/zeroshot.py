@@ -23,7 +23,7 @@ from grainline.errors import UserError
 from grainline.evaluate.classes import HOLE, TEMPLATES, ClassTexts, number_classes
 from grainline.evaluate.encode import Encoder, Encodings, stack
 from grainline.evaluate.intervals import replicates, replicates_within, wilson
-from grainline.evaluate.outcome import Cell, Options, result_of
+from grainline.evaluate.outcome import Cell, Options, only_plain, result_of
 from grainline.evaluate.result import Result
 from grainline.evaluate.retrieval import Ranks, ranks
 from grainline.evaluate.score import Scorer, comparable, tile_of, tile_side
@@ -90,8 +90,7 @@ def zeroshot_suite(method: Scorer, data: Encodings, options: Options = Options()
     """
     if data.classes is None:
         raise UserError(f"{data.path} was encoded without classes; the zeroshot suite needs their prompts")
-    if options.protocol != "plain":
-        raise UserError(f"protocol is {options.protocol!r}; the zeroshot suite knows only 'plain'")
+    only_plain(options, "zeroshot")
     judged = judge(method, data.images, data.classes, options.memory)
     queries: dict[str, Any] = {
         "keys": list(data.keys),

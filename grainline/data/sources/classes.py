@@ -9,7 +9,6 @@ not read.
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 from grainline.data.record import Record
 from grainline.data.sources.common import (
@@ -17,6 +16,7 @@ from grainline.data.sources.common import (
     IMAGE_SUFFIXES,
     FileSource,
     digest,
+    name_and_size,
     read_picture,
     some,
 )
@@ -53,11 +53,7 @@ class Classes(FileSource):
 
     def fingerprint(self) -> str:
         """sha256 over names and sizes of the pictures; the names hold the classes."""
-        parts: list[str | int] = []
-        for name in self._names:
-            path = Path(self.path, name)
-            parts += [name, path.stat().st_size if path.exists() else -1]
-        return digest(parts)
+        return digest(part for name in self._names for part in name_and_size(self.path, name))
 
 
 def label(name: str) -> str:

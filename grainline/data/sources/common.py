@@ -259,6 +259,12 @@ def divide(path: str) -> tuple[str, str]:
     return (base, query) if base and "=" in query and not Path(path).exists() else (path, "")
 
 
+def name_and_size(folder: str, name: str) -> list[str | int]:
+    """What a fingerprint takes of a picture file; a size of -1 where it is gone."""
+    path = Path(folder, name)
+    return [name, path.stat().st_size if path.exists() else -1]
+
+
 def digest(parts: Iterable[str | int]) -> str:
     """sha256 over a list of values; where one ends and the next begins counts.
 

@@ -20,6 +20,7 @@ from grainline.data.sources.common import (
     FileSource,
     Said,
     digest,
+    name_and_size,
     read_picture,
     said,
     some,
@@ -97,8 +98,7 @@ class Folder(FileSource):
         """sha256 over names and sizes of the pictures, and their texts; reads every text file."""
         parts: list[str | int] = []
         for name in self._names:
-            path = Path(self.path, name)
-            parts += [name, path.stat().st_size if path.exists() else -1]
+            parts += name_and_size(self.path, name)
             try:
                 texts = self._texts(name)
                 parts += [len(texts.captions), *texts.captions, texts.long or ""]
