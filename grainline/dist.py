@@ -7,9 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from grainline.types import Encoded, Mean, each
+from grainline.types import Encoded, Mean, each, rows
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Encoded)
 
 
 def world_size() -> int:
@@ -59,6 +60,11 @@ def gather(batch: Encoded, fields: Iterable[str]) -> Encoded:
     if "extra" not in wanted:
         kept = kept._replace(extra=None)
     return each(_gathered, kept)
+
+
+def own_rows(everyone: R, number: int) -> R:
+    """This rank's `number` rows among those that `gather` put together."""
+    return rows(everyone, slice(rank() * number, (rank() + 1) * number))
 
 
 def finish(mean: Mean) -> Tensor:

@@ -7,14 +7,16 @@ from torch import Tensor
 from grainline.types import Mean, full
 
 
-def soft_info_nce(logits: Tensor, weight: Tensor) -> Mean:
+def soft_info_nce(logits: Tensor, weight: Tensor, smoothing: float = 0.0) -> Mean:
     """Cross-entropy of every row against the weights of its positives.
 
-    logits  [n, M]  row i scored against every candidate; -inf takes a candidate out
-    weight  [n, M]  >= 0, normalised per row here; a row of zeros is padding and is skipped
+    logits     [n, M]  row i scored against every candidate; -inf takes a candidate out
+    weight     [n, M]  >= 0, normalised per row here; a row of zeros is padding and is skipped
+    smoothing  share of the target that all candidates of a row have in common (label smoothing)
 
     for i in rows with weight[i].sum() > 0:
-        target = weight[i] / weight[i].sum()
+        candidates = logits[i] > -inf
+        target = (1 - smoothing) * weight[i] / weight[i].sum() + smoothing * candidates / candidates.sum()
         total += -(target * log_softmax(logits[i])).sum()
         number += 1
 
@@ -28,6 +30,10 @@ def soft_info_nce(logits: Tensor, weight: Tensor) -> Mean:
     mass = weight.sum(1)
     real = mass > 0
     target = weight / mass.clamp(min=1e-8)[:, None]
+    if smoothing:
+        candidates = (logits > -torch.inf).to(target.dtype)
+        even = candidates / candidates.sum(1, keepdim=True).clamp(min=1)
+        target = ((1 - smoothing) * target + smoothing * even).masked_fill(~real[:, None], 0.0)
     # A row without positives may hold nothing but -inf (padding): keep its NaN out of the gradient.
     logits = full(logits).masked_fill(~real[:, None], 0.0)
     log_prob = F.log_softmax(logits, dim=1).masked_fill(target == 0, 0.0)

@@ -3,11 +3,13 @@
 from grainline.config import Config
 from grainline.methods.base import Method
 from grainline.methods.clip import CLIP, CLIPConfig
+from grainline.methods.himo import HiMo, HiMoConfig
 from grainline.methods.maxsim import MaxSim, MaxSimConfig
 from grainline.methods.siglip import SigLIP, SigLIPConfig
 
 METHODS: dict[str, tuple[type[Method], type[Config]]] = {
     "clip": (CLIP, CLIPConfig),
     "siglip": (SigLIP, SigLIPConfig),
+    "himo": (HiMo, HiMoConfig),
     "maxsim": (MaxSim, MaxSimConfig),
 }

@@ -1,0 +1,137 @@
+"""HiMo-CLIP: a picture finds its caption, and the part of the caption that sets it apart in the batch.
+
+Wu, Chen et al., arXiv 2511.06653. In four steps:
+  1. encode picture and caption into unit vectors of one shared space, as CLIP does;
+  2. HiDe: project the captions of a batch onto the principal components that hold most of their variance
+     (equation 1);
+  3. MoLo: cross-entropy both ways between pictures and captions (equation 2), and again between pictures and
+     the principal parts of captions (equation 3), added up (equation 4);
+  4. afterwards nothing of this is left: the model is a CLIP and scores by cosine.
+
+Differs from the authors' code: a group of captions is as large as `group` says, whatever the number of
+processes; every vector learns as a query and as a candidate, unless `detach_keys` says otherwise; the gradient
+through the basis is that of the projector, which is finite where captions repeat. Several captions of one
+picture are positives of equal weight; foils join the first loss only: their principal part is nearly that of
+the caption that they were made from.
+"""
+
+from typing import Literal
+
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from grainline.dist import own_rows
+from grainline.encoders.towers import Towers, TowersConfig
+from grainline.losses.principal import Principal, principal_part
+from grainline.methods.base import Method, dot
+from grainline.methods.common import both_ways, cosine_heat
+from grainline.nn.scale import LogitScale
+from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts
+
+
+class HiMoConfig(TowersConfig):
+    """Encoders, the two losses and how the principal part is taken."""
+
+    scale: float | None = Field(None, gt=0)  # at the start; None: that of the checkpoint, else 1 / 0.07
+    max_scale: float = Field(100.0, gt=1)
+    whole: float = Field(1.0, ge=0)  # weight of the loss over whole captions
+    component: float = Field(1.0, ge=0)  # weight of the loss over their principal parts: lambda
+    threshold: float = Field(0.9, gt=0, le=1)  # share of the variance that components hold: tau
+    group: int | None = Field(None, gt=1)  # captions that share a basis; None: all of the global batch
+    sides: Literal["texts", "both"] = "texts"  # "both" takes the principal part of pictures as well
+    unit: bool = False  # bring principal parts to unit length
+    detach_basis: bool = False  # components are constants of the backward pass
+    smoothing: float = Field(0.0, ge=0, lt=1)  # of labels
+    detach_keys: bool = False  # vectors learn as queries only
+
+    @model_validator(mode="after")
+    def _learns(self) -> "HiMoConfig":
+        if self.whole == 0 and self.component == 0:
+            raise ValueError("whole and component are both 0, so there is no loss; give one a weight")
+        return self
+
+
+class HiMo(Method):
+    """Dual encoder with the monotonicity-aware contrastive loss."""
+
+    def __init__(self, cfg: HiMoConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.pairwise, self.distribution = False, False
+        self.towers = Towers(cfg)
+        self.size, self.grid = self.towers.image.size, self.towers.image.grid
+        self.context = self.towers.text.context
+        self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
+
+    def encode_images(self, images: Images) -> Encoded:
+        return self.towers.encode_images(images)
+
+    def encode_texts(self, texts: Texts) -> Encoded:
+        return self.towers.encode_texts(texts)
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        return dot(images, texts)
+
+    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
+        scale = self.scale().detach()
+        terms: dict[str, Term] = {}
+        if self.cfg.whole > 0:
+            terms |= self._contrast(mine, everyone, self.cfg.whole)
+        if self.cfg.component > 0:
+            texts, found = self._principal(everyone.texts)
+            images = self._principal(everyone.images)[0] if self.cfg.sides == "both" else everyone.images
+            parts = Pair(images, texts)
+            named = self._contrast(_mine_of(parts, mine, everyone), parts, self.cfg.component)
+            terms |= {f"component {name}": term for name, term in named.items()}
+            terms |= _facts(everyone.texts, texts, found)
+        return terms | {"scale": Term(0.0, Mean(scale.sum(), scale.new_ones(())))}
+
+    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
+        return {}
+
+    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
+        return cosine_heat(images, texts)
+
+    def _contrast(self, mine: Pair, everyone: Pair, weight: float) -> dict[str, Term]:
+        """Equations 2 and 3: cross-entropy both ways over scaled dot products."""
+        scale = self.scale()
+        keys = Pair(*map(_constant, everyone)) if self.cfg.detach_keys else everyone
+        return both_ways(lambda a, b: scale * dot(a, b), mine, keys, weight, self.cfg.smoothing)
+
+    def _principal(self, side: Encoded) -> tuple[Encoded, Principal]:
+        """Equation 1: the principal parts of captions, or of pictures. Foils and padding become padding."""
+        cfg, real = self.cfg, (side.item >= 0) & (side.image >= 0)
+        found = principal_part(
+            side.vector, real, cfg.threshold, group=cfg.group, detach_basis=cfg.detach_basis
+        )
+        rows = F.normalize(found.rows, dim=-1) if cfg.unit else found.rows
+        return side._replace(vector=rows, item=side.item.masked_fill(~real, -1)), found
+
+
+def _mine_of(parts: Pair, mine: Pair, everyone: Pair) -> Pair:
+    """My rows of the principal parts, which are known only for everyone's rows together."""
+    if mine.images is everyone.images and mine.texts is everyone.texts:  # one process
+        return parts
+    return Pair(*(own_rows(part, len(side.item)) for part, side in zip(parts, mine, strict=True)))
+
+
+def _constant(side: Encoded) -> Encoded:
+    return side._replace(vector=side.vector.detach())
+
+
+def _facts(texts: Encoded, parts: Encoded, found: Principal) -> dict[str, Term]:
+    """What the log tells about a batch: how much the principal parts kept, and how far they moved."""
+    real = (parts.item >= 0).float()
+    norm = parts.vector.detach().norm(dim=-1)
+    cosine = F.cosine_similarity(parts.vector.detach(), texts.vector.detach(), dim=-1)
+    groups = (found.size > 0).float()
+    return {
+        name: Term(0.0, Mean((value * weight).sum(), weight.sum()))
+        for name, value, weight in (
+            ("components", found.kept, groups),
+            ("variance kept", found.share, groups),
+            ("principal norm", norm, real),
+            ("principal cosine", cosine, real),
+        )
+    }
