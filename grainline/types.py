@@ -77,9 +77,9 @@ class Mean(NamedTuple):
 
 
 class Term(NamedTuple):
-    """One summand of a loss."""
+    """One summand of a loss, or a number that is told beside it."""
 
-    weight: float
+    weight: float | None  # None: a fact, such as a norm; it is logged and never minimised
     mean: Mean
 
 

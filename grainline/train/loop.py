@@ -99,6 +99,7 @@ class Kept(NamedTuple):
 
     step: int
     terms: dict[str, Tensor]
+    facts: dict[str, Tensor]
     norm: Tensor
 
 
@@ -171,6 +172,7 @@ class _Training:
         cfg = self.cfg
         clock = Clock(self.made, self._epoch(), cfg.seed)
         terms: dict[str, Tensor] = {}
+        facts: dict[str, Tensor] = {}
         for part in range(cfg.accumulate):
             batch = next(batches)
             self.account.add(batch)
@@ -179,14 +181,15 @@ class _Training:
             with part_of_batch(self.objective, last):
                 loss: Loss = self.objective(images, texts, clock, cfg.chunk)
                 (loss.total / cfg.accumulate).backward()
-            for name, value in loss.terms.items():
-                terms[name] = terms.get(name, torch.zeros_like(value)) + value / cfg.accumulate
+            for sums, values in ((terms, loss.terms), (facts, loss.facts)):
+                for name, value in values.items():
+                    sums[name] = sums.get(name, torch.zeros_like(value)) + value / cfg.accumulate
         norm = clip(self.trained, cfg.clip or float("inf"))
         set_rates(self.optimizer, self.made, cfg.steps)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         clamp_scales(self.method)
-        self.kept.append(Kept(self.made, terms, norm))
+        self.kept.append(Kept(self.made, terms, facts, norm))
         self.made += 1
 
     def _after(self) -> None:
@@ -209,19 +212,20 @@ class _Training:
             self._save(best=better)
 
     def _look(self) -> None:
-        """Read the kept terms; stop where one is not finite, else log their mean."""
+        """Read the kept terms; stop where one is not finite, else log their mean. Facts may be anything."""
         self.account.settle()
-        names = [*self.kept[0].terms, "gradient norm"]
-        table = torch.stack([torch.stack([*k.terms.values(), k.norm.reshape(())]) for k in self.kept])
-        numbers: list[list[float]] = average(table.float()).tolist()
+        names, facts = [*self.kept[0].terms, "gradient norm"], list(self.kept[0].facts)
+        table = [torch.stack([*k.terms.values(), k.norm.reshape(()), *k.facts.values()]) for k in self.kept]
+        numbers: list[list[float]] = average(torch.stack(table).float()).tolist()
         for kept, row in zip(self.kept, numbers, strict=True):
-            if not all(map(math.isfinite, row)):
-                self._stop(kept.step, dict(zip(names, row, strict=True)))
+            decides = row[: len(names)]
+            if not all(map(math.isfinite, decides)):
+                self._stop(kept.step, dict(zip(names, decides, strict=True)))
         self.kept = []
-        means = dict(
-            zip(names, (sum(column) / len(column) for column in zip(*numbers, strict=True)), strict=True)
-        )
+        columns = [sum(column) / len(column) for column in zip(*numbers, strict=True)]
+        means = dict(zip(names, columns, strict=False))
         norm = means.pop("gradient norm")
+        told = dict(zip(facts, columns[len(names) :], strict=True))
         since, start = self.looked
         self.looked = self.made, time.monotonic()
         speed = (self.made - since) * self.cfg.batch / max(time.monotonic() - start, 1e-9)
@@ -232,6 +236,7 @@ class _Training:
                 self.made,
                 self._epoch(),
                 terms=loss,
+                **({"facts": told} if told else {}),
                 norm=norm,
                 lr=rates(self.optimizer),
                 images_per_s=round(speed, 1),

@@ -46,11 +46,12 @@ def write_report(out: Path, story: Story, validation: Measured | None) -> None:
 
 
 def curves(lines: Sequence[Line]) -> list[Chart]:
-    """Loss terms, validation metrics, gradient norm, rates and speed of a run, from the lines of its log."""
+    """Loss terms, facts, metrics, gradient norm, rates and speed of a run, from the lines of its log."""
     trained = [line for line in lines if line["kind"] == "train"]
     measured = [line for line in lines if line["kind"] == "validation"]
     steps = [line["step"] for line in trained]
     out = _split("Loss", "loss", _series(trained, "terms"))
+    out += [Chart(f"Fact: {fact.name}", "step", fact.name, [fact]) for fact in _series(trained, "facts")]
     for title, label, some in _by_unit(_series(measured, "metrics")):
         out += _split(f"Validation: {title}", label, some)
     if trained:
@@ -63,13 +64,13 @@ def curves(lines: Sequence[Line]) -> list[Chart]:
 
 
 def _series(lines: Sequence[Line], field: str) -> list[Series]:
-    """One series for each name in a field of the lines."""
-    names = dict.fromkeys(name for line in lines for name in line[field])
+    """One series for each name in a field of the lines, which not every line has to have."""
+    names = dict.fromkeys(name for line in lines for name in line.get(field, {}))
     return [
         Series(
             name,
-            [line["step"] for line in lines if name in line[field]],
-            [_number(line[field][name]) for line in lines if name in line[field]],
+            [line["step"] for line in lines if name in line.get(field, {})],
+            [_number(line[field][name]) for line in lines if name in line.get(field, {})],
         )
         for name in names
     ]

@@ -25,6 +25,7 @@ class Loss(NamedTuple):
 
     total: Tensor  # [] with a gradient; averaged over ranks it is the loss of the global batch
     terms: dict[str, Tensor]  # [] each, without gradients, for the log
+    facts: dict[str, Tensor]  # [] each, without gradients: means over the global batch that no total counts
 
 
 class Objective(nn.Module):
@@ -53,8 +54,12 @@ class Objective(nn.Module):
         terms = method.loss(mine, everyone, clock) | {
             name: _summed([t[name] for t in alone]) for name in alone[0]
         }
-        values = {name: term.weight * finish(term.mean) for name, term in terms.items()}
-        return Loss(torch.stack(list(values.values())).sum(), {k: v.detach() for k, v in values.items()})
+        values = {
+            name: term.weight * finish(term.mean) for name, term in terms.items() if term.weight is not None
+        }
+        facts = {name: finish(term.mean).detach() for name, term in terms.items() if term.weight is None}
+        total = torch.stack(list(values.values())).sum()
+        return Loss(total, {name: value.detach() for name, value in values.items()}, facts)
 
     def _read(self, texts: Texts) -> tuple[Encoded, dict[str, Term]]:
         encoded = self.method.encode_texts(texts)
