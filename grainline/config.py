@@ -45,6 +45,21 @@ def override(values: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     return values
 
 
+def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Values with others over them: mappings field by field, at any depth; all else, lists too, as a whole.
+
+    >>> merged({"train": {"lr": 0.1, "steps": 5}, "data": [1, 2]}, {"train": {"lr": 0.3}, "data": [3]})
+    {'train': {'lr': 0.3, 'steps': 5}, 'data': [3]}
+    """
+    out = dict(values)
+    for name, value in changes.items():
+        old = out.get(name)
+        if isinstance(old, dict) and isinstance(value, dict):
+            value = merged(old, value)
+        out[name] = value
+    return out
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:

@@ -22,6 +22,8 @@ from grainline.model import Model, find_run, load
 MOST = 1e-4  # largest difference of a number of a unit vector before writing and after reading again
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 BESIDE = ("tokenizer.json", "tokenizer_meta.json")
+FORMS = {"clip": "clip", "siglip": "siglip", "himo": "clip"}
+"""Methods that are, once trained, a model of others, and which."""
 
 
 def convert(source: str, out: str | Path) -> Parity:
@@ -98,7 +100,7 @@ def _obstacle(model: Model) -> str:
     """Why no other program has a model like this one; empty where one has."""
     config: Any = model.description.config
     name = model.description.method
-    if name not in ("clip", "siglip"):
+    if name not in FORMS:
         return f"{name} scores pairs by their tokens, which no CLIP or SigLIP does"
     kinds = {}
     for side, own in (("image", config.image), ("text", config.text)):
@@ -106,11 +108,13 @@ def _obstacle(model: Model) -> str:
             return f"its {side} side was trained from scratch, and they do not know that architecture"
         assert own.architecture is not None
         kinds[side] = own.architecture["kind"]
-    if set(kinds.values()) != {name}:
+    if set(kinds.values()) != {FORMS[name]}:
         return (
             f"it is a {name} on the image side of a {kinds['image']} and the text side of a {kinds['text']}"
         )
-    if name == "siglip" and {space_of(s.architecture) for s in (config.image, config.text)} != {config.width}:
+    if FORMS[name] == "siglip" and {space_of(s.architecture) for s in (config.image, config.text)} != {
+        config.width
+    }:
         return f"its vectors of width {config.width} come out of projections, and a SigLIP has none"
     return ""
 

@@ -36,10 +36,11 @@ def origin(model: Model, path: str) -> dict[str, Any]:
 def fingerprint(model: Model) -> str:
     """sha256 over the method, its config, all weights by name, and the tokenizer.
 
-    Where a checkpoint of others lay is none of it: weights and architecture say what it was.
+    Where a checkpoint of others lay is none of it: weights and architecture say what it was. Nor is which of
+    its positions learn.
     """
     total = hashlib.sha256()
-    facts = [model.description.method, _placeless(model.description.config), model.tokenizer.to_json()]
+    facts = [model.description.method, _deciding(model.description.config), model.tokenizer.to_json()]
     total.update(json.dumps(facts, sort_keys=True).encode())
     for name, tensor in sorted(model.method.state_dict().items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -47,10 +48,12 @@ def fingerprint(model: Model) -> str:
     return total.hexdigest()
 
 
-def _placeless(config: Config) -> dict[str, Any]:
+def _deciding(config: Config) -> dict[str, Any]:
     values = config.model_dump(mode="json")
     sides = {
-        k: {f: y for f, y in x.items() if f != "pretrained"} if isinstance(x, dict) else x
+        k: {f: y for f, y in x.items() if f not in ("pretrained", "frozen_positions")}
+        if isinstance(x, dict)
+        else x
         for k, x in values.items()
     }
     return {name: x for name, x in sides.items() if name != "pretrained"}

@@ -1,4 +1,7 @@
-"""A recipe: everything that decides a training run, in one YAML file with checked names."""
+"""A recipe: everything that decides a training run, in one YAML file with checked names.
+
+A file may say `base: NAME` and then only what differs from that recipe. A run keeps it whole.
+"""
 
 from difflib import get_close_matches
 from importlib import resources
@@ -8,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from grainline.config import Config, override, parse, read_yaml
+from grainline.config import Config, merged, override, parse, read_yaml
 from grainline.data.dataset import CropConfig, TextsConfig
 from grainline.errors import UserError
 from grainline.files import write_text
@@ -46,7 +49,7 @@ class Recipe(Config):
 
 def read_recipe(name: str, changes: list[str]) -> Recipe:
     """A recipe of the package (`clip/scenes`) or a YAML file, with `a.b=value` changes applied."""
-    values = override(read_yaml(find_recipe(name)), changes)
+    values = override(_whole(find_recipe(name), ()), changes)
     recipe = parse(Recipe, values, f"recipe {name}")
     return recipe.model_copy(update={"model": recipe.description.config.model_dump(mode="json")})
 
@@ -73,6 +76,28 @@ def names() -> list[str]:
 def write_recipe(path: Path, recipe: Recipe) -> None:
     """Write a recipe as YAML that `read_recipe` reads back to an equal one."""
     write_text(path, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
+
+
+def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """The fields of a recipe over those of its base, and of the base's base; a path is relative to its file.
+
+    above  the recipes that build upon this one, the first first
+    """
+    chain = (*above, path.resolve())
+    if path.resolve() in above:
+        raise UserError(f"recipe {above[0]} builds upon itself: {' -> '.join(map(str, chain))}; drop a base")
+    values = read_yaml(path)
+    if "base" not in values:
+        return values
+    base = values.pop("base")
+    if not isinstance(base, str):
+        raise UserError(f"{path}: base is {base!r}; it must be the name of a recipe or a .yaml file")
+    place = str(path.parent / base) if base.endswith((".yaml", ".yml")) else base
+    try:
+        below = find_recipe(place)
+    except UserError as error:
+        raise UserError(f"{path}: base: {error}") from None
+    return merged(_whole(below, chain), values)
 
 
 def _folder() -> Path:

@@ -204,7 +204,8 @@ def _logits(values: dict[str, Any], found: Pretrained) -> dict[str, float]:
     """
     if found.scale is None or ("bias" in values and found.bias is None):
         return {}
-    own = {"scale": min(float(found.scale), values["max_scale"])}
+    most = values["max_scale"]
+    own = {"scale": float(found.scale) if most is None else min(float(found.scale), most)}
     if "bias" in values and found.bias is not None:
         own["bias"] = float(found.bias)
     return {name: x for name, x in own.items() if values[name] is None}

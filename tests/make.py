@@ -33,6 +33,7 @@ def begun(kind: str) -> dict[str, Any]:
 
 
 PRETRAINED = {f"{kind}-pretrained": begun(kind) for kind in ("clip", "siglip")}
+PRETRAINED["clip-frozen-pretrained"] = override(begun("clip"), ["text.frozen_positions=3"])
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in METHODS} | {
     "clip-mean": ("clip", ("image.pool=mean", "text.causal=false", "text.pool=mean", "image.stem=conv")),
     "siglip-map": ("siglip", ("image.pool=attention", "text.buckets=1")),

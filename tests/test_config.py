@@ -10,6 +10,7 @@ from pydantic import Field
 from runs import RECIPE, recipe
 
 from grainline.config import Config, override, parse, read_yaml
+from grainline.convert import FORMS
 from grainline.errors import UserError
 from grainline.recipe import Recipe, find_recipe, names, read_recipe, write_recipe
 from grainline.start import build, start
@@ -204,8 +205,8 @@ def test_the_model_is_checked_when_the_recipe_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", names())
 def test_every_recipe_of_the_package_is_whole(name: str, tmp_path: Path) -> None:
     found = read_recipe(name, [])
-    if "pretrained" in read_yaml(find_recipe(name))["model"]:  # no network here: a small one of the kind
-        whole(found.method, tmp_path / "small")
+    if found.model.get("pretrained") is not None:  # no network here: a small one of the kind
+        whole(FORMS.get(found.method, "clip"), tmp_path / "small")
         small = read_recipe(name, [f"model.pretrained={tmp_path / 'small'}"])
         method = start(small.description).method()
     else:
@@ -215,6 +216,70 @@ def test_every_recipe_of_the_package_is_whole(name: str, tmp_path: Path) -> None
     assert find_recipe(name).read_text().startswith("#"), "says what it is for"
     write_recipe(tmp_path / "recipe.yaml", found)
     assert read_recipe(str(tmp_path / "recipe.yaml"), []) == found
+
+
+# Recipes upon recipes
+
+
+def built_upon(folder: Path, **files: str) -> str:
+    """Files of the tiny recipe's folder; the path of the last."""
+    recipe(folder)
+    for name, text in files.items():
+        (folder / f"{name}.yaml").parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.yaml").write_text(text)
+    return str(folder / f"{list(files)[-1]}.yaml")
+
+
+def test_a_recipe_says_only_what_differs_from_its_base(tmp_path: Path) -> None:
+    one = "base: clip.yaml\ntrain: {batch: 4, optimizer: {rules: [{pattern: a}, {pattern: b}]}}\n"
+    two = "base: one.yaml\ntrain: {optimizer: {lr: 0.5, rules: [{pattern: '.*'}]}}\nmodel: {scale: 3.0}\n"
+    found = read_recipe(built_upon(tmp_path, one=one, two=two), ["train.batch=6"])
+    told = [
+        "train.batch=6",
+        "train.optimizer={lr: 0.5, rules: [{pattern: '.*'}]}",
+        "model.scale=3.0",
+    ]
+    assert found == read_recipe(str(tmp_path / "clip.yaml"), told)
+    write_recipe(tmp_path / "whole.yaml", found)
+    assert "base" not in (tmp_path / "whole.yaml").read_text()
+    assert read_recipe(str(tmp_path / "whole.yaml"), []) == found
+
+
+def test_a_base_is_a_name_of_the_package_or_a_path_from_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = read_recipe(built_upon(tmp_path, own="base: clip/scenes\ntrain: {batch: 32}\n"), [])
+    assert found == read_recipe("clip/scenes", ["train.batch=32"])
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "own.yaml").write_text("base: ../own.yaml\ntrain: {steps: 90}\n")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    changed = read_recipe("clip/scenes", ["train.batch=32", "train.steps=90"])
+    assert read_recipe("own.yaml", []) == changed
+    assert read_recipe(str(tmp_path / "elsewhere" / "own.yaml"), []) == changed
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"a": "base: a.yaml"}, r"a\.yaml builds upon itself: .*a\.yaml -> .*a\.yaml; drop a base"),
+        (
+            {"b": "base: c.yaml", "c": "base: b.yaml", "a": "base: b.yaml"},
+            r"a\.yaml -> .*b\.yaml -> .*c\.yaml -> .*b\.yaml; drop a base",
+        ),
+        ({"a": "base: 3"}, r"a\.yaml: base is 3; it must be the name of a recipe or a \.yaml file"),
+        ({"a": "base: null"}, r"a\.yaml: base is None; it must be the name"),
+        ({"a": "base: gone.yaml"}, r"a\.yaml: base: no recipe file .*gone\.yaml; the built-in ones are"),
+        ({"a": "base: clip/scene"}, r"a\.yaml: base: no recipe 'clip/scene', did you mean 'clip/scenes'\?"),
+        ({"a": "base: clip.yaml\nmodel: {colour: red}"}, "recipe field model: unknown field 'colour'"),
+        ({"a": "base: clip.yaml\ntrain: 3"}, r"field 'train' is 3"),
+    ],
+)
+def test_a_base_that_cannot_be_built_upon_is_one_line(
+    files: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        read_recipe(built_upon(tmp_path, **files), [])
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("method", ["clip", "siglip"])

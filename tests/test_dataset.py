@@ -95,6 +95,15 @@ def test_an_epoch_is_a_permutation_and_every_epoch_its_own() -> None:
     assert epochs[0] == permutation(10, 3, 0).tolist() != permutation(10, 4, 0).tolist()
 
 
+def test_without_reshuffling_every_epoch_has_the_order_of_the_first() -> None:
+    plan = Batches(10, 5, 3, range(6), reshuffle=False)
+    draws = [draw for batch in plan for draw in batch]
+    assert [draw.picture for draw in draws] == 3 * permutation(10, 3, 0).tolist()
+    assert [draw.epoch for draw in draws] == [0] * 10 + [1] * 10 + [2] * 10  # crops and texts go on varying
+    assert [draw.position for draw in draws] == list(range(30))
+    assert list(Batches(10, 5, 3, range(3, 6), reshuffle=False)) == list(plan)[3:]
+
+
 def test_a_batch_across_two_epochs_leaves_no_picture_out() -> None:
     batches = list(Batches(7, 4, 0, range(7)))  # 28 places are four epochs
     assert [len(batch) for batch in batches] == [4] * 7

@@ -29,15 +29,18 @@ SMALL = (
     "data.workers=0",
     'data.paths=["scenes:train?count=18"]',
 )
-RECIPES = ("clip/finetune", "clip/locked", "clip/lora", "siglip/finetune")
+FROZEN = "clip/finetune frozen"  # with positions that never learn
+RECIPES = ("clip/finetune", FROZEN, "clip/locked", "clip/lora", "siglip/finetune")
 Capture = pytest.CaptureFixture[str]
 
 
 def arguments(recipe: str, folder: Path, out: Path) -> list[str]:
+    name, _, frozen = recipe.partition(" ")
     context = ["model.text.context=48"] if recipe.startswith("clip") else []
+    context += ["model.text.frozen_positions=20"] if frozen else []
     return [
         "train",
-        recipe,
+        name,
         "--out",
         str(out),
         "--set",
@@ -113,10 +116,17 @@ def test_what_is_frozen_stays_and_what_is_not_moves(run: Run) -> None:
     before: Any = load_pretrained(
         gone.with_name("moved"), size=32, context=48 if recipe.startswith("clip") else None
     )
-    after = load(out, device="cpu").method.state_dict()
+    loaded = load(out, device="cpu").method
+    towers: Any = loaded.get_submodule("towers")
+    after = {f"towers.text.model.{name}": x for name, x in towers.text.library_state().items()}
+    after = loaded.state_dict() | after
     for side in ("image", "text"):
         old = before._asdict()[side].state_dict()
         moved = [not torch.equal(after[f"towers.{side}.{name}"], x) for name, x in old.items()]
+        if recipe == FROZEN and side == "text":
+            table = "model.embeddings.position_embedding.weight"
+            fixed = (after[f"towers.text.{table}"] == old[table]).all(1)
+            assert fixed.tolist() == [i < 20 for i in range(48)]
         if recipe == "clip/lora":
             adapted = [name.endswith("_proj.weight") for name in old]
             assert moved == adapted
@@ -169,12 +179,15 @@ def test_a_converted_run_has_the_same_cosines_in_the_library(
     assert again.tokenizer.to_json() == mine.tokenizer.to_json()
 
 
-def test_two_processes_begin_with_the_checkpoint_and_end_with_the_weights_of_one(tmp_path: Path) -> None:
-    whole("clip", tmp_path / "checkpoint")
-    steady = "train.optimizer.eps=1e-3"  # AdamW divides tiny gradients by themselves
+@pytest.mark.parametrize("shard", [False, True])
+def test_two_processes_begin_with_the_checkpoint_and_end_with_the_weights_of_one(
+    shard: bool, tmp_path: Path
+) -> None:
+    model = whole("clip", tmp_path / "checkpoint")
+    # AdamW divides tiny gradients by themselves
+    more = ["train.optimizer.eps=1e-3", f"train.shard={str(shard).lower()}"]
     one, two = (
-        [*arguments("clip/finetune", tmp_path / "checkpoint", tmp_path / name), steady]
-        for name in ("one", "two")
+        [*arguments(FROZEN, tmp_path / "checkpoint", tmp_path / name), *more] for name in ("one", "two")
     )
     assert call(*one) == 0
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -192,6 +205,8 @@ def test_two_processes_begin_with_the_checkpoint_and_end_with_the_weights_of_one
     assert (tmp_path / "one" / "model.json").read_text() == (tmp_path / "two" / "model.json").read_text()
     for name, x in alone.items():
         torch.testing.assert_close(both[name], x, rtol=0, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+    first = model.text_model.embeddings.position_embedding.weight[:20]
+    assert torch.equal(both["towers.text.model.embeddings.position_embedding.frozen"], first)
 
 
 # Convert

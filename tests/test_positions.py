@@ -31,6 +31,12 @@ def test_long_clips_stretch_is_the_loop_of_its_paper_from_77_to_248() -> None:
     close(to_context(p, 248, "keep"), new)
 
 
+def test_long_clips_stretch_of_squares_has_the_numbers_of_hand_calculation() -> None:
+    new = to_context(torch.arange(77, dtype=torch.float64)[:, None] ** 2, 248, "keep").flatten()
+    close(new[19:24], torch.tensor([361, 400, 410.25, 420.5, 430.75], dtype=torch.float64))
+    close(new[243:], torch.tensor([5738.25, 5776, 5813.75, 5851.5, 5889.25], dtype=torch.float64))
+
+
 @pytest.mark.parametrize(("rows", "ratio", "keep"), [(5, 3, 2), (6, 2, 5), (4, 1, 0), (3, 5, 1)])
 def test_the_stretch_has_any_ratio_and_keeps_any_number_of_rows(rows: int, ratio: int, keep: int) -> None:
     p = table(rows)

@@ -24,6 +24,7 @@ from grainline.errors import UserError
 from grainline.index.mark import fingerprint
 from grainline.methods import METHODS
 from grainline.model import Model, load
+from grainline.nn.scale import clamp_scales
 from grainline.start import (
     Description,
     Start,
@@ -140,6 +141,15 @@ def test_a_scale_above_the_bound_of_the_method_begins_at_the_bound(saved: Saved)
     assert model.logit_scale.exp() > 5
     method: Any = begun("clip", **both(folder), max_scale=5.0).method()
     torch.testing.assert_close(method.scale(), torch.tensor([5.0]))
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip", "maxsim"])
+def test_without_a_bound_the_scale_begins_where_the_checkpoint_left_it(name: str, saved: Saved) -> None:
+    folder, model = saved("siglip" if name == "siglip" else "clip")
+    method: Any = begun(name, **both(folder), max_scale=None).method()
+    torch.testing.assert_close(method.scale(), model.logit_scale.detach().exp().reshape(1))
+    clamp_scales(method)
+    torch.testing.assert_close(method.scale(), model.logit_scale.detach().exp().clamp(min=1).reshape(1))
 
 
 # Sides
@@ -296,7 +306,7 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
         ),
         (
             {**SCRATCH, "text": {"pretraind": "x"}},
-            "; or pretrained, context, stretch, quick_gelu, architecture",
+            "; or pretrained, context, stretch, frozen_positions, quick_gelu, architecture",
         ),
         (
             {**SCRATCH, "text": {"pretrained": "x", "stretch": "long"}},

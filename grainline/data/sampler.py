@@ -18,19 +18,28 @@ class Draw(NamedTuple):
 class Batches:
     """This rank's share of every global batch from one step of the run to another.
 
-    Epochs follow one another without a gap, each a permutation of its own, and no picture is left out at
-    their ends: a batch that lies across two epochs may hold a picture twice, which losses tell by its id.
+    Epochs follow one another without a gap, each a permutation of its own (without `reshuffle` all the same
+    one), and no picture is left out at their ends: a batch that lies across two epochs may hold a picture
+    twice, which losses tell by its id.
     A rank takes a contiguous share of each batch, so W processes of B / W pictures see what one of B sees.
     """
 
     def __init__(
-        self, length: int, batch: int, seed: int, steps: range, *, rank: int = 0, world_size: int = 1
+        self,
+        length: int,
+        batch: int,
+        seed: int,
+        steps: range,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        reshuffle: bool = True,
     ) -> None:
         """length pictures in all, `batch` of them a step over all ranks, for each step in `steps`."""
         if batch % world_size:
             raise ValueError(f"a batch of {batch} cannot be shared by {world_size} processes")
         self.length, self.batch, self.seed, self.steps = length, batch, seed, steps
-        self.rank, self.share = rank, batch // world_size
+        self.rank, self.share, self.reshuffle = rank, batch // world_size, reshuffle
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def __len__(self) -> int:
@@ -44,7 +53,8 @@ class Batches:
     def _draw(self, position: int) -> Draw:
         epoch, place = divmod(position, self.length)
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, permutation(self.length, self.seed, epoch)
+            order = permutation(self.length, self.seed, epoch if self.reshuffle else 0)
+            self._epoch, self._order = epoch, order
         return Draw(position, epoch, int(self._order[place]))
 
 

@@ -70,7 +70,8 @@ class Towers(nn.Module):
             self.image.load_state_dict(image.image.state_dict(), strict=True)
             _fill(self.to_image, image.image_projection)
         if text is not None and text.text is not None:
-            self.text.load_state_dict(text.text.state_dict(), strict=True)
+            assert isinstance(self.text, TextEncoder)
+            self.text.fill(text.text.library_state())
             _fill(self.to_text, text.text_projection)
 
     def encode_images(self, images: Images) -> Encoded:
@@ -114,6 +115,9 @@ def _encoders(cfg: TowersConfig) -> tuple[ViT | ImageEncoder, TextTransformer | 
     reading = TextTransformer(cfg.text) if isinstance(cfg.text, TextConfig) else text.text if text else None
     assert seeing is not None
     assert reading is not None
+    if isinstance(cfg.text, PretrainedTextConfig) and cfg.text.frozen_positions:
+        assert isinstance(reading, TextEncoder)
+        reading.freeze_positions(cfg.text.frozen_positions)
     return seeing, reading
 
 

@@ -23,7 +23,7 @@ class CLIPConfig(TowersConfig):
     """Encoders, and the scale of the logits: 1 / temperature."""
 
     scale: float | None = Field(None, gt=0)  # at the start; None: that of the checkpoint, else 1 / 0.07
-    max_scale: float = Field(100.0, gt=1)
+    max_scale: float | None = Field(100.0, gt=1)  # None: no bound
 
 
 class CLIP(Method):

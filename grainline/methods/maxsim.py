@@ -33,7 +33,7 @@ class MaxSimConfig(TowersConfig):
     sentences: int = Field(32, gt=1)  # of a text; what stands behind them is cut, counted and reported
     sharpness: float = Field(10.0, gt=0)  # of the softmax over patches
     scale: float | None = Field(None, gt=0)  # at the start; None: that of the checkpoint, else 1 / 0.07
-    max_scale: float = Field(100.0, gt=1)
+    max_scale: float | None = Field(100.0, gt=1)  # None: no bound
     coarse: float = Field(0.1, ge=0)  # weight of the loss over plain vectors
 
 

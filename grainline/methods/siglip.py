@@ -25,7 +25,7 @@ class SigLIPConfig(TowersConfig):
     """Encoders, and the scale and bias of the logits."""
 
     scale: float | None = Field(None, gt=0)  # at the start; None: that of the checkpoint, else 10
-    max_scale: float = Field(1000.0, gt=1)  # the paper sets no bound; this one only guards against overflow
+    max_scale: float | None = Field(1000.0, gt=1)  # guards against overflow; None: no bound, as in the paper
     bias: float | None = None  # at the start; None: that of the checkpoint, else -10
 
 

@@ -4,12 +4,39 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 KEEP = 20
 """Positions that Long-CLIP leaves alone: captions on the web are short, so only the first are well learnt."""
 
 Stretch = Literal["keep", "linear"]
+
+
+class PartlyFrozen(nn.Module):
+    """A table of positions whose first rows never learn, in the place of an nn.Embedding.
+
+    Those rows are a buffer, no parameter: no rule, decay or adapter can reach them. Long-CLIP keeps two whole
+    tables and takes the first rows from one, all others from the other; here each row stands once.
+    """
+
+    frozen: Tensor
+
+    def __init__(self, table: Tensor, count: int) -> None:
+        """table [P, W]; its first `count` rows are frozen, 0 < count < P"""
+        super().__init__()
+        if not 0 < count < len(table):
+            raise ValueError(f"{count} of {len(table)} positions cannot be frozen while others learn")
+        self.register_buffer("frozen", table[:count].detach().clone())
+        self.learnt = nn.Parameter(table[count:].detach().clone())
+
+    @property
+    def weight(self) -> Tensor:
+        """The whole table: [P, W]"""
+        return torch.cat([self.frozen, self.learnt])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids [...] int64 -> rows of the table [..., W]"""
+        return F.embedding(ids, self.weight)
 
 
 def stretch_keep(table: Tensor, ratio: int = 4, keep: int = KEEP) -> Tensor:

@@ -9,11 +9,13 @@ from torch import Tensor, nn
 class LogitScale(nn.Module):
     """exp(log_scale), learnt in log space, kept in 1..maximum by `clamp_` after every optimiser step.
 
+    A maximum of None bounds it from below alone.
+
     Clamping inside forward would leave a scale that reached the bound without a gradient, stuck there.
     The parameter has shape [1], not []: FSDP2 does not shard scalars.
     """
 
-    def __init__(self, initial: float, maximum: float) -> None:
+    def __init__(self, initial: float, maximum: float | None) -> None:
         super().__init__()
         self.maximum = maximum
         self.log_scale = nn.Parameter(torch.full((1,), math.log(initial)))
@@ -25,7 +27,7 @@ class LogitScale(nn.Module):
     @torch.no_grad()
     def clamp_(self) -> None:
         """Put the scale back between 1 and its maximum."""
-        self.log_scale.clamp_(0.0, math.log(self.maximum))
+        self.log_scale.clamp_(0.0, None if self.maximum is None else math.log(self.maximum))
 
 
 def clamp_scales(model: nn.Module) -> None:

@@ -63,6 +63,7 @@ class TrainConfig(Config):
     validate_every: int = Field(0, ge=0)  # 0 never measures
     keep: int = Field(2, gt=0)  # newest checkpoints that stay
     seed: int = Field(0, ge=0, lt=2**31)
+    reshuffle: bool = True  # a new order of the pictures for each epoch; false repeats that of the first
     log: LogConfig = LogConfig()
 
     @model_validator(mode="after")
@@ -328,7 +329,13 @@ class _Training:
         cfg, parts = self.cfg, self.cfg.accumulate
         steps = range(self.made * parts, cfg.steps * parts)
         plan = Batches(
-            len(self.job.data), cfg.batch // parts, cfg.seed, steps, rank=rank(), world_size=world_size()
+            len(self.job.data),
+            cfg.batch // parts,
+            cfg.seed,
+            steps,
+            rank=rank(),
+            world_size=world_size(),
+            reshuffle=cfg.reshuffle,
         )
         return load_batches(self.job.data, plan, self.job.workers, pin=self.device.type == "cuda")
 

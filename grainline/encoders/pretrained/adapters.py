@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from grainline.encoders.base import ImageTokens, Layered, TextTokens
 from grainline.encoders.text import Grouping, length_groups
 from grainline.encoders.vit import Colour, normalised
+from grainline.nn.positions import PartlyFrozen
 from grainline.nn.static import is_static
 
 
@@ -54,6 +55,28 @@ class TextEncoder(LibraryEncoder, Grouping):
         self.context, self.vocab = config["max_position_embeddings"], config["vocab_size"]
         self.whole = kind == "siglip"  # reads its padding too, always up to the context
         self.buckets = 4  # groups of similar length at most, as in TextConfig
+        self.table = "embeddings.position_embeddings" if kind == "bert" else "embeddings.position_embedding"
+
+    def freeze_positions(self, count: int) -> None:
+        """Let the first `count` positions learn nothing from now on, whatever the rules of a run say."""
+        table: Any = self.model.get_submodule(self.table)
+        self.model.set_submodule(self.table, PartlyFrozen(table.weight, count))
+
+    def library_state(self) -> dict[str, Tensor]:
+        """The weights by the library's own names: one table of positions."""
+        state = dict(self.model.state_dict())
+        if isinstance(self.model.get_submodule(self.table), PartlyFrozen):
+            parts = [state.pop(f"{self.table}.{part}") for part in ("frozen", "learnt")]
+            state[f"{self.table}.weight"] = torch.cat(parts)
+        return state
+
+    def fill(self, state: Mapping[str, Tensor]) -> None:
+        """Put in weights by the library's own names, strictly."""
+        state, table = dict(state), self.model.get_submodule(self.table)
+        if isinstance(table, PartlyFrozen):
+            whole, count = state.pop(f"{self.table}.weight"), len(table.frozen)
+            state |= {f"{self.table}.frozen": whole[:count], f"{self.table}.learnt": whole[count:]}
+        self.model.load_state_dict(state, strict=True)
 
     def forward(self, ids: Tensor, mask: Tensor) -> TextTokens:
         """ids [M, L], mask [M, L] -> TextTokens of the same L; padding may be longer than the context"""

@@ -73,9 +73,13 @@ def joined(towers: Pretrained) -> dict[str, Tensor]:
     """The state dict of the library's whole model: the inverse of taking it apart, for CLIP and SigLIP."""
     kind = KINDS[towers.architecture["kind"]]
     state: dict[str, Tensor] = {}
-    for place, encoder in ((kind.image, towers.image), (kind.text, towers.text)):
-        assert encoder is not None
-        state |= {f"{place}.{name}": x for name, x in encoder.model.state_dict().items()}
+    assert towers.image is not None
+    assert towers.text is not None
+    for place, side in (
+        (kind.image, towers.image.model.state_dict()),
+        (kind.text, towers.text.library_state()),
+    ):
+        state |= {f"{place}.{name}": x for name, x in side.items()}
     matrices = {
         "visual_projection.weight": towers.image_projection,
         "text_projection.weight": towers.text_projection,

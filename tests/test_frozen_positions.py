@@ -1,0 +1,201 @@
+"""Positions of texts that never learn: the others learn as in one table, and other programs get one table."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import CONTEXT, FAMILIES, OpenAI, save_state, texts, tokenizer, whole
+from make import CLOCK
+from runs import complaint
+from torch import Tensor, nn
+
+from grainline.config import parse
+from grainline.encoders.pretrained import build_pretrained, joined
+from grainline.encoders.pretrained.adapters import TextEncoder
+from grainline.errors import UserError
+from grainline.methods.clip import CLIPConfig
+from grainline.model import Model
+from grainline.nn.positions import KEEP, PartlyFrozen, to_context
+from grainline.origin import fingerprint
+from grainline.start import Description, Start, start
+from grainline.train.optim import OptimizerConfig, build_optimizer
+from grainline.train.step import step
+from grainline.types import Images, Texts
+
+TABLE = "towers.text.model.embeddings.position_embedding"
+ADAMW = {
+    "lr": 0.01,
+    "decay": 0.5,
+    "eps": 1e-3,
+    "schedule": {"kind": "constant"},
+    "rules": [{"pattern": r".*position.*", "decay": 0.9, "lr": 2.0}, {"pattern": ".*"}],
+}
+
+
+def begun(place: Path, **text: Any) -> Start:
+    values = {"pretrained": str(place), "text": text}
+    return start(Description("clip", parse(CLIPConfig, values, "test")))
+
+
+@pytest.fixture(scope="module", params=["folder", "openai"])
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Tensor]:
+    """A checkpoint in two forms, and its table of positions."""
+    home = tmp_path_factory.mktemp("checkpoint")
+    if request.param == "folder":
+        model = whole("clip", home / "clip")
+        return home / "clip", model.text_model.embeddings.position_embedding.weight.detach()
+    torch.manual_seed(0)
+    theirs = OpenAI(vocab=tokenizer().vocab)
+    save_state(theirs, home / "quickgelu.safetensors")
+    return home / "quickgelu.safetensors", theirs.positional_embedding.detach()
+
+
+def batch() -> tuple[Images, Texts]:
+    """Texts of up to 48 tokens, so that positions on both sides of the border are read."""
+    ids, mask = texts(context=48, rows=4)
+    number = torch.arange(4)
+    pixels = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
+    return Images(pixels, number), Texts(
+        ids[:, None], mask[:, None], number, number, torch.zeros_like(number)
+    )
+
+
+@pytest.mark.parametrize("family", ["clip", "siglip", "groupvit", "bert"])
+def test_the_vectors_are_those_of_one_table(family: str) -> None:
+    torch.manual_seed(0)
+    config = FAMILIES[family]().config.to_dict()
+    architecture = {"kind": family, "config": config, "mean": [0.5] * 3, "spread": [0.5] * 3, "pad": 0}
+    encoder: Any = build_pretrained(architecture).text
+    ids, mask = texts(encoder.context)
+    before = encoder(ids, mask)
+    state = {name: x.clone() for name, x in encoder.library_state().items()}
+    assert state.keys() == encoder.model.state_dict().keys()
+    encoder.freeze_positions(5)
+    for a, b in zip(encoder(ids, mask), before, strict=True):
+        assert torch.equal(a, b)
+    again = encoder.library_state()
+    assert again.keys() == state.keys()
+    assert all(torch.equal(again[name], x) for name, x in state.items())
+    assert state.keys() - encoder.model.state_dict().keys() == {f"{encoder.table}.weight"}
+    encoder.fill({name: x + 1 for name, x in state.items()})
+    assert all(torch.equal(x, state[name] + 1) for name, x in encoder.library_state().items())
+
+
+def test_a_table_that_would_learn_nothing_or_all_of_it_is_refused() -> None:
+    for count in (0, 7, 8):
+        with pytest.raises(ValueError, match=f"{count} of 7 positions cannot be frozen"):
+            PartlyFrozen(torch.ones(7, 2), count)
+
+
+def test_one_step_leaves_the_first_twenty_bit_for_bit_and_moves_the_others(
+    checkpoint: tuple[Path, Tensor],
+) -> None:
+    place, table = checkpoint
+    method: Any = begun(place, context=48, stretch="keep", frozen_positions=KEEP).method().train()
+    wanted = to_context(table, 48, "keep")
+    held: Any = method.get_submodule(TABLE)
+    assert torch.equal(held.weight, wanted)
+    optimizer = build_optimizer(method, OptimizerConfig.model_validate(ADAMW))
+    step(method, *batch(), CLOCK)
+    optimizer.step()
+    assert torch.equal(held.weight[:KEEP], table[:KEEP])
+    assert (held.weight[KEEP:] != wanted[KEEP:]).any(1).all()
+    assert f"{TABLE}.frozen" not in dict(method.named_parameters())
+
+
+def test_the_others_get_the_gradients_of_one_table(checkpoint: tuple[Path, Tensor]) -> None:
+    held: Any = begun(checkpoint[0], context=48, frozen_positions=KEEP).method()
+    one: Any = begun(checkpoint[0], context=48).method()
+    for method in (held, one):
+        torch.manual_seed(0)
+        step(method, *batch(), CLOCK)
+    plain = dict(one.named_parameters())
+    for name, p in held.named_parameters():
+        if name == f"{TABLE}.learnt":
+            torch.testing.assert_close(p.grad, plain[f"{TABLE}.weight"].grad[KEEP:])
+            assert p.grad.abs().sum() > 0
+        else:
+            torch.testing.assert_close(p.grad, plain[name].grad, msg=name)
+
+
+def test_other_programs_get_one_table(checkpoint: tuple[Path, Tensor]) -> None:
+    from grainline.convert import towers_of
+
+    begin = begun(checkpoint[0], context=48, frozen_positions=KEEP)
+    method: Any = begin.method()
+    nn.init.ones_(method.get_submodule(TABLE).learnt)
+    state = joined(towers_of(Model(begin.description, method, tokenizer()), "a run"))
+    rows = state["text_model.embeddings.position_embedding.weight"]
+    assert torch.equal(rows, torch.cat([checkpoint[1][:KEEP], torch.ones(28, 64)]))
+    assert not any("frozen" in name or "learnt" in name for name in state)
+
+
+def test_which_positions_learn_makes_no_other_model_of_the_same_names(
+    checkpoint: tuple[Path, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Indexes that were made before the field was there stay valid."""
+    begin = begun(checkpoint[0])
+    made = Model(begin.description, begin.method(), tokenizer())
+    now = fingerprint(made)
+    dump = CLIPConfig.model_dump
+
+    def older(self: CLIPConfig, **how: Any) -> dict[str, Any]:
+        values = dump(self, **how)
+        del values["text"]["frozen_positions"]
+        return values
+
+    monkeypatch.setattr(CLIPConfig, "model_dump", older)
+    assert fingerprint(made) == now
+
+
+def test_as_many_positions_as_the_text_may_have_are_one_line(
+    checkpoint: tuple[Path, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(
+        UserError, match=r"^test: field 'text': frozen_positions 48 is not less than .* 48 to"
+    ):
+        begun(checkpoint[0], context=48, frozen_positions=48)
+    with pytest.raises(
+        UserError, match=f"frozen_positions 30 is not less than the context, {CONTEXT} tokens"
+    ):
+        begun(checkpoint[0], frozen_positions=30)
+    with pytest.raises(UserError, match=r"field 'text\.frozen_positions' is -1: Input should be greater"):
+        begun(checkpoint[0], frozen_positions=-1)
+    own = [f"model.pretrained={checkpoint[0]}", "model.text.frozen_positions=99", "model.text.context=48"]
+    out = tmp_path / "run"
+    said = complaint(capsys, "train", "clip/finetune", "--data", tmp_path, "--out", out, "--set", *own)
+    assert "frozen_positions 99" in said
+    assert not out.exists()
+
+
+def test_a_text_encoder_from_scratch_has_no_such_positions(tmp_path: Path) -> None:
+    values = {
+        "image": {"name": "toy/4", "size": 8},
+        "text": {"name": "toy", "vocab": 9, "frozen_positions": 2},
+    }
+    with pytest.raises(UserError, match=r"unknown field 'text\.frozen_positions'; allowed here: name"):
+        parse(CLIPConfig, values, str(tmp_path))
+
+
+def test_a_text_of_four_hundred_words_keeps_its_end_at_the_last_of_248_places() -> None:
+    """The summary is read there: at the highest id, for the first time."""
+    read = tokenizer()
+    ids, lost = read.encode([" ".join(["dog"] * 400)], 248)
+    assert len(ids[0]) == 248
+    assert ids[0][-1] == read.end == max(ids[0])
+    assert int(torch.tensor(ids[0]).argmax()) == 247
+    assert lost == [400 + 2 - 248]
+
+
+def test_the_tower_is_still_one_of_the_library() -> None:
+    config = FAMILIES["clip"]().config.to_dict()
+    architecture = {"kind": "clip", "config": config, "mean": [0.5] * 3, "spread": [0.5] * 3, "pad": 0}
+    encoder = build_pretrained(architecture).text
+    assert isinstance(encoder, TextEncoder)
+    encoder.freeze_positions(5)
+    kept = encoder.model.get_submodule(encoder.table)
+    assert isinstance(kept, PartlyFrozen)
+    assert (kept.frozen.shape, kept.learnt.shape) == ((5, 64), (CONTEXT - 5, 64))
