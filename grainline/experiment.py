@@ -18,7 +18,7 @@ from grainline.data.record import Damaged, Source
 from grainline.data.sources import open_sources, takes_images
 from grainline.data.tokenized import TextTokenizer
 from grainline.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer
-from grainline.data.transforms import TrainTransform
+from grainline.data.transforms import EvalTransform, SameTransform, TrainTransform
 from grainline.dist import rank, wait
 from grainline.errors import UserError
 from grainline.evaluate.encode import encode_source
@@ -33,6 +33,7 @@ from grainline.start import (
     Start,
     is_pretrained,
     method_config,
+    picture_settings,
     read_description,
     reads_pretrained_texts,
     start,
@@ -77,11 +78,10 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
             with _writing(out):
                 write_description(out, description)
                 write_recipe(out / "recipe.yaml", recipe)
-        crop = TrainTransform(method.size, **recipe.data.crop.model_dump())
         data = TrainSet(
             source,
             tokenizer,
-            crop,
+            _crop(recipe, method.size, description),
             recipe.data.texts,
             context=method.context,
             seed=recipe.train.seed,
@@ -123,6 +123,13 @@ def _report(job: Run, recipe: Recipe, ended: str) -> None:
         write_report(job.out, story, found)
     except UserError as error:
         print(f"no {REPORT}: {error}", file=sys.stderr)
+
+
+def _crop(recipe: Recipe, size: int, description: Description) -> TrainTransform | SameTransform:
+    """How training pictures are cut out."""
+    if recipe.data.crop is None:
+        return SameTransform(EvalTransform(size, **picture_settings(description)))
+    return TrainTransform(size, **recipe.data.crop.model_dump())
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

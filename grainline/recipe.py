@@ -28,7 +28,7 @@ class DataConfig(Config):
     tokenizer: str | None = None  # a tokenizer to use; None trains a BPE on the training captions
     tokenizer_samples: int = Field(50_000, gt=0)  # records, evenly spread, whose captions train the BPE
     texts: TextsConfig = TextsConfig()
-    crop: CropConfig = CropConfig()
+    crop: CropConfig | None = CropConfig()  # None: pictures as evaluation sees them
     workers: int = Field(1, ge=0)  # processes that load pictures, for each training process
     damage: float = Field(0.02, ge=0, le=1)  # share of samples that may be damaged before the run stops
 

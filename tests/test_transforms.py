@@ -12,7 +12,16 @@ from PIL import Image
 
 from grainline.data.decode import decode
 from grainline.data.record import Damaged, Record
-from grainline.data.transforms import Box, EvalTransform, TrainTransform, adjust, crop_box, draft_side, resize
+from grainline.data.transforms import (
+    Box,
+    EvalTransform,
+    SameTransform,
+    TrainTransform,
+    adjust,
+    crop_box,
+    draft_side,
+    resize,
+)
 
 
 def picture(width: int, height: int, seed: int = 0, texture: int = 12) -> Image.Image:
@@ -210,3 +219,12 @@ def test_a_damaged_picture_is_named() -> None:
     ):
         with pytest.raises(Damaged, match=r"damaged image: tar/07\.jpg"):
             call()
+
+
+def test_without_a_crop_training_sees_what_evaluation_sees_and_draws_as_much() -> None:
+    data = jpeg(picture(60, 40))
+    evaluated = EvalTransform(32)
+    one, other = Random(3), Random(3)
+    assert torch.equal(SameTransform(evaluated)(data, one), evaluated(data))
+    TrainTransform(32)(data, other)
+    assert one.random() == other.random()

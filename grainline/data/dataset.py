@@ -17,7 +17,7 @@ from grainline.data.parts import encode_parts
 from grainline.data.record import Damaged, Foil, Record, Source
 from grainline.data.sampler import Draw
 from grainline.data.tokenized import TextTokenizer
-from grainline.data.transforms import TrainTransform
+from grainline.data.transforms import SameTransform, TrainTransform
 from grainline.errors import UserError
 from grainline.types import CAPTION, FOIL
 
@@ -87,7 +87,7 @@ class TrainSet(Dataset[Sample]):
         self,
         source: Source,
         tokenizer: TextTokenizer,
-        crop: TrainTransform,
+        crop: TrainTransform | SameTransform,
         cfg: TextsConfig,
         *,
         context: int,

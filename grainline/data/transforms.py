@@ -36,6 +36,9 @@ class Box(NamedTuple):
     bottom: int
 
 
+DRAWS = 7  # random numbers that every crop takes
+
+
 class TrainTransform:
     """A random crop, resized to a square.
 
@@ -67,7 +70,7 @@ class TrainTransform:
         Every call takes seven numbers from rng, whatever the settings: switching one option on changes
         neither the crops nor what is drawn after them.
         """
-        draws = [float(rng.random()) for _ in range(7)]
+        draws = [float(rng.random()) for _ in range(DRAWS)]
         width, height = _size(image, where)
         box = crop_box(width, height, self.scale, self.ratio, draws[:4])
         pixels = _cut(image, where, box, (width, height), self.size)
@@ -115,6 +118,19 @@ class EvalTransform:
         whole = picture.resize((width, height), self.filter)
         left, top = round((width - size) / 2), round((height - size) / 2)
         return whole.crop((left, top, left + size, top + size))
+
+
+class SameTransform:
+    """The square that evaluation sees, in the place of a random crop. Draws what a crop would draw."""
+
+    def __init__(self, transform: EvalTransform) -> None:
+        self.transform = transform
+
+    def __call__(self, image: Picture, rng: Draws, where: str = "picture") -> Tensor:
+        """[3, size, size] uint8. Raises Damaged, which names `where`."""
+        for _ in range(DRAWS):
+            rng.random()
+        return self.transform(image, where)
 
 
 def crop_box(

@@ -34,7 +34,7 @@ class HiMoConfig(TowersConfig):
     """Encoders, the two losses and how the principal part is taken."""
 
     scale: float | None = Field(None, gt=0)  # at the start; None: that of the checkpoint, else 1 / 0.07
-    max_scale: float = Field(100.0, gt=1)
+    max_scale: float | None = Field(100.0, gt=1)  # None: no bound
     whole: float = Field(1.0, ge=0)  # weight of the loss over whole captions
     component: float = Field(1.0, ge=0)  # weight of the loss over their principal parts: lambda
     threshold: float = Field(0.9, gt=0, le=1)  # share of the variance that components hold: tau
