@@ -201,11 +201,13 @@ class Text_(Image_):
         return Outputs(read.pooled, read.tokens, read.mask)
 
 
-@pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_pretrained_encoders_become_graphs(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "frozen"), [("clip", 5), ("siglip", 0)])
+def test_pretrained_encoders_become_graphs(kind: str, frozen: int, tmp_path: Path) -> None:
     found = pretrained(kind)
     assert found.image is not None
     assert found.text is not None
+    if frozen:
+        found.text.freeze_positions(frozen)
     context, size = found.text.context, found.image.size
     image, text = Image_(found.image).eval(), Text_(found.text).eval()
     file = tmp_path / "image.onnx"

@@ -301,6 +301,19 @@ def test_what_no_other_program_has_is_refused_with_the_reason(tmp_path: Path, ca
     assert "width 20 come out of projections" in refused("siglip", pretrained=siglip, width=20)
 
 
+def test_a_method_whose_towers_are_a_clip_is_written_as_one(tmp_path: Path) -> None:
+    """HiMo-CLIP differs from CLIP in training alone."""
+    from grainline.convert import towers_of
+    from grainline.encoders.pretrained.convert import parity, to_hugging_face
+
+    whole("clip", tmp_path / "clip")
+    model = load(tmp_path / "clip", device="cpu")
+    model.description = model.description._replace(method="himo")
+    towers = towers_of(model, "a run")
+    to_hugging_face(towers, tmp_path / "out")
+    assert parity(towers, tmp_path / "out") == (0.0, 0.0)
+
+
 def test_weights_of_a_hugging_face_folder_alone_are_sent_to_their_folder(
     tmp_path: Path, capsys: Capture
 ) -> None:

@@ -8,6 +8,7 @@ import torch
 from checkpoints import CONTEXT, FAMILIES, OpenAI, save_state, texts, tokenizer, whole
 from make import CLOCK
 from runs import complaint
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from grainline.config import parse
@@ -121,16 +122,24 @@ def test_the_others_get_the_gradients_of_one_table(checkpoint: tuple[Path, Tenso
             torch.testing.assert_close(p.grad, plain[name].grad, msg=name)
 
 
-def test_other_programs_get_one_table(checkpoint: tuple[Path, Tensor]) -> None:
+def test_other_programs_get_one_table(checkpoint: tuple[Path, Tensor], tmp_path: Path) -> None:
     from grainline.convert import towers_of
+    from grainline.encoders.pretrained.convert import parity, to_hugging_face, to_open_clip
 
     begin = begun(checkpoint[0], context=48, frozen_positions=KEEP)
     method: Any = begin.method()
     nn.init.ones_(method.get_submodule(TABLE).learnt)
-    state = joined(towers_of(Model(begin.description, method, tokenizer()), "a run"))
+    towers = towers_of(Model(begin.description, method, tokenizer()), "a run")
+    state = joined(towers)
     rows = state["text_model.embeddings.position_embedding.weight"]
     assert torch.equal(rows, torch.cat([checkpoint[1][:KEEP], torch.ones(28, 64)]))
     assert not any("frozen" in name or "learnt" in name for name in state)
+    to_hugging_face(towers, tmp_path / "folder")
+    assert parity(towers, tmp_path / "folder") == (0.0, 0.0)
+    if checkpoint[0].is_file():  # heads of 64, as a state dict must have
+        to_open_clip(towers, tmp_path / "again.safetensors")
+        assert parity(towers, tmp_path / "again.safetensors") == (0.0, 0.0)
+        assert torch.equal(load_file(tmp_path / "again.safetensors")["positional_embedding"], rows)
 
 
 def test_which_positions_learn_makes_no_other_model_of_the_same_names(

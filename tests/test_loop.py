@@ -59,7 +59,7 @@ def job(out: Path, tokenizer: Tokenizer, **settings: Any) -> Run:
     return Run(out, method(tokenizer), samples(tokenizer), cfg, 0, 0.0, None)
 
 
-def by_hand(tokenizer: Tokenizer, accumulate: int, clip: float | None) -> CLIP:
+def by_hand(tokenizer: Tokenizer, accumulate: int, clip: float | None, reshuffle: bool) -> CLIP:
     """The run of SETTINGS, as a reader of the documentation would write it."""
     slow, data, clipped = method(tokenizer), samples(tokenizer), 0
     optimizer = torch.optim.AdamW(
@@ -70,7 +70,7 @@ def by_hand(tokenizer: Tokenizer, accumulate: int, clip: float | None) -> CLIP:
         lr=0.03, betas=(0.9, 0.98), eps=1e-3, fused=True,
     )  # fmt: skip
     cfg = TrainConfig.model_validate(SETTINGS)
-    plan = iter(Batches(11, 8 // accumulate, 5, range(6 * accumulate)))
+    plan = iter(Batches(11, 8 // accumulate, 5, range(6 * accumulate), reshuffle=reshuffle))
     for number in range(6):
         optimizer.zero_grad()
         for _ in range(accumulate):
@@ -89,14 +89,16 @@ def by_hand(tokenizer: Tokenizer, accumulate: int, clip: float | None) -> CLIP:
     return slow
 
 
-@pytest.mark.parametrize(("accumulate", "clip"), [(1, None), (2, 0.5)])
+@pytest.mark.parametrize(
+    ("accumulate", "clip", "reshuffle"), [(1, None, True), (2, 0.5, True), (1, 0.5, False)]
+)
 def test_a_run_is_the_loop_that_anyone_would_write(
-    tmp_path: Path, tokenizer: Tokenizer, accumulate: int, clip: float | None
+    tmp_path: Path, tokenizer: Tokenizer, accumulate: int, clip: float | None, reshuffle: bool
 ) -> None:
-    run = job(tmp_path, tokenizer, accumulate=accumulate, clip=clip)
+    run = job(tmp_path, tokenizer, accumulate=accumulate, clip=clip, reshuffle=reshuffle)
     before = method(tokenizer).state_dict()
     train(run, CPU, None)
-    slow = by_hand(tokenizer, accumulate, clip).state_dict()
+    slow = by_hand(tokenizer, accumulate, clip, reshuffle).state_dict()
     assert float(slow["scale.log_scale"].exp()) < 9.001
     for name, value in run.method.state_dict().items():
         torch.testing.assert_close(
