@@ -1,9 +1,9 @@
-"""HiDe of HiMo-CLIP, forward and backward: a thin SVD with autograd against our projector; its part of a step.
+"""HiDe of HiMo-CLIP, forward and backward: a thin SVD with autograd against ours; its part of a step.
 
     python -m benchmarks.bench_hide [--repeats 7]
 
-The step is that of a ViT-B/16 with CLIP's text encoder at 248 tokens, forward and backward, on a few pairs; its
-time is taken as proportional to the pairs, which favours the step. Gates: G6 of the performance goals.
+The step is that of a ViT-B/16 with CLIP's text encoder at 248 tokens, forward and backward, on a few pairs;
+its time is taken as proportional to the pairs. Gates: G6 of the performance goals.
 """
 
 import argparse
@@ -73,8 +73,8 @@ def main() -> None:
         both = [x.clone().requires_grad_() for _ in range(2)]
         fast, slow = partial(ours, both[0], g, real), partial(by_svd, both[1], g)
         report(
-            f"HiDe N={number} d={width}: thin SVD with autograd / ours", paired(fast, slow, args.repeats), "x",
-            at_least=gate, kept=int(principal_part(x, real, THRESHOLD).kept), threads=torch.get_num_threads(),
+            f"HiDe N={number} d={width}: thin SVD with autograd / ours",
+            paired(fast, slow, args.repeats), "x", at_least=gate, kept=int(principal_part(x, real, THRESHOLD).kept), threads=torch.get_num_threads(),
         )  # fmt: skip
         part = min(seconds(fast) for _ in range(args.repeats)) / (a_pair * number)
         report(f"HiDe N={number} d={width}: share of a step of ViT-B/16", 100 * part, "%", at_most=1.0)

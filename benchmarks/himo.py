@@ -3,10 +3,11 @@
     GRAINLINE_DATA=... python -m benchmarks.himo OUT [--minutes 90] [--jobs 2]
     python -m benchmarks.himo OUT --tables
 
-The first line trains and measures, two runs side by side with a thread each, until its time is over. A run that
-is finished is not made again and one that was stopped goes on: start it as often as you like. OUT/runs.jsonl
-gets a line for every run. Settings stand in the order of their worth, all seeds of one together; those that found
-no time are named at the end. The second line prints the tables and orderings of docs/methods/himo-clip.md.
+The first line trains and measures, two runs side by side with a thread each, until its time is over. A run
+that is finished is not made again and one that was stopped goes on: start it as often as you like.
+OUT/runs.jsonl gets a line for every run. Settings stand in the order of their worth, all seeds of one together;
+those that found no time are named at the end. The second line prints the tables and orderings of
+docs/methods/himo-clip.md.
 """
 
 import argparse
@@ -25,8 +26,10 @@ import yaml
 
 from grainline.evaluate.against import against
 from grainline.evaluate.intervals import from_replicates
+from grainline.evaluate.outcome import options_of
 from grainline.evaluate.pool import pooled
 from grainline.evaluate.result import Metric, Result, read
+from grainline.evaluate.suite import CELLS
 from grainline.recipe import find_recipe
 
 SEEDS = (0, 1, 2)
@@ -210,7 +213,8 @@ ORDERINGS = [
                  ("openstax", "scenes"))
         for metric in ("HiMo@2", "HiMo@3", "HiMo@K", "text to image R@1", "image to text R@1")
     ),
-    Ordering("the component loss alone has a higher HiMo@K than the global loss", "component-only", "global", "HiMo@K"),
+    Ordering("the component loss alone has a higher HiMo@K than the global loss", "component-only", "global",
+             "HiMo@K"),
     Ordering("PCA of both sides costs HiMo@K", "himo", "both-sides", "HiMo@K"),
     Ordering("PCA of both sides costs image to text R@1", "himo", "both-sides", "image to text R@1"),
     Ordering("tau = 0.6 costs retrieval", "himo", "threshold-0.6", "rSum"),
@@ -227,10 +231,7 @@ def suite_of(metric: str) -> str:
 
 
 def difference(after: Sequence[Result], before: Sequence[Result], metric: str) -> tuple[Metric, list[float]]:
-    """Mean over the seeds of the paired difference, with its interval over pictures; and that of each seed."""
-    from grainline.evaluate.outcome import options_of
-    from grainline.evaluate.suite import CELLS
-
+    """Mean paired difference over the seeds, with its interval over pictures; and that of each seed."""
     each = [
         next(d.value for d in against(a, b) if d.name == metric) for a, b in zip(after, before, strict=True)
     ]

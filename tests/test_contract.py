@@ -189,5 +189,8 @@ def test_concat_undoes_rows(method: Method) -> None:
 
 
 def assert_same_grads(a: Method, b: Method) -> None:
+    """Alike to float32, where small gaps between eigenvalues (HiMo-CLIP) magnify its rounding."""
     for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            p.grad, q.grad, rtol=1e-5, atol=2e-5, msg=lambda m, name=name: f"{name}: {m}"
+        )

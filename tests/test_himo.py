@@ -1,4 +1,4 @@
-"""HiMo-CLIP: its losses on numbers worked out by hand and by an SVD, and its gradient where an SVD has none."""
+"""HiMo-CLIP: its losses on worked numbers and against an SVD, and its gradient where an SVD has none."""
 
 import itertools
 from typing import Any

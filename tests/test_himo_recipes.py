@@ -1,4 +1,4 @@
-"""The recipes of HiMo-CLIP: presets as the specification has them, ablations, and a run that begins with a CLIP."""
+"""The recipes of HiMo-CLIP: presets as specified, ablations, and a run that begins with a CLIP."""
 
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ def test_ablations_differ_from_the_official_preset_in_what_they_say() -> None:
 def test_a_run_from_an_openai_file_keeps_its_first_positions_and_frees_its_scale(tmp_path: Path) -> None:
     torch.manual_seed(0)
     save_state(OpenAI(vocab=tokenizer().vocab), tmp_path / "quickgelu.safetensors")
+    tokenizer().save(tmp_path)
     run, scenes = tmp_path / "run", 'data.paths=["scenes:train?count=18"]'
     assert call(
         "train", "himo/official", "--out", run, "--set", scenes, "train.steps=3", "train.batch=6",
@@ -68,17 +69,16 @@ def test_a_run_from_an_openai_file_keeps_its_first_positions_and_frees_its_scale
         f"model.pretrained={tmp_path / 'quickgelu.safetensors'}", "model.group=4",
     ) == 0  # fmt: skip
     before: Any = load_pretrained(str(tmp_path / "quickgelu.safetensors"), context=248)
-    table = "model.embeddings.position_embedding.weight"
-    model = load(run, device="cpu")
-    assert model.method.context == 248
-    after = model.method.get_submodule("towers.text").library_state()[table]  # type: ignore[operator]
-    kept = (after == before.text.state_dict()[table]).all(1)
-    assert kept.tolist() == [i < 20 for i in range(248)]
+    text: Any = load(run, device="cpu").method.get_submodule("towers.text")
+    assert text.context == 248
+    after, old = (side.library_state()[f"{side.table}.weight"] for side in (text, before.text))
+    assert (after == old).all(1).tolist() == [i < 20 for i in range(248)]
     facts = [line["facts"] for line in logged(run) if line["kind"] == "train"]
     assert facts[0]["scale"] == pytest.approx(100)
     assert max(line["scale"] for line in facts) > 100
     assert all(1 <= line["components"] <= 3 and 0.9 <= line["variance kept"] <= 1 for line in facts)
     assert call("convert", run, tmp_path / "folder") == 0
     joined = load_file(tmp_path / "folder" / "model.safetensors")
-    positions = next(x for name, x in joined.items() if name.endswith("text_model.embeddings.position_embedding.weight"))
+    name = "text_model.embeddings.position_embedding.weight"
+    positions = next(x for key, x in joined.items() if key.endswith(name))
     assert torch.equal(positions, after)

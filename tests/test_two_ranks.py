@@ -104,7 +104,10 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tenso
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_are_one(case: str, kind: str, two_ranks: dict[str, torch.Tensor]) -> None:
     method = build(case).double()
-    step(method, *exact(batch(8)), CLOCK)
+    images, texts = exact(batch(8))
+    order = torch.tensor([*MINE[0], *MINE[1]])  # of the ranks together: slices of it are groups of HiMo-CLIP
+    both = torch.stack([2 * order, 2 * order + 1], 1).flatten()
+    step(method, rows(images, order), rows(texts, both), CLOCK)
     for name, p in method.named_parameters():
         torch.testing.assert_close(
             two_ranks[f"{case}/{kind}/{name}"],

@@ -79,7 +79,7 @@ class _PrincipalPart(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # noqa: PLR0913 - as autograd calls it
+    def forward(
         ctx: Any,
         x: Tensor,
         real: Tensor,
