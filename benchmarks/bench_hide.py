@@ -72,12 +72,15 @@ def main() -> None:
         real = torch.ones(number, dtype=torch.bool)
         both = [x.clone().requires_grad_() for _ in range(2)]
         fast, slow = partial(ours, both[0], g, real), partial(by_svd, both[1], g)
-        report(
-            f"HiDe N={number} d={width}: thin SVD with autograd / ours",
-            paired(fast, slow, args.repeats), "x", at_least=gate, kept=int(principal_part(x, real, THRESHOLD).kept), threads=torch.get_num_threads(),
-        )  # fmt: skip
+        what = f"HiDe N={number} d={width}"
+        facts = {
+            "kept": int(principal_part(x, real, THRESHOLD).kept),
+            "threads": torch.get_num_threads(),
+        }
+        ratio = paired(fast, slow, args.repeats)
+        report(f"{what}: thin SVD with autograd / ours", ratio, "x", at_least=gate, **facts)
         part = min(seconds(fast) for _ in range(args.repeats)) / (a_pair * number)
-        report(f"HiDe N={number} d={width}: share of a step of ViT-B/16", 100 * part, "%", at_most=1.0)
+        report(f"{what}: share of a step of ViT-B/16", 100 * part, "%", at_most=1.0)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
 
 The first line trains and measures, two runs side by side with a thread each, until its time is over. A run
 that is finished is not made again and one that was stopped goes on: start it as often as you like.
-OUT/runs.jsonl gets a line for every run. Settings stand in the order of their worth, all seeds of one together;
-those that found no time are named at the end. The second line prints the tables and orderings of
+OUT/runs.jsonl gets a line for every run. Settings stand in the order of their worth, all seeds of one
+together; those that found no time are named at the end. The second line prints the tables and orderings of
 docs/methods/himo-clip.md.
 """
 

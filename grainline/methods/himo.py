@@ -10,9 +10,9 @@ Wu, Chen et al., arXiv 2511.06653. In four steps:
 
 Differs from the authors' code: a group of captions is as large as `group` says, whatever the number of
 processes; every vector learns as a query and as a candidate, unless `detach_keys` says otherwise; the
-gradient through the basis is that of the projector, which is finite where captions repeat. Several captions of
-one picture are positives of equal weight; foils join the first loss only: their principal part is nearly that
-of the caption that they were made from.
+gradient through the basis is that of the projector, which is finite where captions repeat. Several captions
+of one picture are positives of equal weight; foils join the first loss only: their principal part is nearly
+that of the caption that they were made from.
 """
 
 from typing import Literal
