@@ -645,6 +645,57 @@ KEPT = [
           ', "himo": "clip"', ""),
 ]
 
+HIMO = [
+    Fault("losses/principal.py", "tests/test_himo.py", "one component too few where the share is not reached",
+          "(F.pad(reached[:, :-1], (1, 0)) < threshold * total)", "(reached <= threshold * total)"),
+    Fault("losses/principal.py", "tests/test_himo.py", "the mean is not added back",
+          "part.add_(mean)", "part"),
+    Fault("losses/principal.py", "tests/test_himo.py", "the sign of the gap between eigenvalues",
+          "(values[:, :most, None] - values[:, None])", "(values[:, None] - values[:, :most, None]).abs()"),
+    Fault("losses/principal.py", "tests/test_himo.py", "no gradient through the basis",
+          "(along @ y.mT + inner @ h.mT) @ e) * coupling", "(along @ y.mT + inner @ h.mT) @ e) * (0 * coupling)"),
+    Fault("losses/principal.py", "tests/test_himo.py", "half of the gradient of the projector is missing",
+          "(along @ y.mT + inner @ h.mT) @ e", "(along @ y.mT) @ e"),
+    Fault("losses/principal.py", "tests/test_himo.py", "the mean of a group is a constant",
+          "by_centred + by_mean", "by_centred"),
+    Fault("losses/principal.py", "tests/test_himo.py", "kept components are coupled with one another",
+          "keep[:, :most, None] & ~keep[:, None]", "keep[:, :most, None] & (keep[:, None] | ~keep[:, None])"),
+    Fault("losses/principal.py", "tests/test_himo.py", "equal texts move",
+          "(total < TINY) | (size < 2)", "size < 0"),
+    Fault("losses/principal.py", "tests/test_himo.py", "eigenvalues in single precision",
+          "wide = y.double()", "wide = y"),
+    Fault("losses/principal.py", "tests/test_himo.py", "what is not finite ends in an exception",
+          ".nan_to_num(0.0, 0.0, 0.0)", ""),
+    Fault("losses/principal.py", "tests/test_himo.py", "padding counts as a row of the group",
+          "weight = there.to(x.dtype)[:, None]", "weight = torch.ones_like(there).to(x.dtype)[:, None]"),
+    Fault("losses/principal.py", "tests/test_himo.py", "groups are cut by place, padding included",
+          "(~real).to(torch.uint8).argsort(stable=True)", "torch.arange(len(real), device=real.device)"),
+    Fault("losses/principal.py", "tests/test_himo.py", "the rows of all groups are put back in another order",
+          "x.flatten(0, 1).index_select(0, self.place)", "x.flatten(0, 1)[: len(self.place)]"),
+    Fault("losses/principal.py", "tests/test_himo.py", "half precision inside autocast",
+          "with torch.autocast(x.device.type, enabled=False):", "if True:"),
+    Fault("losses/principal.py", "tests/test_himo.py", "a constant basis of few rows keeps the rows constant",
+          "by_y = h @ (inner.mT / inner.square().sum(-1)[:, None].clamp(min=TINY)) @ inner", "by_y = leading @ along"),
+    Fault("losses/contrastive.py", "tests/test_himo.py", "smoothing takes nothing from the positives",
+          "(1 - smoothing) * target + smoothing * even", "target + smoothing * even"),
+    Fault("losses/contrastive.py", "tests/test_losses.py", "smoothing gives to what is no candidate",
+          "candidates = (logits > -torch.inf).to(target.dtype)", "candidates = torch.ones_like(target)"),
+    Fault("methods/himo.py", "tests/test_himo.py", "lambda is left out",
+          "parts, self.cfg.component)", "parts, 1.0)"),
+    Fault("methods/himo.py", "tests/test_himo.py", "keys learn although they are constants",
+          "vector=side.vector.detach()", "vector=side.vector"),
+    Fault("methods/himo.py", "tests/test_himo.py", "principal parts keep their length",
+          "F.normalize(found.rows, dim=-1) if cfg.unit else found.rows", "found.rows"),
+    Fault("methods/himo.py", "tests/test_himo.py", "pictures are compared as they are",
+          'if self.cfg.sides == "both"', 'if self.cfg.sides == "neither"'),
+    Fault("methods/himo.py", "tests/test_himo.py", "foils join the loss over principal parts",
+          "item=side.item.masked_fill(~real, -1)", "item=side.item"),
+    Fault("dist.py", "tests/test_two_ranks.py", "my rows are those of the first process",
+          "slice(rank() * number, (rank() + 1) * number)", "slice(0, number)"),
+    Fault("data/transforms.py", "tests/test_transforms.py", "a fixed square draws nothing",
+          "        for _ in range(DRAWS):\n            rng.random()\n", ""),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -667,4 +718,5 @@ FAULTS = (
     + NEAR
     + TUNING
     + KEPT
+    + HIMO
 )

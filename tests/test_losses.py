@@ -103,3 +103,17 @@ def assert_same(fast_total: Tensor, fast: Tensor, slow_total: Tensor, slow: Tens
     fast_total.backward()
     slow_total.backward()
     torch.testing.assert_close(fast.grad.double(), slow.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_smoothed_targets_are_the_loop_of_the_docstring_and_spare_what_is_no_candidate() -> None:
+    logits, weight, smoothing = torch.randn(4, 6), torch.rand(4, 6), 0.3
+    logits[:, 5], weight[:, 5], weight[3] = -torch.inf, 0.0, 0.0
+    fast, slow = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(3):
+        target = (1 - smoothing) * weight[i] / weight[i].sum()
+        for j in range(5):
+            total = total - (target[j] + smoothing / 5) * slow[i].log_softmax(0)[j]
+    mean = soft_info_nce(fast, weight, smoothing)
+    assert int(mean.number) == 3
+    assert_same(mean.total, fast, total, slow)
