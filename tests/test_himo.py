@@ -172,6 +172,16 @@ def test_single_precision_is_near_double_in_value_and_gradient() -> None:
     assert float((da - db).norm() / db.norm()) < 1e-4
 
 
+def test_small_components_are_told_apart_from_the_rounding_of_large_ones() -> None:
+    sizes = torch.tensor([1.0, 1e-2, 1e-3, 5e-4, 0.0], dtype=F64)
+    a, b = (torch.linalg.qr(torch.randn(n, 5, dtype=F64))[0] for n in (40, 5))
+    a = torch.linalg.qr(a - a.mean(0))[0]  # columns that are centred already
+    x = ((a * sizes) @ b.T).float()
+    told = found(x, 1 - 7e-7)
+    assert told.kept.tolist() == [3]
+    torch.testing.assert_close(told.rows.double(), by_svd(x.double(), 1 - 7e-7), atol=1e-6, rtol=0.0)
+
+
 def test_groups_are_slices_of_the_real_rows_wherever_padding_stands() -> None:
     both = torch.cat([U, U[:, [1, 2, 0]]])
     local = found(both, 0.7, group=4)
@@ -300,10 +310,15 @@ def total_of(told: dict[str, Term]) -> Tensor:
 
 
 def test_both_sides_are_projected_onto_bases_of_their_own() -> None:
-    told = sum(terms(V, U, whole=0.0, sides="both", threshold=0.7).values())
-    s = 10.0 * by_svd(V, 0.7) @ by_svd(U, 0.7).T
-    slow = sum(F.cross_entropy(x, torch.arange(4)) for x in (s, s.T)) / 2
-    assert told == pytest.approx(float(slow))
+    a, b = torch.randn(6, 5, dtype=F64), torch.randn(6, 5, dtype=F64)
+    both, one = (
+        sum(terms(a, b, whole=0.0, sides=sides, threshold=0.7).values()) for sides in ("both", "texts")
+    )
+    for told, first in ((both, by_svd(a, 0.7)), (one, a)):
+        s = 10.0 * first @ by_svd(b, 0.7).T
+        slow = sum(F.cross_entropy(x, torch.arange(6)) for x in (s, s.T)) / 2
+        assert told == pytest.approx(float(slow))
+    assert abs(both - one) > 1e-3
 
 
 def test_gradient_reaches_encoders_through_the_basis() -> None:
