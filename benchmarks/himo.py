@@ -34,7 +34,7 @@ from grainline.recipe import find_recipe
 
 SEEDS = (0, 1, 2)
 SCENES = 8000  # pictures to train on
-PAIRS = {"openstax": 300 * 128, "scenes": 320 * 128}  # seen by every run
+PAIRS = {"openstax": 300 * 128, "scenes": 240 * 128}  # seen by every run
 RECIPES = {"openstax": "himo/long_captions", "scenes": "himo/scenes"}
 SUITES = ("retrieval", "monotonicity")
 SECONDS = "trained_seconds"  # file of a run: how long the last part of its training took
