@@ -7,6 +7,7 @@ from grainline.errors import UserError
 from grainline.evaluate.against import noted, read_earlier
 from grainline.evaluate.classes import TEMPLATES, read_classes, read_templates
 from grainline.evaluate.encode import CAPTIONS, Captions, Encoder, Encodings, Progress, encode_source
+from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.outcome import Options
 from grainline.evaluate.protocols import PROTOCOLS
 from grainline.evaluate.result import Result
@@ -64,8 +65,9 @@ def encoded(
         model,
         source,
         captions=asked.captions,
-        encode_texts=asked.suite != ZEROSHOT,
+        encode_texts=asked.suite not in (ZEROSHOT, MONOTONICITY),
         foils=asked.suite == "foils",
+        subtexts=asked.suite == MONOTONICITY,
         batch=batch,
         max_damaged=damage,
         progress=progress,
@@ -88,6 +90,8 @@ def _captions(suite: str, given: str | None) -> Captions:
     default: Captions = "first" if suite == ZEROSHOT else "whole"
     if suite == ZEROSHOT and given not in (None, default):
         raise UserError(f"--captions is {given!r}; for {suite} the first caption is the class: leave it out")
+    if suite == MONOTONICITY and given == "each":
+        raise UserError(f"--captions is 'each'; {suite} takes one text a picture: whole or first")
     found = next((known for known in CAPTIONS if known == given), None)
     if given is not None and found is None:
         raise UserError(f"--captions is {given!r}; allowed are {', '.join(CAPTIONS)}")

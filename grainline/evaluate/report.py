@@ -15,12 +15,16 @@ from grainline.evaluate.examples import (
     worst_classes,
     worst_foils,
 )
+from grainline.evaluate.figure import labels, risings
+from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.result import Result
+from grainline.evaluate.subtexts import EACH, HALVES, THIRDS
 from grainline.evaluate.suite import ALL, I2T, T2I
 from grainline.evaluate.zeroshot import KEPT, PER_CLASS
 from grainline.viz.classes import classified, confusions
 from grainline.viz.page import Section, hint, render_page, summary, write_page
 from grainline.viz.report import comparisons, examples, table
+from grainline.viz.rising import RULES, models, rising
 
 HEAT = (
     "Heat is orange where a patch speaks for the sentence and blue where it speaks against it; all sentences "
@@ -38,17 +42,17 @@ def write_html(path: str | Path, on: Measured) -> None:
 
 def headline(result: Result) -> dict[str, str]:
     """The numbers that stand on top of the page."""
-    top = (f"{T2I} R@1", f"{I2T} R@1", ALL, "top-1 accuracy", PER_CLASS)
+    top = (f"{T2I} R@1", f"{I2T} R@1", ALL, "top-1 accuracy", PER_CLASS, HALVES, THIRDS, EACH)
     names = [name for name in top if name in {m.name for m in result.metrics}]
     shown = {name: result.metric(name) for name in names}
     values = {
         name[0].upper() + name[1:]: f"{m.text(m.value)}\n{m.ends()}\nchance {m.text(m.chance)}"
         for name, m in shown.items()
     }
-    skipped = sum(result.data["damaged"].values())
+    skipped, texts = sum(result.data["damaged"].values()), result.data["texts"]
     return values | {
         "Pictures": f"{result.data['pictures']:,}" + (f"\n{skipped:,} skipped" if skipped else ""),
-        "Prompts" if result.suite == "zeroshot" else "Texts": f"{result.data['texts']:,}",
+        {"zeroshot": "Prompts", MONOTONICITY: "Subtexts"}.get(result.suite, "Texts"): f"{texts:,}",
     }
 
 
@@ -91,7 +95,30 @@ def _zeroshot(on: Measured) -> list[Section]:
     ]
 
 
-_OUTCOMES = {"retrieval": _retrieval, "foils": _foils, "zeroshot": _zeroshot}
+def _monotonicity(on: Measured) -> list[Section]:
+    shown = risings(on)  # first: it refuses results of other data
+    order = (
+        "Named with --samples." if on.beside.samples else f"Evenly spaced from the worst {EACH} to the best."
+    )
+    sections = [
+        Section("Score by subtexts", hint(f"{order} {RULES} {seen(on)}") + "".join(map(rising, shown)))
+    ]
+    if not on.beside.results:
+        return sections
+    results = [on.result, *on.beside.results]
+    rows = [
+        (name, {m.name: f"{m.text(m.value)} ({m.ends()})" for m in result.metrics})
+        for name, result in zip(labels(results), results, strict=True)
+    ]
+    return [Section("Models side by side", models(rows)), *sections]
+
+
+_OUTCOMES = {
+    "retrieval": _retrieval,
+    "foils": _foils,
+    "zeroshot": _zeroshot,
+    MONOTONICITY: _monotonicity,
+}
 
 
 def seen(on: Measured) -> str:

@@ -1,8 +1,9 @@
 """Suites: from encodings to a result.
 
-retrieval  image to text and text to image: recalls, their sum, median ranks
-foils      share of comparisons in which the true text beats a false one, by what is false
-zeroshot   share of pictures whose class is found by its prompts (zeroshot.py)
+retrieval     image to text and text to image: recalls, their sum, median ranks
+foils         share of comparisons in which the true text beats a false one, by what is false
+zeroshot      share of pictures whose class is found by its prompts (zeroshot.py)
+monotonicity  whether scores rise with the sentences of a caption (monotonicity.py)
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from grainline.errors import UserError
 from grainline.evaluate.encode import Encodings
 from grainline.evaluate.foils import foil_choices
 from grainline.evaluate.intervals import replicates, wilson
+from grainline.evaluate.monotonicity import MONOTONICITY, monotonicity_cells, monotonicity_suite
 from grainline.evaluate.outcome import Cell, Options, only_plain, result_of
 from grainline.evaluate.protocols import folds
 from grainline.evaluate.result import Result, Unit
@@ -109,11 +111,13 @@ SUITES: dict[str, Suite] = {
     "retrieval": retrieval_suite,
     "foils": foils_suite,
     "zeroshot": zeroshot_suite,
+    MONOTONICITY: monotonicity_suite,
 }
 CELLS: dict[str, Cells] = {
     "retrieval": retrieval_cells,
     "foils": foil_cells,
     "zeroshot": zeroshot_cells,
+    MONOTONICITY: monotonicity_cells,
 }
 
 
