@@ -12,6 +12,7 @@ from torch import Tensor
 from grainline.config import parse
 from grainline.dist import finish
 from grainline.errors import UserError
+from grainline.losses import principal
 from grainline.losses.principal import Principal, principal_part
 from grainline.methods.himo import HiMo, HiMoConfig
 from grainline.train.step import step
@@ -381,3 +382,19 @@ def test_a_batch_in_another_order_has_the_same_loss_in_one_group() -> None:
     for name, other in itertools.product(a, b):
         if name == other:
             torch.testing.assert_close(a[name], b[name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(9, 5), (5, 9)])
+def test_a_device_that_is_not_waited_for_finds_the_same(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, g = torch.randn(shape, dtype=F64), torch.randn(shape, dtype=F64)
+    results = []
+    for most in (principal._most, lambda keep: keep.shape[1]):
+        monkeypatch.setattr(principal, "_most", most)
+        for detach in (False, True):
+            y = x.clone().requires_grad_()
+            part = found(y, 0.6, detach_basis=detach).rows
+            (part * g).sum().backward()
+            results.append((part.detach(), y.grad))
+    torch.testing.assert_close(results[:2], results[2:])
