@@ -86,7 +86,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ],
     data: Many = None,
     images: Images = None,
-    suite: Annotated[str, typer.Option(help="What to measure: retrieval, foils, zeroshot.")] = "retrieval",
+    suite: Annotated[
+        str, typer.Option(help="What to measure: retrieval, foils, zeroshot, cola.")
+    ] = "retrieval",
     captions: Annotated[
         str | None,
         typer.Option(

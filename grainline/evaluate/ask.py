@@ -6,6 +6,7 @@ from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluate.against import noted, read_earlier
 from grainline.evaluate.classes import TEMPLATES, read_classes, read_templates
+from grainline.evaluate.cola import items_file, with_items
 from grainline.evaluate.encode import CAPTIONS, Captions, Encoder, Encodings, Progress, encode_source
 from grainline.evaluate.outcome import Options
 from grainline.evaluate.protocols import PROTOCOLS
@@ -14,7 +15,7 @@ from grainline.evaluate.score import Scorer
 from grainline.evaluate.suite import SUITES
 from grainline.evaluate.zeroshot import with_classes
 
-ZEROSHOT = "zeroshot"
+ZEROSHOT, COLA = "zeroshot", "cola"
 
 
 class Asked(NamedTuple):
@@ -59,7 +60,13 @@ def ask(
 def encoded(
     asked: Asked, model: Encoder, source: Source, batch: int, damage: float, progress: Progress | None = None
 ) -> Encodings:
-    """The source with all that the suite reads. `damage` is the share of samples that may be skipped."""
+    """The source with all that the suite reads.
+
+    damage  share of samples, and of items, that may be skipped
+
+    Raises UserError where the source lacks what the suite reads, and for too much damage.
+    """
+    items = items_file(source) if asked.suite == COLA else None
     data = encode_source(
         model,
         source,
@@ -72,7 +79,7 @@ def encoded(
     )
     if asked.suite == ZEROSHOT:
         data = with_classes(model, data, asked.templates, asked.listed, batch)
-    return data
+    return data if items is None else with_items(data, items, damage)
 
 
 def measured(asked: Asked, method: Scorer, data: Encodings, model: dict[str, Any]) -> Result:
@@ -85,10 +92,11 @@ def measured(asked: Asked, method: Scorer, data: Encodings, model: dict[str, Any
 
 
 def _captions(suite: str, given: str | None) -> Captions:
-    default: Captions = "first" if suite == ZEROSHOT else "whole"
-    if suite == ZEROSHOT and given not in (None, default):
-        raise UserError(f"--captions is {given!r}; for {suite} the first caption is the class: leave it out")
+    fixed: dict[str, Captions] = {ZEROSHOT: "first", COLA: "each"}
+    if suite in fixed and given not in (None, fixed[suite]):
+        why = "the first caption is the class" if suite == ZEROSHOT else "every caption has its own picture"
+        raise UserError(f"--captions is {given!r}; for {suite} {why}: leave it out")
     found = next((known for known in CAPTIONS if known == given), None)
     if given is not None and found is None:
         raise UserError(f"--captions is {given!r}; allowed are {', '.join(CAPTIONS)}")
-    return found or default
+    return found or fixed.get(suite, "whole")

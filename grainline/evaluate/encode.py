@@ -20,6 +20,7 @@ from grainline.data.sources import remarks
 from grainline.errors import UserError
 from grainline.evaluate.classes import ClassTexts
 from grainline.evaluate.foils import FoilPairs
+from grainline.evaluate.items import Items
 from grainline.evaluate.score import Scorer
 from grainline.types import Encoded, concat, rows, vectors_only
 
@@ -67,6 +68,7 @@ class Encodings(NamedTuple):
     positions: tuple[int, ...]  # [N] where each picture stands in the source: skipped samples leave gaps
     remarks: tuple[str, ...] = ()  # what the source found at opening
     classes: ClassTexts | None = None  # None: not asked for
+    items: Items | None = None  # None: not asked for
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller

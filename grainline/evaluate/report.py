@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from grainline.evaluate.cola import MULTI
 from grainline.evaluate.examples import (
     HITS,
     SENTENCES,
@@ -15,10 +16,12 @@ from grainline.evaluate.examples import (
     worst_classes,
     worst_foils,
 )
+from grainline.evaluate.extremes import best_items, worst_items
 from grainline.evaluate.result import Result
 from grainline.evaluate.suite import ALL, I2T, T2I
 from grainline.evaluate.zeroshot import KEPT, PER_CLASS
 from grainline.viz.classes import classified, confusions
+from grainline.viz.items import crossed
 from grainline.viz.page import Section, hint, render_page, summary, write_page
 from grainline.viz.report import comparisons, examples, table
 
@@ -38,7 +41,7 @@ def write_html(path: str | Path, on: Measured) -> None:
 
 def headline(result: Result) -> dict[str, str]:
     """The numbers that stand on top of the page."""
-    top = (f"{T2I} R@1", f"{I2T} R@1", ALL, "top-1 accuracy", PER_CLASS)
+    top = (f"{T2I} R@1", f"{I2T} R@1", ALL, "top-1 accuracy", PER_CLASS, MULTI)
     names = [name for name in top if name in {m.name for m in result.metrics}]
     shown = {name: result.metric(name) for name in names}
     values = {
@@ -91,7 +94,15 @@ def _zeroshot(on: Measured) -> list[Section]:
     ]
 
 
-_OUTCOMES = {"retrieval": _retrieval, "foils": _foils, "zeroshot": _zeroshot}
+def _cola(on: Measured) -> list[Section]:
+    order = "By the lesser of the two differences: the own picture of a caption less the other one."
+    return [
+        Section("Items: most wrong", hint(f"{order} {seen(on)}") + crossed(worst_items(on))),
+        Section("Items: most right", hint(order) + crossed(best_items(on))),
+    ]
+
+
+_OUTCOMES = {"retrieval": _retrieval, "foils": _foils, "zeroshot": _zeroshot, "cola": _cola}
 
 
 def seen(on: Measured) -> str:

@@ -3,6 +3,7 @@
 retrieval  image to text and text to image: recalls, their sum, median ranks
 foils      share of comparisons in which the true text beats a false one, by what is false
 zeroshot   share of pictures whose class is found by its prompts (zeroshot.py)
+cola       share of items of two pictures whose captions both find their own (cola.py)
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from grainline.errors import UserError
+from grainline.evaluate.cola import cola_cells, cola_suite
 from grainline.evaluate.encode import Encodings
 from grainline.evaluate.foils import foil_choices
 from grainline.evaluate.intervals import replicates, wilson
@@ -109,11 +111,13 @@ SUITES: dict[str, Suite] = {
     "retrieval": retrieval_suite,
     "foils": foils_suite,
     "zeroshot": zeroshot_suite,
+    "cola": cola_suite,
 }
 CELLS: dict[str, Cells] = {
     "retrieval": retrieval_cells,
     "foils": foil_cells,
     "zeroshot": zeroshot_cells,
+    "cola": cola_cells,
 }
 
 
