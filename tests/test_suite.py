@@ -19,6 +19,7 @@ from grainline.errors import UserError
 from grainline.evaluate.encode import Captions, Encodings, encode_source
 from grainline.evaluate.foils import choices
 from grainline.evaluate.intervals import interval
+from grainline.evaluate.items import Items
 from grainline.evaluate.outcome import Options, metrics_of
 from grainline.evaluate.pool import pooled
 from grainline.evaluate.protocols import coco_split, folds
@@ -316,8 +317,10 @@ def test_names_of_pictures_tell_the_two_sets_of_coco_apart() -> None:
 
 
 def with_everything() -> Encodings:
-    """Foils and classes."""
-    return with_classes(Colours(), with_foils("first"), ["{}"])
+    """Foils, classes and items."""
+    pair = torch.tensor([[0, 1], [1, 2]])
+    items = Items((0, 1), pair, pair, 2)
+    return with_classes(Colours(), with_foils("first"), ["{}"])._replace(items=items)
 
 
 def with_foils(captions: Captions = "whole") -> Encodings:

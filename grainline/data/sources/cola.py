@@ -98,5 +98,7 @@ def _item(row: list[Any], where: str, urls: dict[str, str]) -> Item:
         if not name:
             raise UserError(f"{where}: {url} has no file name, by which its picture would be found; {HELP}")
         if urls.setdefault(name, url) != url:
-            raise UserError(f"{where}: {url} and {urls[name]} have one file name; each picture needs its own")
+            raise UserError(
+                f"{where}: {url} and {urls[name]} have one file name, by which both would be found; {HELP}"
+            )
     return Item((name_of(texts[0]), name_of(texts[2])), (texts[1], texts[3]))
