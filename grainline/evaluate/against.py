@@ -13,7 +13,7 @@ from grainline.evaluate.outcome import options_of
 from grainline.evaluate.result import Result, Unit, read, refuse_unlike
 from grainline.evaluate.suite import CELLS
 
-FOUND = ("rank", "tied", "right", "predicted", "per_class", "confusions")
+FOUND = ("rank", "tied", "right", "predicted", "per_class", "confusions", "scores", "cut")
 """Fields of `Result.queries` that a model decides; all others say what it was asked."""
 
 
@@ -35,6 +35,8 @@ class Difference(NamedTuple):
         >>> loss.text(loss.before), loss.text(loss.value, "+"), loss.text(0.004, "+")
         ('50.0 %', '-1.2', '+0.4')
         """
+        if self.unit == "correlation":
+            return f"{number:{sign}.3f}"
         if self.unit != "share":
             return f"{number:{sign},.1f}"
         return f"{100 * number:{sign}.1f}" + ("" if sign else " %")

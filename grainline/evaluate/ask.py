@@ -6,8 +6,9 @@ from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluate.against import noted, read_earlier
 from grainline.evaluate.classes import TEMPLATES, read_classes, read_templates
-from grainline.evaluate.cola import items_file, with_items
+from grainline.evaluate.cola import COLA, items_file, with_items
 from grainline.evaluate.encode import CAPTIONS, Captions, Encoder, Encodings, Progress, encode_source
+from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.outcome import Options
 from grainline.evaluate.protocols import PROTOCOLS
 from grainline.evaluate.result import Result
@@ -15,7 +16,7 @@ from grainline.evaluate.score import Scorer
 from grainline.evaluate.suite import SUITES
 from grainline.evaluate.zeroshot import with_classes
 
-ZEROSHOT, COLA = "zeroshot", "cola"
+ZEROSHOT = "zeroshot"
 
 
 class Asked(NamedTuple):
@@ -71,8 +72,9 @@ def encoded(
         model,
         source,
         captions=asked.captions,
-        encode_texts=asked.suite != ZEROSHOT,
+        encode_texts=asked.suite not in (ZEROSHOT, MONOTONICITY),
         foils=asked.suite == "foils",
+        subtexts=asked.suite == MONOTONICITY,
         batch=batch,
         max_damaged=damage,
         progress=progress,
@@ -96,6 +98,8 @@ def _captions(suite: str, given: str | None) -> Captions:
     if suite in fixed and given not in (None, fixed[suite]):
         why = "the first caption is the class" if suite == ZEROSHOT else "every caption has its own picture"
         raise UserError(f"--captions is {given!r}; for {suite} {why}: leave it out")
+    if suite == MONOTONICITY and given == "each":
+        raise UserError(f"--captions is 'each'; {suite} takes one text a picture: whole or first")
     found = next((known for known in CAPTIONS if known == given), None)
     if given is not None and found is None:
         raise UserError(f"--captions is {given!r}; allowed are {', '.join(CAPTIONS)}")

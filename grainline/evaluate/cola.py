@@ -19,7 +19,7 @@ from grainline.evaluate.outcome import Cell, Options, only_plain, result_of
 from grainline.evaluate.result import Result
 from grainline.evaluate.score import Scorer
 
-MULTI = "multi-object accuracy"
+COLA, MULTI = "cola", "multi-object accuracy"
 CHANCE = 0.25  # two coins
 
 
@@ -71,7 +71,7 @@ def cola_suite(method: Scorer, data: Encodings, options: Options = Options()) ->
     items = data.items
     if items is None:
         raise UserError(f"{data.path} was encoded without items; the cola suite needs a file of them")
-    only_plain(options, "cola")
+    only_plain(options, COLA)
     found = matched(item_scores(method, data.images, data.texts, items))
     queries = {
         "keys": list(data.keys),
@@ -80,7 +80,7 @@ def cola_suite(method: Scorer, data: Encodings, options: Options = Options()) ->
         "right": found.right.int().tolist(),
         "tied": found.tied.int().tolist(),
     }
-    result = result_of("cola", data, options, cola_cells([queries], options), queries, _notes(items))
+    result = result_of(COLA, data, options, cola_cells([queries], options), queries, _notes(items))
     return result._replace(data=result.data | {"items": items.all, "items_left_out": _lost(items)})
 
 

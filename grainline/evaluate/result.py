@@ -15,7 +15,7 @@ import torch
 import grainline
 from grainline.errors import UserError
 
-Unit = Literal["share", "rank", "sum"]
+Unit = Literal["share", "rank", "sum", "correlation"]
 
 
 class Metric(NamedTuple):
@@ -28,7 +28,7 @@ class Metric(NamedTuple):
     queries: int
     chance: float  # what a random ranking, or a coin, reaches
     ties: int  # queries where an exact tie with a negative decided, counted as wrong
-    unit: Unit  # share of 1, a rank, or a sum of percentages
+    unit: Unit  # share of 1, a rank, a sum of percentages, or a correlation
     wilson: tuple[float, float] | None = None  # second interval, of plain accuracies
 
     def text(self, number: float) -> str:
@@ -39,7 +39,11 @@ class Metric(NamedTuple):
         ['31.3 %', '0.20 %', '100.0 %']
         >>> Metric("median rank", 3.5, 3.0, 4.0, 500, 250.5, 0, "rank").text(1250.5)
         '1,250.5'
+        >>> Metric("HiMo@K", 0.8841, 0.8, 0.9, 500, 0.0, 0, "correlation").text(0.8841)
+        '0.884'
         """
+        if self.unit == "correlation":
+            return f"{number:.3f}"
         if self.unit == "share":
             return f"{100 * number:.{2 if 0 < number < 0.01 else 1}f} %"
         return f"{number:,.1f}"

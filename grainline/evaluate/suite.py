@@ -1,9 +1,10 @@
 """Suites: from encodings to a result.
 
-retrieval  image to text and text to image: recalls, their sum, median ranks
-foils      share of comparisons in which the true text beats a false one, by what is false
-zeroshot   share of pictures whose class is found by its prompts (zeroshot.py)
-cola       share of items of two pictures whose captions both find their own (cola.py)
+retrieval     image to text and text to image: recalls, their sum, median ranks
+foils         share of comparisons in which the true text beats a false one, by what is false
+zeroshot      share of pictures whose class is found by its prompts (zeroshot.py)
+monotonicity  whether scores rise with the sentences of a caption (monotonicity.py)
+cola          share of items of two pictures whose captions both find their own (cola.py)
 """
 
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from grainline.errors import UserError
-from grainline.evaluate.cola import cola_cells, cola_suite
+from grainline.evaluate.cola import COLA, cola_cells, cola_suite
 from grainline.evaluate.encode import Encodings
 from grainline.evaluate.foils import foil_choices
 from grainline.evaluate.intervals import replicates, wilson
+from grainline.evaluate.monotonicity import MONOTONICITY, monotonicity_cells, monotonicity_suite
 from grainline.evaluate.outcome import Cell, Options, only_plain, result_of
 from grainline.evaluate.protocols import folds
 from grainline.evaluate.result import Result, Unit
@@ -111,13 +113,15 @@ SUITES: dict[str, Suite] = {
     "retrieval": retrieval_suite,
     "foils": foils_suite,
     "zeroshot": zeroshot_suite,
-    "cola": cola_suite,
+    MONOTONICITY: monotonicity_suite,
+    COLA: cola_suite,
 }
 CELLS: dict[str, Cells] = {
     "retrieval": retrieval_cells,
     "foils": foil_cells,
     "zeroshot": zeroshot_cells,
-    "cola": cola_cells,
+    MONOTONICITY: monotonicity_cells,
+    COLA: cola_cells,
 }
 
 

@@ -109,12 +109,7 @@ class Table(FileSource):
         """sha256 over names and texts; pictures are not looked at, so their sizes do not count."""
         parts: list[str | int] = []
         for picture in self._pictures:
-            parts += [
-                picture.key,
-                len(picture.said.captions),
-                *picture.said.captions,
-                picture.said.long or "",
-            ]
+            parts += [picture.key, *picture.said.texts]
         return digest(parts)
 
 
@@ -150,7 +145,7 @@ def choose_columns(found: Iterable[str], options: Mapping[str, str], file: str) 
 
 def fields_of(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """A row in the field names of `said`. A caption column may hold a JSON list of strings."""
-    fields = {name: row[name] for name in ("regions", "boxes", "foils") if row.get(name)}
+    fields = {name: row[name] for name in ("regions", "boxes", "foils", "subtexts") if row.get(name)}
     fields["caption"] = _unpacked(row.get(columns.get("caption", "")))
     fields["long"] = row.get(columns.get("long", ""))
     return fields
@@ -195,6 +190,7 @@ def _joined(picture: _Picture, row: Row, columns: Mapping[str, str], file: str) 
             old.long or new.long,
             old.regions + new.regions,
             old.foils + new.foils,
+            old.subtexts or new.subtexts,
         )
     )
 
