@@ -87,7 +87,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     data: Many = None,
     images: Images = None,
     suite: Annotated[
-        str, typer.Option(help="What to measure: retrieval, foils, zeroshot, cola.")
+        str, typer.Option(help="What to measure: retrieval, foils, zeroshot, monotonicity, cola, stability.")
     ] = "retrieval",
     captions: Annotated[
         str | None,
@@ -100,6 +100,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ] = None,
     classes: Annotated[
         str | None, typer.Option(help="zeroshot: a file of all classes, LABEL or LABEL<tab>NAME a line.")
+    ] = None,
+    noise_seed: Annotated[
+        int | None, typer.Option(min=0, help="stability: decides which noise goes where (default 0).")
     ] = None,
     against: Annotated[
         str | None, typer.Option(help="Compare with an earlier result (--json) on the same data.")
@@ -127,7 +130,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     from grainline.origin import origin
 
     options = Options(protocol, seed, memory=memory * 2**20)
-    asked = ask(suite, options, captions, prompts, classes, against)
+    asked = ask(suite, options, captions, prompts, classes, noise_seed, against)
     for path in filter(None, (json, html)):
         writable(path)
     loaded = load(model)

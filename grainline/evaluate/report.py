@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from grainline.evaluate.cola import MULTI
+from grainline.evaluate.cola import COLA, MULTI
 from grainline.evaluate.examples import (
     HITS,
     SENTENCES,
@@ -16,12 +16,14 @@ from grainline.evaluate.examples import (
     worst_classes,
     worst_foils,
 )
-from grainline.evaluate.extremes import best_items, worst_items
+from grainline.evaluate.extremes import best_items, least_changed, most_changed, worst_items
 from grainline.evaluate.result import Result
+from grainline.evaluate.stability import SSI, STABILITY
 from grainline.evaluate.suite import ALL, I2T, T2I
 from grainline.evaluate.zeroshot import KEPT, PER_CLASS
 from grainline.viz.classes import classified, confusions
 from grainline.viz.items import crossed
+from grainline.viz.noise import disturbed
 from grainline.viz.page import Section, hint, render_page, summary, write_page
 from grainline.viz.report import comparisons, examples, table
 
@@ -41,12 +43,13 @@ def write_html(path: str | Path, on: Measured) -> None:
 
 def headline(result: Result) -> dict[str, str]:
     """The numbers that stand on top of the page."""
-    top = (f"{T2I} R@1", f"{I2T} R@1", ALL, "top-1 accuracy", PER_CLASS, MULTI)
+    top = (f"{T2I} R@1", f"{I2T} R@1", ALL, "top-1 accuracy", PER_CLASS, MULTI, SSI)
     names = [name for name in top if name in {m.name for m in result.metrics}]
-    shown = {name: result.metric(name) for name in names}
+    shown = [result.metric(name) for name in names]
     values = {
-        name[0].upper() + name[1:]: f"{m.text(m.value)}\n{m.ends()}\nchance {m.text(m.chance)}"
-        for name, m in shown.items()
+        m.label[0].upper() + m.label[1:]: f"{m.text(m.value)}\n{m.ends()}"
+        + ("" if m.chance is None else f"\nchance {m.text(m.chance)}")
+        for m in shown
     }
     skipped = sum(result.data["damaged"].values())
     return values | {
@@ -102,7 +105,21 @@ def _cola(on: Measured) -> list[Section]:
     ]
 
 
-_OUTCOMES = {"retrieval": _retrieval, "foils": _foils, "zeroshot": _zeroshot, "cola": _cola}
+def _stability(on: Measured) -> list[Section]:
+    order = "One subtext for each picture, by |(s - s~) / s| of the scores s without and s~ with the noise."
+    return [
+        Section("Noise: largest change", hint(f"{order} {seen(on)}") + disturbed(most_changed(on))),
+        Section("Noise: smallest change", hint(order) + disturbed(least_changed(on))),
+    ]
+
+
+_OUTCOMES = {
+    "retrieval": _retrieval,
+    "foils": _foils,
+    "zeroshot": _zeroshot,
+    COLA: _cola,
+    STABILITY: _stability,
+}
 
 
 def seen(on: Measured) -> str:
