@@ -11,6 +11,7 @@ score that cannot read on, so ties and cut subtexts are counted.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def rises(scores: Sequence[float]) -> bool:
     >>> rises([0.1, 0.2, 0.3]), rises([0.1, 0.3, 0.3]), rises([0.2, 0.2])
     (True, False, False)
     """
-    return all(a < b for a, b in zip(scores, scores[1:], strict=False))
+    return all(a < b for a, b in pairwise(scores))
 
 
 def ties(scores: Sequence[float]) -> bool:
@@ -50,7 +51,7 @@ def ties(scores: Sequence[float]) -> bool:
     >>> ties([0.1, 0.3, 0.3]), ties([0.3, 0.1, 0.3])
     (True, False)
     """
-    return any(a == b for a, b in zip(scores, scores[1:], strict=False))
+    return any(a == b for a, b in pairwise(scores))
 
 
 def correlation(scores: Sequence[float]) -> float:
@@ -81,9 +82,10 @@ def monotonicity_suite(method: Scorer, data: Encodings, options: Options = Optio
     only_plain(options, MONOTONICITY)
     if not any(len(places) > 1 for of in told.of.values() for places in of):
         raise UserError(f"no caption of {data.path} has two sentences; the {MONOTONICITY} suite needs some")
-    queries = {"keys": list(data.keys), "sequences": sequence_scores(method, data.images, told)}
+    found = sequence_scores(method, data.images, told)
+    queries: dict[str, Any] = {"keys": list(data.keys), "sequences": found}
     cells = monotonicity_cells([queries], options)
-    result = result_of(MONOTONICITY, data, options, cells, queries, _notes(queries["sequences"]))
+    result = result_of(MONOTONICITY, data, options, cells, queries, _notes(found))
     return result._replace(data=result.data | {"texts": len(told.strings)})
 
 
@@ -137,7 +139,7 @@ def monotonicity_cells(runs: list[dict[str, Any]], options: Options) -> dict[str
 
 
 def _decimals(score: Tensor) -> list[float]:
-    """The shortest decimals that are these float32 numbers: equal stays equal, and the file is half as long."""
+    """The shortest decimals that are these float32 numbers: equal stays equal, and files are half as long."""
     return [float(str(one)) for one in score.cpu().numpy()]
 
 

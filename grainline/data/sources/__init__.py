@@ -5,6 +5,7 @@
     classes:DIR                         a folder with one subfolder of pictures for each class
     a folder of pictures                with NAME.txt or NAME.json beside each, or a metadata.csv or .jsonl
     a.jsonl, a.csv, a.tsv, a.json       rows with the paths of pictures
+    himo_docci_data.json                JSON Lines with the subtexts of captions; wants --images
     a.parquet, a-*.parquet              rows with the pictures inside, or a folder of them (extra `data`)
     coco-karpathy:dataset_coco.json?images=DIR&split=test
     coco-val2017:captions_val2017.json?images=DIR
@@ -24,10 +25,11 @@ from grainline.data.sources.coco import CocoKarpathy, CocoVal2017, is_karpathy, 
 from grainline.data.sources.cola import Cola, is_cola
 from grainline.data.sources.common import HELP, divide, read_text, some
 from grainline.data.sources.folder import Folder, files_below, suffix
+from grainline.data.sources.himo import HimoDocci, is_himo
 from grainline.data.sources.joined import Joined, remarks
 from grainline.data.sources.parquet import Parquet
 from grainline.data.sources.paths import expand, is_pattern
-from grainline.data.sources.table import Table, json_rows, parse_json
+from grainline.data.sources.table import Row, Table, json_rows, parse_json, read_rows
 from grainline.data.sources.tars import Tars
 from grainline.errors import UserError
 
@@ -57,7 +59,7 @@ def _classes(path: str, _images: str | None, _size: int | None) -> Source:
 
 def _table(path: str, images: str | None, _size: int | None) -> Source:
     base, query = divide(path)
-    tables = [Table(f"{file}?{query}" if query else file, images) for file in expand(base)]
+    tables = [_rows(f"{file}?{query}" if query else file, images, read_rows(file)) for file in expand(base)]
     return tables[0] if len(tables) == 1 else Joined(tables)
 
 
@@ -68,7 +70,7 @@ def _parquet(path: str, images: str | None, _size: int | None) -> Source:
 
 
 def _json(path: str, images: str | None, _size: int | None) -> Source:
-    """COCO, Karpathy, COLA or rows: only a look inside can tell."""
+    """COCO, Karpathy, COLA, HiMo-Docci or rows: only a look inside can tell."""
     file, _ = divide(path)
     data = parse_json(file, read_text(file))
     if is_official(data):
@@ -77,7 +79,11 @@ def _json(path: str, images: str | None, _size: int | None) -> Source:
         return CocoKarpathy(path, images, data)
     if is_cola(data):
         return Cola(path, images, data)
-    return Table(path, images, json_rows(file, data))
+    return _rows(path, images, json_rows(file, data))
+
+
+def _rows(path: str, images: str | None, rows: list[Row]) -> Table:
+    return (HimoDocci if is_himo(rows) else Table)(path, images, rows)
 
 
 def _karpathy(path: str, images: str | None, _size: int | None) -> Source:
@@ -92,6 +98,10 @@ def _cola(path: str, images: str | None, _size: int | None) -> Source:
     return Cola(path, images)
 
 
+def _himo(path: str, images: str | None, _size: int | None) -> Source:
+    return HimoDocci(path, images)
+
+
 SOURCES: dict[str, Opener] = {
     "scenes": _scenes,
     "tars": _tars,
@@ -103,6 +113,7 @@ SOURCES: dict[str, Opener] = {
     "coco-karpathy": _karpathy,
     "coco-val2017": _val2017,
     "cola": _cola,
+    "himo-docci": _himo,
 }
 
 _BY_SUFFIX = {
@@ -114,7 +125,7 @@ _BY_SUFFIX = {
     "json": "json",
     "parquet": "parquet",
 }
-_WITH_FOLDER_OF_PICTURES = ("table", "parquet", "json", "coco-karpathy", "coco-val2017", "cola")
+_WITH_FOLDER_OF_PICTURES = ("table", "parquet", "json", "coco-karpathy", "coco-val2017", "himo-docci", "cola")
 _PACKED = ("gz", "tgz", "bz2", "xz", "zst", "zip")
 
 

@@ -77,7 +77,7 @@ class Said(NamedTuple):
     def texts(self) -> list[str | int]:
         """What a fingerprint takes of the texts."""
         parts: list[str | int] = [len(self.captions), *self.captions, self.long or ""]
-        return parts + [len(self.subtexts), *self.subtexts] if self.subtexts else parts
+        return [*parts, len(self.subtexts), *self.subtexts] if self.subtexts else parts
 
     @property
     def silent(self) -> bool:
@@ -222,18 +222,21 @@ def read_plain(path: str | Path) -> bytes:
     return Path(path).read_bytes()
 
 
-def require_pictures(candidates: Sequence[Sequence[str]], source: str, root: str) -> None:
-    """Fail if none of the pictures is there. Each entry lists the paths where one picture may lie."""
+def require_pictures(candidates: Sequence[Sequence[str]], source: str, root: str, which: str = "") -> None:
+    """Fail if none of the pictures is there. Each entry lists the paths where one picture may lie.
+
+    which  what else the error says of the folder
+    """
     if not Path(root).is_dir():
         raise UserError(
-            f"no folder of pictures at {root}, named for {source}: say where with --images DIR; {HELP}"
+            f"no folder of pictures at {root}, named for {source}: say where with --images DIR{which}; {HELP}"
         )
     step = max(1, len(candidates) // _PROBES)
     if not any(Path(path).is_file() for paths in candidates[::step] for path in paths):
         first = next((paths[0] for paths in candidates if paths), root)
         raise UserError(
             f"none of the {len(candidates)} pictures of {source} is under {root} (the first was looked for at"
-            f" {first}): say where they lie with --images DIR; {HELP}"
+            f" {first}): say where they lie with --images DIR{which}; {HELP}"
         )
 
 
