@@ -15,7 +15,7 @@ PLAIN, NOISY = "without noise", "with noise"
 START, MIDDLE, END = "at the start", "in the middle", "at the end"
 
 SENTENCES = (
-    "The committee postponed its decision until the second week of March.",
+    "The committee postponed its decision until the second half of the year.",
     "Interest on the loan is calculated at the end of every quarter.",
     "Most verbs in this language take their ending from the subject.",
     "The password has to be changed at least once every six months.",
