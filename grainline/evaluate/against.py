@@ -52,12 +52,7 @@ def against(after: Result, before: Result, where: str = "the earlier result") ->
 
     Raises UserError unless both were asked the same, and for a pooled result, which keeps no outcomes.
     """
-    refuse_unlike(after, before, f"be compared ({where})")
-    _refuse_empty(before, where)
-    if _asked(after.queries) != _asked(before.queries):
-        raise UserError(
-            f"{where} asks other pictures, texts or classes than this result; use the same data and options"
-        )
+    refuse_other(after, before, where, "be compared")
     options = options_of(after)
     cells, earlier = (CELLS[after.suite]([result.queries], options) for result in (after, before))
     out = []
@@ -66,6 +61,19 @@ def against(after: Result, before: Result, where: str = "the earlier result") ->
         ends = from_replicates(value, cell.drawn - earlier[name].drawn, options.level)
         out.append(Difference(name, earlier[name].value, cell.value, *ends, cell.unit))
     return out
+
+
+def refuse_other(one: Result, other: Result, where: str, what: str) -> None:
+    """Raise UserError unless both were asked the same, so that they can {what}.
+
+    where  what to call `other` in an error
+    """
+    refuse_unlike(one, other, f"{what} ({where})")
+    _refuse_empty(other, where)
+    if _asked(one.queries) != _asked(other.queries):
+        raise UserError(
+            f"{where} asks other pictures, texts or classes than this result; use the same data and options"
+        )
 
 
 def read_earlier(path: str, suite: str) -> Result:
