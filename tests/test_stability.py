@@ -416,13 +416,14 @@ def test_the_command_measures_and_shows_noise(model: Path, tmp_path: Path, capsy
     shown = [words for words in SENTENCES if f"<mark>{words}</mark>" in page]
     assert {SENTENCES[i] for i in result.queries["sentence"]} >= set(shown) != set()
     largest = max(changes(*both).max() for both in zip(*result.queries["scores"].values(), strict=True))
+    assert "The upright line is chance" not in page
     first = page[page.index("Noise: largest change</h2>") :]
     assert f"changed by {100 * largest:,.2f} %" in first[: first.index("</h3>")]
     assert call(*ask, "--against", one) == 0
     assert call(*ask, "--noise-seed", "4", "--json", other) == 0
     assert read(other).queries["at"] != result.queries["at"]
     said = complaint(capsys, *ask, "--against", other)
-    assert "results with noise seed 0 and 4 cannot be compared" in said
+    assert f"{other} was made with --noise-seed 4, not 0; use the same" in said
 
 
 @pytest.mark.parametrize(

@@ -55,15 +55,20 @@ def ask(
     ):
         if value is not None and suite != owner:
             raise UserError(f"{name} goes with --suite {owner}, not with {suite}")
+    earlier = None if against is None else read_earlier(against, suite)
+    used = noise_seed or 0
+    if earlier and suite == STABILITY and earlier.settings.get("noise_seed") != used:
+        made = earlier.settings.get("noise_seed")
+        raise UserError(f"{against} was made with --noise-seed {made}, not {used}; use the same")
     return Asked(
         suite,
         options,
         _captions(suite, captions),
         TEMPLATES if prompts is None else read_templates(prompts),
         None if classes is None else read_classes(classes),
-        noise_seed or 0,
+        used,
         against,
-        None if against is None else read_earlier(against, suite),
+        earlier,
     )
 
 

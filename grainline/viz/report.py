@@ -116,20 +116,22 @@ def table(result: Tabled) -> str:
             ("Metric", "name"),
             ("Value", ""),
             (f"{100 * result.settings['level']:g} % interval", ""),
-            (f"0 to {100 * end:.0f} %", "drawn"),
+            (f"0 to {100 * end:.0f} %" if shares else "", "drawn"),
             ("Chance", ""),
             ("Queries", "extra"),
             ("Ties", "extra"),
         )
     )
     body = "".join(_row(metric, end) for metric in result.metrics)
+    said = (
+        "Ties count as wrong." + '<span class="drawn"> The upright line is chance.</span>' if shares else ""
+    )
     about = {"time": result.time, **result.settings, **result.data, **result.versions}
     return (
         f'<div class="card"><div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
         f"<table><caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead>"
         f"<tbody>{body}</tbody></table>"
-        '</div><p class="hint">Ties count as wrong.<span class="drawn"> The upright line is chance.</span>'
-        f"</p>{notes(result.notes)}"
+        f'</div><p class="hint">{said}</p>{notes(result.notes)}'
         + folded("Settings, data, versions", facts(about, "Settings, data, versions"))
         + "</div>"
     )
