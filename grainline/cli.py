@@ -113,12 +113,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         Path | None, typer.Option(help="Write a page: the numbers, and outcomes from best to worst.")
     ] = None,
     png: Annotated[Path | None, typer.Option(help="monotonicity: write its figure.")] = None,
-    beside: Annotated[
-        list[str] | None, typer.Option(help="monotonicity: results of other models for the figure.")
-    ] = None,
-    samples: Annotated[
-        list[str] | None, typer.Option(help="monotonicity: keys of the pictures in the figure.")
-    ] = None,
+    beside: Annotated[list[str] | None, typer.Option(help="monotonicity: other results to draw.")] = None,
+    samples: Annotated[list[str] | None, typer.Option(help="monotonicity: keys of pictures to draw.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="Pictures and texts encoded at a time.")] = 64,
     memory: Annotated[int, typer.Option(min=1, help="Most memory for scores, in MiB.")] = 256,

@@ -125,7 +125,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     if len(failed) == len(source):
         raise UserError(f"no sample of {source.path} can be used; the first of {len(failed)}: {failed[0][1]}")
     pairs = run.foil_pairs(source.path) if foils else None
-    steps = run.subtexts(source.path)  # encodes what waits, before cut texts are counted
+    told = run.subtexts(source.path)  # encodes the last of them, so before what was cut is counted
     images = _numbered(run.images.stacked())
     return Encodings(
         images=images,
@@ -143,7 +143,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         cut=model.cut - cut_before + (run.gathered.spared if run.gathered else 0),
         positions=tuple(run.positions),
         remarks=remarks(source),
-        subtexts=steps,
+        subtexts=told,
     )
 
 

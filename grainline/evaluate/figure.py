@@ -72,15 +72,15 @@ def draw(path: str | Path, on: Measured) -> None:
 
 
 def labels(results: Sequence[Result]) -> list[str]:
-    """Short names of models that differ: the end of the path, as long as it must be, and the method."""
+    """Short names that differ: the last two parts of the path, or as many as it takes, and the method."""
     paths = [PurePath(result.settings["model"]) for result in results]
-    distinct = len(set(paths))
-    length = next(n for n in count(1) if len({path.parts[-n:] for path in paths}) == distinct)
-    names = [f"{PurePath(*path.parts[-length:])} ({result.settings['method']})" for path, result in zip(
-        paths, results, strict=True)]  # fmt: skip
-    return [
-        f"{name}, {i}" if names.count(name) > 1 else name for i, name in enumerate(names, 1)
-    ]  # the same path, measured twice
+    length = next(n for n in count(2) if len({path.parts[-n:] for path in paths}) == len(set(paths)))
+    names = [
+        f"{PurePath(*path.parts[-length:])} ({result.settings['method']})"
+        for path, result in zip(paths, results, strict=True)
+    ]
+    same = {name for name in names if names.count(name) > 1}  # one path, measured more than once
+    return [f"{name}, {i}" if name in same else name for i, name in enumerate(names, 1)]
 
 
 def _line(result: Result, name: str, place: int) -> Line:
@@ -99,6 +99,6 @@ def _chosen(on: Measured, keys: Sequence[str]) -> list[int]:
             )
         return [place[key] for key in keys]
     scores = on.result.queries["sequences"][EACH]["scores"]
-    least = next(n for n in (LEAST[LONG], 2) if any(len(one) >= n for one in scores))
+    least = next(n for n in (LEAST[LONG], 2, 1) if any(len(one) >= n for one in scores))
     long = np.array([i for i, one in enumerate(scores) if len(one) >= least])
     return long[spread(np.array([correlation(scores[i]) for i in long]), SHOWN)].tolist()

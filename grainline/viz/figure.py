@@ -16,14 +16,9 @@ from grainline.viz.rising import RULES, Rising, added, ties
 
 COLOURS = ("#0062a3", "#b84a00", "#00765a", "#8d3f77", "#6b5c00", "#3a3f47")
 STYLES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (1, 2)))
-WIDTH, HEAD, ROW, GAP, FOOT = (
-    13.0,
-    1.0,
-    2.9,
-    0.75,
-    0.45,
-)  # inches: the figure, above, a row, below its axes, below
-PICTURE, CHART, TEXT = (0.25, 2.4), (3.1, 7.4), (7.65, 12.9)  # inches, from left to right
+# In inches: the whole, what stands above and below the rows, a row, and what of it lies below its axes.
+WIDTH, HEAD, FOOT, ROW, GAP = 13.0, 1.0, 0.25, 2.9, 0.75
+PICTURE, CHART, TEXT = (0.25, 2.4), (3.1, 7.4), (7.65, 12.9)  # from left to right
 COLUMNS, LINES = 78, 15  # of the text beside a chart
 DPI = 150
 INK, SOFT, GRID = "#1d2129", "#596273", "#d5d9e0"
@@ -46,19 +41,17 @@ def write_png(path: str | Path, shown: Sequence[Rising], title: str) -> None:
     figure = Figure(figsize=(WIDTH, tall), dpi=DPI, facecolor="white")
     for i, one in enumerate(shown):
         floor = tall - HEAD - ROW * (i + 1) + GAP
-
-        def place(span: tuple[float, float], floor: float = floor) -> Any:
-            """Axes in the row, from left to right in inches."""
-            size = ((span[1] - span[0]) / WIDTH, (ROW - GAP) / tall)
-            return figure.add_axes((span[0] / WIDTH, floor / tall, *size))
-
-        _picture(place(PICTURE), one)
-        drawn = _chart(place(CHART), one)
-        _texts(place(TEXT), one)
+        picture, chart, texts = (
+            figure.add_axes((left / WIDTH, floor / tall, (right - left) / WIDTH, (ROW - GAP) / tall))
+            for left, right in (PICTURE, CHART, TEXT)
+        )
+        _picture(picture, one)
+        drawn = _chart(chart, one)
+        _texts(texts, one)
     names = [line.model for line in shown[0].lines]
     left = PICTURE[0] / WIDTH
     figure.text(left, 1 - 0.12 / tall, title, va="top", fontsize=11, color=INK, parse_math=False)
-    figure.text(left, 0.1 / tall, textwrap.fill(RULES, 170), fontsize=SMALL, color=SOFT, parse_math=False)
+    figure.text(left, 0.1 / tall, textwrap.fill(RULES, 190), fontsize=SMALL, color=SOFT, parse_math=False)
     legend = figure.legend(
         drawn, names, loc="upper left", ncols=min(3, len(names)), frameon=False, fontsize=9, handlelength=3.2,
         bbox_to_anchor=(left - 0.007, 1 - 0.36 / tall), borderaxespad=0.0,
@@ -123,5 +116,9 @@ def _lines(texts: Sequence[str]) -> list[str]:
     out = []
     for found in wrapped:
         whole = len(found) <= most
-        out += found if whole else [*found[: most - 1], found[most - 1][: COLUMNS - 4].rstrip() + " ..."]
+        out += (
+            found
+            if whole
+            else [*found[: most - 1], found[most - 1][: COLUMNS - 4].rsplit(" ", 1)[0] + " ..."]
+        )
     return out + [f"... and {len(texts) - len(kept)} more"] * (len(kept) < len(texts))

@@ -2,8 +2,9 @@
 
     himo_docci_data.json   JSON Lines in spite of its name: img_path, caption (the subtexts), raw_caption
 
-The caption of a record is `raw_caption`. Its subtexts are kept as they stand: some put other marks where they
-were cut, so they are not always exact beginnings of the next, nor is the last always the whole caption.
+The caption of a record is `raw_caption`. Its subtexts are kept as they stand, but for blanks at their ends:
+some put other marks where they were cut, so they are not always exact beginnings of the next, nor is the last
+always the whole caption.
 """
 
 from collections.abc import Sequence
