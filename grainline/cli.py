@@ -86,7 +86,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ],
     data: Many = None,
     images: Images = None,
-    suite: Annotated[str, typer.Option(help="retrieval, foils, zeroshot or monotonicity.")] = "retrieval",
+    suite: Annotated[
+        str, typer.Option(help="retrieval, foils, zeroshot, monotonicity, cola or stability.")
+    ] = "retrieval",
     captions: Annotated[
         str | None,
         typer.Option(
@@ -98,6 +100,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ] = None,
     classes: Annotated[
         str | None, typer.Option(help="zeroshot: a file of all classes, LABEL or LABEL<tab>NAME a line.")
+    ] = None,
+    noise_seed: Annotated[
+        int | None, typer.Option(min=0, help="stability: decides which noise goes where (default 0).")
     ] = None,
     against: Annotated[
         str | None, typer.Option(help="Compare with an earlier result (--json) on the same data.")
@@ -129,7 +134,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     from grainline.origin import origin
 
     options = Options(protocol, seed, memory=memory * 2**20)
-    asked = ask(suite, options, captions, prompts, classes, against)
+    asked = ask(suite, options, captions, prompts, classes, noise_seed, against)
     others = besides(suite, (png, html), beside, samples)
     for path in filter(None, (json, html, png)):
         writable(path)

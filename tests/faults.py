@@ -720,6 +720,33 @@ MONOTONICITY = [
     Fault("viz/charts.py", "tests/test_monotonicity.py", "cut subtexts look like others",
           "{ring if hollow else solid}", "{solid}"),
 ]
+
+PAIRS = [
+    Fault("evaluate/items.py", "tests/test_cola.py", "pictures pick captions, not captions pictures",
+          "score[:, 0, 0] - score[:, 1, 0], score[:, 1, 1] - score[:, 0, 1]",
+          "score[:, 0, 0] - score[:, 0, 1], score[:, 1, 1] - score[:, 1, 0]"),
+    Fault("evaluate/items.py", "tests/test_cola.py", "a tie of an item is right",
+          "Choices(margin > 0, margin == 0)", "Choices(margin >= 0, margin == 0)"),
+    Fault("evaluate/cola.py", "tests/test_cola.py", "items that share pictures are drawn as independent",
+          "replicates(right, groups, resamples", "replicates(right, None, resamples"),
+    Fault("evaluate/cola.py", "tests/test_cola.py", "one lost picture may cost any number of items",
+          "if not kept or lost > most_lost * len(source.items):", "if not kept:"),
+    Fault("data/sources/cola.py", "tests/test_cola.py tests/test_sources.py", "two URLs share a picture",
+          "if urls.setdefault(name, url) != url:", "if not urls.setdefault(name, url):"),
+    Fault("evaluate/noise.py", "tests/test_stability.py", "noise never stands at the end",
+          '% (n + 1) for text', '% max(n, 1) for text'),
+    Fault("evaluate/noise.py", "tests/test_stability.py", "every picture gets the same sentence of noise",
+          '[seed, "sentence", key]', '[seed, "sentence"]'),
+    Fault("evaluate/stability.py", "tests/test_stability.py", "SSI is a mean over subtexts, not pictures",
+          "np.unique(picture[mine],", "np.unique(np.arange(mine.sum()),"),
+    Fault("evaluate/stability.py", "tests/test_stability.py", "a negative score turns the change around",
+          "np.maximum(np.abs(s), FLOOR)", "np.maximum(s, FLOOR)"),
+    Fault("evaluate/stability.py", "tests/test_stability.py", "texts that read alike are encoded again",
+          "        gathered.add({PLAIN: texts, NOISY: noise[-1].texts})\n",
+          "        gathered._row_of.clear()\n        gathered.add({PLAIN: texts, NOISY: noise[-1].texts})\n"),
+    Fault("evaluate/result.py", "tests/test_stability.py", "results with other noise are compared",
+          '("noise seed", one.settings.get("noise_seed"), other.settings.get("noise_seed")),', ""),
+]
 # fmt: on
 
 FAULTS = (
@@ -744,4 +771,5 @@ FAULTS = (
     + KEPT
     + HIMO
     + MONOTONICITY
+    + PAIRS
 )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from grainline.errors import UserError
 from grainline.evaluate.intervals import from_replicates
 from grainline.evaluate.outcome import options_of
-from grainline.evaluate.result import Result, Unit, read, refuse_unlike
+from grainline.evaluate.result import DECIMALS, Result, Unit, labelled, read, refuse_unlike
 from grainline.evaluate.suite import CELLS
 
 FOUND = ("rank", "tied", "right", "predicted", "per_class", "confusions", "scores", "cut")
@@ -28,6 +28,11 @@ class Difference(NamedTuple):
     high: float
     unit: Unit
 
+    @property
+    def label(self) -> str:
+        """The name, with the better direction where it is not up."""
+        return labelled(self.name, self.unit)
+
     def text(self, number: float, sign: str = "") -> str:
         """A number in the unit of the metric; of shares in points of a percent.
 
@@ -35,10 +40,8 @@ class Difference(NamedTuple):
         >>> loss.text(loss.before), loss.text(loss.value, "+"), loss.text(0.004, "+")
         ('50.0 %', '-1.2', '+0.4')
         """
-        if self.unit == "correlation":
-            return f"{number:{sign}.3f}"
         if self.unit != "share":
-            return f"{number:{sign},.1f}"
+            return f"{number:{sign},.{DECIMALS[self.unit]}f}"
         return f"{100 * number:{sign}.1f}" + ("" if sign else " %")
 
 

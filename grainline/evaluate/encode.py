@@ -21,6 +21,8 @@ from grainline.data.sources import remarks
 from grainline.errors import UserError
 from grainline.evaluate.classes import ClassTexts
 from grainline.evaluate.foils import FoilPairs
+from grainline.evaluate.items import Items
+from grainline.evaluate.noise import Noise
 from grainline.evaluate.score import Scorer
 from grainline.evaluate.subtexts import Gathered, Subtexts, sequences
 from grainline.types import Encoded, concat, rows, vectors_only
@@ -72,7 +74,9 @@ class Encodings(NamedTuple):
     positions: tuple[int, ...]  # [N] where each picture stands in the source: skipped samples leave gaps
     remarks: tuple[str, ...] = ()  # what the source found at opening
     classes: ClassTexts | None = None  # None: not asked for
+    items: Items | None = None  # None: not asked for
     subtexts: Subtexts | None = None  # None: not asked for
+    noise: Noise | None = None  # None: not asked for
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller

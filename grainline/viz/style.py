@@ -96,6 +96,9 @@ img.query { width: 11rem; margin-bottom: .8rem; }
 .pair + .scroll { margin-top: 1rem; }
 .pair dl { margin: 0; display: grid; gap: .8rem; }
 .pair dd { font-size: 1rem; font-weight: 400; }
+.sides { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1rem; }
+.sides img { width: 11rem; }
+.sides p { margin: .3rem 0 0; }
 .gone { background: var(--panel); border: 2px dashed var(--soft); border-radius: .4rem; padding: 1rem;
   margin: 0; }
 """

@@ -9,6 +9,7 @@
     a.parquet, a-*.parquet              rows with the pictures inside, or a folder of them (extra `data`)
     coco-karpathy:dataset_coco.json?images=DIR&split=test
     coco-val2017:captions_val2017.json?images=DIR
+    cola:COLA_multiobjects_matching_benchmark.json?images=DIR
 
 Any path can be opened as another kind with KIND:PATH. A source raises UserError when it is opened and
 Damaged, with a cause from grainline.data.causes, when one of its samples is asked for.
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from grainline.data.record import Source
 from grainline.data.sources.classes import Classes
 from grainline.data.sources.coco import CocoKarpathy, CocoVal2017, is_karpathy, is_official
+from grainline.data.sources.cola import Cola, is_cola
 from grainline.data.sources.common import HELP, divide, read_text, some
 from grainline.data.sources.folder import Folder, files_below, suffix
 from grainline.data.sources.himo import HimoDocci, is_himo
@@ -68,13 +70,15 @@ def _parquet(path: str, images: str | None, _size: int | None) -> Source:
 
 
 def _json(path: str, images: str | None, _size: int | None) -> Source:
-    """COCO, Karpathy, HiMo-Docci or rows: only a look inside can tell."""
+    """COCO, Karpathy, COLA, HiMo-Docci or rows: only a look inside can tell."""
     file, _ = divide(path)
     data = parse_json(file, read_text(file))
     if is_official(data):
         return CocoVal2017(path, images, data)
     if is_karpathy(data):
         return CocoKarpathy(path, images, data)
+    if is_cola(data):
+        return Cola(path, images, data)
     return _rows(path, images, json_rows(file, data))
 
 
@@ -88,6 +92,10 @@ def _karpathy(path: str, images: str | None, _size: int | None) -> Source:
 
 def _val2017(path: str, images: str | None, _size: int | None) -> Source:
     return CocoVal2017(path, images)
+
+
+def _cola(path: str, images: str | None, _size: int | None) -> Source:
+    return Cola(path, images)
 
 
 def _himo(path: str, images: str | None, _size: int | None) -> Source:
@@ -104,6 +112,7 @@ SOURCES: dict[str, Opener] = {
     "json": _json,
     "coco-karpathy": _karpathy,
     "coco-val2017": _val2017,
+    "cola": _cola,
     "himo-docci": _himo,
 }
 
@@ -116,7 +125,7 @@ _BY_SUFFIX = {
     "json": "json",
     "parquet": "parquet",
 }
-_WITH_FOLDER_OF_PICTURES = ("table", "parquet", "json", "coco-karpathy", "coco-val2017", "himo-docci")
+_WITH_FOLDER_OF_PICTURES = ("table", "parquet", "json", "coco-karpathy", "coco-val2017", "himo-docci", "cola")
 _PACKED = ("gz", "tgz", "bz2", "xz", "zst", "zip")
 
 
