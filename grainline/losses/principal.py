@@ -19,6 +19,10 @@ TINY = 1e-8
 """Total variance, summed over rows and dimensions, below which rows count as equal."""
 
 
+BLOCK = 64
+"""Rows of a Gram matrix that are computed at a time."""
+
+
 class Principal(NamedTuple):
     """Rows along the principal components of their groups. G groups."""
 
@@ -182,9 +186,13 @@ def _spectrum(y: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues of y y', the largest first, and eigenvectors as columns, both in float64.
 
     In float32 the squares of small singular values would drown in the rounding of the largest. LAPACK refuses
-    what is not finite: it gets zeros there, and y carries the NaN on.
+    what is not finite: it gets zeros there, and y carries the NaN on. It reads the lower triangle alone, so
+    most of the upper one is not computed.
     """
     wide = y.double()
-    gram = (wide @ wide.mT).nan_to_num(0.0, 0.0, 0.0)
-    values, vectors = torch.linalg.eigh(gram)
+    size = y.shape[1]
+    gram = wide.new_zeros(len(y), size, size)
+    for end in range(BLOCK, size + BLOCK, BLOCK):
+        gram[:, end - BLOCK : end, :end] = wide[:, end - BLOCK : end] @ wide[:, :end].mT
+    values, vectors = torch.linalg.eigh(gram.nan_to_num_(0.0, 0.0, 0.0), UPLO="L")
     return values.flip(-1).clamp(min=0.0), vectors.flip(-1)
