@@ -24,6 +24,7 @@ from grainline.evaluate.pool import pooled
 from grainline.evaluate.protocols import coco_split, folds
 from grainline.evaluate.result import from_json, read, to_json, write
 from grainline.evaluate.retrieval import ranks
+from grainline.evaluate.subtexts import EACH, HALVES, THIRDS, Subtexts
 from grainline.evaluate.suite import CELLS, SUITES, foil_cells, foils_suite, retrieval_cells, retrieval_suite
 from grainline.evaluate.table import table
 from grainline.evaluate.zeroshot import with_classes
@@ -316,8 +317,11 @@ def test_names_of_pictures_tell_the_two_sets_of_coco_apart() -> None:
 
 
 def with_everything() -> Encodings:
-    """Foils and classes."""
-    return with_classes(Colours(), with_foils("first"), ["{}"])
+    """Foils, classes and subtexts."""
+    data, texts = with_classes(Colours(), with_foils("first"), ["{}"]), ("250 9 9", "250 9 9 8")
+    of = {HALVES: ((0, 1),) * 3, THIRDS: ((),) * 3, EACH: ((0, 1),) * 3}
+    rows_of = Colours().encode(texts=texts)
+    return data._replace(subtexts=Subtexts(texts, (False, False), torch.tensor([0, 1]), rows_of, of))
 
 
 def with_foils(captions: Captions = "whole") -> Encodings:
