@@ -240,7 +240,7 @@ def difference(after: Sequence[Result], before: Sequence[Result], metric: str) -
         CELLS[after[0].suite]([r.queries for r in side], options)[metric] for side in (after, before)
     )
     ends = from_replicates(one.value - other.value, one.drawn - other.drawn, options.level)
-    return Metric(metric, one.value - other.value, *ends, one.queries, 0.0, 0, one.unit), each
+    return Metric(metric, *ends, one.queries, 0.0, 0, one.unit), each
 
 
 def verdict(found: Metric, each: Sequence[float]) -> str:
