@@ -34,7 +34,7 @@ app.command()(commands.serve)
 app.command()(commands.export)
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
-VARIADIC = ("--data", "--set", "--validation")
+VARIADIC = ("--data", "--set", "--validation", "--beside", "--samples")
 
 
 @app.callback(invoke_without_command=True)
@@ -86,7 +86,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ],
     data: Many = None,
     images: Images = None,
-    suite: Annotated[str, typer.Option(help="What to measure: retrieval, foils, zeroshot.")] = "retrieval",
+    suite: Annotated[
+        str, typer.Option(help="retrieval, foils, zeroshot, monotonicity, cola or stability.")
+    ] = "retrieval",
     captions: Annotated[
         str | None,
         typer.Option(
@@ -99,6 +101,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     classes: Annotated[
         str | None, typer.Option(help="zeroshot: a file of all classes, LABEL or LABEL<tab>NAME a line.")
     ] = None,
+    noise_seed: Annotated[
+        int | None, typer.Option(min=0, help="stability: decides which noise goes where (default 0).")
+    ] = None,
     against: Annotated[
         str | None, typer.Option(help="Compare with an earlier result (--json) on the same data.")
     ] = None,
@@ -107,6 +112,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     html: Annotated[
         Path | None, typer.Option(help="Write a page: the numbers, and outcomes from best to worst.")
     ] = None,
+    png: Annotated[Path | None, typer.Option(help="monotonicity: write its figure.")] = None,
+    beside: Annotated[list[str] | None, typer.Option(help="monotonicity: other results to draw.")] = None,
+    samples: Annotated[list[str] | None, typer.Option(help="monotonicity: keys of pictures to draw.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="Pictures and texts encoded at a time.")] = 64,
     memory: Annotated[int, typer.Option(min=1, help="Most memory for scores, in MiB.")] = 256,
@@ -117,6 +125,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
 
     from grainline.evaluate.ask import ask, encoded, measured
     from grainline.evaluate.examples import Measured
+    from grainline.evaluate.figure import besides, draw
     from grainline.evaluate.outcome import Options
     from grainline.evaluate.report import write_html
     from grainline.evaluate.result import writable, write
@@ -125,8 +134,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     from grainline.origin import origin
 
     options = Options(protocol, seed, memory=memory * 2**20)
-    asked = ask(suite, options, captions, prompts, classes, against)
-    for path in filter(None, (json, html)):
+    asked = ask(suite, options, captions, prompts, classes, noise_seed, against)
+    others = besides(suite, (png, html), beside, samples)
+    for path in filter(None, (json, html, png)):
         writable(path)
     loaded = load(model)
     source = _open(data, images, loaded.method.size)
@@ -139,9 +149,11 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     if json:
         write(result, json)
         print(f"written: {json}")
-    if html:
-        write_html(html, Measured(loaded, source, encodings, result))
-        print(f"written: {html}")
+    on = Measured(loaded, source, encodings, result, others)
+    for place, writer in ((html, write_html), (png, draw)):
+        if place:
+            writer(place, on)
+            print(f"written: {place}")
 
 
 @app.command()

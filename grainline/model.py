@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from grainline.data.collate import texts_of
-from grainline.data.parts import encode_parts
+from grainline.data.parts import Parted, encode_parts
 from grainline.data.record import Damaged
 from grainline.data.tokenized import TextTokenizer
 from grainline.data.tokenizer import read_tokenizer
@@ -101,6 +101,10 @@ class Model:
         a = rows(self.encode(images=[image]), torch.zeros(len(b.item), dtype=torch.int64, device=self.device))
         return on_pixels(self.method.heat(a, b), self.method.grid, (self.method.size, self.method.size))
 
+    def read(self, texts: Sequence[str]) -> Parted:
+        """The ids that the method reads of each text, in parts, and how many tokens are cut."""
+        return encode_parts(self.tokenizer, texts, self.method.context, self.method.parts)
+
     def seen(self, image: ImageLike) -> Image.Image:
         """The square that the model sees of a picture, for laying heat maps over it."""
         return Image.fromarray(self._square(image).permute(1, 2, 0).numpy())
@@ -129,7 +133,7 @@ class Model:
             raise UserError(f"{error.where} cannot be used: {error.cause}; give a picture file") from None
 
     def _texts(self, texts: Sequence[str]) -> Encoded:
-        tokens = encode_parts(self.tokenizer, texts, self.method.context, self.method.parts)
+        tokens = self.read(texts)
         self.cut += sum(tokens.cut)
         padded = to(texts_of(tokens.ids), self.device)
         starts = range(0, len(texts), self.batch)

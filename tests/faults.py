@@ -530,7 +530,7 @@ EXPORT = [
     Fault("evaluate/against.py", "tests/test_zeroshot.py", "the sides of a difference are drawn apart",
           "cell.drawn - earlier[name].drawn", "cell.drawn - earlier[name].drawn[::-1]"),
     Fault("evaluate/against.py", "tests/test_zeroshot.py", "results of other classes are compared",
-          "if _asked(after.queries) != _asked(before.queries):", "if not after.queries:"),
+          "if _asked(one.queries) != _asked(other.queries):", "if not one.queries:"),
     Fault("evaluate/classes.py", "tests/test_zeroshot.py", "names that differ in capitals are two classes",
           "name.casefold() for name", "name for name"),
     Fault("evaluate/encode.py", "tests/test_zeroshot.py", "every label is encoded as a text",
@@ -697,6 +697,56 @@ HIMO = [
           "        for _ in range(DRAWS):\n            rng.random()\n", ""),
 ]
 
+MONOTONICITY = [
+    Fault("evaluate/subtexts.py", "tests/test_monotonicity.py", "what is left over goes to the first parts",
+          "return [k * n // parts for", "return [-(-k * n // parts) for"),
+    Fault("evaluate/subtexts.py", "tests/test_monotonicity.py", "cut texts tie by chance only",
+          "            if read not in self._row_of:\n", "            if text not in self._place:\n"),
+    Fault("evaluate/subtexts.py", "tests/test_monotonicity.py", "subtexts of the source are not used",
+          "tuple(own) or cumulative(caption)", "cumulative(caption)"),
+    Fault("evaluate/encode.py", "tests/test_monotonicity.py", "cut texts that read alike are not counted",
+          "cut=model.cut - cut_before + (run.gathered.spared if run.gathered else 0),",
+          "cut=model.cut - cut_before,"),
+    Fault("evaluate/monotonicity.py", "tests/test_monotonicity.py", "a tie rises",
+          "return all(a < b for", "return all(a <= b for"),
+    Fault("evaluate/monotonicity.py", "tests/test_monotonicity.py", "every tie is put on the cut",
+          "any(a == b and c for", "any(a == b for"),
+    Fault("evaluate/monotonicity.py", "tests/test_monotonicity.py", "later blocks read the wrong pictures",
+          "rows(told.texts, text), picture - start)", "rows(told.texts, text), picture)"),
+    Fault("evaluate/against.py", "tests/test_monotonicity.py", "models of other contexts are not compared",
+          '"scores", "cut")', '"scores")'),
+    Fault("evaluate/figure.py", "tests/test_monotonicity.py", "results of other data stand side by side",
+          'refuse_other(on.result, other, path, "be drawn side by side")', "pass"),
+    Fault("viz/charts.py", "tests/test_monotonicity.py", "cut subtexts look like others",
+          "{ring if hollow else solid}", "{solid}"),
+]
+
+PAIRS = [
+    Fault("evaluate/items.py", "tests/test_cola.py", "pictures pick captions, not captions pictures",
+          "score[:, 0, 0] - score[:, 1, 0], score[:, 1, 1] - score[:, 0, 1]",
+          "score[:, 0, 0] - score[:, 0, 1], score[:, 1, 1] - score[:, 1, 0]"),
+    Fault("evaluate/items.py", "tests/test_cola.py", "a tie of an item is right",
+          "Choices(margin > 0, margin == 0)", "Choices(margin >= 0, margin == 0)"),
+    Fault("evaluate/cola.py", "tests/test_cola.py", "items that share pictures are drawn as independent",
+          "replicates(right, groups, resamples", "replicates(right, None, resamples"),
+    Fault("evaluate/cola.py", "tests/test_cola.py", "one lost picture may cost any number of items",
+          "if not kept or lost > most_lost * len(source.items):", "if not kept:"),
+    Fault("data/sources/cola.py", "tests/test_cola.py tests/test_sources.py", "two URLs share a picture",
+          "if urls.setdefault(name, url) != url:", "if not urls.setdefault(name, url):"),
+    Fault("evaluate/noise.py", "tests/test_stability.py", "noise never stands at the end",
+          '% (n + 1) for text', '% max(n, 1) for text'),
+    Fault("evaluate/noise.py", "tests/test_stability.py", "every picture gets the same sentence of noise",
+          '[seed, "sentence", key]', '[seed, "sentence"]'),
+    Fault("evaluate/stability.py", "tests/test_stability.py", "SSI is a mean over subtexts, not pictures",
+          "np.unique(picture[mine],", "np.unique(np.arange(mine.sum()),"),
+    Fault("evaluate/stability.py", "tests/test_stability.py", "a negative score turns the change around",
+          "np.maximum(np.abs(s), FLOOR)", "np.maximum(s, FLOOR)"),
+    Fault("evaluate/stability.py", "tests/test_stability.py", "texts that read alike are encoded again",
+          "        gathered.add({PLAIN: texts, NOISY: noise[-1].texts})\n",
+          "        gathered._row_of.clear()\n        gathered.add({PLAIN: texts, NOISY: noise[-1].texts})\n"),
+    Fault("evaluate/result.py", "tests/test_stability.py", "results with other noise are compared",
+          '("noise seed", one.settings.get("noise_seed"), other.settings.get("noise_seed")),', ""),
+]
 # fmt: on
 
 FAULTS = (
@@ -720,4 +770,6 @@ FAULTS = (
     + TUNING
     + KEPT
     + HIMO
+    + MONOTONICITY
+    + PAIRS
 )

@@ -19,11 +19,14 @@ from grainline.errors import UserError
 from grainline.evaluate.encode import Captions, Encodings, encode_source
 from grainline.evaluate.foils import choices
 from grainline.evaluate.intervals import interval
+from grainline.evaluate.items import Items
+from grainline.evaluate.noise import NOISY, PLAIN, Drawn, Noise
 from grainline.evaluate.outcome import Options, metrics_of
 from grainline.evaluate.pool import pooled
 from grainline.evaluate.protocols import coco_split, folds
 from grainline.evaluate.result import from_json, read, to_json, write
 from grainline.evaluate.retrieval import ranks
+from grainline.evaluate.subtexts import EACH, HALVES, THIRDS, Subtexts
 from grainline.evaluate.suite import CELLS, SUITES, foil_cells, foils_suite, retrieval_cells, retrieval_suite
 from grainline.evaluate.table import table
 from grainline.evaluate.zeroshot import with_classes
@@ -316,8 +319,14 @@ def test_names_of_pictures_tell_the_two_sets_of_coco_apart() -> None:
 
 
 def with_everything() -> Encodings:
-    """Foils and classes."""
-    return with_classes(Colours(), with_foils("first"), ["{}"])
+    """Foils, classes, items, subtexts and noise."""
+    data = with_classes(Colours(), with_foils("first"), ["{}"])
+    pair = torch.tensor([[0, 1], [1, 2]])
+    two = ((0, 1), (1, 2), (2, 0))
+    of = {HALVES: two, THIRDS: ((),) * 3, EACH: two, PLAIN: two, NOISY: two[::-1]}
+    told = Subtexts(data.strings, (False,) * 3, torch.arange(3), data.texts, of)
+    noise = Noise(0, told, (Drawn(0, (0, 2), (1, 2), ("", "")),) * 3)
+    return data._replace(items=Items((0, 1), pair, pair, 2), subtexts=told, noise=noise)
 
 
 def with_foils(captions: Captions = "whole") -> Encodings:

@@ -50,6 +50,7 @@ class CheckReport(NamedTuple):
     captions: Spread | None  # captions per picture
     words: Spread | None  # words per caption; long descriptions are captions here
     sentences: Spread | None  # sentences per caption
+    subtexts: Spread | None  # subtexts per picture, where the source has its own
     short_side: Spread | None  # pixels
     long_side: Spread | None
     longs: int  # records with a long description beside their captions
@@ -75,6 +76,7 @@ class _Tally:
         self.captions: list[int] = []
         self.words: list[int] = []
         self.sentences: list[int] = []
+        self.subtexts: list[int] = []
         self.sides: list[tuple[int, int]] = []
         self.longs = self.regions = 0
         self.faults: dict[str, list[str]] = defaultdict(list)
@@ -94,6 +96,7 @@ class _Tally:
         self.captions.append(len(record.captions))
         self.longs += record.long is not None
         self.regions += bool(record.regions)
+        self.subtexts += [len(record.subtexts)] if record.subtexts else []
         for text in (*record.captions, *([record.long] if record.long else [])):
             self.words.append(len(text.split()))
             self.sentences.append(len(split(text)))
@@ -132,6 +135,7 @@ def check(
         captions=spread(tally.captions),
         words=spread(tally.words),
         sentences=spread(tally.sentences),
+        subtexts=spread(tally.subtexts),
         short_side=spread([short for short, _ in tally.sides]),
         long_side=spread([long for _, long in tally.sides]),
         longs=tally.longs,
@@ -225,6 +229,7 @@ def render(report: CheckReport) -> str:
         "captions/image": report.captions,
         "words/caption": report.words,
         "sentences/capt.": report.sentences,
+        "subtexts/image": report.subtexts,
         "short side, px": report.short_side,
         "long side, px": report.long_side,
     }

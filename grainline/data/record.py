@@ -33,6 +33,7 @@ class Record(NamedTuple):
 
     `captions` are alternative descriptions of the whole picture (five in Flickr8k, one in OpenStax).
     `long` is a longer description, where the source has one beside its captions.
+    `subtexts` are pieces of the whole text, each longer than the one before, where the source has its own.
     """
 
     key: str  # unique in its source; what logs and reports call it
@@ -41,6 +42,7 @@ class Record(NamedTuple):
     long: str | None = None
     regions: tuple[Region, ...] = ()
     foils: tuple[Foil, ...] = ()
+    subtexts: tuple[str, ...] = ()
 
     @property
     def whole(self) -> str:

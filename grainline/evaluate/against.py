@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from grainline.errors import UserError
 from grainline.evaluate.intervals import from_replicates
 from grainline.evaluate.outcome import options_of
-from grainline.evaluate.result import Result, Unit, read, refuse_unlike
+from grainline.evaluate.result import DECIMALS, Result, Unit, labelled, read, refuse_unlike
 from grainline.evaluate.suite import CELLS
 
-FOUND = ("rank", "tied", "right", "predicted", "per_class", "confusions")
+FOUND = ("rank", "tied", "right", "predicted", "per_class", "confusions", "scores", "cut")
 """Fields of `Result.queries` that a model decides; all others say what it was asked."""
 
 
@@ -28,6 +28,11 @@ class Difference(NamedTuple):
     high: float
     unit: Unit
 
+    @property
+    def label(self) -> str:
+        """The name, with the better direction where it is not up."""
+        return labelled(self.name, self.unit)
+
     def text(self, number: float, sign: str = "") -> str:
         """A number in the unit of the metric; of shares in points of a percent.
 
@@ -36,7 +41,7 @@ class Difference(NamedTuple):
         ('50.0 %', '-1.2', '+0.4')
         """
         if self.unit != "share":
-            return f"{number:{sign},.1f}"
+            return f"{number:{sign},.{DECIMALS[self.unit]}f}"
         return f"{100 * number:{sign}.1f}" + ("" if sign else " %")
 
 
@@ -47,12 +52,7 @@ def against(after: Result, before: Result, where: str = "the earlier result") ->
 
     Raises UserError unless both were asked the same, and for a pooled result, which keeps no outcomes.
     """
-    refuse_unlike(after, before, f"be compared ({where})")
-    _refuse_empty(before, where)
-    if _asked(after.queries) != _asked(before.queries):
-        raise UserError(
-            f"{where} asks other pictures, texts or classes than this result; use the same data and options"
-        )
+    refuse_other(after, before, where, "be compared")
     options = options_of(after)
     cells, earlier = (CELLS[after.suite]([result.queries], options) for result in (after, before))
     out = []
@@ -61,6 +61,19 @@ def against(after: Result, before: Result, where: str = "the earlier result") ->
         ends = from_replicates(value, cell.drawn - earlier[name].drawn, options.level)
         out.append(Difference(name, earlier[name].value, cell.value, *ends, cell.unit))
     return out
+
+
+def refuse_other(one: Result, other: Result, where: str, what: str) -> None:
+    """Raise UserError unless both were asked the same, so that they can {what}.
+
+    where  what to call `other` in an error
+    """
+    refuse_unlike(one, other, f"{what} ({where})")
+    _refuse_empty(other, where)
+    if _asked(one.queries) != _asked(other.queries):
+        raise UserError(
+            f"{where} asks other pictures, texts or classes than this result; use the same data and options"
+        )
 
 
 def read_earlier(path: str, suite: str) -> Result:

@@ -6,15 +6,19 @@ from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluate.against import noted, read_earlier
 from grainline.evaluate.classes import TEMPLATES, read_classes, read_templates
+from grainline.evaluate.cola import COLA, items_file, with_items
 from grainline.evaluate.encode import CAPTIONS, Captions, Encoder, Encodings, Progress, encode_source
+from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.outcome import Options
 from grainline.evaluate.protocols import PROTOCOLS
 from grainline.evaluate.result import Result
 from grainline.evaluate.score import Scorer
+from grainline.evaluate.stability import STABILITY, with_noise
 from grainline.evaluate.suite import SUITES
 from grainline.evaluate.zeroshot import with_classes
 
 ZEROSHOT = "zeroshot"
+SUBTEXTS = (MONOTONICITY, STABILITY)  # suites of the subtexts of one caption a picture
 
 
 class Asked(NamedTuple):
@@ -25,6 +29,7 @@ class Asked(NamedTuple):
     captions: Captions
     templates: tuple[str, ...]  # of prompts
     listed: dict[str, str] | None  # label -> name of all classes; None: those of the pictures
+    noise_seed: int
     against: str | None
     earlier: Result | None  # the result to compare with
 
@@ -35,6 +40,7 @@ def ask(
     captions: str | None = None,
     prompts: str | None = None,
     classes: str | None = None,
+    noise_seed: int | None = None,
     against: str | None = None,
 ) -> Asked:
     """The options of the command, checked. Raises UserError for those that do not go together."""
@@ -42,37 +48,56 @@ def ask(
         raise UserError(f"--suite is {suite!r}; allowed are {', '.join(SUITES)}")
     if options.protocol not in PROTOCOLS:
         raise UserError(f"--protocol is {options.protocol!r}; allowed are {', '.join(PROTOCOLS)}")
-    for name, value in (("--prompts", prompts), ("--classes", classes)):
-        if value is not None and suite != ZEROSHOT:
-            raise UserError(f"{name} goes with --suite {ZEROSHOT}, not with {suite}")
+    for name, value, owner in (
+        ("--prompts", prompts, ZEROSHOT),
+        ("--classes", classes, ZEROSHOT),
+        ("--noise-seed", noise_seed, STABILITY),
+    ):
+        if value is not None and suite != owner:
+            raise UserError(f"{name} goes with --suite {owner}, not with {suite}")
+    earlier = None if against is None else read_earlier(against, suite)
+    used = noise_seed or 0
+    if earlier and suite == STABILITY and earlier.settings.get("noise_seed") != used:
+        made = earlier.settings.get("noise_seed")
+        raise UserError(f"{against} was made with --noise-seed {made}, not {used}; use the same")
     return Asked(
         suite,
         options,
         _captions(suite, captions),
         TEMPLATES if prompts is None else read_templates(prompts),
         None if classes is None else read_classes(classes),
+        used,
         against,
-        None if against is None else read_earlier(against, suite),
+        earlier,
     )
 
 
 def encoded(
     asked: Asked, model: Encoder, source: Source, batch: int, damage: float, progress: Progress | None = None
 ) -> Encodings:
-    """The source with all that the suite reads. `damage` is the share of samples that may be skipped."""
+    """The source with all that the suite reads.
+
+    damage  share of samples, and of items, that may be skipped
+
+    Raises UserError where the source lacks what the suite reads, and for too much damage.
+    """
+    items = items_file(source) if asked.suite == COLA else None
     data = encode_source(
         model,
         source,
         captions=asked.captions,
-        encode_texts=asked.suite != ZEROSHOT,
+        encode_texts=asked.suite not in (ZEROSHOT, *SUBTEXTS),
         foils=asked.suite == "foils",
+        subtexts=asked.suite in SUBTEXTS,
         batch=batch,
         max_damaged=damage,
         progress=progress,
     )
     if asked.suite == ZEROSHOT:
         data = with_classes(model, data, asked.templates, asked.listed, batch)
-    return data
+    if asked.suite == STABILITY:
+        data = with_noise(model, data, asked.noise_seed, batch)
+    return data if items is None else with_items(data, items, damage)
 
 
 def measured(asked: Asked, method: Scorer, data: Encodings, model: dict[str, Any]) -> Result:
@@ -85,10 +110,13 @@ def measured(asked: Asked, method: Scorer, data: Encodings, model: dict[str, Any
 
 
 def _captions(suite: str, given: str | None) -> Captions:
-    default: Captions = "first" if suite == ZEROSHOT else "whole"
-    if suite == ZEROSHOT and given not in (None, default):
-        raise UserError(f"--captions is {given!r}; for {suite} the first caption is the class: leave it out")
+    fixed: dict[str, Captions] = {ZEROSHOT: "first", COLA: "each"}
+    if suite in fixed and given not in (None, fixed[suite]):
+        why = "the first caption is the class" if suite == ZEROSHOT else "every caption has its own picture"
+        raise UserError(f"--captions is {given!r}; for {suite} {why}: leave it out")
+    if suite in SUBTEXTS and given == "each":
+        raise UserError(f"--captions is 'each'; {suite} takes one text a picture: whole or first")
     found = next((known for known in CAPTIONS if known == given), None)
     if given is not None and found is None:
         raise UserError(f"--captions is {given!r}; allowed are {', '.join(CAPTIONS)}")
-    return found or default
+    return found or fixed.get(suite, "whole")

@@ -15,12 +15,16 @@ from torch import Tensor
 
 from grainline.data.causes import MISSING_CAPTION
 from grainline.data.decode import decode
+from grainline.data.parts import Parted
 from grainline.data.record import Damaged, Record, Source
 from grainline.data.sources import remarks
 from grainline.errors import UserError
 from grainline.evaluate.classes import ClassTexts
 from grainline.evaluate.foils import FoilPairs
+from grainline.evaluate.items import Items
+from grainline.evaluate.noise import Noise
 from grainline.evaluate.score import Scorer
+from grainline.evaluate.subtexts import Gathered, Subtexts, sequences
 from grainline.types import Encoded, concat, rows, vectors_only
 
 Captions = Literal["whole", "each", "first"]
@@ -39,6 +43,9 @@ class Encoder(Protocol):
     @property
     def cut(self) -> int:
         """How many texts so far were longer than the context, and cut."""
+
+    def read(self, texts: Sequence[str]) -> Parted:
+        """What it reads of texts, and how much of each is cut."""
 
     def encode(
         self,
@@ -67,6 +74,9 @@ class Encodings(NamedTuple):
     positions: tuple[int, ...]  # [N] where each picture stands in the source: skipped samples leave gaps
     remarks: tuple[str, ...] = ()  # what the source found at opening
     classes: ClassTexts | None = None  # None: not asked for
+    items: Items | None = None  # None: not asked for
+    subtexts: Subtexts | None = None  # None: not asked for
+    noise: Noise | None = None  # None: not asked for
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller
@@ -77,6 +87,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     need_text: bool = True,
     encode_texts: bool = True,
     foils: bool = False,
+    subtexts: bool = False,
     batch: int = 64,
     max_damaged: float = 0.1,
     progress: Progress | None = None,
@@ -87,6 +98,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     need_text    a picture without a text counts as damaged; else it is encoded alone
     encode_texts  False keeps the texts as strings only: the names of classes come again and again
     foils        encode the foils and their true captions too
+    subtexts     encode the cumulative subtexts of the first text of every picture too
     batch        pictures, and texts, that the model sees at once
     max_damaged  share of samples that may be skipped
 
@@ -98,7 +110,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     if len(source) == 0:
         raise UserError(f"no samples in {source.path}; evaluation needs at least one")
     cut_before = model.cut
-    run = _Run(model, captions, need_text, encode_texts, foils, batch)
+    run = _Run(model, captions, need_text, encode_texts, foils, subtexts, batch)
     failed: list[tuple[str, str]] = []  # cause, text: an exception would keep its picture in memory
     for index in range(len(source)):
         try:
@@ -113,6 +125,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     if len(failed) == len(source):
         raise UserError(f"no sample of {source.path} can be used; the first of {len(failed)}: {failed[0][1]}")
     pairs = run.foil_pairs(source.path) if foils else None
+    told = run.subtexts(source.path)  # encodes the last of them, so before what was cut is counted
     images = _numbered(run.images.stacked())
     return Encodings(
         images=images,
@@ -127,9 +140,10 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         damaged=dict(Counter(cause for cause, _ in failed)),
         damaged_first=tuple(text for _, text in failed[:NAMED]),
         blank=run.blank,
-        cut=model.cut - cut_before,
+        cut=model.cut - cut_before + (run.gathered.spared if run.gathered else 0),
         positions=tuple(run.positions),
         remarks=remarks(source),
+        subtexts=told,
     )
 
 
@@ -186,6 +200,7 @@ class _Run:
         need_text: bool,
         encode_texts: bool,
         foils: bool,
+        subtexts: bool,
         batch: int,
     ) -> None:
         kept = (lambda x: x) if model.method.pairwise else vectors_only
@@ -193,6 +208,8 @@ class _Run:
         self.texts = _Rows(lambda items: kept(model.encode(texts=items)), batch)
         self.foil_strings: list[str] = []
         self.foil_texts = _Rows(lambda items: kept(model.encode(texts=items)), batch)
+        self.steps = _Rows(lambda items: kept(model.encode(texts=items)), batch)
+        self.gathered = Gathered(model.read, self.steps.add) if subtexts else None
         self.captions, self.need_text = captions, need_text
         self.encode_texts, self.foils = encode_texts, foils
         self.keys: list[str] = []
@@ -219,6 +236,8 @@ class _Run:
             self.owner.append(row)
         if self.foils:
             self._add_foils(record, row)
+        if self.gathered is not None:
+            self.gathered.add(sequences(real[0] if real else "", record.subtexts))
 
     def _add_foils(self, record: Record, row: int) -> None:
         seen: dict[str, int] = {}
@@ -236,6 +255,13 @@ class _Run:
         picture, true, foil = torch.tensor(self.pairs).T
         encoded = _numbered(self.foil_texts.stacked(), [-1] * self.foil_texts.number)
         return FoilPairs(picture, true, foil, encoded, tuple(self.kinds), tuple(self.foil_strings))
+
+    def subtexts(self, path: str) -> Subtexts | None:
+        if self.gathered is None:
+            return None
+        if not self.steps.number:
+            raise UserError(f"no text in {path}; subtexts are cut from captions")
+        return self.gathered.encoded(_numbered(self.steps.stacked(), [-1] * self.steps.number))
 
 
 def stack(parts: Sequence[Encoded]) -> Encoded:

@@ -32,6 +32,14 @@ HITS = 5  # candidates of an example
 SENTENCES = 12  # of a text whose heat is shown
 
 
+class Beside(NamedTuple):
+    """What the figure of monotonicity shows beside the model that was measured."""
+
+    paths: tuple[str, ...] = ()
+    results: tuple[Result, ...] = ()  # of other models
+    samples: tuple[str, ...] = ()  # keys of pictures; none: from the worst to the best
+
+
 class Measured(NamedTuple):
     """A result with what it was measured on."""
 
@@ -39,6 +47,7 @@ class Measured(NamedTuple):
     source: Source
     data: Encodings
     result: Result
+    beside: Beside = Beside()
 
     def picture(self, row: int) -> Image.Image | Gone:
         """The square that the model sees of an encoded picture, or why it cannot be shown."""

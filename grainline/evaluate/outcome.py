@@ -33,7 +33,7 @@ class Cell(NamedTuple):
     value: float
     drawn: np.ndarray  # [R] its value in every resample
     queries: int
-    chance: float
+    chance: float | None  # None: there is no such thing
     ties: int
     unit: Unit
     wilson: tuple[float, float] | None = None

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from grainline.evaluate.cola import COLA, MULTI
 from grainline.evaluate.examples import (
     HITS,
     SENTENCES,
@@ -15,12 +16,20 @@ from grainline.evaluate.examples import (
     worst_classes,
     worst_foils,
 )
+from grainline.evaluate.extremes import best_items, least_changed, most_changed, worst_items
+from grainline.evaluate.figure import labels, risings
+from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.result import Result
+from grainline.evaluate.stability import SSI, STABILITY
+from grainline.evaluate.subtexts import EACH, HALVES, THIRDS
 from grainline.evaluate.suite import ALL, I2T, T2I
 from grainline.evaluate.zeroshot import KEPT, PER_CLASS
 from grainline.viz.classes import classified, confusions
+from grainline.viz.items import crossed
+from grainline.viz.noise import disturbed
 from grainline.viz.page import Section, hint, render_page, summary, write_page
 from grainline.viz.report import comparisons, examples, table
+from grainline.viz.rising import RULES, models, rising
 
 HEAT = (
     "Heat is orange where a patch speaks for the sentence and blue where it speaks against it; all sentences "
@@ -38,17 +47,18 @@ def write_html(path: str | Path, on: Measured) -> None:
 
 def headline(result: Result) -> dict[str, str]:
     """The numbers that stand on top of the page."""
-    top = (f"{T2I} R@1", f"{I2T} R@1", ALL, "top-1 accuracy", PER_CLASS)
+    top = (f"{T2I} R@1", f"{I2T} R@1", ALL, "top-1 accuracy", PER_CLASS, HALVES, THIRDS, EACH, MULTI, SSI)
     names = [name for name in top if name in {m.name for m in result.metrics}]
-    shown = {name: result.metric(name) for name in names}
+    shown = [result.metric(name) for name in names]
     values = {
-        name[0].upper() + name[1:]: f"{m.text(m.value)}\n{m.ends()}\nchance {m.text(m.chance)}"
-        for name, m in shown.items()
+        m.label[0].upper() + m.label[1:]: f"{m.text(m.value)}\n{m.ends()}"
+        + ("" if m.chance is None else f"\nchance {m.text(m.chance)}")
+        for m in shown
     }
-    skipped = sum(result.data["damaged"].values())
+    skipped, texts = sum(result.data["damaged"].values()), result.data["texts"]
     return values | {
         "Pictures": f"{result.data['pictures']:,}" + (f"\n{skipped:,} skipped" if skipped else ""),
-        "Prompts" if result.suite == "zeroshot" else "Texts": f"{result.data['texts']:,}",
+        {"zeroshot": "Prompts", MONOTONICITY: "Subtexts"}.get(result.suite, "Texts"): f"{texts:,}",
     }
 
 
@@ -91,7 +101,48 @@ def _zeroshot(on: Measured) -> list[Section]:
     ]
 
 
-_OUTCOMES = {"retrieval": _retrieval, "foils": _foils, "zeroshot": _zeroshot}
+def _monotonicity(on: Measured) -> list[Section]:
+    shown = risings(on)  # first: it refuses results of other data
+    order = (
+        "Named with --samples." if on.beside.samples else f"Evenly spaced from the worst {EACH} to the best."
+    )
+    sections = [
+        Section("Score by subtexts", hint(f"{order} {RULES} {seen(on)}") + "".join(map(rising, shown)))
+    ]
+    if not on.beside.results:
+        return sections
+    results = [on.result, *on.beside.results]
+    rows = [
+        (name, {m.name: f"{m.text(m.value)} ({m.ends()})" for m in result.metrics})
+        for name, result in zip(labels(results), results, strict=True)
+    ]
+    return [Section("Models side by side", models(rows)), *sections]
+
+
+def _cola(on: Measured) -> list[Section]:
+    order = "By the lesser of the two differences: the own picture of a caption less the other one."
+    return [
+        Section("Items: most wrong", hint(f"{order} {seen(on)}") + crossed(worst_items(on))),
+        Section("Items: most right", hint(order) + crossed(best_items(on))),
+    ]
+
+
+def _stability(on: Measured) -> list[Section]:
+    order = "One subtext for each picture, by |(s - s~) / s| of the scores s without and s~ with the noise."
+    return [
+        Section("Noise: largest change", hint(f"{order} {seen(on)}") + disturbed(most_changed(on))),
+        Section("Noise: smallest change", hint(order) + disturbed(least_changed(on))),
+    ]
+
+
+_OUTCOMES = {
+    "retrieval": _retrieval,
+    "foils": _foils,
+    "zeroshot": _zeroshot,
+    MONOTONICITY: _monotonicity,
+    COLA: _cola,
+    STABILITY: _stability,
+}
 
 
 def seen(on: Measured) -> str:

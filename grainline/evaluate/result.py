@@ -15,7 +15,9 @@ import torch
 import grainline
 from grainline.errors import UserError
 
-Unit = Literal["share", "rank", "sum"]
+Unit = Literal["share", "rank", "sum", "correlation", "change"]
+DECIMALS: dict[Unit, int] = {"share": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2}
+LESS_IS_BETTER: tuple[Unit, ...] = ("rank", "change")
 
 
 class Metric(NamedTuple):
@@ -26,12 +28,17 @@ class Metric(NamedTuple):
     low: float  # bootstrap interval over pictures
     high: float
     queries: int
-    chance: float  # what a random ranking, or a coin, reaches
+    chance: float | None  # what a random ranking, or a coin, reaches; None: there is no such thing
     ties: int  # queries where an exact tie with a negative decided, counted as wrong
-    unit: Unit  # share of 1, a rank, or a sum of percentages
+    unit: Unit  # share of 1, a rank, a sum of percentages, a correlation, or a change in percent
     wilson: tuple[float, float] | None = None  # second interval, of plain accuracies
 
-    def text(self, number: float) -> str:
+    @property
+    def label(self) -> str:
+        """The name, with the better direction where it is not up."""
+        return labelled(self.name, self.unit)
+
+    def text(self, number: float | None) -> str:
         """A number in the unit of the metric.
 
         >>> share = Metric("R@1", 0.3126, 0.2, 0.4, 500, 0.002, 0, "share")
@@ -39,10 +46,14 @@ class Metric(NamedTuple):
         ['31.3 %', '0.20 %', '100.0 %']
         >>> Metric("median rank", 3.5, 3.0, 4.0, 500, 250.5, 0, "rank").text(1250.5)
         '1,250.5'
+        >>> Metric("HiMo@K", 0.8841, 0.8, 0.9, 500, 0.0, 0, "correlation").text(0.8841)
+        '0.884'
         """
+        if number is None:
+            return "none"
         if self.unit == "share":
             return f"{100 * number:.{2 if 0 < number < 0.01 else 1}f} %"
-        return f"{number:,.1f}"
+        return f"{number:,.{DECIMALS[self.unit]}f}"
 
     def ends(self) -> str:
         """The interval as text.
@@ -51,6 +62,15 @@ class Metric(NamedTuple):
         '28.7 to 40.0 %'
         """
         return f"{self.text(self.low).removesuffix(' %')} to {self.text(self.high)}"
+
+
+def labelled(name: str, unit: Unit) -> str:
+    """The name of a metric for a table.
+
+    >>> labelled("SSI", "change"), labelled("rSum", "sum")
+    ('SSI (lower is better)', 'rSum')
+    """
+    return f"{name} (lower is better)" if unit in LESS_IS_BETTER else name
 
 
 class Result(NamedTuple):
@@ -128,6 +148,8 @@ def refuse_unlike(one: Result, other: Result, what: str) -> None:
         ("data fingerprint", one.data["fingerprint"], other.data["fingerprint"]),
         ("captions", one.settings["captions"], other.settings["captions"]),
         ("number of pictures", one.data["pictures"], other.data["pictures"]),
+        ("noise seed", one.settings.get("noise_seed"), other.settings.get("noise_seed")),
+        ("noise sentences", one.settings.get("noise_pool"), other.settings.get("noise_pool")),
     ):
         if a != b:
             raise UserError(f"results with {name} {a} and {b} cannot {what}; they must be the same")

@@ -1,8 +1,11 @@
 """Suites: from encodings to a result.
 
-retrieval  image to text and text to image: recalls, their sum, median ranks
-foils      share of comparisons in which the true text beats a false one, by what is false
-zeroshot   share of pictures whose class is found by its prompts (zeroshot.py)
+retrieval     image to text and text to image: recalls, their sum, median ranks
+foils         share of comparisons in which the true text beats a false one, by what is false
+zeroshot      share of pictures whose class is found by its prompts (zeroshot.py)
+monotonicity  whether scores rise with the sentences of a caption (monotonicity.py)
+cola          share of items of two pictures whose captions both find their own (cola.py)
+stability     how much a sentence without meaning for the picture changes scores (stability.py)
 """
 
 from collections.abc import Callable
@@ -11,14 +14,17 @@ from typing import Any
 import numpy as np
 
 from grainline.errors import UserError
+from grainline.evaluate.cola import COLA, cola_cells, cola_suite
 from grainline.evaluate.encode import Encodings
 from grainline.evaluate.foils import foil_choices
 from grainline.evaluate.intervals import replicates, wilson
+from grainline.evaluate.monotonicity import MONOTONICITY, monotonicity_cells, monotonicity_suite
 from grainline.evaluate.outcome import Cell, Options, only_plain, result_of
 from grainline.evaluate.protocols import folds
 from grainline.evaluate.result import Result, Unit
 from grainline.evaluate.retrieval import Ranks, chance_median, chance_recall
 from grainline.evaluate.score import Scorer, retrieval_ranks
+from grainline.evaluate.stability import STABILITY, stability_cells, stability_suite
 from grainline.evaluate.zeroshot import zeroshot_cells, zeroshot_suite
 from grainline.types import rows
 
@@ -109,11 +115,17 @@ SUITES: dict[str, Suite] = {
     "retrieval": retrieval_suite,
     "foils": foils_suite,
     "zeroshot": zeroshot_suite,
+    MONOTONICITY: monotonicity_suite,
+    COLA: cola_suite,
+    STABILITY: stability_suite,
 }
 CELLS: dict[str, Cells] = {
     "retrieval": retrieval_cells,
     "foils": foil_cells,
     "zeroshot": zeroshot_cells,
+    MONOTONICITY: monotonicity_cells,
+    COLA: cola_cells,
+    STABILITY: stability_cells,
 }
 
 
@@ -125,7 +137,7 @@ def _sum(fold: dict[str, Cell]) -> Cell:
         100 * sum(cell.value for cell in recalls),
         100 * np.sum([cell.drawn for cell in recalls], axis=0),
         sum(cell.queries for cell in ends),
-        100 * sum(cell.chance for cell in recalls),
+        100 * sum(cell.chance or 0.0 for cell in recalls),
         sum(cell.ties for cell in ends),
         "sum",
     )
@@ -169,7 +181,7 @@ def _mean(cells: list[Cell]) -> Cell:
         float(np.mean([cell.value for cell in cells])),
         np.mean([cell.drawn for cell in cells], axis=0),
         sum(cell.queries for cell in cells),
-        float(np.mean([cell.chance for cell in cells])),
+        float(np.mean([cell.chance or 0.0 for cell in cells])),
         sum(cell.ties for cell in cells),
         unit,
     )

@@ -23,7 +23,7 @@ def table(result: Result) -> Table:
         out.add_column(column, justify="right", no_wrap=True)
     for metric in result.metrics:
         out.add_row(
-            escape(metric.name), metric.text(metric.value), metric.ends(), metric.text(metric.chance),
+            escape(metric.label), metric.text(metric.value), metric.ends(), metric.text(metric.chance),
             f"{metric.queries:,}", f"{metric.ties:,}",
         )  # fmt: skip
     return out
@@ -39,5 +39,5 @@ def difference_table(result: Result) -> Table:
     for fields in entry["differences"]:
         row = Difference(**fields)
         shown = [row.text(x, sign) for x, sign in ((row.before, ""), (row.after, ""), (row.value, "+"))]
-        out.add_row(escape(row.name), *shown, f"{row.text(row.low, '+')} to {row.text(row.high, '+')}")
+        out.add_row(escape(row.label), *shown, f"{row.text(row.low, '+')} to {row.text(row.high, '+')}")
     return out

@@ -22,6 +22,8 @@ class Series(NamedTuple):
     name: str
     x: Sequence[float]
     y: Sequence[float]
+    hollow: Sequence[bool] = ()  # points that are drawn as rings; () for none
+    signs: Sequence[tuple[float, float, str]] = ()  # x, y and a character that is set just above
 
 
 class Chart(NamedTuple):
@@ -31,6 +33,7 @@ class Chart(NamedTuple):
     x_label: str
     y_label: str
     series: Sequence[Series]
+    whole: bool = False  # x counts: its ticks are whole numbers
 
 
 class _Frame(NamedTuple):
@@ -60,19 +63,22 @@ def line_chart(chart: Chart) -> str:
     Long series are drawn as means of neighbouring points, with a band from the lowest to the highest of
     them, so that no peak is hidden. All names and labels are escaped.
     """
-    title, x_label, y_label, series = chart
+    title, x_label, y_label, series, whole = chart
     assert 1 <= len(series) <= len(DASHES), len(series)
     clean = [_finite(one) for one in series]
     x = np.concatenate([one[0] for one in clean])
     y = np.concatenate([one[1] for one in clean])
     if len(x) == 0:
         return f"<figure><figcaption>{escape(title)}: no finite values</figcaption></figure>"
-    x_ticks, y_ticks = ticks(x.min(), x.max(), about=4), ticks(y.min(), y.max())
+    x_ticks, y_ticks = ticks(x.min(), x.max(), about=12 if whole else 4), ticks(y.min(), y.max())
+    if whole:
+        x_ticks = [tick for tick in x_ticks if tick == round(tick)]
     ends = (x.min(), x.max()) if x.min() < x.max() else (x_ticks[0], x_ticks[-1])
     x_ticks = [tick for tick in x_ticks if ends[0] <= tick <= ends[1]]
     frame = _Frame(ends, (y_ticks[0], y_ticks[-1]))
     body = [_axes(frame, x_ticks, y_ticks, x_label, y_label)]
     body += [_line(frame, points, i) for i, points in enumerate(clean)]
+    body += [_marks(frame, one, points, i) for i, (one, points) in enumerate(zip(series, clean, strict=True))]
     legend = "".join(_key(one, i, points) for i, (one, points) in enumerate(zip(series, clean, strict=True)))
     names = ", ".join(_spoken(one, points) for one, points in zip(series, clean, strict=True))
     label = escape(f"{title}: {y_label} over {x_label}. {names}", quote=True)
@@ -166,13 +172,23 @@ def _line(frame: _Frame, points: tuple[np.ndarray, np.ndarray], order: int) -> s
     if len(x) > POINTS:
         edge = [(x[b].mean(), y[b].max()) for b in blocks] + [(x[b].mean(), y[b].min()) for b in blocks[::-1]]
         band = f'<polygon points="{_path(frame, edge)}" fill="var(--s{order})" opacity="0.18"/>'
-    few = zip(x, y, strict=True) if len(x) <= FEW else ()
-    dots = "".join(
-        f'<circle cx="{frame.px(a):.1f}" cy="{frame.py(b):.1f}" r="2.5" fill="var(--s{order})"/>'
-        for a, b in few
-    )
     style = f'stroke="var(--s{order})" stroke-dasharray="{DASHES[order]}"'
-    return f'{band}<polyline class="series" points="{_path(frame, middle)}" {style}/>{dots}'
+    return f'{band}<polyline class="series" points="{_path(frame, middle)}" {style}/>'
+
+
+def _marks(frame: _Frame, series: Series, points: tuple[np.ndarray, np.ndarray], order: int) -> str:
+    """The points of a short series, and the signs over it."""
+    assert not series.hollow or len(series.hollow) == len(points[0]), "hollow points are all finite"
+    few = zip(*points, series.hollow or [False] * len(points[0]), strict=True)
+    solid, ring = f'fill="var(--s{order})"', f'class="ring" stroke="var(--s{order})"'
+    dots = "".join(
+        f'<circle cx="{frame.px(x):.1f}" cy="{frame.py(y):.1f}" r="2.5" {ring if hollow else solid}/>'
+        for x, y, hollow in (few if len(points[0]) <= FEW else ())
+    )
+    return dots + "".join(
+        f'<text x="{frame.px(x):.1f}" y="{frame.py(y) - 5:.1f}" text-anchor="middle">{escape(sign)}</text>'
+        for x, y, sign in series.signs
+    )
 
 
 def _path(frame: _Frame, points: Sequence[tuple[float, float]]) -> str:

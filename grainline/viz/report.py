@@ -20,7 +20,9 @@ class Row(Protocol):
     """What a table shows of a metric."""
 
     @property
-    def name(self) -> str: ...
+    def label(self) -> str:
+        """The name, with the better direction where it is not up."""
+
     @property
     def value(self) -> float: ...
     @property
@@ -30,12 +32,12 @@ class Row(Protocol):
     @property
     def queries(self) -> int: ...
     @property
-    def chance(self) -> float: ...
+    def chance(self) -> float | None: ...
     @property
     def ties(self) -> int: ...
     @property
     def unit(self) -> str: ...
-    def text(self, number: float) -> str:
+    def text(self, number: float | None) -> str:
         """A number in the unit of the metric."""
 
     def ends(self) -> str:
@@ -104,7 +106,7 @@ def charts(drawn: Sequence[Chart]) -> str:
 def table(result: Tabled) -> str:
     """Metrics with intervals, chance and counts; settings, data and versions folded away."""
     shares = [m for m in result.metrics if m.unit == "share"]
-    top = max((max(m.high, m.chance) for m in shares), default=1.0) or 1.0
+    top = max((max(m.high, m.chance or 0.0) for m in shares), default=1.0) or 1.0
     end = min(1.0, -(-top * 10 // 1) / 10)  # up to the next ten per cent
     size = f"{result.data['pictures']:,} pictures, {result.data['texts']:,} texts"
     caption = f"{result.suite}, protocol {result.protocol}: {size}"
@@ -114,20 +116,22 @@ def table(result: Tabled) -> str:
             ("Metric", "name"),
             ("Value", ""),
             (f"{100 * result.settings['level']:g} % interval", ""),
-            (f"0 to {100 * end:.0f} %", "drawn"),
+            (f"0 to {100 * end:.0f} %" if shares else "", "drawn"),
             ("Chance", ""),
             ("Queries", "extra"),
             ("Ties", "extra"),
         )
     )
     body = "".join(_row(metric, end) for metric in result.metrics)
+    said = (
+        "Ties count as wrong." + '<span class="drawn"> The upright line is chance.</span>' if shares else ""
+    )
     about = {"time": result.time, **result.settings, **result.data, **result.versions}
     return (
         f'<div class="card"><div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
         f"<table><caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead>"
         f"<tbody>{body}</tbody></table>"
-        '</div><p class="hint">Ties count as wrong.<span class="drawn"> The upright line is chance.</span>'
-        f"</p>{notes(result.notes)}"
+        f'</div><p class="hint">{said}</p>{notes(result.notes)}'
         + folded("Settings, data, versions", facts(about, "Settings, data, versions"))
         + "</div>"
     )
@@ -148,11 +152,11 @@ def comparisons(shown: Sequence[Comparison]) -> str:
 
 def _row(metric: Row, end: float) -> str:
     drawn = ""
-    if metric.unit == "share":
+    if metric.unit == "share" and metric.chance is not None:
         drawn = whisker(metric.value, metric.low, metric.high, metric.chance, (0.0, end))
     value, chance = escape(metric.text(metric.value)), escape(metric.text(metric.chance))
     return (
-        f'<tr><th scope="row">{escape(metric.name)}</th><td class="value">{value}</td>'
+        f'<tr><th scope="row">{escape(metric.label)}</th><td class="value">{value}</td>'
         f'<td>{escape(metric.ends())}</td><td class="drawn">{drawn}</td><td>{chance}</td>'
         f'<td class="extra">{metric.queries:,}</td><td class="extra">{metric.ties:,}</td></tr>'
     )

@@ -63,6 +63,7 @@ td.drawn, th.drawn { text-align: left; width: 192px; }
 .whisker { display: block; }
 details { margin-top: .6rem; }
 summary { cursor: pointer; padding: .3rem 0; }
+.steps td.text { text-align: left; white-space: normal; min-width: 14rem; }
 .facts td { white-space: normal; overflow-wrap: anywhere; }
 .facts th { vertical-align: top; white-space: normal; overflow-wrap: anywhere; min-width: 7rem; }
 """
@@ -70,6 +71,7 @@ summary { cursor: pointer; padding: .3rem 0; }
 CHARTS = """
 svg text { fill: var(--soft); font: 12px system-ui, sans-serif; font-variant-numeric: tabular-nums; }
 svg .grid { stroke: var(--line); stroke-width: 1; }
+svg .ring { fill: var(--ground); stroke-width: 1.6; }
 svg .series { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem; }
 .chart { border: 1px solid var(--line); border-radius: .5rem; padding: .8rem; }
@@ -90,8 +92,13 @@ img.query { width: 11rem; margin-bottom: .8rem; }
 .score { font-size: .875rem; color: var(--soft); font-variant-numeric: tabular-nums; }
 .pair { display: grid; grid-template-columns: 11rem minmax(0, 1fr); gap: 1rem; align-items: start; }
 .pair > img { width: 100%; }
+.pair > .chart { max-width: 34rem; }
+.pair + .scroll { margin-top: 1rem; }
 .pair dl { margin: 0; display: grid; gap: .8rem; }
 .pair dd { font-size: 1rem; font-weight: 400; }
+.sides { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1rem; }
+.sides img { width: 11rem; }
+.sides p { margin: .3rem 0 0; }
 .gone { background: var(--panel); border: 2px dashed var(--soft); border-radius: .4rem; padding: 1rem;
   margin: 0; }
 """

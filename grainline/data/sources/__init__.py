@@ -5,9 +5,11 @@
     classes:DIR                         a folder with one subfolder of pictures for each class
     a folder of pictures                with NAME.txt or NAME.json beside each, or a metadata.csv or .jsonl
     a.jsonl, a.csv, a.tsv, a.json       rows with the paths of pictures
+    himo_docci_data.json                JSON Lines with the subtexts of captions; wants --images
     a.parquet, a-*.parquet              rows with the pictures inside, or a folder of them (extra `data`)
     coco-karpathy:dataset_coco.json?images=DIR&split=test
     coco-val2017:captions_val2017.json?images=DIR
+    cola:COLA_multiobjects_matching_benchmark.json?images=DIR
 
 Any path can be opened as another kind with KIND:PATH. A source raises UserError when it is opened and
 Damaged, with a cause from grainline.data.causes, when one of its samples is asked for.
@@ -20,12 +22,14 @@ from collections.abc import Callable, Sequence
 from grainline.data.record import Source
 from grainline.data.sources.classes import Classes
 from grainline.data.sources.coco import CocoKarpathy, CocoVal2017, is_karpathy, is_official
+from grainline.data.sources.cola import Cola, is_cola
 from grainline.data.sources.common import HELP, divide, read_text, some
 from grainline.data.sources.folder import Folder, files_below, suffix
+from grainline.data.sources.himo import HimoDocci, is_himo
 from grainline.data.sources.joined import Joined, remarks
 from grainline.data.sources.parquet import Parquet
 from grainline.data.sources.paths import expand, is_pattern
-from grainline.data.sources.table import Table, json_rows, parse_json
+from grainline.data.sources.table import Row, Table, json_rows, parse_json, read_rows
 from grainline.data.sources.tars import Tars
 from grainline.errors import UserError
 
@@ -55,7 +59,7 @@ def _classes(path: str, _images: str | None, _size: int | None) -> Source:
 
 def _table(path: str, images: str | None, _size: int | None) -> Source:
     base, query = divide(path)
-    tables = [Table(f"{file}?{query}" if query else file, images) for file in expand(base)]
+    tables = [_rows(f"{file}?{query}" if query else file, images, read_rows(file)) for file in expand(base)]
     return tables[0] if len(tables) == 1 else Joined(tables)
 
 
@@ -66,14 +70,20 @@ def _parquet(path: str, images: str | None, _size: int | None) -> Source:
 
 
 def _json(path: str, images: str | None, _size: int | None) -> Source:
-    """COCO, Karpathy or rows: only a look inside can tell."""
+    """COCO, Karpathy, COLA, HiMo-Docci or rows: only a look inside can tell."""
     file, _ = divide(path)
     data = parse_json(file, read_text(file))
     if is_official(data):
         return CocoVal2017(path, images, data)
     if is_karpathy(data):
         return CocoKarpathy(path, images, data)
-    return Table(path, images, json_rows(file, data))
+    if is_cola(data):
+        return Cola(path, images, data)
+    return _rows(path, images, json_rows(file, data))
+
+
+def _rows(path: str, images: str | None, rows: list[Row]) -> Table:
+    return (HimoDocci if is_himo(rows) else Table)(path, images, rows)
 
 
 def _karpathy(path: str, images: str | None, _size: int | None) -> Source:
@@ -82,6 +92,14 @@ def _karpathy(path: str, images: str | None, _size: int | None) -> Source:
 
 def _val2017(path: str, images: str | None, _size: int | None) -> Source:
     return CocoVal2017(path, images)
+
+
+def _cola(path: str, images: str | None, _size: int | None) -> Source:
+    return Cola(path, images)
+
+
+def _himo(path: str, images: str | None, _size: int | None) -> Source:
+    return HimoDocci(path, images)
 
 
 SOURCES: dict[str, Opener] = {
@@ -94,6 +112,8 @@ SOURCES: dict[str, Opener] = {
     "json": _json,
     "coco-karpathy": _karpathy,
     "coco-val2017": _val2017,
+    "cola": _cola,
+    "himo-docci": _himo,
 }
 
 _BY_SUFFIX = {
@@ -105,7 +125,7 @@ _BY_SUFFIX = {
     "json": "json",
     "parquet": "parquet",
 }
-_WITH_FOLDER_OF_PICTURES = ("table", "parquet", "json", "coco-karpathy", "coco-val2017")
+_WITH_FOLDER_OF_PICTURES = ("table", "parquet", "json", "coco-karpathy", "coco-val2017", "himo-docci", "cola")
 _PACKED = ("gz", "tgz", "bz2", "xz", "zst", "zip")
 
 

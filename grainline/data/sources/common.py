@@ -5,6 +5,7 @@ A description of a picture, in a JSON file beside it or in a row of a table, has
     long, long_caption, description   one longer text
     regions, boxes                    a list of {phrase, box: [left, top, right, bottom], mask?, span?}
     foils                             a list of {text, true, kind}
+    subtexts                          a list of strings, each longer than the one before
 A mask is a list of rows of 0 and 1, or a run-length code down the columns, as COCO writes it:
 {size: [height, width], counts: [zeros, ones, zeros, ...]}.
 """
@@ -64,13 +65,19 @@ class Said(NamedTuple):
     long: str | None = None
     regions: tuple[Region, ...] = ()
     foils: tuple[Foil, ...] = ()
+    subtexts: tuple[str, ...] = ()
 
     def record(self, key: str, image: bytes) -> Record:
         """The record of this description; a long text alone serves as the caption."""
-        if self.captions:
-            return Record(key, image, self.captions, self.long, self.regions, self.foils)
-        assert self.long, "no text"
-        return Record(key, image, (self.long,), None, self.regions, self.foils)
+        assert not self.silent, "no text"
+        captions, long = (self.captions, self.long) if self.captions else ((self.long or "",), None)
+        return Record(key, image, captions, long, self.regions, self.foils, self.subtexts)
+
+    @property
+    def texts(self) -> list[str | int]:
+        """What a fingerprint takes of the texts."""
+        parts: list[str | int] = [len(self.captions), *self.captions, self.long or ""]
+        return [*parts, len(self.subtexts), *self.subtexts] if self.subtexts else parts
 
     @property
     def silent(self) -> bool:
@@ -96,6 +103,7 @@ def said(fields: Mapping[str, Any], where: str) -> Said:
         long,
         tuple(_region(value, where) for value in _listed(regions, where)),
         tuple(_foil(value, where) for value in _listed(foils, where)),
+        tuple(strings(fields.get("subtexts"))),
     )
 
 
@@ -214,18 +222,21 @@ def read_plain(path: str | Path) -> bytes:
     return Path(path).read_bytes()
 
 
-def require_pictures(candidates: Sequence[Sequence[str]], source: str, root: str) -> None:
-    """Fail if none of the pictures is there. Each entry lists the paths where one picture may lie."""
+def require_pictures(candidates: Sequence[Sequence[str]], source: str, root: str, which: str = "") -> None:
+    """Fail if none of the pictures is there. Each entry lists the paths where one picture may lie.
+
+    which  what else the error says of the folder
+    """
     if not Path(root).is_dir():
         raise UserError(
-            f"no folder of pictures at {root}, named for {source}: say where with --images DIR; {HELP}"
+            f"no folder of pictures at {root}, named for {source}: say where with --images DIR{which}; {HELP}"
         )
     step = max(1, len(candidates) // _PROBES)
     if not any(Path(path).is_file() for paths in candidates[::step] for path in paths):
         first = next((paths[0] for paths in candidates if paths), root)
         raise UserError(
             f"none of the {len(candidates)} pictures of {source} is under {root} (the first was looked for at"
-            f" {first}): say where they lie with --images DIR; {HELP}"
+            f" {first}): say where they lie with --images DIR{which}; {HELP}"
         )
 
 

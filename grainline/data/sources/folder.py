@@ -101,7 +101,7 @@ class Folder(FileSource):
             parts += name_and_size(self.path, name)
             try:
                 texts = self._texts(name)
-                parts += [len(texts.captions), *texts.captions, texts.long or ""]
+                parts += texts.texts
             except Damaged as damaged:
                 parts.append(damaged.cause)
         return digest(parts)

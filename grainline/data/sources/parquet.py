@@ -28,7 +28,7 @@ from grainline.data.sources.common import (
     said,
     split_query,
 )
-from grainline.data.sources.table import OPTIONS, choose_columns, fields_of
+from grainline.data.sources.table import FURTHER, OPTIONS, choose_columns, fields_of
 from grainline.errors import UserError
 
 KEPT_GROUPS = 2
@@ -69,7 +69,7 @@ class Parquet(FileSource):
         if not len(self):
             raise UserError(f"{self.path} holds no rows; {HELP}")
         self._columns = choose_columns(schema.names, options, self._files[0])
-        self._further = [name for name in ("regions", "boxes", "foils") if name in schema.names]
+        self._further = [name for name in FURTHER if name in schema.names]
         folder = os.path.dirname(os.path.abspath(self._files[0]))
         self._root = os.path.abspath(images) if images else os.path.join(folder, options.get("root", ""))
         self._labels = _labels(self._files)
@@ -142,11 +142,12 @@ class Parquet(FileSource):
     def fingerprint(self) -> str:
         """sha256 over keys and texts, read without the pictures; their sizes do not count."""
         wanted = [name for role, name in self._columns.items() if role != "image"]
+        wanted += [name for name in self._further if name == "subtexts"]
         parts: list[str | int] = list(self.keys())
         for group in self._groups:
             for fields in _read(group, wanted):
                 texts = said(fields_of(fields, self._columns), self.path)
-                parts += [len(texts.captions), *texts.captions, texts.long or ""]
+                parts += texts.texts
         return digest(parts)
 
 

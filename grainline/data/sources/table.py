@@ -49,6 +49,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 """The names that a column goes by, best first; capitals do not matter."""
 
 OPTIONS = ("image", "caption", "long", "root")
+FURTHER = ("regions", "boxes", "foils", "subtexts")  # fields that are called so or are not there
 
 
 class Row(NamedTuple):
@@ -69,6 +70,8 @@ class _Picture(NamedTuple):
 class Table(FileSource):
     """The pictures of a table in the order of their first rows."""
 
+    which = ""  # pictures are meant, for an error
+
     def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
         self.path = path
         self._file, options = split_query(path, OPTIONS)
@@ -82,7 +85,7 @@ class Table(FileSource):
                 f"{self._file} has no text in any row (column {columns.get('caption', '')}); {HELP}"
             )
         places = [self._places(picture) for picture in self._pictures if picture.path]
-        require_pictures(places, self._file, self._root)
+        require_pictures(places, self._file, self._root, self.which)
 
     def _places(self, picture: _Picture) -> list[str]:
         return [os.path.join(self._root, picture.path)]
@@ -109,12 +112,7 @@ class Table(FileSource):
         """sha256 over names and texts; pictures are not looked at, so their sizes do not count."""
         parts: list[str | int] = []
         for picture in self._pictures:
-            parts += [
-                picture.key,
-                len(picture.said.captions),
-                *picture.said.captions,
-                picture.said.long or "",
-            ]
+            parts += [picture.key, *picture.said.texts]
         return digest(parts)
 
 
@@ -150,7 +148,7 @@ def choose_columns(found: Iterable[str], options: Mapping[str, str], file: str) 
 
 def fields_of(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """A row in the field names of `said`. A caption column may hold a JSON list of strings."""
-    fields = {name: row[name] for name in ("regions", "boxes", "foils") if row.get(name)}
+    fields = {name: row[name] for name in FURTHER if row.get(name)}
     fields["caption"] = _unpacked(row.get(columns.get("caption", "")))
     fields["long"] = row.get(columns.get("long", ""))
     return fields
@@ -195,6 +193,7 @@ def _joined(picture: _Picture, row: Row, columns: Mapping[str, str], file: str) 
             old.long or new.long,
             old.regions + new.regions,
             old.foils + new.foils,
+            old.subtexts or new.subtexts,
         )
     )
 
@@ -235,6 +234,8 @@ def json_rows(file: str, data: Any) -> list[Row]:
     if isinstance(data, dict):
         lists = [value for value in data.values() if isinstance(value, list)]
         found = lists[0] if len(lists) == 1 else None
+        if found and not any(isinstance(row, dict) for row in found):
+            found = [data]  # JSON Lines of one line
     if not isinstance(found, list) or not found:
         what = f"an object with {some(list(data), 8)}" if isinstance(data, dict) else type(data).__name__
         raise UserError(

@@ -1,0 +1,104 @@
+"""The figure of HiMo-CLIP: score against the number of subtexts, for some pictures and several models."""
+
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path, PurePath
+
+import numpy as np
+
+from grainline.data.sources.common import some
+from grainline.errors import UserError
+from grainline.evaluate.against import read_earlier, refuse_other
+from grainline.evaluate.examples import Beside, Measured, spread
+from grainline.evaluate.monotonicity import LEAST, LONG, MONOTONICITY, correlation
+from grainline.evaluate.result import Result
+from grainline.evaluate.subtexts import EACH
+from grainline.viz.figure import COLOURS, require_matplotlib, write_png
+from grainline.viz.rising import Line, Rising
+
+SHOWN = 4  # pictures, unless they are named
+MOST = len(COLOURS)  # models
+
+
+def besides(
+    suite: str, drawn: Sequence[Path | None], paths: Sequence[str] | None, samples: Sequence[str] | None
+) -> Beside:
+    """The options of the figure, read and checked before anything is measured.
+
+    drawn  where to write the PNG and the page
+
+    Raises UserError for options that do not go together and for files that are no result of this suite.
+    """
+    png, _ = drawn
+    given = {"--png": png, "--beside": paths, "--samples": samples}
+    for name, value in given.items():
+        if value and suite != MONOTONICITY:
+            raise UserError(f"{name} goes with --suite {MONOTONICITY}, not with {suite}")
+        if value and not any(drawn):
+            raise UserError(f"{name} says what the figure shows; give --html FILE or --png FILE with it")
+    if len(paths or ()) >= MOST:
+        raise UserError(f"--beside names {len(paths or ())} results; {MOST - 1} fit beside the model")
+    if png:
+        require_matplotlib()
+    results = tuple(read_earlier(path, suite) for path in paths or ())
+    return Beside(tuple(paths or ()), results, tuple(samples or ()))
+
+
+def risings(on: Measured) -> list[Rising]:
+    """The pictures with the lines of all models: those that are named, else evenly from worst to best.
+
+    Raises UserError for a result of other data and for keys that are not there.
+    """
+    for path, other in zip(on.beside.paths, on.beside.results, strict=True):
+        refuse_other(on.result, other, path, "be drawn side by side")
+    told = on.data.subtexts
+    assert told is not None, "the monotonicity suite was run"
+    results = [on.result, *on.beside.results]
+    return [
+        Rising(
+            on.picture(i),
+            on.data.keys[i],
+            [told.strings[t] for t in told.of[EACH][i]],
+            [_line(result, name, i) for result, name in zip(results, labels(results), strict=True)],
+        )
+        for i in _chosen(on, on.beside.samples)
+    ]
+
+
+def draw(path: str | Path, on: Measured) -> None:
+    """Write the PNG. Raises UserError as `risings` does, and if the place cannot be written."""
+    title = f"Score by subtexts, {len(on.data.keys):,} pictures of {PurePath(on.result.data['path']).name}"
+    write_png(path, risings(on), title)
+
+
+def labels(results: Sequence[Result]) -> list[str]:
+    """Short names that differ: the last two parts of the path, or as many as it takes, and the method."""
+    paths = [PurePath(result.settings["model"]) for result in results]
+    length = next(n for n in count(2) if len({path.parts[-n:] for path in paths}) == len(set(paths)))
+    names = [
+        f"{PurePath(*path.parts[-length:])} ({result.settings['method']})"
+        for path, result in zip(paths, results, strict=True)
+    ]
+    same = {name for name in names if names.count(name) > 1}  # one path, measured more than once
+    return [f"{name}, {i}" if name in same else name for i, name in enumerate(names, 1)]
+
+
+def _line(result: Result, name: str, place: int) -> Line:
+    found = result.queries["sequences"][EACH]
+    scores = found["scores"][place]
+    return Line(name, scores, [bool(cut) for cut in found["cut"][place]], correlation(scores))
+
+
+def _chosen(on: Measured, keys: Sequence[str]) -> list[int]:
+    if keys:
+        place = {key: i for i, key in enumerate(on.data.keys)}
+        gone = [key for key in keys if key not in place]
+        if gone:
+            raise UserError(
+                f"--samples names {some(gone)}, of which there is no picture; keys are like {on.data.keys[0]}"
+            )
+        return [place[key] for key in keys]
+    scores = on.result.queries["sequences"][EACH]["scores"]
+    least = next(n for n in (LEAST[LONG], 2, 1) if any(len(one) >= n for one in scores))
+    long = np.array([i for i, one in enumerate(scores) if len(one) >= least])
+    return long[spread(np.array([correlation(scores[i]) for i in long]), SHOWN)].tolist()

@@ -1,0 +1,728 @@
+"""Subtexts, HiMo@2, HiMo@3 and HiMo@K against loops; the figure; HiMo-Docci as data."""
+
+import json
+import math
+import re
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from runs import call, complaint, recipe
+from torch import Tensor
+
+from grainline.data.captions import sentences
+from grainline.data.check import check, render
+from grainline.data.parts import Parted
+from grainline.data.record import Damaged, Record
+from grainline.data.sources import open_source
+from grainline.data.sources.common import digest
+from grainline.data.sources.himo import HimoDocci
+from grainline.errors import UserError
+from grainline.evaluate.against import against
+from grainline.evaluate.encode import Encodings, encode_source
+from grainline.evaluate.figure import labels
+from grainline.evaluate.monotonicity import (
+    LONG,
+    correlation,
+    monotonicity_cells,
+    monotonicity_suite,
+    rises,
+    ties,
+)
+from grainline.evaluate.outcome import Options
+from grainline.evaluate.pool import pooled
+from grainline.evaluate.result import Result, from_json, read, to_json
+from grainline.evaluate.subtexts import EACH, HALVES, THIRDS, boundaries, cumulative, sequences
+from grainline.experiment import run
+from grainline.model import load
+from grainline.recipe import read_recipe
+from grainline.types import Encoded
+from grainline.viz.charts import Chart, Series, line_chart
+from grainline.viz.figure import COLUMNS, LINES, _lines, write_png
+from grainline.viz.page import Gone
+from grainline.viz.rising import Line, Rising, added, rising
+
+Capture = pytest.CaptureFixture[str]
+CONTEXT = 12  # words
+
+
+class Cosine:
+    def __init__(self, pairwise: bool) -> None:
+        self.pairwise = pairwise
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        """A bit off the plain product, as kernels are: it depends on how many rows are scored at once."""
+        assert self.pairwise, "vectors are compared without the method"
+        return images.vector @ texts.vector.T + 1e-6 * len(texts.vector)
+
+
+class Reader:
+    """Reads the first words of a text, each a token; its vector depends on all that was read."""
+
+    def __init__(self, pairwise: bool = False, context: int = CONTEXT) -> None:
+        self.method, self.context = Cosine(pairwise), context
+        self.cut, self.texts = 0, list[str]()
+
+    def read(self, texts: Sequence[str]) -> Parted:
+        ids = [[zlib.crc32(word.encode()) for word in text.split()] for text in texts]
+        return Parted(
+            [[one[: self.context]] for one in ids], [max(0, len(one) - self.context) for one in ids]
+        )
+
+    def encode(
+        self, *, images: Sequence[bytes | Image.Image] | None = None, texts: Sequence[str] | None = None
+    ) -> Encoded:
+        if images is not None:
+            return encoded([[np.asarray(image).mean() / 255, 0.5, 0.1] for image in images])
+        self.texts += texts or []
+        self.cut += sum(self.read(texts or []).cut)
+        return encoded([self.vector(text) for text in texts or []])
+
+    def vector(self, text: str) -> list[float]:
+        g = np.random.default_rng(zlib.crc32(" ".join(text.split()[: self.context]).encode()))
+        return [*g.normal(size=2).tolist(), 0.5]
+
+
+class Taught(Reader):
+    """Its scores rise with the words that it reads."""
+
+    def vector(self, text: str) -> list[float]:
+        words = min(len(text.split()), self.context)
+        return [math.sin(0.05 * words), math.cos(0.05 * words), 0.0]
+
+
+def encoded(vectors: Sequence[Sequence[float]]) -> Encoded:
+    vector = F.normalize(torch.tensor(vectors, dtype=torch.float32), dim=1)
+    n = len(vector)
+    return Encoded(vector, vector[:, None], torch.ones(n, 1).bool(), torch.arange(n), torch.full((n,), -1))
+
+
+class InMemory:
+    path = "memory:test"
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Record:
+        return self.records[index]
+
+    def fingerprint(self) -> str:
+        return "f00"
+
+
+WORDS = ("dog", "cat", "tree", "river", "stone", "house", "cloud", "street", "lamp", "window", "oak", "field")
+
+
+def caption(i: int, number: int) -> str:
+    return " ".join(f"The {WORDS[(i + k) % len(WORDS)]} is {WORDS[(i * k + 5) % 12]}." for k in range(number))
+
+
+def records(numbers: Sequence[int] = (1, 2, 3, 4, 5, 7, 2, 6, 9, 3)) -> list[Record]:
+    picture = [Image.new("RGB", (4, 4), (20 * i + 30,) * 3) for i in range(len(numbers))]
+    return [Record(f"p{i}", picture[i], (caption(i, n),)) for i, n in enumerate(numbers)]
+
+
+def told(model: Reader, source: Sequence[Record] = (), **settings: Any) -> Encodings:
+    found = InMemory(source or records())
+    return encode_source(model, found, subtexts=True, encode_texts=False, **settings)
+
+
+def measured(model: Reader, source: Sequence[Record] = (), **settings: Any) -> Result:
+    return monotonicity_suite(model.method, told(model, source), Options(resamples=50, **settings))
+
+
+# --- subtexts ---
+
+
+def test_the_parts_are_those_of_the_paper() -> None:
+    thirds = {n: boundaries(n, 3) for n in range(3, 10)}
+    assert thirds == {
+        3: [1, 2, 3], 4: [1, 2, 4], 5: [1, 3, 5], 6: [2, 4, 6], 7: [2, 4, 7], 8: [2, 5, 8], 9: [3, 6, 9],
+    }  # fmt: skip
+    halves = [boundaries(n, 2) for n in range(2, 8)]
+    assert [(a, b - a) for a, b in halves] == [(1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4)]
+
+
+@pytest.mark.parametrize("n", range(1, 20))
+def test_parts_are_about_equal_and_the_later_ones_larger(n: int) -> None:
+    for parts in range(1, n + 1):
+        ends = boundaries(n, parts)
+        assert ends == [math.floor(k * n / parts) for k in range(1, parts + 1)]
+        sizes = np.diff([0, *ends])
+        assert sizes.min() >= 1
+        assert sizes.max() - sizes.min() <= 1
+        assert sizes[-1] == sizes.max()
+    assert boundaries(n, n) == list(range(1, n + 1))
+
+
+TEXTS = (
+    'He said "No. Never!" and left. It rains!The sky is grey. Dr. Wu sits 3.5 m away.',
+    "A list:\n1. a dog\n2. a cat\n\nThen   nothing. ",
+    "图片里有一只狗。它在跑。天是蓝的。",
+    " one line without a mark ",
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_subtexts_are_beginnings_of_the_caption_with_single_blanks(text: str) -> None:
+    found, whole = cumulative(text), " ".join(text.split())
+    assert len(found) == len(sentences(text)) >= 1
+    assert found[-1] == whole
+    assert all(whole.startswith(one) for one in found)
+    assert list(map(len, found)) == sorted({len(one) for one in found})
+    assert found[0] == " ".join(sentences(text)[0].text.split())
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_subtexts_are_joined_of_whole_sentences(parts: int) -> None:
+    for n in range(parts, 9):
+        text = caption(n, n)
+        pieces = [s.text for s in sentences(text)]
+        wanted = [" ".join(pieces[: (k * n) // parts]) for k in range(1, parts + 1)]
+        assert list(cumulative(text, parts)) == wanted
+    assert cumulative(caption(1, parts - 1), parts) == ()
+
+
+def test_a_source_with_subtexts_of_its_own_keeps_them_as_they_are() -> None:
+    own = ("A dog,", "A dog, wet.", "A dog; wet. Old.")
+    found = sequences("A dog, wet. Old. Tired.", own)
+    assert found[EACH] == own
+    assert found[HALVES] == ("A dog, wet.", "A dog, wet. Old. Tired.")
+    assert len(found[THIRDS]) == 3
+
+
+def test_what_is_read_alike_is_encoded_once_and_ties() -> None:
+    model = Reader(context=6)
+    data = told(model, records((5, 5)))
+    found = data.subtexts
+    assert found is not None
+    assert len(model.texts) == len(set(model.texts))
+    assert len(found.strings) == 10
+    for places in found.of[EACH]:  # four words a sentence: of each caption the texts from the second are cut
+        row = found.row[list(places)].tolist()
+        assert len(set(row)) == 2
+        assert [found.cut[t] for t in places] == [False, True, True, True, True]
+    assert len(model.texts) == 4
+    assert data.cut == 8, "texts that were cut, encoded or not"
+
+
+def test_subtexts_that_several_pictures_share_are_encoded_once() -> None:
+    model = Reader()
+    same = [record._replace(captions=("A dog runs. It is wet.",)) for record in records((1, 1, 1))]
+    found = told(model, same).subtexts
+    assert found is not None
+    assert model.texts == ["A dog runs.", "A dog runs. It is wet."]
+    assert found.of[EACH] == ((0, 1),) * 3
+
+
+def test_the_first_caption_or_all_of_them() -> None:
+    one = Record("a", Image.new("RGB", (4, 4)), ("A dog runs.", "It is wet."))
+    for captions, number in (("whole", 2), ("first", 1)):
+        found = told(Reader(), [one, *records((2,))], captions=captions).subtexts
+        assert found is not None
+        assert len(found.of[EACH][0]) == number
+
+
+# --- metrics ---
+
+
+def test_a_tie_is_no_rise() -> None:
+    assert not rises([0.2, 0.2])
+    assert rises([0.1, 0.2, 0.3])
+    assert not rises([0.1, 0.3, 0.3])
+    assert not rises([0.3, 0.2])
+    assert ties([0.1, 0.1, 0.3])
+
+
+def slow_correlation(y: Sequence[float]) -> float:
+    k = len(y)
+    mx, my = (k + 1) / 2, sum(y) / k
+    above = sum((x - mx) * (s - my) for x, s in enumerate(y, 1))
+    below = math.sqrt(sum((x - mx) ** 2 for x in range(1, k + 1)) * sum((s - my) ** 2 for s in y))
+    return above / below if below > 1e-12 else 0.0
+
+
+@pytest.mark.parametrize(
+    ("scores", "rho"),
+    [
+        ((0.234, 0.243, 0.247, 0.275), 0.926859),
+        ((0.277, 0.268, 0.254, 0.255), -0.936329),
+        ((0.266, 0.277, 0.280, 0.286, 0.295, 0.296, 0.297), 0.966231),
+        ((0.303, 0.315, 0.314, 0.314, 0.312, 0.316, 0.302, 0.303, 0.306, 0.312), -0.227767),
+        ((0.1, 0.1, 0.1), 0.0),
+        ((0.7,), 0.0),
+        ((0.1, 0.3), 1.0),
+    ],
+)
+def test_correlations_of_the_paper(scores: Sequence[float], rho: float) -> None:
+    assert correlation(scores) == pytest.approx(rho, abs=1e-6)
+    assert slow_correlation(scores) == pytest.approx(rho, abs=1e-6)
+
+
+def test_correlations_are_those_of_the_slow_formula() -> None:
+    g = np.random.default_rng(0)
+    for k in range(2, 18):
+        scores = np.float32(g.normal(0.25, 0.03, size=k)).tolist()
+        assert correlation(scores) == pytest.approx(slow_correlation(scores), abs=1e-9)
+        assert correlation([3 * s + 1 for s in scores]) == pytest.approx(correlation(scores), abs=1e-9)
+        assert correlation(np.linspace(0.2, 0.3, k).tolist()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("pairwise", [False, True])
+def test_metrics_are_those_of_a_loop_over_all_captions(pairwise: bool) -> None:
+    model = Reader(pairwise)
+    result = measured(model)
+    wanted: dict[str, list[float]] = {HALVES: [], THIRDS: [], EACH: [], LONG: []}
+    for record in records():
+        picture = model.encode(images=[record.image]).vector[0].double()
+        pieces = [s.text for s in sentences(record.captions[0])]
+
+        def scores(ends: Sequence[int], pieces: Sequence[str] = pieces, v: Tensor = picture) -> list[float]:
+            texts = [" ".join(pieces[:end]) for end in ends]
+            return [float(model.encode(texts=[t]).vector[0].double() @ v) for t in texts]
+
+        n = len(pieces)
+        for name, k in ((HALVES, 2), (THIRDS, 3)):
+            if n >= k:
+                s = scores([(i * n) // k for i in range(1, k + 1)])
+                wanted[name].append(all(s[i] + 1e-7 < s[i + 1] for i in range(k - 1)))
+        wanted[EACH].append(slow_correlation(scores(range(1, n + 1))))
+        wanted[LONG] += wanted[EACH][-1:] if n >= 4 else []
+    for name, values in wanted.items():
+        found = result.metric(name)
+        assert found.value == pytest.approx(np.mean(values), abs=1e-4), name
+        assert found.queries == len(values), name
+    assert [result.metric(name).chance for name in wanted] == [0.5, 1 / 6, 0, 0]
+    assert result.metric(HALVES).wilson is not None
+    assert 0 < result.metric(HALVES).value < 1
+    assert result.metric(EACH).unit == "correlation"
+
+
+def test_blocks_of_pictures_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = measured(Reader()).queries
+    monkeypatch.setattr("grainline.evaluate.monotonicity.PICTURES", 3)
+    assert measured(Reader()).queries == whole
+
+
+def test_a_model_that_reads_all_and_adds_up_is_perfect() -> None:
+    light = [record._replace(image=Image.new("RGB", (4, 4), (255,) * 3)) for record in records((4, 5, 6))]
+    result = measured(Taught(context=99), light)
+    assert [result.metric(name).value for name in (HALVES, THIRDS)] == [1, 1]
+    assert result.metric(EACH).value > 0.95
+    assert {metric.ties for metric in result.metrics} == {0}
+    assert not any("tie" in note or "cut" in note for note in result.notes)
+
+
+def test_a_model_that_cannot_read_on_ties_and_the_notes_say_so() -> None:
+    light = [record._replace(image=Image.new("RGB", (4, 4), (255,) * 3)) for record in records((2, 4, 6, 9))]
+    result = measured(Taught(context=9), light)  # two sentences of four words, and one word
+    assert result.metric(HALVES).value == 2 / 4, "the halves of six and nine sentences are read alike"
+    assert [result.metric(name).ties for name in (HALVES, THIRDS, EACH)] == [2, 2, 3]
+    notes = "\n".join(result.notes)
+    assert "3 of 4 samples have two or more subtexts that are longer than the model reads" in notes
+    assert f"{HALVES}: 2 samples have a tie, 2 of them where the longer text was cut" in notes
+    assert f"{EACH}: 3 samples have a tie, 3 of them where the longer text was cut" in notes
+    assert result.data["cut_texts"] == sum(sum(cut) for cut in result.queries["sequences"][EACH]["cut"]) == 13
+
+
+def test_ties_of_texts_that_were_read_whole_are_not_put_on_the_cut() -> None:
+    class Deaf(Reader):
+        def vector(self, text: str) -> list[float]:  # noqa: ARG002
+            return [1.0, 1.0, 1.0]
+
+    result = measured(Deaf(context=99), records((2, 3)))
+    assert f"{EACH}: 2 samples have a tie, 0 of them where the longer text was cut" in result.notes
+    assert "2 of 2 samples have equal scores throughout and count as 0" in "\n".join(result.notes)
+    assert [m.value for m in result.metrics] == [0, 0, 0]
+
+
+def test_captions_with_too_few_sentences_are_left_out_and_counted() -> None:
+    result = measured(Reader(context=99), records((1, 1, 2, 3, 5)))
+    assert [(m.name, m.queries) for m in result.metrics] == [(HALVES, 3), (THIRDS, 2), (EACH, 5), (LONG, 1)]
+    notes = "\n".join(result.notes)
+    assert f"{HALVES} leaves out 2 of 5 samples with fewer than 2 sentences" in notes
+    assert f"{THIRDS} leaves out 3 of 5 samples with fewer than 3 sentences" in notes
+    assert f"{LONG} leaves out 4 of 5 samples with fewer than 4 subtexts" in notes
+    assert "2 of 5 samples have equal scores throughout and count as 0 in HiMo@K, 2 of them because" in notes
+    few = measured(Reader(), records((2, 2)))
+    assert [m.name for m in few.metrics] == [HALVES, EACH]
+
+
+def test_what_cannot_be_measured_is_one_line() -> None:
+    with pytest.raises(UserError, match="no caption of memory:test has two sentences"):
+        measured(Reader(), records((1, 1)))
+    with pytest.raises(UserError, match="encoded without subtexts"):
+        monotonicity_suite(Cosine(False), encode_source(Reader(), InMemory(records())))
+    with pytest.raises(UserError, match="monotonicity suite knows only 'plain'"):
+        measured(Reader(), protocol="coco-5k")
+
+    class Broken(Reader):
+        def vector(self, text: str) -> list[float]:  # noqa: ARG002
+            return [float("nan")] * 3
+
+    with pytest.raises(UserError, match="NaN"):
+        measured(Broken())
+
+
+def test_a_result_survives_the_file_and_several_are_pooled() -> None:
+    one, two = measured(Reader()), measured(Reader(context=5))
+    assert from_json(to_json(one)) == one
+    both = pooled([one, two])
+    for name in (HALVES, THIRDS, EACH, LONG):
+        a, b, found = (result.metric(name) for result in (one, two, both))
+        assert found.value == pytest.approx((a.value + b.value) / 2)
+        assert (found.queries, found.ties) == (a.queries + b.queries, a.ties + b.ties)
+        assert found.wilson is None
+        assert found.low <= found.value <= found.high
+
+
+def test_equal_scores_stay_equal_in_the_file_and_others_apart() -> None:
+    scores = measured(Reader(context=6)).queries["sequences"][EACH]["scores"]
+    again = json.loads(json.dumps(scores))
+    assert [np.float32(one).tolist() for one in again] == [np.float32(one).tolist() for one in scores]
+    assert any(ties(one) for one in again)
+
+
+def test_models_of_other_contexts_are_compared_on_the_same_pictures() -> None:
+    one, two = measured(Reader()), measured(Reader(context=5))
+    found = {difference.name: difference for difference in against(two, one)}
+    assert set(found) == {HALVES, THIRDS, EACH, LONG}
+    assert found[EACH].value == pytest.approx(two.metric(EACH).value - one.metric(EACH).value)
+    assert re.fullmatch(r"[+-]0\.\d{3}", found[EACH].text(found[EACH].value, "+"))
+    with pytest.raises(UserError, match="asks other pictures"):
+        against(one, measured(Reader(), records((2, 2, 3, 4, 5, 7, 2, 6, 9, 3))))
+
+
+def test_the_bootstrap_draws_pictures_and_holds_the_value() -> None:
+    queries = measured(Reader()).queries
+    cells = monotonicity_cells([queries], Options(resamples=300, seed=1))
+    again = monotonicity_cells([queries], Options(resamples=300, seed=1))
+    for name, cell in cells.items():
+        assert cell.drawn.shape == (300,)
+        assert np.array_equal(cell.drawn, again[name].drawn)
+        assert cell.drawn.min() <= cell.value <= cell.drawn.max()
+    number = len(records())
+    assert len({round(v * number, 6) for v in cells[HALVES].drawn * 9 / number}) <= 10
+
+
+# --- HiMo-Docci ---
+
+
+def himo(folder: Path, rows: Sequence[Any], name: str = "himo.json") -> str:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return str(path)
+
+
+def docci(i: int) -> dict[str, Any]:
+    raw = f"A dog of kind {i}. It is wet , and old. The sea is grey. A bird flies."
+    steps = [f"A dog of kind {i}.", f"A dog of kind {i}. It is wet, and old.", raw.replace(" ,", ",")]
+    return {"img_path": f"test_{i:05}.jpg", "caption": steps, "raw_caption": raw}
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for i in range(3):
+        Image.new("RGB", (40, 40), (80 * i, 9, 9)).save(folder / f"test_{i:05}.jpg")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["himo.json", "himo.jsonl"])
+@pytest.mark.parametrize("number", [1, 3])
+def test_himo_docci_is_found_by_its_look(tmp_path: Path, pictures: Path, name: str, number: int) -> None:
+    rows = [docci(i) for i in range(number)]
+    source = open_source(himo(tmp_path, rows, name), images=str(pictures))
+    assert isinstance(source, HimoDocci)
+    found = source[number - 1]
+    assert found.captions == (rows[-1]["raw_caption"],)
+    assert found.subtexts == tuple(rows[-1]["caption"])
+    assert (found.key, len(source)) == (rows[-1]["img_path"], number)
+    named = open_source(f"himo-docci:{himo(tmp_path, rows, name)}", images=str(pictures))
+    assert named.fingerprint() == source.fingerprint()
+
+
+def test_damaged_rows_of_himo_docci_are_damaged_samples(tmp_path: Path, pictures: Path) -> None:
+    path = himo(tmp_path, [docci(0), '{"img_path": ', {"img_path": "test_00001.jpg", "caption": "A dog."}])
+    source = open_source(path, images=str(pictures))
+    assert source[0].subtexts
+    for i in (1, 2):
+        with pytest.raises(Damaged, match="damaged row"):
+            source[i]
+
+
+def test_himo_docci_without_its_pictures_is_one_line(tmp_path: Path, capsys: Capture) -> None:
+    path = himo(tmp_path / "a", [docci(0)])
+    said = complaint(capsys, "data", "check", path)
+    assert f"under {tmp_path / 'a'}" in said
+    assert "say where they lie with --images DIR, the folder of the pictures of DOCCI" in said
+    said = complaint(capsys, "data", "check", path, "--images", tmp_path / "none")
+    assert f"no folder of pictures at {tmp_path / 'none'}" in said
+    other = tmp_path / "rows.json"
+    other.write_text(json.dumps([{"image": "a.jpg", "caption": "A dog."}]))
+    with pytest.raises(UserError, match="not HiMo-Docci: rows with img_path, caption, raw_caption"):
+        open_source(f"himo-docci:{other}")
+
+
+def test_subtexts_are_a_field_of_any_description(tmp_path: Path, pictures: Path) -> None:
+    rows = [{"image": "test_00000.jpg", "caption": "A dog. Wet.", "subtexts": ["A dog.", " A dog. Wet. "]}]
+    source = open_source(himo(tmp_path, rows, "rows.jsonl"), images=str(pictures))
+    assert source[0].subtexts == ("A dog.", "A dog. Wet.")
+    plain = [{name: value for name, value in rows[0].items() if name != "subtexts"}]
+    bare = open_source(himo(tmp_path, plain, "bare.jsonl"), images=str(pictures))
+    assert bare[0].subtexts == ()
+    assert bare.fingerprint() == digest(["test_00000.jpg", 1, "A dog. Wet.", ""])
+    assert source.fingerprint() == digest(
+        ["test_00000.jpg", 1, "A dog. Wet.", "", 2, "A dog.", "A dog. Wet."]
+    )
+
+
+def test_check_says_how_many_subtexts_there_are(tmp_path: Path, pictures: Path) -> None:
+    report = check(open_source(himo(tmp_path, [docci(0), docci(1)]), images=str(pictures)), sentences)
+    assert report.kind == "HimoDocci"
+    assert report.subtexts is not None
+    assert report.subtexts.most == 3
+    assert re.search(r"subtexts/image +3 ", render(report))
+    assert "subtexts" not in render(check(InMemory(records((2,))), sentences))
+
+
+def test_the_metrics_of_himo_docci_take_its_own_subtexts(tmp_path: Path, pictures: Path) -> None:
+    source = open_source(himo(tmp_path, [docci(i) for i in range(3)]), images=str(pictures))
+    model = Reader(context=99)
+    data = encode_source(model, source, subtexts=True, encode_texts=False)
+    result = monotonicity_suite(model.method, data, Options(resamples=10))
+    of = result.queries["sequences"]
+    assert [of[name]["subtexts"] for name in (HALVES, THIRDS, EACH)] == [[2] * 3, [3] * 3, [3] * 3]
+    assert [of[EACH]["scores"][i][0] == of[THIRDS]["scores"][i][0] for i in range(3)] == [True] * 3
+    assert of[EACH]["scores"][0][2] != of[THIRDS]["scores"][0][2], "its last subtext is spelt another way"
+
+
+def test_the_real_file_is_as_it_was_described(shared_data: Path, tmp_path: Path) -> None:
+    path = shared_data / "benchmarks" / "himo-docci" / "himo_docci_data.json"
+    if not path.is_file():
+        pytest.skip(f"no HiMo-Docci at {path}")
+    with pytest.raises(UserError, match=r"none of the 1000 pictures .*test_00000\.jpg"):
+        open_source(str(path))
+    Image.new("RGB", (8, 8)).save(tmp_path / "test_00000.jpg")
+    source = open_source(str(path), images=str(tmp_path))
+    every = {key: picture.said for key, picture in zip(source.keys(), source._pictures, strict=True)}  # type: ignore[attr-defined]
+    assert len(every) == 1000
+    of = [said.subtexts for said in every.values()]
+    assert Counter(map(len, of)) == {
+        2: 2, 3: 10, 4: 101, 5: 193, 6: 247, 7: 155, 8: 118, 9: 83,
+        10: 43, 11: 23, 12: 14, 13: 9, 14: 1, 17: 1,
+    }  # fmt: skip
+    steps = [(a, b) for one in of for a, b in pairwise(one)]
+    assert (len(steps), sum(b.startswith(a) for a, b in steps)) == (
+        5660,
+        5407,
+    )  # 5406 before blanks at the ends are stripped
+    assert all(len(b) > len(a) for a, b in steps)
+    assert sum(said.captions == said.subtexts[-1:] for said in every.values()) == 859
+    assert np.mean([len(sentences(said.captions[0])) for said in every.values()]) == pytest.approx(
+        6.3, abs=0.2
+    )
+    assert source[0].subtexts[0] == "A high angle view of an old faded street corner."
+
+
+# --- the figure ---
+
+
+def line(model: str, scores: Sequence[float], cut: Sequence[bool] = ()) -> Line:
+    return Line(model, scores, list(cut) or [False] * len(scores), correlation(scores))
+
+
+def shown(**changes: Any) -> Rising:
+    texts = ["A <b>dog</b>.", "A <b>dog</b>. It costs $5 and $6.", "A <b>dog</b>. It costs $5 and $6. 狗."]
+    lines = [line("a/x (clip)", [0.1, 0.2, 0.2], [False, False, True]), line("b<i>", [0.3, 0.1, 0.4])]
+    return Rising(Image.new("RGB", (30, 30), (9, 90, 9)), "p<1>", texts, lines)._replace(**changes)
+
+
+def test_rings_mark_what_was_cut_and_a_sign_what_ties() -> None:
+    page = rising(shown())
+    assert page.count('class="ring"') == 1
+    assert len(re.findall(r'<circle[^>]*fill="var\(--s\d\)"', page)) == 5
+    assert page.count(">=</text>") == 1
+    assert "0.2000 <small>cut, tie</small>" in page
+    assert "rho 0.87" in page
+    assert "<b>dog" not in page
+    assert "<i>" not in page
+    assert "p<1>" not in page
+
+
+def test_ticks_of_counts_are_whole_numbers() -> None:
+    for number, wanted in ((2, ["1", "2"]), (6, ["1", "2", "3", "4", "5", "6"])):
+        x = list(range(1, number + 1))
+        page = line_chart(Chart("t", "count", "score", [Series("a", x, [0.123] * number)], whole=True))
+        labels_below = re.findall(r'y="205" text-anchor="\w+">([^<]+)<', page)
+        assert labels_below == wanted
+
+
+def test_what_a_subtext_adds() -> None:
+    assert added(["A dog.", "A dog. Wet.", "A dog. Wet. Old."]) == ["A dog.", "Wet.", "Old."]
+    assert added(["It is red,", "It is red and big."]) == ["It is red,", "... red and big."]
+    assert added(["One thing.", "Another thing. Two."]) == ["One thing.", "Another thing. Two."]
+
+
+def test_the_text_beside_a_chart_has_a_place_for_any_number_of_sentences() -> None:
+    for texts in (["word " * 200] * 2, ["word " * 40] * 9, ["word " * 40] * 40, ["A dog."], ["A dog."] * 15):
+        found = _lines(texts)
+        assert len(found) <= LINES
+        assert max(map(len, found)) <= COLUMNS
+        assert found[0].startswith("1  ")
+    assert found[-1] == "15  A dog."
+    assert _lines(["A dog."] * 40)[-1] == "... and 26 more"
+    assert _lines(["word " * 200, "A dog."])[-1] == "2  A dog."
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_the_png_is_a_picture_of_all_samples(tmp_path: Path, number: int) -> None:
+    one = shown(picture=Gone("p1 is gone"))
+    write_png(tmp_path / "x" / "f.png", [shown()] * (number - 1) + [one], "Costs $5 and $6")
+    with Image.open(tmp_path / "x" / "f.png") as picture:
+        assert picture.format == "PNG"
+        found = np.asarray(picture.convert("RGB")).astype(int)
+    assert found.shape[1] == 1950
+    assert found.shape[0] == round(150 * (1.25 + 2.9 * number))
+    near = {
+        name: (abs(found - np.array(colour)).sum(-1) < 30).sum()
+        for name, colour in {"first": (0, 98, 163), "second": (184, 74, 0), "picture": (9, 90, 9)}.items()
+    }
+    assert near["first"] > 300 * number
+    assert near["second"] > 300 * number
+    assert (near["picture"] > 10_000) == (number > 1)
+    assert [path.name for path in (tmp_path / "x").iterdir()] == ["f.png"]
+
+
+def test_models_are_called_by_the_end_of_their_path() -> None:
+    def result(path: str, method: str = "clip") -> Result:
+        return measured(Reader(), records((2, 2)))._replace(settings={"model": path, "method": method})
+
+    assert labels([result("/a/b/run"), result("/a/c/run", "maxsim")]) == ["b/run (clip)", "c/run (maxsim)"]
+    assert labels([result("/a/b/c/run"), result("/x/b/c/run")]) == ["a/b/c/run (clip)", "x/b/c/run (clip)"]
+    assert labels([result("run")]) == ["run (clip)"]
+    assert labels([result("/a/run"), result("/a/run")]) == ["a/run (clip), 1", "a/run (clip), 2"]
+
+
+# --- the command ---
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two runs of two steps; captions of scenes are longer than they read."""
+    folder = tmp_path_factory.mktemp("models")
+    small = ["train.steps=2", "model.text.context=32", "data.texts.foils=0"]
+    for method in ("clip", "maxsim"):
+        more = ["model.text.context=12"] if method == "maxsim" else []
+        run(read_recipe(recipe(folder, method), small + more), folder / method / "run")
+    return {method: folder / method / "run" for method in ("clip", "maxsim")}
+
+
+SCENES = ("--data", "scenes:dev?count=12&size=32", "--suite", "monotonicity")
+
+
+def test_from_the_command_to_page_and_png(models: dict[str, Path], tmp_path: Path, capsys: Capture) -> None:
+    for name, path in models.items():
+        assert call("evaluate", path, *SCENES, "--json", tmp_path / f"{name}.json") == 0
+    results = {name: read(tmp_path / f"{name}.json") for name in models}
+    assert results["clip"].metric(EACH).ties > 0, "captions are longer than 32 tokens"
+    for name, result in results.items():
+        model = load(models[name])
+        data = encode_source(model, open_source(SCENES[1]), subtexts=True, encode_texts=False)
+        assert data.subtexts is not None
+        cut = [[int(data.subtexts.cut[t]) for t in places] for places in data.subtexts.of[EACH]]
+        assert result.queries["sequences"][EACH]["cut"] == cut
+        assert (
+            result.data["cut_texts"]
+            == data.cut
+            == sum(data.subtexts.cut)
+            == sum(model.read([text]).cut[0] for text in data.subtexts.strings)
+        )
+    key = results["clip"].queries["keys"][5]
+    capsys.readouterr()
+    files = ("--html", tmp_path / "x.html", "--png", tmp_path / "x.png")
+    beside = ("--beside", tmp_path / "maxsim.json", "--samples", key)
+    assert call("evaluate", models["clip"], *SCENES, *files, *beside) == 0
+    assert "longer than the model reads" in " ".join(capsys.readouterr().out.split())
+    page = (tmp_path / "x.html").read_text()
+    assert page.count('<article class="card">') == 1
+    assert "clip/run (clip)" in page
+    assert "maxsim/run (maxsim)" in page
+    assert "Models side by side" in page
+    assert key in page
+    assert 'class="ring"' in page
+    with Image.open(tmp_path / "x.png") as picture:
+        assert picture.size == (1950, round(150 * (1.25 + 2.9)))
+    assert call("evaluate", models["clip"], *SCENES, "--html", tmp_path / "y.html") == 0
+    page = (tmp_path / "y.html").read_text()
+    assert page.count('<article class="card">') == 4
+    assert "Models side by side" not in page
+    assert "HiMo@2" in page
+
+
+def test_scores_of_one_model_are_those_of_the_model_alone(models: dict[str, Path], tmp_path: Path) -> None:
+    for name, path in models.items():
+        assert call("evaluate", path, *SCENES, "--json", tmp_path / f"{name}.json") == 0
+        found = read(tmp_path / f"{name}.json").queries["sequences"][EACH]["scores"]
+        model, source = load(path), open_source(SCENES[1])
+        for i in (0, 7):
+            wanted = model.score([source[i].image], list(cumulative(source[i].whole)))[0].tolist()
+            assert found[i] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_the_figure_is_asked_for_in_a_way_that_makes_sense(
+    models: dict[str, Path], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip = models["clip"]
+    for changes, said in (
+        (("--suite", "foils", "--png", "x.png"), "--png goes with --suite monotonicity, not with foils"),
+        (("--suite", "retrieval", "--samples", "a"), "--samples goes with --suite monotonicity"),
+        (("--beside", "x.json"), "--beside says what the figure shows; give --html FILE or --png FILE"),
+        (("--samples", "a"), "--samples says what the figure shows"),
+        (("--captions", "each"), "--captions is 'each'; monotonicity takes one text a picture"),
+        (("--protocol", "coco-1k"), "knows only 'plain'"),
+        (("--html", "x.html", "--beside", *"abcdef"), "--beside names 6 results; 5 fit beside the model"),
+        (("--html", "x.html", "--beside", "gone.json"), "cannot read gone.json"),
+        (("--png", tmp_path), "it is a folder"),
+    ):
+        assert said in complaint(capsys, "evaluate", clip, *SCENES, *changes)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said = complaint(capsys, "evaluate", clip, *SCENES, "--png", tmp_path / "x.png")
+    assert "--png needs matplotlib: pip install 'grainline[figures]'" in said
+
+
+def test_results_that_do_not_go_together_lose_nothing(
+    models: dict[str, Path], tmp_path: Path, capsys: Capture
+) -> None:
+    other = ("--data", "scenes:dev?count=5&size=32", "--suite", "monotonicity", "--json")
+    assert call("evaluate", models["maxsim"], *other, tmp_path / "other.json") == 0
+    for changes, said in (
+        (("--beside", tmp_path / "other.json"), "cannot be drawn side by side"),
+        (("--samples", "nobody"), "--samples names nobody, of which there is no picture; keys are like"),
+    ):
+        kept = tmp_path / f"{changes[0]}.json"
+        files = ("--json", kept, "--html", tmp_path / "x.html")
+        assert said in complaint(capsys, "evaluate", models["clip"], *SCENES, *files, *changes)
+        assert read(kept).suite == "monotonicity"
+        assert not (tmp_path / "x.html").exists()
+
+
+def test_nothing_but_the_png_needs_matplotlib(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert call("evaluate", models["clip"], *SCENES, "--html", tmp_path / "x.html") == 0
