@@ -87,7 +87,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     data: Many = None,
     images: Images = None,
     suite: Annotated[
-        str, typer.Option(help="retrieval, foils, zeroshot, monotonicity, cola or stability.")
+        str, typer.Option(help="retrieval, foils, zeroshot, monotonicity, cola, stability or fg-ovd.")
     ] = "retrieval",
     captions: Annotated[
         str | None,
