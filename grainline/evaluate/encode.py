@@ -21,7 +21,7 @@ from grainline.evaluate.classes import ClassTexts
 from grainline.evaluate.foils import FoilPairs
 from grainline.evaluate.items import Items
 from grainline.evaluate.noise import Noise
-from grainline.evaluate.regions import NEEDED, Collected, Regions, View
+from grainline.evaluate.regions import Collected, Regions, View
 from grainline.evaluate.rows import Rows, numbered
 from grainline.evaluate.score import Scorer
 from grainline.evaluate.subtexts import Gathered, Subtexts, sequences
@@ -252,8 +252,7 @@ class _Run:
     def regions(self, path: str) -> Regions | None:
         if self.collected is None:
             return None
-        if not self.phrases.number:
-            raise UserError(f"no region of {path} has a box and foils; {NEEDED}")
+        self.collected.refuse_none(path)
         return self.collected.regions(numbered(self.phrases.stacked(), [-1] * self.phrases.number))
 
     @property

@@ -39,17 +39,13 @@ def with_foils(source: Source) -> Source:
 def fgovd_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: ARG001, B008
     """The share of regions whose right text scores higher than all foils, and its mean rank, by kind.
 
-    Raises UserError if the data were encoded without regions, for a protocol of retrieval, where no region
-    is left, and for NaN scores.
+    Raises UserError if the data were encoded without regions, for a protocol of retrieval, and for NaN
+    scores.
     """
     regions = data.regions
     if regions is None:
         raise UserError(f"{data.path} was encoded without regions; the fg-ovd suite needs them")
     only_plain(options, FG_OVD)
-    if not regions.questions:
-        raise UserError(
-            f"all {regions.counts.outside} regions of {data.path} lie outside the square that the model sees"
-        )
     found = outcomes(question_scores(regions))
     picture = regions.picture.tolist()
     queries = {

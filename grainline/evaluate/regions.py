@@ -143,6 +143,14 @@ class Collected:
         maps = full(images.tokens).unflatten(1, grid)
         self._vectors.append(F.normalize(roi_align(maps, flat, of, scale=scale)[:, 0, 0], dim=-1))
 
+    def refuse_none(self, path: str) -> None:
+        """Raise UserError where there is no region to measure."""
+        outside = self._counts.outside
+        if not any(self._asked) and outside:
+            raise UserError(f"all {outside} regions of {path} lie outside the square that the model sees")
+        if not any(self._asked):
+            raise UserError(f"no region of {path} has a box and foils; {NEEDED}")
+
     def regions(self, texts: Encoded) -> Regions:
         """All of them. `texts` holds the rows that were queued."""
         told = self._gathered.encoded(texts)
