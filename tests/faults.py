@@ -747,6 +747,36 @@ PAIRS = [
     Fault("evaluate/result.py", "tests/test_stability.py", "results with other noise are compared",
           '("noise seed", one.settings.get("noise_seed"), other.settings.get("noise_seed")),', ""),
 ]
+
+REGIONS = [
+    Fault("nn/roi.py", "tests/test_roi.py", "pooling is not aligned: without the half cell",
+          "at = low[:, None, None] - 0.5 + step * place", "at = low[:, None, None] + step * place"),
+    Fault("nn/roi.py", "tests/test_roi.py", "points far outside count as the rim",
+          "counts = (point < number) & (at >= -1) & (at <= cells)",
+          "counts = (point < number).expand_as(at)"),
+    Fault("nn/roi.py", "tests/test_roi.py", "points are not spread over the middle of their steps",
+          "(point + 0.5) / number.clamp(min=1)", "point / number.clamp(min=1)"),
+    Fault("data/transforms.py", "tests/test_regions.py", "boxes go by the whole picture where its middle is seen",
+          "return box[0] * across - left, box[1] * down - top, box[2] * across - left, box[3] * down - top",
+          "return box[0] * across, box[1] * down, box[2] * across, box[3] * down"),
+    Fault("data/sources/fgovd.py", "tests/test_regions.py", "width and height are taken for right and bottom",
+          "return left, top, left + width, top + height", "return left, top, width, height"),
+    Fault("data/sources/fgovd.py", "tests/test_regions.py", "boxes are laid over pictures of another size",
+          "if found != size:", "if not found:"),
+    Fault("data/scenes/foils.py", "tests/test_regions.py", "foils hold pairs that were never seen in training",
+          'if other == thing or (scene.split != "compose" and held_out(other.shape, other.colour)):',
+          "if other == thing:"),
+    Fault("evaluate/regions.py", "tests/test_regions.py", "a tie of a region is right",
+          "(one[1:] >= one[0]).sum()", "(one[1:] > one[0]).sum()"),
+    Fault("evaluate/regions.py", "tests/test_regions.py", "boxes are not cut at the rim of the square",
+          "return left, top, right, bottom\n\n\ndef choices_of", "return whole\n\n\ndef choices_of"),
+    Fault("evaluate/regions.py", "tests/test_regions.py", "later batches are pooled with the boxes of the first",
+          "        self._pooled += n\n", ""),
+    Fault("evaluate/regions.py", "tests/test_regions.py", "copies of a picture are drawn as independent",
+          "self._first.setdefault(file, number)", "number"),
+    Fault("viz/maps.py", "tests/test_regions.py", "each map has a range of its own",
+          "place.imshow(one.map(heat, limit)", "place.imshow(one.map(heat, limit_of(heat))"),
+]
 # fmt: on
 
 FAULTS = (
@@ -772,4 +802,5 @@ FAULTS = (
     + HIMO
     + MONOTONICITY
     + PAIRS
+    + REGIONS
 )

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from indexes import tiny_model
+from indexes import saved, tiny_model
 from PIL import Image
 from runs import call, complaint, recipe
 from test_roi import slow
 from test_scenes import fits
 from test_scenes import read as understood
+from test_viz import EVIL, Page
 
 from grainline.data.record import Damaged, Foil, Region
 from grainline.data.scenes import held_out
@@ -26,6 +27,8 @@ from grainline.errors import UserError
 from grainline.evaluate.against import against
 from grainline.evaluate.ask import ask, encoded
 from grainline.evaluate.encode import Encodings, encode_source
+from grainline.evaluate.examples import Measured
+from grainline.evaluate.extremes import TEXTS, best_regions, worst_regions
 from grainline.evaluate.fgovd import fgovd_cells, fgovd_suite, with_foils
 from grainline.evaluate.intervals import interval, wilson
 from grainline.evaluate.outcome import Options
@@ -35,11 +38,16 @@ from grainline.evaluate.result import Result, read
 from grainline.experiment import run
 from grainline.model import Model
 from grainline.recipe import read_recipe
+from grainline.viz.figure import DPI
+from grainline.viz.look import Look, Told, look
+from grainline.viz.maps import HEAD, SIDE, SPACE, WORDS, write_maps
+from grainline.viz.overlay import framed, overlay
+from grainline.viz.page import Gone
 
 Capture = pytest.CaptureFixture[str]
 
 
-WORDS = ("red", "blue", "green", "wet")
+COLOURS = ("red", "blue", "green", "wet")
 
 
 def content(boxes: Sequence[tuple[str, Sequence[float]]], foils: int = 3) -> dict[str, Any]:
@@ -62,7 +70,7 @@ def content(boxes: Sequence[tuple[str, Sequence[float]]], foils: int = 3) -> dic
             for i, (name, box) in enumerate(boxes)
         ],
         "categories": [
-            {"id": 500 + step * i + k, "name": f"A {WORDS[k]} cup, number {i}."}
+            {"id": 500 + step * i + k, "name": f"A {COLOURS[k]} cup, number {i}."}
             for i in range(len(boxes))
             for k in range(step)
         ],
@@ -224,10 +232,10 @@ def test_foils_of_a_phrase_are_false_of_its_object_in_one_thing_and_hold_every_o
     split: str,
 ) -> None:
     plain, source = (
-        Scenes(f"scenes:{split}?count=25&size=32&regions=1"),
-        Scenes(f"scenes:{split}?count=25&size=32&regions=2"),
+        Scenes(f"scenes:{split}?count=8&size=32&regions=1"),
+        Scenes(f"scenes:{split}?count=8&size=32&regions=2"),
     )
-    for i in range(25):
+    for i in range(8):
         record, told, scene = source[i], source.told(i), source.scene(i)
         bare = plain[i]
         assert [r._replace(foils=(), mask=None) for r in record.regions] == [
@@ -352,7 +360,7 @@ def test_outcomes_are_those_of_a_loop_in_float64(method: str, tmp_path: Path) ->
 
 
 def test_batches_do_not_matter() -> None:
-    model, source = tiny_model("clip"), with_foils(Scenes("scenes:dev?count=5&size=40"))
+    model, source = tiny_model("clip"), with_foils(Scenes("scenes:dev?count=3&size=40"))
     asked = ask("fg-ovd", Options(resamples=10))
     one, other = (encoded(asked, model, source, batch=batch, damage=0.0).regions for batch in (2, 64))
     assert one is not None
@@ -360,7 +368,7 @@ def test_batches_do_not_matter() -> None:
     assert one.questions == other.questions
     assert len({question.kind for question in one.questions}) == 4
     assert torch.allclose(one.vector, other.vector, atol=1e-5)
-    assert one.picture.tolist() == [i for i in range(5) for _ in source[i].regions]
+    assert one.picture.tolist() == [i for i in range(3) for _ in source[i].regions]
 
 
 def test_metrics_count_ties_as_wrong_and_draw_pictures() -> None:
@@ -483,3 +491,126 @@ def test_the_command_measures_and_compares(tmp_path: Path, capsys: Capture) -> N
     assert complaint(capsys, "evaluate", folder, "--data", "scenes:dev?count=4", "--suite", "fgovd").endswith(
         "cola, stability, fg-ovd"
     )
+
+
+# Pages and pictures
+
+
+def test_regions_are_shown_from_the_most_wrong_and_the_most_right() -> None:
+    model, source = tiny_model("clip"), with_foils(Scenes("scenes:dev?count=5&size=40"))
+    data, result = surveyed(model, source)
+    on = Measured(model, source, data, result)
+    assert data.regions is not None
+    lead = margins(question_scores(data.regions))
+    worst, best = worst_regions(on, 4), best_regions(on, 4)
+    assert (worst[0].lead, best[0].lead) == (lead.min(), lead.max())
+    for shown, sign in ((worst, 1), (best, -1)):
+        assert [sign * one.lead for one in shown] == sorted(sign * one.lead for one in shown)
+        assert len({one.name for one in shown}) == len(shown) == 4
+        for one in shown:
+            at = next(i for i in range(len(lead)) if lead[i] == one.lead)
+            question = data.regions.questions[at]
+            region = source[data.keys.index(one.name)].regions
+            texts = [data.regions.told.strings[place] for place in question.texts]
+            assert (one.number, one.kind, one.rank) == (len(texts), question.kind, result.queries["rank"][at])
+            told = one.look.told
+            scores = dict(zip(texts, question_scores(data.regions)[at].tolist(), strict=True))
+            assert [text.score for text in told] == [scores[text.text] for text in told]
+            assert [text.score for text in told] == sorted((text.score for text in told), reverse=True)
+            right = next(text for text in told if text.role == "right text")
+            assert any(right.text == one.phrase for one in region)
+            others = sorted(scores[text] for text in texts[1:])[::-1][: TEXTS - 1]
+            assert sorted((text.score for text in told if text.role == "foil"), reverse=True) == others
+            assert one.look.box == tuple(data.regions.box[question.region].tolist())
+            assert one.look.heat is not None
+            assert one.look.heat.shape == (len(told), 8, 8)
+
+
+def test_the_page_and_the_picture_of_a_measurement(tmp_path: Path, capsys: Capture) -> None:
+    model, source = saved(tiny_model("clip"), tmp_path / "model"), opened(tmp_path)
+    page, figure = tmp_path / "page.html", tmp_path / "figure.png"
+    given = ["evaluate", model, "--data", tmp_path / "1_attributes.json", "--images", tmp_path / "pictures"]
+    assert call(*given, "--suite", "fg-ovd", "--html", page, "--png", figure) == 0
+    assert f"written: {figure}" in capsys.readouterr().out
+    words = Page(page.read_text()).words
+    for part in (
+        "FG-OVD of",
+        "Regions: most wrong",
+        "Regions: most right",
+        "right text, score",
+        "of 4, val2017/a.png",
+    ):
+        assert part in words
+    with Image.open(figure) as found:
+        assert found.height == round(DPI * (HEAD + 6 * (SIDE + WORDS) + 0.6))
+    assert source.difficulty in words
+    rows = [{"image": f"{x}.png", "caption": f"A red dog, {x}. It runs."} for x in "abc"]
+    (tmp_path / "pictures/rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    figure.unlink()
+    data = ["--data", tmp_path / "pictures/rows.jsonl"]
+    assert call("evaluate", model, *data, "--png", figure) == 0
+    with Image.open(figure) as found:
+        assert found.height == round(DPI * (HEAD + 3 * (SIDE + WORDS) + 0.6))
+
+
+def test_maps_need_a_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
+    model = tiny_model("clip")
+    model.method.grid = None
+    monkeypatch.setattr("grainline.model.load", lambda _: model)
+    said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2", "--png", tmp_path / "x.png")
+    assert "--png draws heat maps, and the image tokens of this model lie on no grid" in said
+    said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2", "--suite", "fg-ovd")
+    assert "the image tokens of clip lie on no grid" in said
+
+
+def test_maps_of_a_picture_share_one_range_and_keep_the_sign(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (40, 40), (90, 200, 90))
+    levels = (1.0, -0.5, 0.25, -1.0, 0.0, 0.75)  # more than fit in one line
+    heat = np.stack([np.full((40, 40), level) for level in levels])
+    told = [Told(f"{level} $x$", level, role="foil") for level in levels]
+    shown = [
+        Look(picture, "one", told, heat),
+        Look(picture, "two", told[:1], heat[2:3]),
+        Look(Gone("it is away"), "three"),
+    ]
+    write_maps(tmp_path / "x.png", shown, "Maps")
+    with Image.open(tmp_path / "x.png") as figure:
+        pixels = figure.convert("RGB")
+
+    def middle(line: int, column: int) -> tuple[float, ...]:
+        x = SPACE + column * (SIDE + SPACE) + SIDE / 2
+        y = HEAD + line * (SIDE + WORDS) + WORDS + SIDE / 2
+        return pixels.getpixel((round(DPI * x), round(DPI * y)))  # type: ignore[return-value]
+
+    places = [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1)]
+    for (line, column), one in zip(places, heat, strict=True):
+        wanted = overlay(picture, one, limit=1.0).getpixel((20, 20))
+        assert middle(line, column) == pytest.approx(wanted, abs=2)
+    assert middle(0, 0) == pytest.approx((90, 200, 90), abs=2)
+    assert middle(2, 1) == middle(0, 1), "each picture has a range of its own"
+    assert middle(1, 2) == (255, 255, 255)
+
+
+def test_a_frame_stands_around_its_box_and_hides_nothing_of_a_small_picture() -> None:
+    grey = Image.new("RGB", (50, 30), (120, 120, 120))
+    found = framed(grey, (10.2, 5.0, 30.0, 24.6))
+    for inset, colour in ((-1, (255,) * 3), (0, (0,) * 3), (1, (0,) * 3), (2, (255,) * 3), (3, (120,) * 3)):
+        corners = [(10 + inset, 5 + inset), (29 - inset, 24 - inset), (10 + inset, 15), (20, 24 - inset)]
+        assert {found.getpixel(corner) for corner in corners} == {colour}
+    assert found.getpixel((8, 15)) == (120, 120, 120)
+    assert framed(grey, (48.0, 29.0, 50.0, 30.0)).size == grey.size
+    small = Look(Image.new("RGB", (8, 8), (9, 9, 9)), "small", box=(2.0, 2.0, 4.0, 4.0)).shown()
+    assert isinstance(small, Image.Image)
+    assert small.size == (224, 224)
+    assert small.getpixel((84, 84)) == (9, 9, 9), "the inside of the box is seen"
+    assert small.getpixel((56, 84)) == (0, 0, 0)
+    assert Look(Gone("away"), "x", box=(0, 0, 1, 1)).shown() == Gone("away")
+
+
+def test_compared_texts_are_marked_and_escaped() -> None:
+    told = [Told(f"a red {EVIL}", 0.5, role="foil", other="a blue"), Told("a blue", 0.25)]
+    element = look(Look(Image.new("RGB", (8, 8)), "x", told), "n")
+    assert "a <mark>red</mark>" in element
+    assert "foil, score 0.500" in element
+    assert '<span class="verdict">score 0.250' in element
+    assert "<script" not in element

@@ -50,7 +50,8 @@ HEAT = (
 def write_html(path: str | Path, on: Measured) -> None:
     """Write the page. Raises UserError if the place cannot be written."""
     sections = [metrics([on.result]), *outcomes(on)]
-    title = f"{on.result.suite.capitalize()} of {on.result.settings['model']}"
+    name = {FG_OVD: "FG-OVD", COLA: "COLA"}.get(on.result.suite, on.result.suite.capitalize())
+    title = f"{name} of {on.result.settings['model']}"
     about = f"Measured on {on.result.data['path']} at {on.result.time}."
     write_page(path, render_page(title, summary(headline(on.result)), sections, [about]))
 

@@ -17,8 +17,8 @@ from grainline.viz.overlay import limit_of, scale_bar
 from grainline.viz.page import Gone, short
 
 MAPS = 5  # in a line, beside the picture
-SIDE, SPACE, WORDS = 2.0, 0.2, 0.95  # in inches: a picture, between two of them, what is written above one
-HEAD, FOOT = 0.45, 0.35
+SIDE, SPACE, WORDS = 2.0, 0.2, 0.85  # in inches: a picture, between two of them, what is written above one
+HEAD, FOOT = 0.3, 0.6
 COLUMNS, LINES = 34, 5  # of what is written above a map
 RULE = (
     "Orange: the patch speaks for the text, blue: against it; the strength of the colour is the size. All"

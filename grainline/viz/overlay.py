@@ -54,14 +54,14 @@ def overlay(image: Image.Image, heat: np.ndarray, limit: float | None = None) ->
 
 
 def framed(image: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
-    """The picture in RGB with a frame along the inside of a rectangle, black between two lines of white.
+    """The picture in RGB with a frame around a rectangle: two pixels of black inside, between lines of white.
 
     box  left, top, right, bottom in pixels
     """
     out = image.convert("RGB")
     right, bottom = max(round(box[2]), round(box[0]) + 1) - 1, max(round(box[3]), round(box[1]) + 1) - 1
     pen = ImageDraw.Draw(out)
-    for inset, colour in ((-1, "white"), (0, "black"), (1, "white")):
+    for inset, colour in ((-1, "white"), (0, "black"), (1, "black"), (2, "white")):
         left, top = round(box[0]) + inset, round(box[1]) + inset
         if left <= right - inset and top <= bottom - inset:
             pen.rectangle((left, top, right - inset, bottom - inset), outline=colour)
