@@ -7,6 +7,7 @@ no relation sentence names, relations of objects without a stated position), the
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from grainline.data.record import Foil
 from grainline.data.scenes import words
@@ -82,7 +83,8 @@ def of_phrase(rng: random.Random, scene: Scene, k: int, pieces: Sequence[Piece])
     for j, piece in enumerate(pieces):
         name = FIELD.get(piece.kind, piece.kind)
         for value in _EVERY.get(name, ()):
-            other = thing._replace(**{name: value})
+            changed: dict[str, Any] = {name: value}
+            other = thing._replace(**changed)
             if other == thing or (scene.split != "compose" and held_out(other.shape, other.colour)):
                 continue
             new = [*pieces[:j], piece._replace(text=_named(rng, piece.kind, value)), *pieces[j + 1 :]]
