@@ -464,19 +464,26 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_region_without_a_box_is_counted(tmp_path: Path) -> None:
-    drawn(tmp_path, ["a.png"])
+    drawn(tmp_path, ["a.png", "b.png"])
     foils = [{"text": "a blue cup", "kind": "colour"}]
     regions = [
         {"phrase": "a red cup", "foils": foils},
         {"phrase": "a red cup", "box": [20, 1, 30, 9], "foils": foils},
     ]
     regions += [{"phrase": "a red cup", "box": [20, 1, 30, 9]}]  # has no foils and asks nothing
-    (tmp_path / "rows.jsonl").write_text(
-        json.dumps({"image": "a.png", "caption": "A cup.", "regions": regions})
-    )
-    _, result = surveyed(tiny_model("clip"), open_source(str(tmp_path / "rows.jsonl")))
-    assert (result.data["regions"], result.data["boxless"]) == (1, 1)
-    assert "1 regions have no box and were skipped" in result.notes
+    own = [{"text": "a green cup", "kind": "colour"}]  # is no foil of its own phrase
+    regions += [{"phrase": "a green cup", "box": [20, 1, 30, 9], "foils": own}]
+    rows = [
+        {"image": f"{name}.png", "caption": "A cup.", "regions": found}
+        for name, found in (("a", regions), ("b", regions[:2]))
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data, result = surveyed(tiny_model("clip"), open_source(str(tmp_path / "rows.jsonl")))
+    assert (result.data["regions"], result.data["boxless"]) == (2, 2)
+    assert "2 regions have no box and were skipped" in result.notes
+    assert (result.queries["region"], result.queries["picture"]) == ([0, 1], [0, 1])
+    assert data.regions is not None
+    assert len(data.regions.vector) == len(data.regions.box) == 2
 
 
 def test_the_command_measures_and_compares(tmp_path: Path, capsys: Capture) -> None:

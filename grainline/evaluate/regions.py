@@ -117,10 +117,11 @@ class Collected:
         asked: list[tuple[int, str, int]] = []
         texts: list[str] = []
         for region in record.regions:
-            box = self._placed(region, size) if region.foils else None
+            choices = choices_of(region)
+            box = self._placed(region, size) if choices else None
             if box is None:
                 continue
-            for kind, chosen in choices_of(region).items():
+            for kind, chosen in choices.items():
                 asked.append((len(boxes), kind, len(chosen)))
                 texts += chosen
             boxes.append(box)
@@ -156,17 +157,17 @@ class Collected:
         told = self._gathered.encoded(texts)
         questions: list[Question] = []
         start = 0
-        for asked, places in zip(self._asked, told.of[ASKED], strict=True):
+        for boxes, asked, places in zip(self._boxes, self._asked, told.of[ASKED], strict=True):
             at = 0
             for region, kind, number in asked:
                 questions.append(Question(start + region, kind, places[at : at + number]))
                 at += number
-            start += len({region for region, _, _ in asked})
+            start += len(boxes)
         vector = torch.cat(self._vectors)
         refuse_nan(int(vector.isnan().any(1).sum()), len(vector))
-        number = torch.tensor([len(one) for one in self._boxes])
+        held = torch.tensor([len(one) for one in self._boxes])
         return Regions(
-            torch.arange(len(number)).repeat_interleave(number),
+            torch.arange(len(held)).repeat_interleave(held),
             torch.tensor([box for one in self._boxes for box in one]).view(-1, 4),
             vector,
             tuple(self._same),
