@@ -87,7 +87,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     data: Many = None,
     images: Images = None,
     suite: Annotated[
-        str, typer.Option(help="retrieval, foils, zeroshot, monotonicity, cola or stability.")
+        str, typer.Option(help="retrieval, foils, zeroshot, monotonicity, cola, stability or fg-ovd.")
     ] = "retrieval",
     captions: Annotated[
         str | None,
@@ -112,7 +112,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     html: Annotated[
         Path | None, typer.Option(help="Write a page: the numbers, and outcomes from best to worst.")
     ] = None,
-    png: Annotated[Path | None, typer.Option(help="monotonicity: write its figure.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Write a figure (monotonicity), or heat maps (retrieval, fg-ovd).")
+    ] = None,
     beside: Annotated[list[str] | None, typer.Option(help="monotonicity: other results to draw.")] = None,
     samples: Annotated[list[str] | None, typer.Option(help="monotonicity: keys of pictures to draw.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
@@ -125,7 +127,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
 
     from grainline.evaluate.ask import ask, encoded, measured
     from grainline.evaluate.examples import Measured
-    from grainline.evaluate.figure import besides, draw
+    from grainline.evaluate.figure import besides, draw, refuse_gridless
     from grainline.evaluate.outcome import Options
     from grainline.evaluate.report import write_html
     from grainline.evaluate.result import writable, write
@@ -139,6 +141,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     for path in filter(None, (json, html, png)):
         writable(path)
     loaded = load(model)
+    refuse_gridless(png, suite, loaded.method)
     source = _open(data, images, loaded.method.size)
     with progress("encoding") as step:
         encodings = encoded(asked, loaded, source, batch, damage, step)

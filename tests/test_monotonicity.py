@@ -689,7 +689,10 @@ def test_the_figure_is_asked_for_in_a_way_that_makes_sense(
 ) -> None:
     clip = models["clip"]
     for changes, said in (
-        (("--suite", "foils", "--png", "x.png"), "--png goes with --suite monotonicity, not with foils"),
+        (
+            ("--suite", "foils", "--png", "x.png"),
+            "--png goes with --suite monotonicity, retrieval, fg-ovd, not with foils",
+        ),
         (("--suite", "retrieval", "--samples", "a"), "--samples goes with --suite monotonicity"),
         (("--beside", "x.json"), "--beside says what the figure shows; give --html FILE or --png FILE"),
         (("--samples", "a"), "--samples says what the figure shows"),

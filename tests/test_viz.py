@@ -18,9 +18,10 @@ from grainline.viz.classes import Classified, Confusion, classified, confusions
 from grainline.viz.found import Answered, Found, answered
 from grainline.viz.heat import on_pixels, place
 from grainline.viz.look import Look, Told, look
+from grainline.viz.marked import marked
 from grainline.viz.overlay import colours, limit_of, overlay, scale_bar
 from grainline.viz.page import Gone, Section, facts, notes, render_page, summary, write_page
-from grainline.viz.report import Comparison, Example, Hit, charts, comparisons, examples, marked, table
+from grainline.viz.report import Comparison, Example, Hit, charts, comparisons, examples, table
 from grainline.viz.style import DARK, LIGHT, STYLE, THEMES
 
 EVIL = """<script>alert("x")</script><img src='https://evil.example/x' onerror="y">&"""

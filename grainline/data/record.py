@@ -9,6 +9,14 @@ Span = tuple[str, int, int]
 """Where words stand: ("long", 3, 17) or ("captions.0", 3, 17), characters from 3 up to, not including, 17."""
 
 
+class Foil(NamedTuple):
+    """A text that is almost a caption of the picture, or the phrase of a region, and wrong."""
+
+    text: str
+    true: str  # the caption or phrase it was made from, right in that thing
+    kind: str  # what is wrong: "colour", "size", "relation", "noun", ...; or how hard it is: "easy"
+
+
 class Region(NamedTuple):
     """A phrase and the part of the picture that it speaks of."""
 
@@ -18,18 +26,12 @@ class Region(NamedTuple):
     )
     mask: np.ndarray | None = None  # [H, W] bool over the stored picture
     span: Span | None = None
-
-
-class Foil(NamedTuple):
-    """A text that is almost a caption of the picture, and wrong in exactly one thing."""
-
-    text: str
-    true: str  # the caption it was made from, right in that thing
-    kind: str  # what is wrong: "colour", "size", "relation", "noun", ...
+    foils: tuple[Foil, ...] = ()  # what might be said of the region and is wrong
 
 
 class Record(NamedTuple):
-    """One picture with at least one caption; with none only in a folder of bare pictures, for encoding.
+    """One picture with at least one caption; with none where only regions are described, and in a folder
+    of bare pictures, for encoding.
 
     `captions` are alternative descriptions of the whole picture (five in Flickr8k, one in OpenStax).
     `long` is a longer description, where the source has one beside its captions.

@@ -36,6 +36,9 @@ class Box(NamedTuple):
     bottom: int
 
 
+Rectangle = tuple[float, float, float, float]
+"""Left, top, right and bottom edge in pixels."""
+
 DRAWS = 7  # random numbers that every crop takes
 
 
@@ -109,15 +112,31 @@ class EvalTransform:
             picture = self._resized(picture)
         return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
 
-    def _resized(self, picture: Image.Image) -> Image.Image:
-        size, short = self.size, min(picture.size)
+    def place(self, box: Rectangle, picture: tuple[int, int]) -> Rectangle:
+        """Where a rectangle of a picture lies in the square, in its pixels; it may reach beyond the rim.
+
+        picture  width and height
+
+        >>> EvalTransform(100).place((50, 20, 150, 120), (400, 200)), EvalTransform(
+        ...     100, "squash").place((50, 20, 150, 120), (400, 200))
+        ((-25.0, 10.0, 25.0, 60.0), (12.5, 10.0, 37.5, 60.0))
+        """
+        width, height, left, top = self._layout(picture)
+        across, down = width / picture[0], height / picture[1]
+        return box[0] * across - left, box[1] * down - top, box[2] * across - left, box[3] * down - top
+
+    def _layout(self, picture: tuple[int, int]) -> tuple[int, int, int, int]:
+        """Width and height of the resized picture, and the left and upper edge of the square in it."""
         width, height = (
-            self.larger if self.resize == "squash" else int(self.larger * side / short)
-            for side in picture.size
+            self.larger if self.resize == "squash" else int(self.larger * side / min(picture))
+            for side in picture
         )
+        return width, height, round((width - self.size) / 2), round((height - self.size) / 2)
+
+    def _resized(self, picture: Image.Image) -> Image.Image:
+        width, height, left, top = self._layout(picture.size)
         whole = picture.resize((width, height), self.filter)
-        left, top = round((width - size) / 2), round((height - size) / 2)
-        return whole.crop((left, top, left + size, top + size))
+        return whole.crop((left, top, left + self.size, top + self.size))
 
 
 class SameTransform:

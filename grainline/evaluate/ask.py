@@ -7,15 +7,18 @@ from grainline.errors import UserError
 from grainline.evaluate.against import noted, read_earlier
 from grainline.evaluate.classes import TEMPLATES, read_classes, read_templates
 from grainline.evaluate.cola import COLA, items_file, with_items
-from grainline.evaluate.encode import CAPTIONS, Captions, Encoder, Encodings, Progress, encode_source
+from grainline.evaluate.encode import CAPTIONS, Captions, Encodings, Progress, encode_source
+from grainline.evaluate.fgovd import FG_OVD, with_foils
 from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.outcome import Options
 from grainline.evaluate.protocols import PROTOCOLS
+from grainline.evaluate.regions import view
 from grainline.evaluate.result import Result
 from grainline.evaluate.score import Scorer
 from grainline.evaluate.stability import STABILITY, with_noise
 from grainline.evaluate.suite import SUITES
 from grainline.evaluate.zeroshot import with_classes
+from grainline.model import Model
 
 ZEROSHOT = "zeroshot"
 SUBTEXTS = (MONOTONICITY, STABILITY)  # suites of the subtexts of one caption a picture
@@ -73,7 +76,7 @@ def ask(
 
 
 def encoded(
-    asked: Asked, model: Encoder, source: Source, batch: int, damage: float, progress: Progress | None = None
+    asked: Asked, model: Model, source: Source, batch: int, damage: float, progress: Progress | None = None
 ) -> Encodings:
     """The source with all that the suite reads.
 
@@ -82,13 +85,16 @@ def encoded(
     Raises UserError where the source lacks what the suite reads, and for too much damage.
     """
     items = items_file(source) if asked.suite == COLA else None
+    regions = view(model) if asked.suite == FG_OVD else None
     data = encode_source(
         model,
-        source,
+        source if regions is None else with_foils(source),
         captions=asked.captions,
-        encode_texts=asked.suite not in (ZEROSHOT, *SUBTEXTS),
+        need_text=asked.suite != FG_OVD,
+        encode_texts=asked.suite not in (ZEROSHOT, FG_OVD, *SUBTEXTS),
         foils=asked.suite == "foils",
         subtexts=asked.suite in SUBTEXTS,
+        regions=regions,
         batch=batch,
         max_damaged=damage,
         progress=progress,
@@ -111,6 +117,8 @@ def measured(asked: Asked, method: Scorer, data: Encodings, model: dict[str, Any
 
 def _captions(suite: str, given: str | None) -> Captions:
     fixed: dict[str, Captions] = {ZEROSHOT: "first", COLA: "each"}
+    if suite == FG_OVD and given is not None:
+        raise UserError(f"--captions is {given!r}; {suite} reads the texts of regions: leave it out")
     if suite in fixed and given not in (None, fixed[suite]):
         why = "the first caption is the class" if suite == ZEROSHOT else "every caption has its own picture"
         raise UserError(f"--captions is {given!r}; for {suite} {why}: leave it out")

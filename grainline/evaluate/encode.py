@@ -6,12 +6,10 @@ unless the method compares them.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
 
 from grainline.data.causes import MISSING_CAPTION
 from grainline.data.decode import decode
@@ -23,9 +21,11 @@ from grainline.evaluate.classes import ClassTexts
 from grainline.evaluate.foils import FoilPairs
 from grainline.evaluate.items import Items
 from grainline.evaluate.noise import Noise
+from grainline.evaluate.regions import Collected, Regions, View
+from grainline.evaluate.rows import Rows, numbered
 from grainline.evaluate.score import Scorer
 from grainline.evaluate.subtexts import Gathered, Subtexts, sequences
-from grainline.types import Encoded, concat, rows, vectors_only
+from grainline.types import Encoded, rows, vectors_only
 
 Captions = Literal["whole", "each", "first"]
 CAPTIONS: tuple[Captions, ...] = ("whole", "each", "first")
@@ -77,6 +77,7 @@ class Encodings(NamedTuple):
     items: Items | None = None  # None: not asked for
     subtexts: Subtexts | None = None  # None: not asked for
     noise: Noise | None = None  # None: not asked for
+    regions: Regions | None = None  # None: not asked for
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller
@@ -88,6 +89,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     encode_texts: bool = True,
     foils: bool = False,
     subtexts: bool = False,
+    regions: View | None = None,
     batch: int = 64,
     max_damaged: float = 0.1,
     progress: Progress | None = None,
@@ -99,18 +101,19 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     encode_texts  False keeps the texts as strings only: the names of classes come again and again
     foils        encode the foils and their true captions too
     subtexts     encode the cumulative subtexts of the first text of every picture too
+    regions      encode the regions that have foils, with their texts, in pictures seen like this
     batch        pictures, and texts, that the model sees at once
     max_damaged  share of samples that may be skipped
 
     Raises UserError for an unknown `captions`, an empty source, too many damaged samples (naming the first
-    of them), and foils asked for where there are none.
+    of them), and foils, subtexts and regions asked for where there are none.
     """
     if captions not in CAPTIONS:
         raise UserError(f"captions is {captions!r}; allowed: {', '.join(CAPTIONS)}")
     if len(source) == 0:
         raise UserError(f"no samples in {source.path}; evaluation needs at least one")
     cut_before = model.cut
-    run = _Run(model, captions, need_text, encode_texts, foils, subtexts, batch)
+    run = _Run(model, captions, need_text, encode_texts, foils, subtexts, regions, batch)
     failed: list[tuple[str, str]] = []  # cause, text: an exception would keep its picture in memory
     for index in range(len(source)):
         try:
@@ -126,10 +129,11 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         raise UserError(f"no sample of {source.path} can be used; the first of {len(failed)}: {failed[0][1]}")
     pairs = run.foil_pairs(source.path) if foils else None
     told = run.subtexts(source.path)  # encodes the last of them, so before what was cut is counted
-    images = _numbered(run.images.stacked())
+    images = numbered(run.images.stacked())  # the last regions are pooled here
+    found = run.regions(source.path)
     return Encodings(
         images=images,
-        texts=_numbered(run.texts.stacked(), run.owner) if run.texts.number else rows(images, slice(0, 0)),
+        texts=numbered(run.texts.stacked(), run.owner) if run.texts.number else rows(images, slice(0, 0)),
         keys=tuple(run.keys),
         strings=tuple(run.strings),
         foils=pairs,
@@ -140,10 +144,11 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         damaged=dict(Counter(cause for cause, _ in failed)),
         damaged_first=tuple(text for _, text in failed[:NAMED]),
         blank=run.blank,
-        cut=model.cut - cut_before + (run.gathered.spared if run.gathered else 0),
+        cut=model.cut - cut_before + run.spared,
         positions=tuple(run.positions),
         remarks=remarks(source),
         subtexts=told,
+        regions=found,
     )
 
 
@@ -161,35 +166,6 @@ def texts_of(record: Record, captions: Captions) -> list[str]:
     return list(record.captions[:1] if captions == "first" else record.captions)
 
 
-class _Rows:
-    """Collects inputs and encodes them in batches."""
-
-    def __init__(self, encode: Callable[[list[Any]], Encoded], batch: int) -> None:
-        self.encode = encode
-        self.batch = batch
-        self.waiting: list[Any] = []
-        self.done: list[Encoded] = []
-        self.number = 0
-
-    def add(self, item: Any) -> int:
-        """Queue one input; its row."""
-        self.waiting.append(item)
-        self.number += 1
-        if len(self.waiting) == self.batch:
-            self._flush()
-        return self.number - 1
-
-    def stacked(self) -> Encoded:
-        self._flush()
-        return stack(self.done)
-
-    def _flush(self) -> None:
-        if self.waiting:
-            with torch.no_grad():
-                self.done.append(self.encode(self.waiting))
-            self.waiting = []
-
-
 class _Run:
     """One walk over a source."""
 
@@ -201,15 +177,18 @@ class _Run:
         encode_texts: bool,
         foils: bool,
         subtexts: bool,
+        regions: View | None,
         batch: int,
     ) -> None:
         kept = (lambda x: x) if model.method.pairwise else vectors_only
-        self.images = _Rows(lambda items: kept(model.encode(images=items)), batch)
-        self.texts = _Rows(lambda items: kept(model.encode(texts=items)), batch)
+        self.images = Rows(lambda items: kept(self._seen(model.encode(images=items))), batch)
+        self.texts = Rows(lambda items: kept(model.encode(texts=items)), batch)
         self.foil_strings: list[str] = []
-        self.foil_texts = _Rows(lambda items: kept(model.encode(texts=items)), batch)
-        self.steps = _Rows(lambda items: kept(model.encode(texts=items)), batch)
+        self.foil_texts = Rows(lambda items: kept(model.encode(texts=items)), batch)
+        self.steps = Rows(lambda items: kept(model.encode(texts=items)), batch)
         self.gathered = Gathered(model.read, self.steps.add) if subtexts else None
+        self.phrases = Rows(lambda items: vectors_only(model.encode(texts=items)), batch)
+        self.collected = None if regions is None else Collected(regions, model.read, self.phrases.add)
         self.captions, self.need_text = captions, need_text
         self.encode_texts, self.foils = encode_texts, foils
         self.keys: list[str] = []
@@ -227,6 +206,8 @@ class _Run:
         if not real and self.need_text:
             raise Damaged(MISSING_CAPTION, record.key)
         self.blank += len(texts) - len(real)
+        if self.collected is not None:
+            self.collected.add(record, picture.size)  # before its batch is encoded
         row = self.images.add(picture)
         self.keys.append(record.key)
         for text in real:
@@ -253,7 +234,7 @@ class _Run:
         if not self.pairs:
             raise UserError(f"no foils in {path}; this suite needs samples with foils, as in `scenes`")
         picture, true, foil = torch.tensor(self.pairs).T
-        encoded = _numbered(self.foil_texts.stacked(), [-1] * self.foil_texts.number)
+        encoded = numbered(self.foil_texts.stacked(), [-1] * self.foil_texts.number)
         return FoilPairs(picture, true, foil, encoded, tuple(self.kinds), tuple(self.foil_strings))
 
     def subtexts(self, path: str) -> Subtexts | None:
@@ -261,32 +242,23 @@ class _Run:
             return None
         if not self.steps.number:
             raise UserError(f"no text in {path}; subtexts are cut from captions")
-        return self.gathered.encoded(_numbered(self.steps.stacked(), [-1] * self.steps.number))
+        return self.gathered.encoded(numbered(self.steps.stacked(), [-1] * self.steps.number))
 
+    def _seen(self, images: Encoded) -> Encoded:
+        if self.collected is not None:
+            self.collected.pool(images)
+        return images
 
-def stack(parts: Sequence[Encoded]) -> Encoded:
-    """Rows of several batches; tokens are padded to the longest, because texts are trimmed batch by batch.
+    def regions(self, path: str) -> Regions | None:
+        if self.collected is None:
+            return None
+        self.collected.refuse_none(path)
+        return self.collected.regions(numbered(self.phrases.stacked(), [-1] * self.phrases.number))
 
-    >>> def some(n: int, length: int) -> Encoded:
-    ...     return Encoded(torch.ones(n, 2), torch.ones(n, length, 2), torch.ones(n, length).bool(),
-    ...                    torch.arange(n), torch.arange(n))
-    >>> stack([some(1, 3), some(2, 1)]).mask.int().tolist()
-    [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
-    """
-    longest = max(part.mask.shape[1] for part in parts)
-    return concat([_padded(part, longest) for part in parts])
-
-
-def _padded(part: Encoded, length: int) -> Encoded:
-    more = length - part.mask.shape[1]
-    return part._replace(tokens=F.pad(part.tokens, (0, 0, 0, more)), mask=F.pad(part.mask, (0, more)))
-
-
-def _numbered(encoded: Encoded, owner: Sequence[int] | None = None) -> Encoded:
-    """The rows with ids of their own: 0, 1, ... and the picture that each belongs to."""
-    item = torch.arange(len(encoded.vector), device=encoded.vector.device)
-    image: Tensor = item if owner is None else torch.tensor(owner, device=item.device)
-    return encoded._replace(item=item, image=image)
+    @property
+    def spared(self) -> int:
+        """Texts that are cut and were not encoded, because another one reads alike."""
+        return sum(one.spared for one in (self.gathered, self.collected) if one is not None)
 
 
 def _refuse(failed: Sequence[tuple[str, str]], samples: int, share: float, path: str) -> None:

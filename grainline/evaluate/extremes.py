@@ -1,13 +1,22 @@
-"""Single outcomes: items of two pictures, most wrong and most right; noise that changed most and least."""
+"""Single outcomes: items of two pictures and regions, most wrong and most right; noise that changed most and
+least.
+"""
 
 import numpy as np
 
 from grainline.evaluate.examples import SHOWN, Measured
 from grainline.evaluate.items import item_scores, margins
 from grainline.evaluate.noise import NOISY, PLAIN, SENTENCES, place
+from grainline.evaluate.regions import margins as leads
+from grainline.evaluate.regions import question_scores
 from grainline.evaluate.stability import changes
 from grainline.viz.items import Crossed
+from grainline.viz.look import Look, Told
 from grainline.viz.noise import Disturbed
+from grainline.viz.page import Gone
+from grainline.viz.regions import Judged
+
+TEXTS = 5  # of a region, the right one included
 
 
 def worst_items(on: Measured, number: int = SHOWN) -> list[Crossed]:
@@ -37,6 +46,59 @@ def _items(on: Measured, number: int, sign: int) -> list[Crossed]:
             )
         )
     return out
+
+
+def worst_regions(on: Measured, number: int = SHOWN) -> list[Judged]:
+    """The regions whose right text loses by most, or wins by least; each of another picture."""
+    return _regions(on, number, 1)
+
+
+def best_regions(on: Measured, number: int = SHOWN) -> list[Judged]:
+    """The regions whose right text wins by most; each of another picture."""
+    return _regions(on, number, -1)
+
+
+def _regions(on: Measured, number: int, sign: int) -> list[Judged]:
+    regions, told = on.data.regions, on.result.queries
+    assert regions is not None, "the fg-ovd suite was run"
+    scores = question_scores(regions)
+    lead = leads(scores)
+    order = np.argsort(sign * lead, kind="stable")
+    _, first = np.unique(np.array(told["picture"])[order], return_index=True)  # one of each picture
+    out = []
+    for i in order[np.sort(first)[:number]].tolist():
+        question = regions.questions[i]
+        texts = [regions.told.strings[place] for place in question.texts]
+        row = int(regions.picture[question.region])
+        left, top, right, bottom = regions.box[question.region].tolist()
+        shown = _texts(texts, scores[i].tolist())
+        out.append(
+            Judged(
+                _look(on, row, shown, (left, top, right, bottom)),
+                on.data.keys[row], question.kind, float(lead[i]), told["rank"][i], len(texts),
+            )
+        )  # fmt: skip
+    return out
+
+
+def _texts(texts: list[str], scores: list[float]) -> list[Told]:
+    """The right text, which stands first, and the best of its foils, from the highest score to the lowest."""
+    foils = [
+        Told(text, score, role="foil", other=texts[0]) for text, score in zip(texts, scores, strict=True)
+    ]
+    foils = sorted(foils[1:], key=lambda told: -told.score)[: TEXTS - 1]
+    right = Told(texts[0], scores[0], role="right text", other=foils[0].text)
+    place = sum(told.score >= right.score for told in foils)
+    return [*foils[:place], right, *foils[place:]]
+
+
+def _look(on: Measured, row: int, told: list[Told], box: tuple[float, float, float, float]) -> Look:
+    picture = on.picture(row)
+    alt = f"a region of {on.data.keys[row]}"
+    if isinstance(picture, Gone):
+        return Look(picture, alt, told)
+    heat = on.model.heat(picture, [one.text for one in told]).cpu().numpy()
+    return Look(picture, alt, told, heat, box)
 
 
 def most_changed(on: Measured, number: int = SHOWN) -> list[Disturbed]:

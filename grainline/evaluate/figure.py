@@ -1,4 +1,6 @@
-"""The figure of HiMo-CLIP: score against the number of subtexts, for some pictures and several models."""
+"""Figures as PNG: score against the number of subtexts, as in HiMo-CLIP, for some pictures and several
+models; heat maps of sentences, or of the texts of regions, in single outcomes.
+"""
 
 from collections.abc import Sequence
 from itertools import count
@@ -9,15 +11,23 @@ import numpy as np
 from grainline.data.sources.common import some
 from grainline.errors import UserError
 from grainline.evaluate.against import read_earlier, refuse_other
-from grainline.evaluate.examples import Beside, Measured, spread
+from grainline.evaluate.examples import SHOWN as EXAMPLES
+from grainline.evaluate.examples import Beside, Measured, by_text, spread
+from grainline.evaluate.extremes import best_regions, worst_regions
+from grainline.evaluate.fgovd import FG_OVD
 from grainline.evaluate.monotonicity import LEAST, LONG, MONOTONICITY, correlation
 from grainline.evaluate.result import Result
 from grainline.evaluate.subtexts import EACH
+from grainline.methods.base import Method
 from grainline.viz.figure import COLOURS, require_matplotlib, write_png
+from grainline.viz.look import Look
+from grainline.viz.maps import write_maps
 from grainline.viz.rising import Line, Rising
 
 SHOWN = 4  # pictures, unless they are named
 MOST = len(COLOURS)  # models
+RETRIEVAL = "retrieval"
+MAPPED = (RETRIEVAL, FG_OVD)  # suites whose outcomes have heat maps
 
 
 def besides(
@@ -32,8 +42,9 @@ def besides(
     png, _ = drawn
     given = {"--png": png, "--beside": paths, "--samples": samples}
     for name, value in given.items():
-        if value and suite != MONOTONICITY:
-            raise UserError(f"{name} goes with --suite {MONOTONICITY}, not with {suite}")
+        allowed = (MONOTONICITY, *(MAPPED if name == "--png" else ()))
+        if value and suite not in allowed:
+            raise UserError(f"{name} goes with --suite {', '.join(allowed)}, not with {suite}")
         if value and not any(drawn):
             raise UserError(f"{name} says what the figure shows; give --html FILE or --png FILE with it")
     if len(paths or ()) >= MOST:
@@ -67,8 +78,30 @@ def risings(on: Measured) -> list[Rising]:
 
 def draw(path: str | Path, on: Measured) -> None:
     """Write the PNG. Raises UserError as `risings` does, and if the place cannot be written."""
-    title = f"Score by subtexts, {len(on.data.keys):,} pictures of {PurePath(on.result.data['path']).name}"
-    write_png(path, risings(on), title)
+    number, name = len(on.data.keys), PurePath(on.result.data["path"]).name
+    if on.result.suite in MAPPED:
+        write_maps(path, _looks(on), f"Heat in {on.result.suite}, {number:,} pictures of {name}")
+        return
+    write_png(path, risings(on), f"Score by subtexts, {number:,} pictures of {name}")
+
+
+def refuse_gridless(png: Path | None, suite: str, method: Method) -> None:
+    """Raise UserError for heat maps of a method whose image tokens lie on no grid."""
+    if png and suite in MAPPED and method.grid is None:
+        raise UserError("--png draws heat maps, and the image tokens of this model lie on no grid")
+
+
+def _looks(on: Measured) -> list[Look]:
+    """Pictures of the page: for retrieval from the best rank to the worst, for regions from both ends."""
+    if on.result.suite == RETRIEVAL:
+        shown = (one.look and one.look._replace(alt=f"rank {one.rank:,}, {one.name}") for one in by_text(on))
+        return [look for look in shown if look is not None]
+    half = EXAMPLES // 2
+    best = best_regions(on, half)[::-1]
+    return [
+        one.look._replace(alt=f"{one.kind}, rank {one.rank} of {one.number}, {one.name}")
+        for one in [*worst_regions(on, half), *best]
+    ]
 
 
 def labels(results: Sequence[Result]) -> list[str]:

@@ -16,7 +16,16 @@ from grainline.evaluate.examples import (
     worst_classes,
     worst_foils,
 )
-from grainline.evaluate.extremes import best_items, least_changed, most_changed, worst_items
+from grainline.evaluate.extremes import (
+    TEXTS,
+    best_items,
+    best_regions,
+    least_changed,
+    most_changed,
+    worst_items,
+    worst_regions,
+)
+from grainline.evaluate.fgovd import ACCURACY, FG_OVD
 from grainline.evaluate.figure import labels, risings
 from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.result import Result
@@ -28,6 +37,7 @@ from grainline.viz.classes import classified, confusions
 from grainline.viz.items import crossed
 from grainline.viz.noise import disturbed
 from grainline.viz.page import Section, hint, render_page, summary, write_page
+from grainline.viz.regions import judged
 from grainline.viz.report import comparisons, examples, table
 from grainline.viz.rising import RULES, models, rising
 
@@ -40,14 +50,27 @@ HEAT = (
 def write_html(path: str | Path, on: Measured) -> None:
     """Write the page. Raises UserError if the place cannot be written."""
     sections = [metrics([on.result]), *outcomes(on)]
-    title = f"{on.result.suite.capitalize()} of {on.result.settings['model']}"
+    name = {FG_OVD: "FG-OVD", COLA: "COLA"}.get(on.result.suite, on.result.suite.capitalize())
+    title = f"{name} of {on.result.settings['model']}"
     about = f"Measured on {on.result.data['path']} at {on.result.time}."
     write_page(path, render_page(title, summary(headline(on.result)), sections, [about]))
 
 
 def headline(result: Result) -> dict[str, str]:
     """The numbers that stand on top of the page."""
-    top = (f"{T2I} R@1", f"{I2T} R@1", ALL, "top-1 accuracy", PER_CLASS, HALVES, THIRDS, EACH, MULTI, SSI)
+    top = (
+        f"{T2I} R@1",
+        f"{I2T} R@1",
+        ALL,
+        "top-1 accuracy",
+        PER_CLASS,
+        HALVES,
+        THIRDS,
+        EACH,
+        MULTI,
+        SSI,
+        ACCURACY,
+    )
     names = [name for name in top if name in {m.name for m in result.metrics}]
     shown = [result.metric(name) for name in names]
     values = {
@@ -135,6 +158,19 @@ def _stability(on: Measured) -> list[Section]:
     ]
 
 
+def _regions(on: Measured) -> list[Section]:
+    order = (
+        "By the score of the right text less that of the best foil; one region for each picture, with the"
+        f" right text and up to {TEXTS - 1} foils that score highest. The score is the cosine of a text with"
+        " what lies in the box. Heat is orange where a patch speaks for the text and blue where it speaks"
+        " against it; all maps of a picture share one scale."
+    )
+    return [
+        Section("Regions: most wrong", hint(f"{order} {seen(on)}") + judged(worst_regions(on), "w")),
+        Section("Regions: most right", hint(order) + judged(best_regions(on), "b")),
+    ]
+
+
 _OUTCOMES = {
     "retrieval": _retrieval,
     "foils": _foils,
@@ -142,6 +178,7 @@ _OUTCOMES = {
     MONOTONICITY: _monotonicity,
     COLA: _cola,
     STABILITY: _stability,
+    FG_OVD: _regions,
 }
 
 

@@ -148,6 +148,7 @@ def refuse_unlike(one: Result, other: Result, what: str) -> None:
         ("data fingerprint", one.data["fingerprint"], other.data["fingerprint"]),
         ("captions", one.settings["captions"], other.settings["captions"]),
         ("number of pictures", one.data["pictures"], other.data["pictures"]),
+        ("number of regions", one.data.get("regions"), other.data.get("regions")),
         ("noise seed", one.settings.get("noise_seed"), other.settings.get("noise_seed")),
         ("noise sentences", one.settings.get("noise_pool"), other.settings.get("noise_pool")),
     ):

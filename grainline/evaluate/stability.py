@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from grainline.errors import UserError
-from grainline.evaluate.encode import Encoder, Encodings, stack
+from grainline.evaluate.encode import Encoder, Encodings
 from grainline.evaluate.intervals import replicates
 from grainline.evaluate.monotonicity import sequence_scores
 from grainline.evaluate.noise import END, MIDDLE, NOISY, PLAIN, SENTENCES, START, Noise, drawn, place, pool
 from grainline.evaluate.outcome import Cell, Options, only_plain, result_of
 from grainline.evaluate.result import Result
+from grainline.evaluate.rows import stack
 from grainline.evaluate.score import Scorer
 from grainline.evaluate.subtexts import EACH, Gathered
 from grainline.types import Encoded, vectors_only

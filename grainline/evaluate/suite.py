@@ -6,6 +6,7 @@ zeroshot      share of pictures whose class is found by its prompts (zeroshot.py
 monotonicity  whether scores rise with the sentences of a caption (monotonicity.py)
 cola          share of items of two pictures whose captions both find their own (cola.py)
 stability     how much a sentence without meaning for the picture changes scores (stability.py)
+fg-ovd        whether the right text of a region scores higher than texts that are almost right (fgovd.py)
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import numpy as np
 from grainline.errors import UserError
 from grainline.evaluate.cola import COLA, cola_cells, cola_suite
 from grainline.evaluate.encode import Encodings
+from grainline.evaluate.fgovd import FG_OVD, fgovd_cells, fgovd_suite
 from grainline.evaluate.foils import foil_choices
 from grainline.evaluate.intervals import replicates, wilson
 from grainline.evaluate.monotonicity import MONOTONICITY, monotonicity_cells, monotonicity_suite
@@ -118,6 +120,7 @@ SUITES: dict[str, Suite] = {
     MONOTONICITY: monotonicity_suite,
     COLA: cola_suite,
     STABILITY: stability_suite,
+    FG_OVD: fgovd_suite,
 }
 CELLS: dict[str, Cells] = {
     "retrieval": retrieval_cells,
@@ -126,6 +129,7 @@ CELLS: dict[str, Cells] = {
     MONOTONICITY: monotonicity_cells,
     COLA: cola_cells,
     STABILITY: stability_cells,
+    FG_OVD: fgovd_cells,
 }
 
 

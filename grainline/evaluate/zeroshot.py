@@ -21,11 +21,12 @@ from torch import Tensor
 from grainline.data.sources.common import some
 from grainline.errors import UserError
 from grainline.evaluate.classes import HOLE, TEMPLATES, ClassTexts, number_classes
-from grainline.evaluate.encode import Encoder, Encodings, stack
+from grainline.evaluate.encode import Encoder, Encodings
 from grainline.evaluate.intervals import replicates, replicates_within, wilson
 from grainline.evaluate.outcome import Cell, Options, only_plain, result_of
 from grainline.evaluate.result import Result
 from grainline.evaluate.retrieval import Ranks, ranks
+from grainline.evaluate.rows import stack
 from grainline.evaluate.score import Scorer, comparable, tile_of, tile_side
 from grainline.types import Encoded, rows
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from PIL import Image
 
+from grainline.viz.marked import marked
 from grainline.viz.page import Gone, img
-from grainline.viz.report import marked
 
 
 class Crossed(NamedTuple):

@@ -12,8 +12,11 @@ import numpy as np
 from PIL import Image
 
 from grainline.viz.heat import place
-from grainline.viz.overlay import limit_of, overlay, scale_bar
+from grainline.viz.marked import marked
+from grainline.viz.overlay import framed, limit_of, overlay, scale_bar
 from grainline.viz.page import Gone, img
+
+LEAST = 224  # pixels of the longer side of a picture in which a box is drawn
 
 
 class Told(NamedTuple):
@@ -23,6 +26,8 @@ class Told(NamedTuple):
     score: float
     chance: float | None = None  # of the sentence, where it is known
     supported: bool | None = None  # None: not judged
+    role: str = ""  # what the text is, where several are compared
+    other: str = ""  # the text it is compared with: words that this one lacks are marked
 
 
 class Look(NamedTuple):
@@ -32,6 +37,24 @@ class Look(NamedTuple):
     alt: str  # what the picture is
     told: Sequence[Told] = ()
     heat: np.ndarray | None = None  # [S, H, W] signed, H and W those of the picture; None: no heat
+    box: tuple[float, float, float, float] | None = None  # what the texts speak of, in pixels of the picture
+
+    def shown(self) -> Image.Image | Gone:
+        """The picture with its box, enlarged where it is small: a frame must not hide what it shows."""
+        return self.picture if isinstance(self.picture, Gone) else self._framed(self.picture)
+
+    def map(self, heat: np.ndarray, limit: float) -> Image.Image:
+        """The picture with one of the maps and the box laid over it."""
+        assert isinstance(self.picture, Image.Image), "there is a picture"
+        return self._framed(overlay(self.picture, heat, limit))
+
+    def _framed(self, image: Image.Image) -> Image.Image:
+        if self.box is None:
+            return image
+        times = -(-LEAST // max(image.size))
+        large = image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST)
+        left, top, right, bottom = (times * edge for edge in self.box)
+        return framed(large, (left, top, right, bottom))
 
 
 def look(one: Look, name: str) -> str:
@@ -39,7 +62,7 @@ def look(one: Look, name: str) -> str:
 
     name  of the group of radio buttons, letters and digits: another one for each on a page
     """
-    return f'<div class="look">{img(one.picture, one.alt)}{_sentences(one, name)}</div>'
+    return f'<div class="look">{img(one.shown(), one.alt)}{_sentences(one, name)}</div>'
 
 
 def _sentences(one: Look, name: str) -> str:
@@ -50,7 +73,7 @@ def _sentences(one: Look, name: str) -> str:
         return f"<ol>{items}</ol>"
     limit = limit_of(one.heat)  # one scale for all, so that they can be compared
     items = "".join(
-        _choice(told, _map(one.picture, told, heat, limit), f"{name}-{i}", name)
+        _choice(told, _map(one, told, heat, limit), f"{name}-{i}", name)
         for i, (told, heat) in enumerate(zip(one.told, one.heat, strict=True), 1)
     )
     alone = (
@@ -71,19 +94,18 @@ def _choice(told: Told, shown: str, key: str, name: str) -> str:
     )
 
 
-def _map(picture: Image.Image, told: Told, heat: np.ndarray, limit: float) -> str:
+def _map(one: Look, told: Told, heat: np.ndarray, limit: float) -> str:
     judged = {None: "", True: ", supported", False: ", not supported"}[told.supported]
     alt = f"heat of '{told.text}': {place(heat)}{judged}"
-    return img(overlay(picture, heat, limit), alt, "over")
+    return img(one.map(heat, limit), alt, "over")
 
 
 def _said(told: Told) -> str:
-    numbers = [f"score {told.score:.3f}"]
+    numbers = [f"{told.role}, " * bool(told.role) + f"score {told.score:.3f}"]
+    text = marked(told.text, told.other)[0] if told.other else escape(told.text)
     if told.chance is not None:
         numbers.append(f"chance {told.chance:.3f}")
-    return (
-        f'<span>{escape(told.text)}</span> <span class="verdict">{verdict(told)}{", ".join(numbers)}</span>'
-    )
+    return f'<span>{text}</span> <span class="verdict">{verdict(told)}{", ".join(numbers)}</span>'
 
 
 def verdict(told: Told) -> str:

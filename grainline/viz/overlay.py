@@ -5,7 +5,7 @@ range is symmetric around zero, so that the sign is never lost; say it beside th
 """
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
 FOR = (230, 97, 1)  # orange and blue differ in hue for every common kind of colour blindness,
 AGAINST = (33, 102, 172)  # and are about equally dark
@@ -51,6 +51,21 @@ def overlay(image: Image.Image, heat: np.ndarray, limit: float | None = None) ->
     base = image.convert("L").convert("RGBA")
     layer = Image.fromarray(colours(heat, limit_of(heat) if limit is None else limit))
     return Image.alpha_composite(base, layer).convert("RGB")
+
+
+def framed(image: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
+    """The picture in RGB with a frame around a rectangle: two pixels of black inside, between lines of white.
+
+    box  left, top, right, bottom in pixels
+    """
+    out = image.convert("RGB")
+    right, bottom = max(round(box[2]), round(box[0]) + 1) - 1, max(round(box[3]), round(box[1]) + 1) - 1
+    pen = ImageDraw.Draw(out)
+    for inset, colour in ((-1, "white"), (0, "black"), (1, "black"), (2, "white")):
+        left, top = round(box[0]) + inset, round(box[1]) + inset
+        if left <= right - inset and top <= bottom - inset:
+            pen.rectangle((left, top, right - inset, bottom - inset), outline=colour)
+    return out
 
 
 def scale_bar(width: int = 120, height: int = 10) -> Image.Image:

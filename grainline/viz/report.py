@@ -3,9 +3,7 @@
 Charts are inline SVG. Everything that comes from data or from a user is escaped.
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from difflib import SequenceMatcher
 from html import escape
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +11,7 @@ from PIL import Image
 
 from grainline.viz.charts import Chart, line_chart, whisker
 from grainline.viz.look import Look, look
+from grainline.viz.marked import marked
 from grainline.viz.page import Gone, facts, folded, img, notes
 
 
@@ -207,18 +206,3 @@ def _comparison(one: Comparison) -> str:
         f"<div><dt>True text, score {true:.3f}</dt><dd>{first}</dd></div>"
         f"<div><dt>False text, score {false:.3f}</dt><dd>{second}</dd></div></dl></div></article>"
     )
-
-
-def marked(one: str, other: str) -> tuple[str, str]:
-    """Both texts as HTML, with the words marked that only one of them has.
-
-    >>> marked("A red dog.", "A blue dog.")
-    ('A <mark>red</mark> dog.', 'A <mark>blue</mark> dog.')
-    """
-    a, b = re.findall(r"\s+|\S+", one), re.findall(r"\s+|\S+", other)
-    out: tuple[list[str], list[str]] = ([], [])
-    for kind, a0, a1, b0, b1 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
-        for words, into in ((a[a0:a1], out[0]), (b[b0:b1], out[1])):
-            text = escape("".join(words))
-            into.append(text if kind == "equal" or not text else f"<mark>{text}</mark>")
-    return "".join(out[0]), "".join(out[1])

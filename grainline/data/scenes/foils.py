@@ -1,4 +1,4 @@
-"""Captions that are wrong in exactly one thing: which piece to replace, by which words.
+"""Captions and phrases that are wrong in exactly one thing: which piece to replace, by which words.
 
 The text of a foil must not betray it. So what a foil alters is stated only once (attributes of objects that
 no relation sentence names, relations of objects without a stated position), the new value is drawn such that
@@ -6,15 +6,19 @@ no relation sentence names, relations of objects without a stated position), the
 """
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
+from grainline.data.record import Foil
 from grainline.data.scenes import words
-from grainline.data.scenes.phrases import FIELD, Line, matches
+from grainline.data.scenes.phrases import FIELD, Line, Piece, matches, text_of
 from grainline.data.scenes.world import (
     COLOURS,
     OPPOSITE,
     PATTERNS,
     POSITIONS,
     SHAPES,
+    SIZES,
     Scene,
     Thing,
     draw_value,
@@ -59,6 +63,33 @@ def altered(rng: random.Random, scene: Scene, lines: list[Line], kind: str) -> t
         if not any(matches(thing, stated) for thing in scene.things):
             return where, piece, _named(rng, slot, value)
     raise AssertionError(f"no foil of {kind} for {scene}")
+
+
+_EVERY = {"colour": COLOURS, "pattern": PATTERNS, "size": SIZES, "shape": SHAPES}
+
+
+def of_phrase(rng: random.Random, scene: Scene, k: int, pieces: Sequence[Piece]) -> tuple[Foil, ...]:
+    """All phrases that are wrong in one attribute that a noun phrase states: with every other value of it.
+
+    k       the object that the phrase speaks of
+    pieces  the phrase
+
+    Their kinds are "colour", "pattern", "size" and "noun". They are wrong of this object; another one of the
+    scene may be as they say. Pairs of shape and colour that are kept for the split `compose` come up in that
+    split only: a text that was never seen in training would be known to be wrong.
+    """
+    thing, true = scene.things[k], text_of(pieces)[0]
+    out = []
+    for j, piece in enumerate(pieces):
+        name = FIELD.get(piece.kind, piece.kind)
+        for value in _EVERY.get(name, ()):
+            changed: dict[str, Any] = {name: value}
+            other = thing._replace(**changed)
+            if other == thing or (scene.split != "compose" and held_out(other.shape, other.colour)):
+                continue
+            new = [*pieces[:j], piece._replace(text=_named(rng, piece.kind, value)), *pieces[j + 1 :]]
+            out.append(Foil(text_of(new)[0], true, "noun" if name == "shape" else name))
+    return tuple(out)
 
 
 def _pieces(lines: list[Line], kinds: tuple[str, ...]) -> list[tuple[int, int]]:

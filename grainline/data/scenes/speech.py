@@ -39,6 +39,7 @@ class Mention(NamedTuple):
     thing: int  # index into scene.things
     start: int
     end: int
+    pieces: tuple[Piece, ...]  # what it is made of
 
 
 class Sentence(NamedTuple):
@@ -221,7 +222,8 @@ def _rendered(rng: random.Random, scene: Scene, lines: list[Line], short: str) -
     for line in lines:
         text, starts = sentence_of(line.pieces)
         for thing, first, last in line.mentions:
-            mentions.append(Mention(thing, at + starts[first], at + starts[last] - 1))
+            pieces = tuple(line.pieces[first:last])
+            mentions.append(Mention(thing, at + starts[first], at + starts[last] - 1, pieces))
         sentences.append(Sentence(line.kind, line.things, at, at + len(text), line.relation))
         texts.append(text)
         at += len(text) + 1

@@ -10,6 +10,7 @@
     coco-karpathy:dataset_coco.json?images=DIR&split=test
     coco-val2017:captions_val2017.json?images=DIR
     cola:COLA_multiobjects_matching_benchmark.json?images=DIR
+    fg-ovd:3_attributes.json?images=DIR
 
 Any path can be opened as another kind with KIND:PATH. A source raises UserError when it is opened and
 Damaged, with a cause from grainline.data.causes, when one of its samples is asked for.
@@ -24,6 +25,7 @@ from grainline.data.sources.classes import Classes
 from grainline.data.sources.coco import CocoKarpathy, CocoVal2017, is_karpathy, is_official
 from grainline.data.sources.cola import Cola, is_cola
 from grainline.data.sources.common import HELP, divide, read_text, some
+from grainline.data.sources.fgovd import FgOvd, is_fgovd
 from grainline.data.sources.folder import Folder, files_below, suffix
 from grainline.data.sources.himo import HimoDocci, is_himo
 from grainline.data.sources.joined import Joined, remarks
@@ -70,7 +72,7 @@ def _parquet(path: str, images: str | None, _size: int | None) -> Source:
 
 
 def _json(path: str, images: str | None, _size: int | None) -> Source:
-    """COCO, Karpathy, COLA, HiMo-Docci or rows: only a look inside can tell."""
+    """COCO, Karpathy, COLA, FG-OVD, HiMo-Docci or rows: only a look inside can tell."""
     file, _ = divide(path)
     data = parse_json(file, read_text(file))
     if is_official(data):
@@ -79,6 +81,8 @@ def _json(path: str, images: str | None, _size: int | None) -> Source:
         return CocoKarpathy(path, images, data)
     if is_cola(data):
         return Cola(path, images, data)
+    if is_fgovd(data):
+        return FgOvd(path, images, data)
     return _rows(path, images, json_rows(file, data))
 
 
@@ -98,6 +102,10 @@ def _cola(path: str, images: str | None, _size: int | None) -> Source:
     return Cola(path, images)
 
 
+def _fgovd(path: str, images: str | None, _size: int | None) -> Source:
+    return FgOvd(path, images)
+
+
 def _himo(path: str, images: str | None, _size: int | None) -> Source:
     return HimoDocci(path, images)
 
@@ -113,6 +121,7 @@ SOURCES: dict[str, Opener] = {
     "coco-karpathy": _karpathy,
     "coco-val2017": _val2017,
     "cola": _cola,
+    "fg-ovd": _fgovd,
     "himo-docci": _himo,
 }
 
@@ -125,7 +134,9 @@ _BY_SUFFIX = {
     "json": "json",
     "parquet": "parquet",
 }
-_WITH_FOLDER_OF_PICTURES = ("table", "parquet", "json", "coco-karpathy", "coco-val2017", "himo-docci", "cola")
+_WITH_FOLDER_OF_PICTURES = (
+    *("table", "parquet", "json", "coco-karpathy", "coco-val2017", "himo-docci", "cola", "fg-ovd"),
+)
 _PACKED = ("gz", "tgz", "bz2", "xz", "zst", "zip")
 
 

@@ -3,8 +3,9 @@
 A description of a picture, in a JSON file beside it or in a row of a table, has these fields:
     caption, captions                 a string or a list of strings
     long, long_caption, description   one longer text
-    regions, boxes                    a list of {phrase, box: [left, top, right, bottom], mask?, span?}
-    foils                             a list of {text, true, kind}
+    regions, boxes                    a list of {phrase, box: [left, top, right, bottom], mask?, span?,
+                                      foils?}
+    foils                             a list of {text, true, kind}; those of a region need no true
     subtexts                          a list of strings, each longer than the one before
 A mask is a list of rows of 0 and 1, or a run-length code down the columns, as COCO writes it:
 {size: [height, width], counts: [zeros, ones, zeros, ...]}.
@@ -150,7 +151,8 @@ def _region(value: Any, where: str) -> Region:
         len(box or ()) == 4 and all(map(math.isfinite, sides)) and sides[0] < sides[2] and sides[1] < sides[3]
     ):
         raise Damaged(DAMAGED_REGION, f"{where} ({phrase}: a box is left, top, right, bottom, not {box})")
-    return Region(phrase, sides, mask, place)
+    foils = tuple(_foil_of(phrase, foil, where) for foil in _listed(value.get("foils") or (), where))
+    return Region(phrase, sides, mask, place, foils)
 
 
 def _mask(value: Any) -> np.ndarray:
@@ -164,6 +166,11 @@ def _mask(value: Any) -> np.ndarray:
     if rows.ndim != 2 or rows.dtype.kind not in "biu":
         raise ValueError("a mask is rows of 0 and 1, or {size, counts}")
     return rows.astype(bool)
+
+
+def _foil_of(phrase: str, value: Any, where: str) -> Foil:
+    """A foil of a region: what it is compared with is the phrase."""
+    return _foil({**value, "true": phrase} if isinstance(value, Mapping) else value, where)
 
 
 def _foil(value: Any, where: str) -> Foil:

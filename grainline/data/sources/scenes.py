@@ -5,21 +5,25 @@
     scenes:compose?count=500&size=96&seed=1  scenes that hold pairs of shape and colour never seen in training
 
 Keys: count (scenes), size (pixels of a side), seed, regions (1 adds the noun phrases with their masks, which
-takes about a fifth longer). Nothing is stored: a record is drawn when it is asked for.
+takes about a fifth longer; 2 adds foils to each of them as well). Nothing is stored: a record is drawn when
+it is asked for.
 """
 
+import copy
 import hashlib
+import random
 import re
 
 import numpy as np
 
-from grainline.data.record import Record, Region
+from grainline.data.record import Foil, Record, Region
 from grainline.data.scenes import SPLITS, VERSION, Scene, Told, label_map, picture, sample, tell
+from grainline.data.scenes.foils import of_phrase
 from grainline.errors import UserError
 
 SIZE = 224
 COUNT = {"train": 50_000, "dev": 1_000, "test": 1_000, "compose": 1_000}
-_LIMITS = {"count": (1, 10**9), "size": (32, 2048), "seed": (0, 2**31 - 1), "regions": (0, 1)}
+_LIMITS = {"count": (1, 10**9), "size": (32, 2048), "seed": (0, 2**31 - 1), "regions": (0, 2)}
 _USE = "such as scenes:dev?count=500&size=96&seed=1"
 
 
@@ -53,7 +57,8 @@ class Scenes:
             given["size"] if "size" in given else _checked("size", SIZE if size is None else size, path)
         )
         self.seed = given.get("seed", 0)
-        self.regions = bool(given.get("regions", 0))
+        self.regions = given.get("regions", 0) > 0
+        self.hard = given.get("regions", 0) > 1
 
     def __len__(self) -> int:
         return self.count
@@ -62,12 +67,13 @@ class Scenes:
         """The record at a position: picture, a short and a long caption, six foils, regions if asked for."""
         scene = self.scene(index)
         told = tell(scene)
+        found = regions(told, label_map(scene, self.size)) if self.regions else ()
         return Record(
             key=f"scenes-{self.split}-{self.seed}-{index:06d}",
             image=picture(scene, self.size),
             captions=(told.short,),
             long=told.long,
-            regions=regions(told, label_map(scene, self.size)) if self.regions else (),
+            regions=_foiled(scene, told, found) if self.hard else found,
             foils=told.foils,
         )
 
@@ -85,9 +91,16 @@ class Scenes:
         """What is said about the picture at a position, with the place of every sentence and noun phrase."""
         return tell(self.scene(index))
 
+    def with_foils(self) -> "Scenes":
+        """The same scenes with regions that have foils, as with the key regions=2."""
+        other = copy.copy(self)
+        other.regions = other.hard = True
+        return other
+
     def fingerprint(self) -> str:
         """Hex digest of the parameters and of the version of the world."""
-        facts = (VERSION, self.split, self.count, self.size, self.seed, self.regions)
+        facts: tuple[object, ...] = (VERSION, self.split, self.count, self.size, self.seed, self.regions)
+        facts += ("foils",) if self.hard else ()
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
@@ -102,8 +115,22 @@ def regions(told: Told, labels: np.ndarray) -> tuple[Region, ...]:
         masks[thing] = (mask, _box(mask))
     return tuple(
         Region(told.long[start:end], masks[thing][1], masks[thing][0], ("long", start, end))
-        for thing, start, end in told.mentions
+        for thing, start, end, _ in told.mentions
     )
+
+
+def _foiled(scene: Scene, told: Told, found: tuple[Region, ...]) -> tuple[Region, ...]:
+    """The regions of `told` with foils, which begin with a capital where their phrase does."""
+    rng = random.Random(f"regions of {scene.speech}")
+    out = []
+    for region, mention in zip(found, told.mentions, strict=True):
+        capital = region.phrase[0].isupper()
+        foils = tuple(
+            Foil(foil.text[0].upper() + foil.text[1:] if capital else foil.text, region.phrase, foil.kind)
+            for foil in of_phrase(rng, scene, mention.thing, mention.pieces)
+        )
+        out.append(region._replace(foils=foils))
+    return tuple(out)
 
 
 def _box(mask: np.ndarray) -> tuple[float, float, float, float]:

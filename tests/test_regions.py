@@ -1,0 +1,623 @@
+"""Regions and their texts against loops in float64: files of FG-OVD, foils of scenes, boxes, the metrics."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from indexes import saved, tiny_model
+from PIL import Image
+from runs import call, complaint, recipe
+from test_roi import slow
+from test_scenes import fits
+from test_scenes import read as understood
+from test_viz import EVIL, Page
+
+from grainline.data.record import Damaged, Foil, Region
+from grainline.data.scenes import held_out
+from grainline.data.sources import open_source, open_sources
+from grainline.data.sources.fgovd import FgOvd
+from grainline.data.sources.scenes import Scenes
+from grainline.data.transforms import EvalTransform
+from grainline.errors import UserError
+from grainline.evaluate.against import against
+from grainline.evaluate.ask import ask, encoded
+from grainline.evaluate.encode import Encodings, encode_source
+from grainline.evaluate.examples import Measured
+from grainline.evaluate.extremes import TEXTS, best_regions, worst_regions
+from grainline.evaluate.fgovd import fgovd_cells, fgovd_suite, with_foils
+from grainline.evaluate.intervals import interval, wilson
+from grainline.evaluate.outcome import Options
+from grainline.evaluate.pool import pooled
+from grainline.evaluate.regions import margins, outcomes, question_scores
+from grainline.evaluate.result import Result, read
+from grainline.experiment import run
+from grainline.model import Model
+from grainline.recipe import read_recipe
+from grainline.viz.figure import DPI
+from grainline.viz.look import Look, Told, look
+from grainline.viz.maps import HEAD, SIDE, SPACE, WORDS, write_maps
+from grainline.viz.overlay import framed, overlay
+from grainline.viz.page import Gone
+
+Capture = pytest.CaptureFixture[str]
+
+
+COLOURS = ("red", "blue", "green", "wet")
+
+
+def content(boxes: Sequence[tuple[str, Sequence[float]]], foils: int = 3) -> dict[str, Any]:
+    """A file of FG-OVD: each box in a picture of that name, 60 x 40 pixels, with texts of its own."""
+    names = list(dict.fromkeys(name for name, _ in boxes))
+    step = foils + 1
+    return {
+        "images": [
+            {"id": 70 + i, "file_name": f"val2017/{name}", "width": 60, "height": 40}
+            for i, name in enumerate(names)
+        ],
+        "annotations": [
+            {
+                "id": i,
+                "image_id": 70 + names.index(name),
+                "bbox": list(box),
+                "category_id": 500 + step * i,
+                "neg_category_ids": [500 + step * i + k for k in range(1, step)],
+            }
+            for i, (name, box) in enumerate(boxes)
+        ],
+        "categories": [
+            {"id": 500 + step * i + k, "name": f"A {COLOURS[k]} cup, number {i}."}
+            for i in range(len(boxes))
+            for k in range(step)
+        ],
+    }
+
+
+def drawn(folder: Path, names: Sequence[str], size: tuple[int, int] = (60, 40)) -> Path:
+    folder.mkdir(exist_ok=True)
+    for i, name in enumerate(names):
+        pixels = np.random.default_rng(i).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    return folder
+
+
+BOXES = [
+    ("a.png", (22.0, 8.0, 20.0, 24.0)),
+    ("a.png", (0.0, 0.0, 9.0, 9.0)),  # left of the middle square
+    ("b.png", (5.0, 4.0, 30.5, 12.25)),  # reaches over its rim
+    ("c.png", (30.0, 10.0, 2.0, 2.0)),  # smaller than a patch
+    ("c.png", (10.0, 0.0, 40.0, 40.0)),  # the middle square
+]
+
+
+def opened(
+    folder: Path, boxes: Sequence[tuple[str, Sequence[float]]] = BOXES, name: str = "1_attributes"
+) -> FgOvd:
+    (folder / f"{name}.json").write_text(json.dumps(content(boxes)))
+    drawn(folder / "pictures", sorted({name for name, _ in boxes}))
+    source = open_source(str(folder / f"{name}.json"), images=str(folder / "pictures"))
+    assert isinstance(source, FgOvd)
+    return source
+
+
+def surveyed(model: Model, source: Any, **options: Any) -> tuple[Encodings, Result]:
+    asked = ask("fg-ovd", Options(resamples=50, **options))
+    data = encoded(asked, model, source, batch=2, damage=0.5)
+    return data, fgovd_suite(model.method, data, asked.options)
+
+
+# Sources
+
+
+def test_a_file_gives_boxes_texts_and_its_difficulty(tmp_path: Path) -> None:
+    source = opened(tmp_path)
+    assert [record.key for record in source] == list(source.keys()) == [f"val2017/{x}.png" for x in "abc"]
+    first = source[0]
+    assert first.captions == ()
+    assert [region.box for region in first.regions] == [(22, 8, 42, 32), (0, 0, 9, 9)]
+    assert first.regions[1].phrase == "A red cup, number 1."
+    assert first.regions[1].foils == tuple(
+        Foil(f"A {word} cup, number 1.", "A red cup, number 1.", "hard") for word in ("blue", "green", "wet")
+    )
+    named = {
+        "2_attributes": "medium",
+        "3_attributes": "easy",
+        "shuffled_negatives": "trivial",
+        "color": "color",
+    }
+    found = [opened(tmp_path, name=name) for name in named]
+    assert [one.difficulty for one in found] == list(named.values())
+    assert len({one.fingerprint() for one in found}) == 4
+    other = opened(tmp_path, [("a.png", (22.0, 8.0, 20.0, 25.0)), *BOXES[1:]])
+    assert other.fingerprint() != source.fingerprint()
+    assert open_source(f"fg-ovd:{tmp_path}/1_attributes.json?images={tmp_path}/pictures")[1].regions
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x["annotations"][0].update(image_id=1), r"annotation 0 of .*: picture 1 is not listed"),
+        (
+            lambda x: x["annotations"][1].update(category_id=1),
+            r"annotation 1 of .*: category 1 is not listed",
+        ),
+        (lambda x: x["annotations"][1]["neg_category_ids"].append(2), r"category 2 is not listed"),
+        (lambda x: x["annotations"][1].update(neg_category_ids=[]), r"neg_category_ids is \[\], not a list"),
+        (
+            lambda x: x["annotations"][2].update(bbox=[1, 2, 3]),
+            r"bbox is \[1, 2, 3\], not \[left, top, width",
+        ),
+        (lambda x: x["annotations"][2].update(bbox=[1, 2, 0, 3]), r"bbox is \[1, 2, 0, 3\]"),
+        (lambda x: x["categories"][0].update(name=" "), r"category 500 is not listed or has no name"),
+        (lambda x: x["categories"][0].pop("name"), r"is not a file of FG-OVD: images\[\] with id, file_name"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said(change: Any, message: str, tmp_path: Path) -> None:
+    data = content(BOXES)
+    change(data)
+    (tmp_path / "color.json").write_text(json.dumps(data))
+    with pytest.raises(UserError, match=message):
+        open_source(f"fg-ovd:{tmp_path}/color.json", images=str(drawn(tmp_path / "x", ["a.png"])))
+
+
+def test_pictures_that_are_missing_or_of_another_size_are_named(tmp_path: Path) -> None:
+    source = opened(tmp_path)
+    drawn(tmp_path / "pictures", ["b.png"], (30, 20))
+    with pytest.raises(
+        Damaged, match=r"damaged region: .*val2017/b.png \(30 x 20 pixels, its boxes are for 60 x 40"
+    ):
+        source[1]
+    (tmp_path / "pictures/c.png").unlink()
+    with pytest.raises(Damaged, match=r"missing image: .*val2017/c.png"):
+        source[2]
+    with pytest.raises(
+        UserError, match=r"^none of the 3 pictures of .* is under .*: say where they lie with --im"
+    ):
+        open_source(str(tmp_path / "1_attributes.json"))
+    below = drawn(tmp_path / "coco", []) / "val2017"
+    assert open_source(str(tmp_path / "1_attributes.json"), images=str(drawn(below, ["a.png"]).parent))[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "pictures", "regions", "chance"),
+    [("3_attributes", "easy", 853, 1299, 1 / 11), ("transparency", "transparency", 230, 409, 0.3214)],
+)
+def test_the_official_files_are_as_they_are_described(
+    name: str, kind: str, pictures: int, regions: int, chance: float, shared_data: Path, tmp_path: Path
+) -> None:
+    path = shared_data / f"benchmarks/fg-ovd/{name}.json"
+    if not path.is_file():
+        pytest.skip(f"no {path}")
+    with pytest.raises(UserError, match=rf"^none of the {pictures} pictures of .*{name}.json is under"):
+        open_source(str(path), images=str(tmp_path))
+    names = [image["file_name"] for image in json.loads(path.read_text())["images"]]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / Path(names[0]).name).write_bytes(b"")
+    source = open_source(str(path), images=str(tmp_path / "one"))
+    assert isinstance(source, FgOvd)
+    assert source.difficulty == kind
+    assert len(source) == len(set(source.keys())) == pictures
+    found = [region for picture in source._pictures for region in picture.regions]
+    assert len(found) == regions
+    assert sum(1 / (1 + len(region.foils)) for region in found) / regions == pytest.approx(chance, abs=1e-4)
+    assert all(
+        len({foil.text for foil in region.foils} | {region.phrase}) == 1 + len(region.foils)
+        for region in found
+    )
+    assert {foil.kind for region in found for foil in region.foils} == {kind}
+
+
+def test_regions_of_a_json_row_have_foils_of_their_own(tmp_path: Path) -> None:
+    drawn(tmp_path, ["a.png"])
+    region = {"phrase": "a red cup", "box": [1, 2, 3, 4], "foils": [{"text": "a blue cup", "kind": "colour"}]}
+    row = {"image": "a.png", "caption": "A cup.", "regions": [region]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    found = open_source(str(tmp_path / "rows.jsonl"))[0].regions
+    assert found == (Region("a red cup", (1, 2, 3, 4), foils=(Foil("a blue cup", "a red cup", "colour"),)),)
+    wrong = {**row, "regions": [{**region, "foils": ["a blue cup"]}], "image": "b.png"}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(wrong)}\n")
+    with pytest.raises(Damaged, match="a foil has the fields text, true, kind"):
+        open_source(str(tmp_path / "rows.jsonl"))[1]
+
+
+SLOT = {"colour": "colour", "size": "size", "pattern": "pattern", "noun": "shape"}
+
+
+@pytest.mark.parametrize("split", ["dev", "compose"])
+def test_foils_of_a_phrase_are_false_of_its_object_in_one_thing_and_hold_every_other_value(
+    split: str,
+) -> None:
+    plain, source = (
+        Scenes(f"scenes:{split}?count=8&size=32&regions=1"),
+        Scenes(f"scenes:{split}?count=8&size=32&regions=2"),
+    )
+    for i in range(8):
+        record, told, scene = source[i], source.told(i), source.scene(i)
+        bare = plain[i]
+        assert [r._replace(foils=(), mask=None) for r in record.regions] == [
+            r._replace(mask=None) for r in bare.regions
+        ]
+        assert not any(region.foils for region in bare.regions)
+        for region, mention in zip(record.regions, told.mentions, strict=True):
+            thing, said = scene.things[mention.thing], understood(region.phrase)
+            kinds: dict[str, list[str]] = {}
+            for foil in region.foils:
+                assert foil.true == region.phrase
+                slot, wrong = SLOT[foil.kind], understood(foil.text)
+                assert {name for name in said if wrong[name] != said[name]} == {slot}
+                assert not fits(thing, wrong)
+                assert foil.text[0].isupper() == region.phrase[0].isupper()
+                assert not re.search(r"\b(a [aeio]|an [^aeiouh])", foil.text.lower())
+                kinds.setdefault(foil.kind, []).append(wrong[slot])
+                if split == "dev" and foil.kind in ("colour", "noun"):
+                    pair = (
+                        (wrong["shape"], thing.colour)
+                        if foil.kind == "noun"
+                        else (thing.shape, wrong["colour"])
+                    )
+                    assert not held_out(*pair)
+            assert {SLOT[kind] for kind in kinds} == set(said)
+            full = {"colour": 7, "size": 2, "pattern": 4, "noun": 11}
+            for kind, values in kinds.items():
+                assert len(values) == len(set(values)) <= full[kind]
+                assert split == "dev" or len(values) == full[kind]
+
+
+def test_scenes_draw_foils_where_the_suite_asks_for_them() -> None:
+    one = Scenes("scenes:dev?count=2", size=48)
+    joined = with_foils(open_sources(["scenes:dev?count=2", "scenes:test?count=3"], size=48))
+    assert all(region.foils for i in range(5) for region in joined[i].regions)
+    found = with_foils(one)
+    assert isinstance(found, Scenes)
+    assert (found.size, found.path, len(found)) == (48, one.path, 2)
+    assert (
+        found.fingerprint()
+        == Scenes("scenes:dev?count=2&regions=2&size=48").fingerprint()
+        != one.fingerprint()
+    )
+    assert one[0].regions == ()
+
+
+# Boxes
+
+
+@pytest.mark.parametrize(
+    ("resize", "margin"), [("crop", 1.0), ("crop", 1.15), ("squash", 1.0), ("squash", 1.2)]
+)
+@pytest.mark.parametrize("size", [(90, 50), (37, 64), (64, 64)])
+def test_a_box_lies_where_its_pixels_lie_in_the_square(
+    resize: Any, margin: float, size: tuple[int, int]
+) -> None:
+    transform = EvalTransform(64, resize, "bilinear", margin)
+    width, height = size
+    for box in ((12, 9, 25, 22), (20, 15, 34, 37), (0, 0, 30, 45)):
+        pixels = np.zeros((height, width, 3), np.uint8)
+        pixels[box[1] : box[3], box[0] : box[2]] = 255
+        light = transform(pixels)[0] > 127
+        found = [light.any(axis).nonzero().flatten() for axis in (0, 1)]  # columns, rows
+        placed = [min(max(edge, 0.0), 64.0) for edge in transform.place(box, size)]
+        seen = [found[0][0], found[1][0], found[0][-1] + 1, found[1][-1] + 1]
+        assert placed == pytest.approx([float(edge) for edge in seen], abs=1.0)
+
+
+# The suite
+
+
+def slow_scores(model: Model, source: Any) -> list[tuple[str, int, list[float]]]:
+    """Kind, picture and cosines of every question, the right text first, region by region."""
+    out = []
+    rows, columns = model.method.grid  # type: ignore[misc]
+    for n, record in enumerate(source):
+        picture = np.asarray(Image.open(source._root + "/" + Path(record.key).name))
+        image = Image.fromarray(picture)
+        tokens = model.encode(images=[image]).tokens[0].detach().view(1, rows, columns, -1)
+        side = model.method.size
+        for region in record.regions:
+            assert region.box is not None
+            across = [(x - 10) * side / 40 for x in region.box[::2]]  # the middle 40 of 60 pixels
+            down = [y * side / 40 for y in region.box[1::2]]
+            across, down = ([min(max(x, 0.0), side) for x in ends] for ends in (across, down))
+            if across[0] == across[1]:
+                continue
+            box = torch.tensor([[across[0], down[0], across[1], down[1]]], dtype=torch.float64)
+            scale = (rows / side, columns / side)
+            feature = slow(tokens, box, torch.tensor([0]), (1, 1), scale, 0)[0, 0, 0]
+            texts = [region.phrase, *(foil.text for foil in region.foils)]
+            vectors = model.encode(texts=texts).vector.detach().double().numpy()
+            cosine = vectors @ feature / np.linalg.norm(feature)
+            out.append((region.foils[0].kind, n, cosine.tolist()))
+    return out
+
+
+@pytest.mark.parametrize("method", ["clip", "maxsim"])
+def test_outcomes_are_those_of_a_loop_in_float64(method: str, tmp_path: Path) -> None:
+    model, source = tiny_model(method), opened(tmp_path)
+    data, result = surveyed(model, source)
+    wanted = slow_scores(model, source)
+    assert data.regions is not None
+    found = question_scores(data.regions)
+    assert len(found) == len(wanted) == 4
+    for score, (_, _, slowly) in zip(found, wanted, strict=True):
+        assert score.tolist() == pytest.approx(slowly, abs=1e-5)
+    queries = result.queries
+    assert queries["rank"] == [1 + sum(x >= one[0] for x in one[1:]) for _, _, one in wanted]
+    assert queries["picture"] == [n for _, n, _ in wanted] == [0, 1, 2, 2]
+    assert queries["foils"] == [3] * 4
+    lead = [one[0] - max(one[1:]) for _, _, one in wanted]
+    assert margins(found) == pytest.approx(lead, abs=1e-5)
+    assert data.regions.box.tolist()[1] == pytest.approx([0.0, 0.8, 5.1, 3.25], abs=1e-5)
+    assert result.data["regions"] == 4
+    assert (result.data["outside"], result.data["rim"], result.data["boxless"]) == (1, 1, 0)
+    assert "1 regions lie outside the square that the model sees and were skipped" in result.notes
+    assert "1 regions reach over the rim of the square that the model sees and were cut to it" in result.notes
+    assert not any("missing caption" in note for note in result.notes)
+    assert result.data["texts"] == 16
+    assert data.images.tokens.shape[1] == (4 if method == "maxsim" else 0), "tokens are kept for pairs only"
+
+
+def test_batches_do_not_matter() -> None:
+    model, source = tiny_model("clip"), with_foils(Scenes("scenes:dev?count=3&size=40"))
+    asked = ask("fg-ovd", Options(resamples=10))
+    one, other = (encoded(asked, model, source, batch=batch, damage=0.0).regions for batch in (2, 64))
+    assert one is not None
+    assert other is not None
+    assert one.questions == other.questions
+    assert len({question.kind for question in one.questions}) == 4
+    assert torch.allclose(one.vector, other.vector, atol=1e-5)
+    assert one.picture.tolist() == [i for i in range(3) for _ in source[i].regions]
+
+
+def test_metrics_count_ties_as_wrong_and_draw_pictures() -> None:
+    scores = [[0.5, 0.1], [0.4, 0.4, 0.1], [0.1, 0.2, 0.1], [0.3, 0.1, 0.2], [0.9, 0.0, 0.1, 0.2]]
+    found = outcomes([torch.tensor(one) for one in scores])
+    assert found.rank.tolist() == [1, 2, 3, 1, 1]
+    assert found.tied.tolist() == [False, True, False, False, False]
+    picture, foils = [0, 0, 1, 1, 2], [1, 2, 2, 2, 3]
+    told = {"kind": ["trivial", "hard", "noun", "hard", "hard"], "picture": picture, "foils": foils}
+    query = {**told, "rank": found.rank.tolist(), "tied": found.tied.int().tolist()}
+    options = Options(resamples=200)
+    cells = fgovd_cells([query], options)
+    assert list(cells) == [
+        f"{name}{of}" for of in ("", ", hard", ", trivial", ", noun") for name in ("accuracy", "mean rank")
+    ]
+    every, ranked = cells["accuracy"], cells["mean rank"]
+    assert (every.value, every.queries, every.ties) == (0.6, 5, 1)
+    assert every.chance == pytest.approx((1 / 2 + 3 * 1 / 3 + 1 / 4) / 5)
+    assert (ranked.value, ranked.unit) == (1.6, "rank")
+    assert ranked.chance == pytest.approx((1.5 + 3 * 2 + 2.5) / 5)
+    assert every.wilson == wilson(3, 5)[1:]
+    right = np.array([1, 0, 0, 1, 1], float)
+    ends = interval(right, np.array(picture), resamples=200)
+    assert np.quantile(every.drawn, [0.025, 0.975]) == pytest.approx(ends[1:])
+    assert (cells["accuracy, hard"].value, cells["accuracy, hard"].ties) == (2 / 3, 1)
+    twice = fgovd_cells([query, {**query, "rank": [1, 1, 1, 1, 2], "tied": [0] * 5}], options)
+    assert (twice["accuracy"].value, twice["accuracy"].queries, twice["mean rank"].value) == (0.7, 10, 1.4)
+    assert twice["accuracy"].wilson is None
+
+
+def test_equal_files_are_one_picture_for_the_interval(tmp_path: Path) -> None:
+    for name in ("1_attributes", "3_attributes"):
+        opened(tmp_path, name=name)
+    paths = [str(tmp_path / f"{name}.json") for name in ("3_attributes", "1_attributes")]
+    source = open_sources(paths, images=str(tmp_path / "pictures"))
+    _, result = surveyed(tiny_model("clip"), source)
+    assert result.queries["picture"] == [0, 1, 2, 2] * 2
+    assert result.queries["kind"] == ["easy"] * 4 + ["hard"] * 4
+    assert [m.name for m in result.metrics][2::2] == ["accuracy, hard", "accuracy, easy"]
+
+
+def test_texts_that_are_cut_to_the_same_tokens_tie(tmp_path: Path) -> None:
+    data = content(BOXES[:1], foils=1)
+    long = "A red cup on a red cup on a red cup on a red cup on a red cup on a red cup"
+    for row, end in zip(data["categories"], ("of tin.", "of clay."), strict=True):
+        row["name"] = f"{long} {end}"
+    (tmp_path / "color.json").write_text(json.dumps(data))
+    source = open_source(str(tmp_path / "color.json"), images=str(drawn(tmp_path / "p", ["a.png"])))
+    _, result = surveyed(tiny_model("clip"), source)
+    assert result.queries["rank"] == [2]
+    assert result.metric("accuracy").ties == 1
+    assert result.data["cut_texts"] == 2
+
+
+def test_results_are_pooled_and_compared_and_other_regions_are_refused() -> None:
+    source = with_foils(Scenes("scenes:dev?count=6&size=40"))
+    first, second = (surveyed(tiny_model("clip", seed), source)[1] for seed in (0, 1))
+    both = pooled([first, second])
+    mean = np.mean([r.metric("accuracy, colour").value for r in (first, second)])
+    assert both.metric("accuracy, colour").value == pytest.approx(mean)
+    assert both.metric("mean rank").queries == 2 * first.metric("mean rank").queries
+    change = {d.name: d.value for d in against(second, first)}
+    wanted = second.metric("accuracy, size").value - first.metric("accuracy, size").value
+    assert change["accuracy, size"] == pytest.approx(wanted)
+    other = second._replace(queries=second.queries | {"texts": "others"})
+    with pytest.raises(UserError, match="asks other pictures, texts or classes"):
+        against(other, first)
+    other = second._replace(data=second.data | {"regions": 3})
+    with pytest.raises(UserError, match=r"^results with number of regions \d+ and 3 cannot be pooled"):
+        pooled([first, other])
+
+
+def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
+    model, asked = tiny_model("clip"), ask("fg-ovd", Options())
+    plain = drawn(tmp_path / "plain", ["a.png"])
+    (plain / "a.txt").write_text("A cup.")
+    with pytest.raises(
+        UserError, match=r"^no region of .*plain has a box and foils; regions that are measured"
+    ):
+        encoded(asked, model, open_source(str(plain)), 4, 0.0)
+    with pytest.raises(UserError, match=r"^all 1 regions of .* lie outside the square that the model sees"):
+        encoded(asked, model, opened(tmp_path, BOXES[1:2]), 4, 0.0)
+    with pytest.raises(UserError, match="was encoded without regions"):
+        fgovd_suite(model.method, encode_source(model, open_source(str(plain))))
+    source = opened(tmp_path)
+    with pytest.raises(UserError, match="the fg-ovd suite knows only 'plain'"):
+        fgovd_suite(model.method, encoded(asked, model, source, 4, 0.0), Options("coco-1k"))
+    with pytest.raises(UserError, match=r"^--captions is 'each'; fg-ovd reads the texts of regions"):
+        ask("fg-ovd", Options(), captions="each")
+    model.method.grid = None
+    with pytest.raises(UserError, match=r"^the image tokens of clip lie on no grid, so it has no features"):
+        encoded(asked, model, source, 4, 0.0)
+
+
+def test_a_region_without_a_box_is_counted(tmp_path: Path) -> None:
+    drawn(tmp_path, ["a.png", "b.png"])
+    foils = [{"text": "a blue cup", "kind": "colour"}]
+    regions = [
+        {"phrase": "a red cup", "foils": foils},
+        {"phrase": "a red cup", "box": [20, 1, 30, 9], "foils": foils},
+    ]
+    regions += [{"phrase": "a red cup", "box": [20, 1, 30, 9]}]  # has no foils and asks nothing
+    own = [{"text": "a green cup", "kind": "colour"}]  # is no foil of its own phrase
+    regions += [{"phrase": "a green cup", "box": [20, 1, 30, 9], "foils": own}]
+    rows = [
+        {"image": f"{name}.png", "caption": "A cup.", "regions": found}
+        for name, found in (("a", regions), ("b", regions[:2]))
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data, result = surveyed(tiny_model("clip"), open_source(str(tmp_path / "rows.jsonl")))
+    assert (result.data["regions"], result.data["boxless"]) == (2, 2)
+    assert "2 regions have no box and were skipped" in result.notes
+    assert (result.queries["region"], result.queries["picture"]) == ([0, 1], [0, 1])
+    assert data.regions is not None
+    assert len(data.regions.vector) == len(data.regions.box) == 2
+
+
+def test_the_command_measures_and_compares(tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "run"
+    run(read_recipe(recipe(tmp_path), ["train.steps=2"]), folder)
+    given = ["--data", "scenes:dev?count=4", "--suite", "fg-ovd"]
+    assert call("evaluate", folder, *given, "--json", tmp_path / "a.json") == 0
+    assert "accuracy, pattern" in capsys.readouterr().out
+    first = read(tmp_path / "a.json")
+    assert first.data["path"] == "scenes:dev?count=4"
+    assert call("evaluate", folder, *given, "--against", tmp_path / "a.json") == 0
+    assert complaint(capsys, "evaluate", folder, "--data", "scenes:dev?count=4", "--suite", "fgovd").endswith(
+        "cola, stability, fg-ovd"
+    )
+
+
+# Pages and pictures
+
+
+def test_regions_are_shown_from_the_most_wrong_and_the_most_right() -> None:
+    model, source = tiny_model("clip"), with_foils(Scenes("scenes:dev?count=5&size=40"))
+    data, result = surveyed(model, source)
+    on = Measured(model, source, data, result)
+    assert data.regions is not None
+    lead = margins(question_scores(data.regions))
+    worst, best = worst_regions(on, 4), best_regions(on, 4)
+    assert (worst[0].lead, best[0].lead) == (lead.min(), lead.max())
+    for shown, sign in ((worst, 1), (best, -1)):
+        assert [sign * one.lead for one in shown] == sorted(sign * one.lead for one in shown)
+        assert len({one.name for one in shown}) == len(shown) == 4
+        for one in shown:
+            at = next(i for i in range(len(lead)) if lead[i] == one.lead)
+            question = data.regions.questions[at]
+            region = source[data.keys.index(one.name)].regions
+            texts = [data.regions.told.strings[place] for place in question.texts]
+            assert (one.number, one.kind, one.rank) == (len(texts), question.kind, result.queries["rank"][at])
+            told = one.look.told
+            scores = dict(zip(texts, question_scores(data.regions)[at].tolist(), strict=True))
+            assert [text.score for text in told] == [scores[text.text] for text in told]
+            assert [text.score for text in told] == sorted((text.score for text in told), reverse=True)
+            right = next(text for text in told if text.role == "right text")
+            assert any(right.text == one.phrase for one in region)
+            others = sorted(scores[text] for text in texts[1:])[::-1][: TEXTS - 1]
+            assert sorted((text.score for text in told if text.role == "foil"), reverse=True) == others
+            assert one.look.box == tuple(data.regions.box[question.region].tolist())
+            assert one.look.heat is not None
+            assert one.look.heat.shape == (len(told), 8, 8)
+
+
+def test_the_page_and_the_picture_of_a_measurement(tmp_path: Path, capsys: Capture) -> None:
+    model, source = saved(tiny_model("clip"), tmp_path / "model"), opened(tmp_path)
+    page, figure = tmp_path / "page.html", tmp_path / "figure.png"
+    given = ["evaluate", model, "--data", tmp_path / "1_attributes.json", "--images", tmp_path / "pictures"]
+    assert call(*given, "--suite", "fg-ovd", "--html", page, "--png", figure) == 0
+    assert f"written: {figure}" in capsys.readouterr().out
+    words = Page(page.read_text()).words
+    for part in (
+        "FG-OVD of",
+        "Regions: most wrong",
+        "Regions: most right",
+        "right text, score",
+        "of 4, val2017/a.png",
+    ):
+        assert part in words
+    with Image.open(figure) as found:
+        assert found.height == pytest.approx(DPI * (HEAD + 6 * (SIDE + WORDS) + 0.6), abs=1)
+    assert source.difficulty in words
+    rows = [{"image": f"{x}.png", "caption": f"A red dog, {x}. It runs."} for x in "abc"]
+    (tmp_path / "pictures/rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    figure.unlink()
+    data = ["--data", tmp_path / "pictures/rows.jsonl"]
+    assert call("evaluate", model, *data, "--png", figure) == 0
+    with Image.open(figure) as found:
+        assert found.height == pytest.approx(DPI * (HEAD + 3 * (SIDE + WORDS) + 0.6), abs=1)
+
+
+def test_maps_need_a_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
+    model = tiny_model("clip")
+    model.method.grid = None
+    monkeypatch.setattr("grainline.model.load", lambda _: model)
+    said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2", "--png", tmp_path / "x.png")
+    assert "--png draws heat maps, and the image tokens of this model lie on no grid" in said
+    said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2&size=32", "--suite", "fg-ovd")
+    assert "the image tokens of clip lie on no grid" in said
+
+
+def test_maps_of_a_picture_share_one_range_and_keep_the_sign(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (40, 40), (90, 200, 90))
+    levels = (1.0, -0.5, 0.25, -1.0, 0.0, 0.75)  # more than fit in one line
+    heat = np.stack([np.full((40, 40), level) for level in levels])
+    told = [Told(f"{level} $x$", level, role="foil") for level in levels]
+    shown = [
+        Look(picture, "one", told, heat),
+        Look(picture, "two", told[:1], heat[2:3]),
+        Look(Gone("it is away"), "three"),
+    ]
+    write_maps(tmp_path / "x.png", shown, "Maps")
+    with Image.open(tmp_path / "x.png") as figure:
+        pixels = figure.convert("RGB")
+
+    def middle(line: int, column: int) -> tuple[float, ...]:
+        x = SPACE + column * (SIDE + SPACE) + SIDE / 2
+        y = HEAD + line * (SIDE + WORDS) + WORDS + SIDE / 2
+        return pixels.getpixel((round(DPI * x), round(DPI * y)))  # type: ignore[return-value]
+
+    places = [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1)]
+    for (line, column), one in zip(places, heat, strict=True):
+        wanted = overlay(picture, one, limit=1.0).getpixel((20, 20))
+        assert middle(line, column) == pytest.approx(wanted, abs=2)
+    assert middle(0, 0) == pytest.approx((90, 200, 90), abs=2)
+    assert middle(2, 1) == middle(0, 1), "each picture has a range of its own"
+    assert middle(1, 2) == (255, 255, 255)
+
+
+def test_a_frame_stands_around_its_box_and_hides_nothing_of_a_small_picture() -> None:
+    grey = Image.new("RGB", (50, 30), (120, 120, 120))
+    found = framed(grey, (10.2, 5.0, 30.0, 24.6))
+    for inset, colour in ((-1, (255,) * 3), (0, (0,) * 3), (1, (0,) * 3), (2, (255,) * 3), (3, (120,) * 3)):
+        corners = [(10 + inset, 5 + inset), (29 - inset, 24 - inset), (10 + inset, 15), (20, 24 - inset)]
+        assert {found.getpixel(corner) for corner in corners} == {colour}
+    assert found.getpixel((8, 15)) == (120, 120, 120)
+    assert framed(grey, (48.0, 29.0, 50.0, 30.0)).size == grey.size
+    small = Look(Image.new("RGB", (8, 8), (9, 9, 9)), "small", box=(2.0, 2.0, 4.0, 4.0)).shown()
+    assert isinstance(small, Image.Image)
+    assert small.size == (224, 224)
+    assert small.getpixel((84, 84)) == (9, 9, 9), "the inside of the box is seen"
+    assert small.getpixel((56, 84)) == (0, 0, 0)
+    assert Look(Gone("away"), "x", box=(0, 0, 1, 1)).shown() == Gone("away")
+
+
+def test_compared_texts_are_marked_and_escaped() -> None:
+    told = [Told(f"a red {EVIL}", 0.5, role="foil", other="a blue"), Told("a blue", 0.25)]
+    element = look(Look(Image.new("RGB", (8, 8)), "x", told), "n")
+    assert "a <mark>red &lt;script&gt;" in element
+    assert "foil, score 0.500" in element
+    assert '<span class="verdict">score 0.250' in element
+    assert "<script" not in element
