@@ -197,6 +197,10 @@ def _total(shares: Tensor, losses: Tensor) -> Tensor:
     return (shares.double() * losses.double()).sum().to(losses.dtype)
 
 
+def _exact(x: Tensor) -> torch.autocast:
+    return torch.autocast(x.device.type, enabled=False)
+
+
 def _only_once() -> None:
     """torch's once_differentiable would pass a second derivative over in silence where the loss is a leaf."""
     if torch.is_grad_enabled():
@@ -213,7 +217,7 @@ class _OnePass(torch.autograd.Function):
         sums = _zeros(tensors, [learns and want for want in ctx.needs_input_grad[2:]])
         shares = job.shares[0]
         losses = shares.new_zeros(len(shares), dtype=tensors[0].dtype)
-        with torch.autocast(tensors[0].device.type, enabled=False):
+        with _exact(tensors[0]):
             for tile, here, where in job.each(tensors):
                 share = shares[tile.rows].to(losses.dtype)
                 if any(x is not None for x in sums):
@@ -239,7 +243,7 @@ class _TwoPasses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, job: _Job, learns: bool, *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG004
         sides = [_Side(job, side, tensors[0].dtype) for side in range(1 + job.loss.columns)]
-        with torch.autocast(tensors[0].device.type, enabled=False):
+        with _exact(tensors[0]):
             for tile, here, where in job.each(tensors):
                 logits = job.score.tile(*here)
                 if where is not None:
@@ -259,7 +263,7 @@ class _TwoPasses(torch.autograd.Function):
         _only_once()
         job, tensors = ctx.job, ctx.saved_tensors
         sums = _zeros(tensors, ctx.needs_input_grad[2:])
-        with torch.autocast(tensors[0].device.type, enabled=False):
+        with _exact(tensors[0]):
             learn = [side.learn(grad) for side, grad in zip(ctx.sides, grads[::2], strict=True)]
             for tile, here, where in job.each(tensors):
                 logits, pull = job.score.pulled(*here)
