@@ -147,11 +147,15 @@ def test_tiles_hold_every_pair_once_and_are_plain_only_where_all_are_negatives(s
     where = blocks.where()
     visits = torch.zeros(90, 60, dtype=torch.int64)
     tiles = list(blocks.tiles(8, 10))
-    for rows, cols, plain in tiles:
-        visits[rows, cols] += 1
-        if plain:
-            assert where.real[rows, cols].all()
-            assert not where.same[rows, cols].any()
+    for tile in tiles:
+        part = tile.rows, tile.cols
+        visits[part] += 1
+        assert where.real[part].all() or not tile.whole
+        assert not (tile.plain and where.same[part].any())
+        assert tile.whole or not tile.plain
+        here = blocks.where(tile)
+        assert torch.equal(here.weight, where.weight[part])
+        assert torch.equal(here.same, where.same[part])
     assert (visits[where.real] == 1).all()
     assert visits.max() == 1
     assert shuffled or len(tiles) < 72  # of all
@@ -163,7 +167,7 @@ def test_where_pictures_stand_together_most_tiles_are_plain_and_groups_never_mee
     tiles = list(Blocks(keys, keys).tiles(12, 12))
     assert len(tiles) == 32
     assert [tile.plain for tile in tiles].count(False) == 8
-    assert tiles[1] == Tile(slice(0, 12), slice(12, 24), True)
+    assert tiles[1] == Tile(slice(0, 12), slice(12, 24), True, True)
 
 
 class Largest(TorchDispatchMode):

@@ -108,6 +108,7 @@ def dense_beta_ce(logits: Tensor, mine: Keys, everyone: Keys, weights: Beta) -> 
     asks = mass > 0
     target = where.weight / mass.clamp(min=1e-30)[:, None]
     # A row without positives may hold nothing but -inf: keep its NaN out of the gradient.
+    assert where.real is not None
     logits = logits.masked_fill(~where.real & asks[:, None], -torch.inf)
     losses = -(target * logits.log_softmax(1).masked_fill(target == 0, 0.0)).sum(1)
     return Mean((share * losses).sum(), (share * asks).sum())

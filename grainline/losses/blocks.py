@@ -29,17 +29,21 @@ class Keys(NamedTuple):
 class Where(NamedTuple):
     """The pairs of one tile."""
 
-    real: Tensor  # [r, c] bool, False = no pair
+    real: Tensor | None  # [r, c] bool, False = no pair; None = all are pairs
     same: Tensor  # [r, c] bool, True = rows of one image
     weight: Tensor  # [r, c] of pairs of one image; 0 elsewhere
 
 
 class Tile(NamedTuple):
-    """A part of the matrix of pairs. Plain: all its pairs are negatives, and `where` need not be asked."""
+    """A part of the matrix of pairs."""
 
-    rows: slice
-    cols: slice
-    plain: bool
+    rows: slice = slice(None)
+    cols: slice = slice(None)
+    whole: bool = False  # every row and column of it is a pair
+    plain: bool = False  # all of them are negatives as well: `where` need not be asked
+
+
+EVERYTHING = Tile()
 
 
 class Blocks(NamedTuple):
@@ -57,23 +61,28 @@ class Blocks(NamedTuple):
     sibling: float = 1.0
     decay: float = 0.0
 
-    def where(
-        self, rows: slice = slice(None), cols: slice = slice(None), dtype: torch.dtype = torch.float32
-    ) -> Where:
-        """The pairs of some rows with some columns, by default all, with weights of that type."""
-        a, b = (Keys(*(x[part] for x in keys)) for keys, part in ((self.rows, rows), (self.cols, cols)))
-        real = (a.group[:, None] == b.group) & a.real()[:, None] & b.real()
-        same = real & (a.image[:, None] == b.image) & (a.image >= 0)[:, None]
-        far = (a.slot[:, None] - b.slot).abs().to(dtype)
-        kin = self.sibling * torch.exp(-self.decay * far)
-        weight = torch.where(a.item[:, None] == b.item, self.own, kin).masked_fill(~same, 0.0)
-        return Where(real, same, weight)
+    def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> Where:
+        """The pairs of a tile, by default of the whole matrix, with weights of that type."""
+        a, b = (
+            Keys(*(x[part] for x in keys)) for keys, part in ((self.rows, tile.rows), (self.cols, tile.cols))
+        )
+        real = None
+        if not tile.whole:
+            real = (a.group[:, None] == b.group) & a.real()[:, None] & b.real()
+        same = a.image.masked_fill(a.image < 0, -2)[:, None] == b.image
+        if real is not None:
+            same &= real
+        own = torch.where(a.item[:, None] == b.item, self.own, self.sibling).to(dtype)
+        if self.decay:
+            far = (a.slot[:, None] - b.slot).abs().to(dtype)
+            own = torch.where(a.item[:, None] == b.item, own, own * torch.exp(-self.decay * far))
+        return Where(real, same, own * same)
 
     def tiles(self, height: int, width: int) -> Iterator[Tile]:
         """The tiles of so many rows and columns that hold any pair, row by row.
 
-        A tile may be called not plain although it is; never the other way round. The ids are read on the host
-        once, which waits for the device.
+        A tile may be called not whole or not plain although it is; never the other way round. The ids are
+        read on the host once, which waits for the device.
         """
         split = len(self.rows.item)
         ids = torch.cat([torch.stack(self.rows), torch.stack(self.cols)], 1).cpu()
@@ -85,8 +94,11 @@ class Blocks(NamedTuple):
             for col in across:
                 if row.group.meets(col.group):
                     one_group = row.group == col.group and row.group.first == row.group.last
-                    plain = row.full and col.full and one_group and not row.image.meets(col.image)
-                    yield Tile(row.part, col.part, plain)
+                    whole = row.full and col.full and one_group
+                    yield Tile(row.part, col.part, whole, whole and not row.image.meets(col.image))
+
+
+BEYOND = 2**40  # more than any number of a group or image: the largest integer would not survive padding
 
 
 class _Span(NamedTuple):
@@ -112,14 +124,13 @@ def _stripes(keys: Keys, size: int) -> list[_Stripe]:
     number, real = len(keys.item), keys.real()
     groups = _spans(keys.group, real, size)
     images = _spans(keys.image, real & (keys.image >= 0), size)
-    full = _cut(real, size, fill=True).all(1).tolist()
+    full = (_cut(real.long(), size, 1) > 0).all(1).tolist()
     parts = [slice(i, min(i + size, number)) for i in range(0, number, size)]
     return [_Stripe(*stripe) for stripe in zip(parts, full, groups, images, strict=True)]
 
 
 def _spans(values: Tensor, counted: Tensor, size: int) -> list[_Span]:
-    most = torch.iinfo(values.dtype).max
-    first = _cut(values.masked_fill(~counted, most), size, most).amin(1).tolist()
+    first = _cut(values.masked_fill(~counted, BEYOND), size, BEYOND).amin(1).tolist()
     last = _cut(values.masked_fill(~counted, -1), size, -1).amax(1).tolist()
     return [_Span(*ends) for ends in zip(first, last, strict=True)]
 

@@ -100,13 +100,18 @@ class Logistic(Separable):
         if where is None:
             return F.softplus(logits)
         each = F.softplus(torch.where(where.same, -logits, logits))
-        return torch.where(where.same, where.weight * each, each).masked_fill(~where.real, 0.0)
+        return _kept(torch.where(where.same, where.weight * each, each), where, 0.0)
 
     def slopes(self, logits: Tensor, where: Where | None) -> Tensor:
         if where is None:
             return logits.sigmoid()
         towards = -where.weight * (-logits).sigmoid()
-        return torch.where(where.same, towards, logits.sigmoid()).masked_fill(~where.real, 0.0)
+        return _kept(torch.where(where.same, towards, logits.sigmoid()), where, 0.0)
+
+
+def _kept(x: Tensor, where: Where, other: float) -> Tensor:
+    """x [r, c], but for what is no pair."""
+    return x if where.real is None else x.masked_fill(~where.real, other)
 
 
 class Normalised(NamedTuple):
@@ -178,7 +183,7 @@ class _Job(NamedTuple):
         rows, cols, shared = self.split(tensors)
         for tile in self.tiles:
             here = tuple(x[tile.rows] for x in rows), tuple(x[tile.cols] for x in cols), shared
-            yield tile, here, None if tile.plain else self.blocks.where(tile.rows, tile.cols, rows[0].dtype)
+            yield tile, here, None if tile.plain else self.blocks.where(tile, rows[0].dtype)
 
     def add(self, sums: list[Tensor | None], tile: Tile, found: Sequence[Tensor | None]) -> None:
         """Put the gradients of a tile where they belong."""
@@ -249,7 +254,7 @@ class _TwoPasses(torch.autograd.Function):
                 if where is not None:
                     for side in sides:
                         side.meet(tile, where.weight, logits)
-                    logits = logits.masked_fill(~where.real, -torch.inf)
+                    logits = _kept(logits, where, -torch.inf)
                 for side in sides:
                     side.add(tile, logits)
         ctx.job, ctx.sides = job, sides
@@ -322,4 +327,4 @@ class _Learn(NamedTuple):
         out = (logits - lse).exp_()
         if where is None:
             return out.mul_(force)
-        return out.mul_(force).masked_fill_(~where.real, 0.0).sub_(where.weight * pull)
+        return _kept(out.mul_(force), where, 0.0).sub_(where.weight * pull)
