@@ -192,7 +192,7 @@ def test_mass_on_the_own_text(slots: int, beta: float, share: float) -> None:
 def test_losses_are_the_loops_in_value_and_gradient(
     weights: Beta, side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grainline.losses.pairs.CACHED", side)
+    monkeypatch.setattr("grainline.losses.scores.CACHED", side)
     v, t, keys = drawn()
     logits = v @ t.T
     way, back = ce_loop(logits, keys, keys, weights), ce_loop(logits.T, keys, keys, weights)

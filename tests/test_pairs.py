@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from grainline.losses.blocks import Blocks, Keys, Tile
 from grainline.losses.contrastive import sigmoid, soft_info_nce
-from grainline.losses.pairs import Dot, Logistic, Normalised, Parts, Pull, Score, pair_loss
+from grainline.losses.pairs import Logistic, Normalised, pair_loss
+from grainline.losses.scores import Dot, Parts, Pull, Score
 from grainline.nn.late import late_score
 from grainline.types import Mean
 
@@ -189,7 +190,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
 def test_the_matrix_of_pairs_is_never_there(loss: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grainline.losses.pairs.CACHED", 32)
+    monkeypatch.setattr("grainline.losses.scores.CACHED", 32)
     v = torch.randn(160, 4, requires_grad=True)
     keys = keys_of(160, 1)
     with Largest() as largest:

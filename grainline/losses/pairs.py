@@ -1,7 +1,7 @@
 """Losses over all pairs of two lists of rows, in tiles: the matrix of their scores is never stored.
 
 A loss is put together from two parts. A score says what the logits of a tile are and how a gradient passes
-through them: `Dot`, or any differentiable function of rows, columns and shared parameters. A loss class says
+through them (`scores.py`): `Dot`, or any differentiable function of rows, columns and shared parameters. A loss class says
 what becomes of the logits:
 
     Separable   each pair has a loss of its own: loss and gradient come out of one pass over the tiles
@@ -13,7 +13,7 @@ rows: the inputs, their gradients, and a few numbers for each row and column.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,60 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grainline.losses.blocks import Blocks, Tile, Where
+from grainline.losses.scores import Parts, Score
 from grainline.types import Mean, full
 
-Parts = tuple[Tensor, ...]
-"""Tensors that belong to the same rows: [n, ...] each. Shared parameters have any shape."""
-
-Pull = Callable[[Tensor], Sequence[Tensor | None]]
-"""From the gradient by the logits of a tile to that by its rows, its columns and the shared parameters."""
-
-CACHED = 512
-"""Rows and columns of a tile on a CPU: it stays in the cache of a core."""
-LARGE = 4096
-"""The same elsewhere: a tile takes 64 MiB then, and a few are alive at a time."""
 TINY = 1e-30
-
-
-class Score(ABC):
-    """The logits of tiles. Abstract."""
-
-    @abstractmethod
-    def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
-        """The logits of r rows with c columns: [r, c], differentiable"""
-
-    def sides(self, rows: Parts, cols: Parts) -> tuple[int, int]:  # noqa: ARG002
-        """How many rows and columns a tile has at most."""
-        side = CACHED if rows[0].device.type == "cpu" else LARGE
-        return side, side
-
-    def pulled(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Pull]:
-        """The logits of a tile, and how a gradient passes through it: here by autograd."""
-        everything = (*rows, *cols, *shared)
-        with torch.enable_grad():
-            leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in everything]
-            n, m = len(rows), len(rows) + len(cols)
-            logits = self.tile(tuple(leaves[:n]), tuple(leaves[n:m]), tuple(leaves[m:]))
-        wanted = [x for x in leaves if x.requires_grad]
-
-        def pull(by_logits: Tensor) -> Sequence[Tensor | None]:
-            found = iter(torch.autograd.grad(logits, wanted, by_logits, allow_unused=True))
-            return [next(found) if x.requires_grad else None for x in leaves]
-
-        return logits.detach(), pull
-
-
-class Dot(Score):
-    """Inner products of rows [n, D] with columns [M, D]; a scale is put on the rows beforehand."""
-
-    def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:  # noqa: ARG002
-        return rows[0] @ cols[0].T
-
-    def pulled(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Pull]:
-        def pull(by_logits: Tensor) -> Sequence[Tensor | None]:
-            return by_logits @ cols[0], by_logits.T @ rows[0]
-
-        return self.tile(rows, cols, shared), pull
 
 
 class Separable(ABC):
