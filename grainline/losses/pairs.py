@@ -1,8 +1,8 @@
 """Losses over all pairs of two lists of rows, in tiles: the matrix of their scores is never stored.
 
 A loss is put together from two parts. A score says what the logits of a tile are and how a gradient passes
-through them (`scores.py`): `Dot`, or any differentiable function of rows, columns and shared parameters. A loss class says
-what becomes of the logits:
+through them (`scores.py`): `Dot`, or any differentiable function of rows, columns and shared parameters.
+A loss class says what becomes of the logits:
 
     Separable   each pair has a loss of its own: loss and gradient come out of one pass over the tiles
     Normalised  cross-entropy of rows, and of columns: a first pass finds the sums of exponentials, and the
