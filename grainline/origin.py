@@ -48,10 +48,14 @@ def fingerprint(model: Model) -> str:
     return total.hexdigest()
 
 
+LATER = (("patches", "attention"),)
+"""Fields that came after the first indexes were built, at the values that they then had without a name."""
+
+
 def _deciding(config: Config) -> dict[str, Any]:
     values = config.model_dump(mode="json")
     sides = {
-        k: {f: y for f, y in x.items() if f not in ("pretrained", "frozen_positions")}
+        k: {f: y for f, y in x.items() if f not in ("pretrained", "frozen_positions") and (f, y) not in LATER}
         if isinstance(x, dict)
         else x
         for k, x in values.items()

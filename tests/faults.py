@@ -777,6 +777,37 @@ REGIONS = [
     Fault("viz/maps.py", "tests/test_regions.py", "each map has a range of its own",
           "place.imshow(one.map(heat, limit)", "place.imshow(one.map(heat, limit_of(heat))"),
 ]
+
+TILES = [
+    Fault("losses/pairs.py", "tests/test_pairs.py", "columns are summed as rows are",
+          "logits.logsumexp(1 - self.number)", "logits.logsumexp(1 - self.number).flip(0)"),
+    Fault("losses/pairs.py", "tests/test_pairs.py", "what is no pair stands in the sums of exponentials",
+          "logits = _kept(logits, where, -torch.inf)", "pass"),
+    Fault("losses/pairs.py", "tests/test_pairs.py", "positives of binary cross-entropy weigh the same",
+          "towards = -where.weight * (-logits).sigmoid()", "towards = -(-logits).sigmoid()"),
+    Fault("losses/pairs.py", "tests/test_pairs.py", "shared parameters learn from the last tile alone",
+          "into[part] += x", "into[part] = x"),
+    Fault("losses/pairs.py", "tests/test_pairs.py", "a second derivative is wrong in silence",
+          "if torch.is_grad_enabled():\n        raise", "if False:\n        raise"),
+    Fault("losses/pairs.py", "tests/test_pairs.py", "autocast halves the precision of tiles",
+          "x.device.type, enabled=False)", "x.device.type)"),
+    Fault("losses/blocks.py", "tests/test_pairs.py", "tiles with positives count as plain",
+          "whole and not row.image.meets(col.image)", "whole"),
+    Fault("losses/blocks.py", "tests/test_pairs.py", "tiles of several groups count as plain",
+          "row.group == col.group and row.group.first == row.group.last", "row.group == col.group"),
+    Fault("losses/beta.py", "tests/test_beta.py", "rows of all groups weigh the same",
+          "size[mine.group.clamp(min=0)].clamp(min=1)", "size.max()"),
+    Fault("losses/beta.py", "tests/test_beta.py", "padding counts in every divisor",
+          'if divisor == "slots":', "if True:"),
+    Fault("nn/cross.py", "tests/test_pooling.py", "the text leaks into the picture",
+          "out = self.to_out(out.transpose(1, 2).flatten(2))",
+          "out = self.to_out(out.transpose(1, 2).flatten(2)) + texts"),
+    Fault("nn/block.py", "tests/test_pooling.py", "the class token keeps to its own value too",
+          "first = attend(q, k, v, None, causal=False)", "first = v[:, :, :1]"),
+    Fault("encoders/pretrained/adapters.py", "tests/test_pooling.py", "another kind loses its summary",
+          'if self.kind != "clip":', "if False:"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -803,4 +834,5 @@ FAULTS = (
     + MONOTONICITY
     + PAIRS
     + REGIONS
+    + TILES
 )

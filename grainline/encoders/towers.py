@@ -115,6 +115,8 @@ def _encoders(cfg: TowersConfig) -> tuple[ViT | ImageEncoder, TextTransformer | 
     reading = TextTransformer(cfg.text) if isinstance(cfg.text, TextConfig) else text.text if text else None
     assert seeing is not None
     assert reading is not None
+    if isinstance(seeing, ImageEncoder) and cfg.image.patches == "values":
+        seeing.keep_values()
     if isinstance(cfg.text, PretrainedTextConfig) and cfg.text.frozen_positions:
         assert isinstance(reading, TextEncoder)
         reading.freeze_positions(cfg.text.frozen_positions)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from grainline.config import Config
 from grainline.encoders.base import ImageTokens, Layered
-from grainline.nn.block import PROJECTIONS, Stack
+from grainline.nn.block import PROJECTIONS, Attention, Stack, ValueAttention
 from grainline.nn.pool import AttentionPool
 
 SIZES: dict[str, dict[str, int]] = {
@@ -49,6 +49,7 @@ class ViTConfig(Config):
     stem: Literal["patch", "conv", "overlap"] = "patch"
     positions: Literal["noise", "waves"] = "noise"  # what the learnt vectors of the places begin as
     pool: Literal["class", "mean", "attention"] = "class"
+    patches: Literal["attention", "values"] = "attention"  # what they take up in the last block
     drop_path: float = Field(0.0, ge=0.0, lt=1.0)  # share of rows that skip a branch of the last block
 
     @model_validator(mode="before")
@@ -66,6 +67,8 @@ class ViTConfig(Config):
     def _fits(self) -> "ViTConfig":
         if self.size % self.patch:
             raise ValueError(f"size {self.size} is not a multiple of patch {self.patch}")
+        if self.patches == "values" and self.pool != "class":
+            raise ValueError(f"patches: values need pool: class, not {self.pool}: its summary reads them")
         if min(self.spread) <= 0:
             raise ValueError(f"spread {self.spread} must be above 0 in every colour")
         if self.width % self.heads:
@@ -94,7 +97,8 @@ class ViT(Layered):
         noise = torch.randn(self.grid[0] * self.grid[1], cfg.width) * 0.02
         self.position = nn.Parameter(noise if cfg.positions == "noise" else waves(*self.grid, cfg.width))
         self.class_token = nn.Parameter(torch.randn(cfg.width) * 0.02) if cfg.pool == "class" else None
-        self.stack = Stack(cfg.width, cfg.depth, cfg.heads, drop_path=cfg.drop_path)
+        last = ValueAttention if cfg.patches == "values" else Attention
+        self.stack = Stack(cfg.width, cfg.depth, cfg.heads, drop_path=cfg.drop_path, last=last)
         self.norm = nn.LayerNorm(cfg.width)
         self.pool = AttentionPool(cfg.width, cfg.heads) if cfg.pool == "attention" else None
 

@@ -33,6 +33,27 @@ class Attention(nn.Module):
         return self.to_out(attend(q, k, v, seen, causal).transpose(1, 2).flatten(2))
 
 
+class ValueAttention(Attention):
+    """Attention for the first token alone; each of the others keeps to its own value.
+
+    In the last layer that changes nothing about the class token, and a patch stays its own: the value-only
+    features of Zhou et al. (arXiv 2112.01071), for the vision transformers of CLIP.
+    """
+
+    def forward(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """x [N, L, W], without mask -> [N, L, W]"""
+        assert mask is None
+        assert not causal
+        q, k, v = self.to_qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.to_out(first_attends(q[:, :, :1], k, v))
+
+
+def first_attends(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What `ValueAttention` projects: q [N, heads, 1, C], k, v [N, heads, L, C] -> [N, L, heads * C]"""
+    first = attend(q, k, v, None, causal=False)
+    return torch.cat([first, v[:, :, 1:]], 2).transpose(1, 2).flatten(2)
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool) -> Tensor:
     """Softmax attention: q, k, v [N, heads, L, C], seen [N, 1, 1, L] bool or None -> [N, heads, L, C]
 
@@ -52,11 +73,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool) -
 class Block(nn.Module):
     """x + Attention(LN(x)), then x + MLP(LN(x)); in training a share of the rows skips each branch."""
 
-    def __init__(self, width: int, heads: int, mlp_ratio: float = 4.0, drop_path: float = 0.0) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mlp_ratio: float = 4.0,
+        drop_path: float = 0.0,
+        attention: type[Attention] = Attention,
+    ) -> None:
         super().__init__()
         self.drop_path = drop_path
         self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
             nn.Linear(width, int(width * mlp_ratio)), nn.GELU(), nn.Linear(int(width * mlp_ratio), width)
@@ -79,12 +107,21 @@ class Stack(nn.Module):
     """Blocks one after the other."""
 
     def __init__(
-        self, width: int, depth: int, heads: int, mlp_ratio: float = 4.0, drop_path: float = 0.0
+        self,
+        width: int,
+        depth: int,
+        heads: int,
+        mlp_ratio: float = 4.0,
+        drop_path: float = 0.0,
+        last: type[Attention] = Attention,  # of the last block
     ) -> None:
         super().__init__()
         # From 0 at the first block to drop_path at the last, which for a single block is the same one.
         rates = [drop_path * i / (depth - 1) for i in range(depth)] if depth > 1 else [drop_path]
-        self.blocks = nn.ModuleList(Block(width, heads, mlp_ratio, rate) for rate in rates)
+        kinds = [Attention] * (depth - 1) + [last]
+        self.blocks = nn.ModuleList(
+            Block(width, heads, mlp_ratio, rate, kind) for rate, kind in zip(rates, kinds, strict=True)
+        )
         self._initialise(width, depth)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:

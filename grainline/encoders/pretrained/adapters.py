@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from grainline.encoders.base import ImageTokens, Layered, TextTokens
 from grainline.encoders.text import Grouping, length_groups
 from grainline.encoders.vit import Colour, normalised
+from grainline.errors import UserError
+from grainline.nn.block import first_attends
 from grainline.nn.positions import PartlyFrozen
 from grainline.nn.static import is_static
 
@@ -32,17 +34,54 @@ class ImageEncoder(LibraryEncoder):
         self, model: nn.Module, kind: str, config: Mapping[str, Any], mean: Colour, spread: Colour
     ) -> None:
         super().__init__()
-        self.model, self.read = model, IMAGE_READERS[kind]
+        self.model, self.kind, self.read = model, kind, IMAGE_READERS[kind]
         self.size, self.grid = config["image_size"], _grid(kind, config)
         stages = len(config["depths"]) if kind == "swin" else 1  # each stage of Swin doubles the width
         self.width = config["embed_dim"] << (stages - 1) if kind == "swin" else config["hidden_size"]
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
         self.register_buffer("spread", torch.tensor(spread).view(3, 1, 1))
 
+    def keep_values(self) -> None:
+        """From now on a patch takes up nothing of the others in the last layer; the class token is as before.
+
+        UserError for what is not CLIP: its summary may read the patches.
+        """
+        if self.kind != "clip":
+            raise UserError(
+                f"model.image.patches: values need the image side of a CLIP, not of a {self.kind}"
+            )
+        last: Any = self.model.get_submodule("encoder.layers")[-1]  # type: ignore[index]
+        last.self_attn = ValueOnly(last.self_attn)
+
     def forward(self, pixels: Tensor) -> ImageTokens:
         """pixels [N, 3, size, size] uint8 or float -> ImageTokens; GroupViT's groups are its patches"""
         hidden = self.model(pixel_values=normalised(pixels, self.mean, self.spread)).last_hidden_state
         return self.read(self.model, hidden)
+
+
+class ValueOnly(nn.Module):
+    """CLIP's attention as `nn.block.ValueAttention` computes it, with the library's names of its weights."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.heads = attention.num_heads
+        self.k_proj, self.v_proj = attention.k_proj, attention.v_proj
+        self.q_proj, self.out_proj = attention.q_proj, attention.out_proj
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any
+    ) -> tuple[Tensor, None]:
+        """hidden_states [N, L, W] -> [N, L, W], and no weights"""
+        assert attention_mask is None
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer, x in (
+                (self.q_proj, hidden_states[:, :1]),
+                (self.k_proj, hidden_states),
+                (self.v_proj, hidden_states),
+            )
+        )
+        return self.out_proj(first_attends(q, k, v)), None
 
 
 class TextEncoder(LibraryEncoder, Grouping):

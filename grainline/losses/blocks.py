@@ -1,0 +1,151 @@
+"""Which pairs of rows belong together: described by ids, never a matrix of all pairs.
+
+Two lists of rows are compared, such as pooled pictures with texts. Pairs of one item and pairs of one image
+have weights; they stand in few tiles of the matrix, if rows of one image stand together. All other pairs are
+negatives, or none at all: rows of padding, and rows of different groups.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Keys(NamedTuple):
+    """What the rows of one side are."""
+
+    item: Tensor  # [n] int64 id of the row itself; -1 = padding, in no pair
+    image: Tensor  # [n] int64 id of the image behind it; -1 = none: the row is a negative of all
+    group: Tensor  # [n] int64 in 0..M-1; only rows of one group are compared; -1 = in no pair
+    slot: Tensor  # [n] int64 place of the row among those of its image
+
+    def real(self) -> Tensor:
+        """Which rows are in any pair: [n] bool."""
+        return (self.item >= 0) & (self.group >= 0)
+
+
+class Where(NamedTuple):
+    """The pairs of one tile."""
+
+    real: Tensor | None  # [r, c] bool, False = no pair; None = all are pairs
+    same: Tensor  # [r, c] bool, True = rows of one image
+    weight: Tensor  # [r, c] of pairs of one image; 0 elsewhere
+
+
+class Tile(NamedTuple):
+    """A part of the matrix of pairs."""
+
+    rows: slice = slice(None)
+    cols: slice = slice(None)
+    whole: bool = False  # every row and column of it is a pair
+    plain: bool = False  # all of them are negatives as well: `where` need not be asked
+
+
+EVERYTHING = Tile()
+
+
+class Blocks(NamedTuple):
+    """The matrix of pairs of two sides.
+
+    weight of row i with row j of the same group:
+        own                                            if they are one item
+        sibling * exp(-decay * |slot[i] - slot[j]|)    else, if they are of one image
+        0                                              else: a negative
+    """
+
+    rows: Keys  # n of them
+    cols: Keys  # M of them
+    own: float = 1.0
+    sibling: float = 1.0
+    decay: float = 0.0
+
+    def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> Where:
+        """The pairs of a tile, by default of the whole matrix, with weights of that type."""
+        a, b = (
+            Keys(*(x[part] for x in keys)) for keys, part in ((self.rows, tile.rows), (self.cols, tile.cols))
+        )
+        real = None
+        if not tile.whole:
+            real = (a.group[:, None] == b.group) & a.real()[:, None] & b.real()
+        same = a.image.masked_fill(a.image < 0, -2)[:, None] == b.image
+        if real is not None:
+            same &= real
+        own = torch.where(a.item[:, None] == b.item, self.own, self.sibling).to(dtype)
+        if self.decay:
+            far = (a.slot[:, None] - b.slot).abs().to(dtype)
+            own = torch.where(a.item[:, None] == b.item, own, own * torch.exp(-self.decay * far))
+        return Where(real, same, own * same)
+
+    def tiles(self, height: int, width: int) -> Iterator[Tile]:
+        """The tiles of so many rows and columns that hold any pair, row by row.
+
+        A tile may be called not whole or not plain although it is; never the other way round. The ids are
+        read on the host once, which waits for the device.
+        """
+        split = len(self.rows.item)
+        ids = torch.cat([torch.stack(self.rows), torch.stack(self.cols)], 1).cpu()
+        item, image, group, slot = ids
+        keys = Keys(item, torch.where(image >= 0, _by_first_place(image), -1), group, slot)
+        down = _stripes(Keys(*(x[:split] for x in keys)), height)
+        across = _stripes(Keys(*(x[split:] for x in keys)), width)
+        for row in down:
+            for col in across:
+                if row.group.meets(col.group):
+                    one_group = row.group == col.group and row.group.first == row.group.last
+                    whole = row.full and col.full and one_group
+                    yield Tile(row.part, col.part, whole, whole and not row.image.meets(col.image))
+
+
+BEYOND = 2**40  # more than any number of a group or image: the largest integer would not survive padding
+
+
+class _Span(NamedTuple):
+    """Least and greatest of some numbers; of none, first > last."""
+
+    first: int
+    last: int
+
+    def meets(self, other: "_Span") -> bool:
+        return max(self.first, other.first) <= min(self.last, other.last)
+
+
+class _Stripe(NamedTuple):
+    """Neighbouring rows of one side."""
+
+    part: slice
+    full: bool  # without padding
+    group: _Span
+    image: _Span
+
+
+def _stripes(keys: Keys, size: int) -> list[_Stripe]:
+    number, real = len(keys.item), keys.real()
+    groups = _spans(keys.group, real, size)
+    images = _spans(keys.image, real & (keys.image >= 0), size)
+    full = (_cut(real.long(), size, 1) > 0).all(1).tolist()
+    parts = [slice(i, min(i + size, number)) for i in range(0, number, size)]
+    return [_Stripe(*stripe) for stripe in zip(parts, full, groups, images, strict=True)]
+
+
+def _spans(values: Tensor, counted: Tensor, size: int) -> list[_Span]:
+    first = _cut(values.masked_fill(~counted, BEYOND), size, BEYOND).amin(1).tolist()
+    last = _cut(values.masked_fill(~counted, -1), size, -1).amax(1).tolist()
+    return [_Span(*ends) for ends in zip(first, last, strict=True)]
+
+
+def _cut(x: Tensor, size: int, fill: int) -> Tensor:
+    """[n] -> [stripes, size], the last one filled up"""
+    return F.pad(x, (0, -len(x) % size), value=fill).view(-1, size)
+
+
+def _by_first_place(ids: Tensor) -> Tensor:
+    """Ids numbered by where they stand first, so that neighbours have neighbouring numbers.
+
+    >>> _by_first_place(torch.tensor([70, 70, 3, 99, 70])).tolist()
+    [0, 0, 1, 2, 0]
+    """
+    distinct, back = torch.unique(ids, return_inverse=True)
+    first = torch.full((len(distinct),), len(ids)).scatter_reduce(0, back, torch.arange(len(ids)), "amin")
+    return first.argsort().argsort()[back]
