@@ -26,7 +26,9 @@ class Tagged(NamedTuple):
     """A sentence or a whole text as a tagger sees it."""
 
     tokens: list[Token]
-    chunks: list[tuple[int, int]]  # noun chunks: first token, one past the last; in order, none inside another
+    chunks: list[
+        tuple[int, int]
+    ]  # noun chunks: first token, one past the last; in order, none inside another
 
 
 class Provider(Protocol):

@@ -15,10 +15,11 @@ from typing import Literal
 from grainline.data.phrases.base import Kind, Phrase, Tagged, Token
 from grainline.data.phrases.words import STOP
 
-SIDES = frozenset("left right top bottom front back middle center".split())
-PLACES = SIDES | frozenset(
-    "inside outside above below under over centered frontside backside near nearby far".split()
-)
+SIDES = frozenset({"left", "right", "top", "bottom", "front", "back", "middle", "center"})
+PLACES = SIDES | {
+    *("inside", "outside", "above", "below", "under", "over", "centered", "frontside", "backside", "near"),
+    *("nearby", "far"),
+}
 NOMINAL = frozenset({"ADJ", "NOUN", "PROPN"})
 
 Keep = Literal["content", "paper", "official"]
@@ -29,14 +30,18 @@ def extract(tagged: Tagged) -> list[Phrase]:
     tokens = tagged.tokens
     words = [token.text.lower() for token in tokens]
     nouns = longest([*tagged.chunks, *extended(tokens, words)])
-    actions = [(i, i + 2) for i in range(len(tokens) - 1) if (tokens[i].pos, tokens[i + 1].pos) == ("VERB", "ADP")]
+    actions = [
+        (i, i + 2) for i in range(len(tokens) - 1) if (tokens[i].pos, tokens[i + 1].pos) == ("VERB", "ADP")
+    ]
     kinds: tuple[tuple[Kind, Iterable[tuple[int, int]]], ...] = (
         ("noun", nouns),
         ("action", actions),
         ("relation", relations(tokens, words)),
     )
     return [
-        Phrase(kind, tokens[first].start, tokens[end - 1].end) for kind, found in kinds for first, end in found
+        Phrase(kind, tokens[first].start, tokens[end - 1].end)
+        for kind, found in kinds
+        for first, end in found
     ]
 
 
@@ -75,7 +80,7 @@ def longest(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def relations(tokens: Sequence[Token], words: Sequence[str]) -> list[tuple[int, int]]:
-    """"next to", and ADP DET? PLACE of?; a word belongs to one relation at most."""
+    """ "next to", and ADP DET? PLACE of?; a word belongs to one relation at most."""
     found = []
     i = 0
     while i < len(tokens) - 1:
@@ -101,9 +106,13 @@ def select(text: str, phrases: Iterable[Phrase], keep: Keep = "content") -> list
     content   both, but relations stay: the filter is for noun phrases and actions
 
     >>> text = "It is on top of the image of a cat next to it."
-    >>> found = [Phrase("noun", 0, 2), Phrase("noun", 16, 25), Phrase("noun", 29, 34), Phrase("relation", 6, 15)]
-    >>> [[text[p.start : p.end] for p in select(text, found, keep)] for keep in ("official", "paper", "content")]
-    [['It', 'a cat', 'on top of'], ['the image', 'a cat'], ['a cat', 'on top of']]
+    >>> nouns = [Phrase("noun", 0, 2), Phrase("noun", 16, 25), Phrase("noun", 29, 34)]
+    >>> found = [*nouns, Phrase("relation", 6, 15)]
+    >>> for keep in ("official", "paper", "content"):
+    ...     [text[phrase.start : phrase.end] for phrase in select(text, found, keep)]
+    ['It', 'a cat', 'on top of']
+    ['the image', 'a cat']
+    ['a cat', 'on top of']
     """
     kept: dict[str, Phrase] = {}
     for phrase in phrases:
