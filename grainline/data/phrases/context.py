@@ -24,6 +24,7 @@ class Sentence:
         self.finite = False  # whether the clause has its verb
         self.outer: list[bool] = []  # the same of the clauses around it
         self.commas = 0
+        self.resumed = -1  # the comma that last ended a clause inside another
         for i in range(len(found)):
             self.letters[i] = self.decided(i)
             self.follow(i)
@@ -51,7 +52,7 @@ class Sentence:
             self.outer.append(self.finite)
             self.finite = False
         elif letter == "," and self.outer:
-            self.finite = self.outer.pop()
+            self.finite, self.resumed = self.outer.pop(), i
         elif letter == "C" and self.at(i - 1) == "," and self.commas == 1:
             self.finite = False  # ", and": a clause of its own, unless other commas make it a list
         elif letter == "." and self.low(i) in ".;:!?":
@@ -68,9 +69,7 @@ class Sentence:
     def decided(self, i: int) -> str:
         """The letter of a word, given all before it and the open letters behind it."""
         letter = self.letters[i]
-        if letter in _DECIDE:
-            return _DECIDE[letter](self, i)
-        return letter
+        return _DECIDE[letter](self, i) if letter in _DECIDE else letter
 
     # --- words of closed classes that have two of them ---
 
@@ -122,11 +121,13 @@ class Sentence:
         before, after = self.at(i - 1), self.at(i + 1)
         if self.low(i) == "only" and after not in NAMEABLE:
             return "B"
-        if after == "," and (self.at(i + 2) not in NAMEABLE or self.low(i + 2) in words.THIRD_VERBS):
+        j = self.back(i - 1, "AM")
+        if after == "," and self.at(i + 2) not in "AEngd":
             after = "."
+        elif self.low(i + 1) in words.THIRD_VERBS and self.at(j) in "DP" and self.at(i + 2) in "DPIBO":
+            after = "V"  # "the square stands on"
         if after in "nsgdNRAMEBC," or self.low(i) in ("next", "close", "far", "due", "other", "same", "few"):
             return "A"
-        j = self.back(i - 1, "AM")
         opened = self.at(j) in "DP" and not (self.at(j - 1) == "X" and self.low(i).endswith("est"))
         return "N" if opened or (before == "I" and after in ".I") else "A"
 
@@ -155,11 +156,10 @@ class Sentence:
         j  the word before, adverbs left out
         """
         low, before, after = self.low(i), self.at(i - 1), self.at(i + 1)
-        if self.low(j) in words.SUBJECTS and (after in "DPOIBMTnsVR" or low in words.PLAIN_VERBS):
-            return True
         past = low in words.PASTS and before in "NROSBEC," and after not in "nsN"
         object_does = before == "O" and low in words.PLAIN_VERBS  # "making it appear"
-        return self.low(j) in words.MODAL or before == "T" or past or object_does
+        does = self.low(j) in words.SUBJECTS and (after in "DPOIBMTnsVR" or low in words.PLAIN_VERBS)
+        return does or self.low(j) in words.MODAL or before == "T" or past or object_does
 
     def describes(self, i: int) -> bool:
         """Before an adjective of the same noun, or joined to an adjective that stands alone."""
@@ -178,12 +178,16 @@ class Sentence:
         asked = after in "DPOIBM." or low in words.PLAIN_VERBS
         if self.plural_subject(j) and not self.finite and asked and not self.later(i):
             return True
+        both = low in words.PLAIN_VERBS and self.at(self.opening(i) - 1) == "C" and not self.finite
+        if both and self.at(i - 1) in "NR" and after in "DPIOB":
+            return True  # "a man and a woman sit on"
         joined = self.at(i - 1) == "C" and (low in words.PLAIN_VERBS or self.at(i - 2) == "V")
         return joined and after in "DPIOB"
 
     def plural_subject(self, i: int) -> bool:
         """Whether a plural noun stands there."""
-        return self.at(i) in "NR" and self.low(i).endswith("s") and not self.low(i).endswith("ss")
+        low = self.low(i)
+        return self.at(i) in "NR" and ((low.endswith("s") and not low.endswith("ss")) or low in words.PLURALS)
 
     def predicate(self, i: int) -> bool:
         """Whether an adjective stands alone behind a form of "to be"."""
@@ -204,7 +208,8 @@ class Sentence:
         if before == "C":
             return "V" if (verb and after in "DPIOBAVM.nds") or (self.finite and after in "DPOR") else "N"
         if before == ",":
-            return "V" if verb and after in "DPIOB" else "N"
+            waiting = self.resumed == i - 1 and not self.finite  # "the train, which is old, waits at"
+            return "V" if (verb or waiting) and after in "DPIOB" else "N"
         if before not in "NREO" or after not in "DPOIBMVAECSTdgns.R":
             return "N"
         return self.verb_of(i, verb)

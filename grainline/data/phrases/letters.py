@@ -51,6 +51,8 @@ def alone(word: Word, first: bool) -> str:
     if text == "A" and not first:
         return "D"
     letter = words.CLASS.get(low)
+    if letter == "A" and text[0].isupper() and not first:
+        return "R"  # Dr. Brown, OPEN
     if letter is not None:
         return letter
     if text[0].isupper() and not first:
@@ -66,7 +68,7 @@ def _by_ending(low: str) -> str:
         return "B"
     if low.endswith("ing") and low not in words.NO_ING and re.search(r"[aeiouy]", low[:-3]):
         return "g"
-    if low in words.PARTICIPLES or (low.endswith("ed") and low not in words.NO_ED and len(low) > 4):
+    if low in words.PARTICIPLES or (low.endswith("ed") and low not in words.NO_ED and len(low) > 3):
         return "d"
     if low.endswith("s") and not low.endswith(("ss", "us", "is")):
         return "s"

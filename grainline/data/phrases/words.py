@@ -69,6 +69,7 @@ LINKING = _words(
     remains"""
 )
 SINGULAR = _words("a an this each every another one")  # what a plural cannot follow
+PLURALS = _words("men women children people feet teeth mice geese police cattle")  # plurals without -s
 PARTICLES = _words("up down out off over")  # a preposition even where nothing follows
 SUBJECTS = _words("i you we they who which that")  # before the plain form of a verb
 INITIALS = _words("mr mrs ms dr st mt prof jr sr lt gen capt sgt gov rev pres hon")  # with a period in a name
@@ -84,10 +85,11 @@ forget forgot forgotten|give gave given|go went gone|grow grew grown|hang hung h
 hide hid hidden|hold held held|keep kept kept|kneel knelt knelt|know knew known|lay laid laid|lead led led
 lean leant leant|leave - -|lend lent lent|let - -|lie lay lain|lose lost lost|light lit lit|make made made
 mean meant meant|meet met met|pay paid paid|put put put|ride rode ridden|ring rang rung|rise rose risen
-run ran run|say said said|see - seen|seek sought sought|sell sold sold|send sent sent|set set set|sew sewed sewn
-shake shook shaken|shine shone shone|shoot shot shot|show showed shown|shut shut shut|sing sang sung
+run ran run|say said said|see - seen|seek sought sought|sell sold sold|send sent sent|set set set
+sew sewed sewn|shake shook shaken|shine shone shone|shoot shot shot|show showed shown|shut shut shut|sing sang sung
 sink sank sunk|sit sat sat|sleep slept slept|slide slid slid|speak spoke spoken|spend spent spent
-spin spun spun|split split split|spread spread spread|stand stood stood|steal stole stolen|stick stuck stuck
+spin spun spun|split split split
+spread spread spread|stand stood stood|steal stole stolen|stick stuck stuck
 strike struck struck|swim swam swum|swing swung swung|take took taken|teach taught taught|tear tore torn
 tell told told|think thought thought|throw threw thrown|understand understood understood|wear wore worn
 weave wove woven|wind wound wound|write wrote written
