@@ -1,4 +1,7 @@
-"""The commands `index ...`, `search`, `serve`, `export`, `data phrases`; cli.py mounts them. They load torch when run."""
+"""The commands `index ...`, `search`, `serve`, `export`, `data phrases`; cli.py mounts them.
+
+They load torch when run.
+"""
 
 import os
 from pathlib import Path

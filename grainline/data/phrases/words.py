@@ -86,7 +86,8 @@ hide hid hidden|hold held held|keep kept kept|kneel knelt knelt|know knew known|
 lean leant leant|leave - -|lend lent lent|let - -|lie lay lain|lose lost lost|light lit lit|make made made
 mean meant meant|meet met met|pay paid paid|put put put|ride rode ridden|ring rang rung|rise rose risen
 run ran run|say said said|see - seen|seek sought sought|sell sold sold|send sent sent|set set set
-sew sewed sewn|shake shook shaken|shine shone shone|shoot shot shot|show showed shown|shut shut shut|sing sang sung
+sew sewed sewn|shake shook shaken|shine shone shone|shoot shot shot|show showed shown|shut shut shut
+sing sang sung
 sink sank sunk|sit sat sat|sleep slept slept|slide slid slid|speak spoke spoken|spend spent spent
 spin spun spun|split split split
 spread spread spread|stand stood stood|steal stole stolen|stick stuck stuck
