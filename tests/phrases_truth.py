@@ -1,9 +1,9 @@
 """Phrases labelled by hand, and how found ones are compared with them.
 
-phrases_real.jsonl holds 100 sentences, 50 of OpenStax captions and 50 of IIW-400, drawn by a seed and labelled
-before any rule was written: key, offsets of the sentence in its caption, sha256 of the sentence, and the spans
-(kind, start, end inside the sentence) that the patterns of grainline.data.phrases.patterns find in it if every
-word is tagged right. Every second one is held out: rules are never tuned on it. The sentences stay where they are.
+phrases_real.jsonl holds 100 sentences, 50 of OpenStax captions and 50 of IIW-400, drawn by a seed and
+labelled before any rule was written: key, offsets of the sentence in its caption, sha256 of the sentence, and
+the spans (kind, start, end inside the sentence) that grainline.data.phrases.patterns finds in it if every
+word is tagged right. Every second one is held out: rules are never tuned on it. The sentences are not here.
 """
 
 import hashlib

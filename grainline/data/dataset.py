@@ -150,7 +150,8 @@ class TrainSet(Dataset[Sample]):
         pairs = foil_pairs(record, self.cfg, rng)
         plain = [choose(record, self.cfg, rng) for _ in range(self.cfg.per_image - min(1, len(pairs)))]
         captions = [pairs[0].true, *plain] if pairs else plain
-        told, parts = [], []
+        told: list[str] = []
+        parts: list[str] = []
         if self.cfg.apart:
             captions[0], told, parts = self._apart(captions[0], rng)
         foils = [pair.text for pair in pairs]

@@ -4,8 +4,7 @@ What the rules assume where English leaves it open:
   - a word without a telling ending is a noun, behind a form of "to be" without a determiner an adjective;
   - a word in -s behind a noun is the verb of its clause if the clause has none yet and what follows can
     follow a verb, else a plural;
-  - a word in -ing or -ed behind a noun opens a clause of its own ("a man wearing"), before a noun it
-    describes it ("the rising sun").
+  - a word in -ing or -ed behind a noun opens a clause ("a man wearing"), before a noun it describes it.
 Letters are those of letters.py; strings such as "DPO" are sets of them.
 """
 
@@ -164,7 +163,8 @@ class Sentence:
     def describes(self, i: int) -> bool:
         """Before an adjective of the same noun, or joined to an adjective that stands alone."""
         low, before, after = self.low(i), self.at(i - 1), self.at(i + 1)
-        if after in "AE" and self.at(i + 2) in NAMEABLE and before in "DPAMICKX,.BQ":
+        formed = after in "AE" or (after == "d" and "-" in self.low(i + 1))
+        if formed and self.at(i + 2) in NAMEABLE and before in "DPAMICKX,.BQ":
             return True  # "a light blue band"
         if "-" in low and (after in NAMEABLE or (after == "," and before in "DA,")):
             return True

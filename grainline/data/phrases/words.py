@@ -28,7 +28,7 @@ _CLASSES = {
         teal turquoise crimson scarlet violet tan navy cyan magenta multicolored multicoloured
         dark bright pale deep dull vivid colorful colourful big small large little tiny huge
         tall short long wide narrow thick thin broad high low great giant old new young ancient
-        modern round square flat curved straight oval sharp smooth rough soft hard heavy open
+        modern round flat curved straight oval sharp smooth rough soft hard heavy open
         full empty clean dirty wet dry hot cold warm cool clear plain bare strong fresh early
         late happy sad visible available able good bad better best worse worst larger smaller
         taller shorter longer bigger older younger newer brighter darker lighter higher thicker
@@ -47,7 +47,7 @@ _CLASSES = {
         besides between beyond among amongst amid near inside outside up down out off through
         throughout past via per during before after until since despite except upon atop
         opposite aboard versus like unlike than as aloft""",
-    "C": "and or but nor plus &",
+    "C": "and or but nor &",
     "S": """that which who whom what when where while whereas because although though if unless whether why
         how whenever wherever""",
     "X": """is are was were be been being am has have had do does did can could may might must shall should
