@@ -17,7 +17,7 @@ from grainline.errors import UserError
 from grainline.types import CAPTION, FOIL, PHRASE, SENTENCE
 
 TEXT = "A dog sits on a mat. Two cats lie next to a box. A bird flies over the roof."
-EIGHT = " ".join(f"Dog {word} sits on a mat." for word in "one two three four five six seven eight".split())  # noqa: SIM905
+EIGHT = " ".join(f"Dog {word} sits on a mat." for word in "Rex Max Ben Tom Sam Leo Gus Pip".split())  # noqa: SIM905
 
 
 def taken(text: str, number: int, seed: int = 0, most: int = 30, sampled: bool = False, **cfg: Any) -> Grains:
@@ -75,7 +75,7 @@ def sample(
     data = TrainSet(
         shelf or Shelf(4), TOKENIZER, CROP, TextsConfig(**cfg), context=context, seed=1, **options
     )
-    return data[Draw(draw, draw, 0)]
+    return data[Draw(picture=draw, position=draw, epoch=0)]
 
 
 @pytest.mark.parametrize(("most", "slots"), [(0, 6), (10, 16), (30, 36)])
@@ -138,7 +138,7 @@ def test_a_file_of_phrases_gives_the_samples_of_its_provider(tmp_path: Any) -> N
     ("cfg", "message"),
     [
         ({"captions": "sampled"}, "needs sentences above 0"),
-        ({"captions": "sampled", "sentences": 2, "foils": 1}, "goes with no foils"),
+        ({"captions": "sampled", "sentences": 2, "foils": 1, "per_image": 2}, "goes with no foils"),
         ({"sentences": 2, "per_image": 2}, "per_image 1, subset 0"),
         ({"phrases": {"most": 2}, "subset": 0.5}, "per_image 1, subset 0"),
         ({"phrases": {"most": 2, "tokens": 2}}, "greater than or equal to 3"),
