@@ -32,6 +32,7 @@ app.add_typer(commands.index, name="index")
 app.command()(commands.search)
 app.command()(commands.serve)
 app.command()(commands.export)
+data.command()(commands.phrases)
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 VARIADIC = ("--data", "--set", "--validation", "--beside", "--samples")

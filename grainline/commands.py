@@ -1,5 +1,9 @@
-"""The commands `index ...`, `search`, `serve`, `export`; cli.py mounts them. They load torch when run."""
+"""The commands `index ...`, `search`, `serve`, `export`, `data phrases`; cli.py mounts them.
 
+They load torch when run.
+"""
+
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -193,3 +197,32 @@ def _say(folder: Path, report: Any) -> None:
 
 
 _DONE = ("added", "changed", "removed", "encoded")
+
+
+def phrases(
+    source: Annotated[str, typer.Argument(help="A data source.")],
+    out: Annotated[Path, typer.Option(help="File for the phrases, FILE.jsonl; a partial one goes on.")],
+    provider: Annotated[str, typer.Option(help="rules, or spacy:PIPELINE.")] = "rules",
+    images: Annotated[
+        str | None, typer.Option(help="Folder of the pictures, for files that name them by path.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes; as many as there are cores unless told.")
+    ] = None,
+) -> None:
+    """Take all captions of a source apart into phrases, once, for texts.phrases.provider of a recipe."""
+    from grainline.data.phrases.make import make, told
+    from grainline.data.phrases.providers import open_provider
+    from grainline.data.sources import open_source
+
+    if out.suffix != ".jsonl":
+        raise UserError(f"--out {out}: a file of phrases has a name in .jsonl")
+    with progress("phrases") as step:
+        made = make(
+            open_source(source, images=images, size=32),
+            open_provider(provider),
+            out,
+            processes or len(os.sched_getaffinity(0)),
+            step,
+        )
+    print(f"written: {out} ({told(made)})")

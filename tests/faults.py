@@ -808,6 +808,28 @@ TILES = [
           'if self.kind != "clip":', "if False:"),
 ]
 
+PHRASES = [
+    Fault("data/phrases/patterns.py", "tests/test_phrases.py", "of phrases that overlap the first stays",
+          "key=lambda span: (span[0] - span[1], span[0])", "key=lambda span: span[0]"),
+    Fault("data/phrases/patterns.py", "tests/test_phrases.py", "the filter takes relations too",
+          'spared = keep == "official" or (keep == "content" and phrase.kind == "relation")',
+          'spared = keep == "official"'),
+    Fault("data/phrases/patterns.py", "tests/test_phrases.py", "a word belongs to two relations",
+          "i = end or i + 1", "i += 1"),
+    Fault("data/phrases/context.py", "tests/test_phrases.py", "clauses inside others are forgotten",
+          "self.finite, self.resumed = self.outer.pop(), i", "self.outer.pop()"),
+    Fault("data/repeats.py", "tests/test_phrases.py", "short texts lose repeated pieces",
+          "LONG = 100", "LONG = 0"),
+    Fault("data/phrases/make.py", "tests/test_phrases_file.py", "a torn line stays",
+          "file.truncate(whole)", "pass"),
+    Fault("data/phrases/make.py", "tests/test_phrases_file.py", "a changed source is not noticed",
+          'for name in ("provider", "source") if', 'for name in ("provider",) if'),
+    Fault("data/grains.py", "tests/test_grains.py", "as many sentences as wanted stay in order",
+          "if 0 < number <= len(found)", "if 0 < number < len(found)"),
+    Fault("data/dataset.py", "tests/test_grains.py", "slots of phrases move with the sentences",
+          "return [*texts, *[None] * (number - len(texts))]", "return [*texts]"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -835,4 +857,5 @@ FAULTS = (
     + PAIRS
     + REGIONS
     + TILES
+    + PHRASES
 )

@@ -56,6 +56,8 @@ def _texts(samples: list[Sample]) -> Texts:
     level = torch.zeros(count, dtype=torch.int64)
     for place, sample in enumerate(samples):
         for slot, text in enumerate(sample.texts):
+            if text is None:
+                continue
             row = place * slots + slot
             rows[row] = text.parts
             item[row], level[row] = sample.draw.position * slots + slot, text.level

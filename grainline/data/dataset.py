@@ -13,24 +13,30 @@ from torch.utils.data import Dataset
 
 from grainline.config import Config
 from grainline.data.captions import sentences
+from grainline.data.grains import Grains, PhrasesConfig, grains
 from grainline.data.parts import encode_parts
+from grainline.data.phrases.providers import open_provider
+from grainline.data.phrases.rules import Rules
 from grainline.data.record import Damaged, Foil, Record, Source
 from grainline.data.sampler import Draw
 from grainline.data.tokenized import TextTokenizer
 from grainline.data.transforms import SameTransform, TrainTransform
 from grainline.errors import UserError
-from grainline.types import CAPTION, FOIL
+from grainline.types import CAPTION, FOIL, PHRASE, SENTENCE
 
 
 class TextsConfig(Config):
     """Which texts of a record a training sample takes."""
 
-    captions: Literal["whole", "first", "random"] = "whole"  # the fullest text, the first or any caption
+    # the fullest text, the first or any caption, or what the chosen sentences of the fullest text say
+    captions: Literal["whole", "first", "random", "sampled"] = "whole"
     per_image: int = Field(1, ge=1)  # texts drawn for each picture, each on its own
     subset: float = Field(0.0, ge=0, le=1)  # share of the texts that keep a random part of their sentences
     most: int | None = Field(None, ge=1)  # sentences that a subset keeps at most; None: any number
     foils: int = Field(0, ge=0)  # hard negatives beside them, from sources that have them
     splitter: Literal["rules", "period_space", "every_period"] = "rules"
+    sentences: int = Field(0, ge=0)  # single sentences of the caption beside it, at most
+    phrases: PhrasesConfig = PhrasesConfig()  # phrases of the caption beside it
 
     @model_validator(mode="after")
     def _foils_fit(self) -> "TextsConfig":
@@ -39,7 +45,21 @@ class TextsConfig(Config):
                 f"with foils one text is the caption that they spoil: captions "
                 f"{self.captions!r} needs per_image above 1"
             )
+        if self.captions == "sampled" and (not self.sentences or self.foils):
+            raise ValueError("captions 'sampled' needs sentences above 0, and goes with no foils")
+        if self.apart and (self.per_image > 1 or self.subset):
+            raise ValueError("with sentences or phrases a picture has one caption: per_image 1, subset 0")
         return self
+
+    @property
+    def apart(self) -> bool:
+        """Whether captions are taken apart."""
+        return bool(self.sentences or self.phrases.most)
+
+    @property
+    def slots(self) -> int:
+        """Texts of a picture: captions, then sentences, phrases and foils."""
+        return self.per_image + self.sentences + self.phrases.most + self.foils
 
 
 class CropConfig(Config):
@@ -63,7 +83,7 @@ class Text(NamedTuple):
     """One tokenised text of a sample."""
 
     parts: list[list[int]]  # ids of each part
-    level: int  # CAPTION or FOIL
+    level: int  # CAPTION, SENTENCE, PHRASE or FOIL
 
 
 class Sample(NamedTuple):
@@ -71,7 +91,7 @@ class Sample(NamedTuple):
 
     pixels: Tensor  # [3, H, W] uint8
     draw: Draw
-    texts: list[Text]
+    texts: list[Text | None]  # None: a slot for which the caption has no text
     slots: int  # rows that every sample of the set takes; fewer texts leave padding rows
     cut: int  # texts that were longer than the method reads
     damage: tuple[tuple[str, str], ...]  # (cause, where) of the samples that this one replaces
@@ -101,6 +121,7 @@ class TrainSet(Dataset[Sample]):
         """
         self.source, self.tokenizer, self.crop, self.cfg = source, tokenizer, crop, cfg
         self.context, self.seed, self.parts = context, seed, parts
+        self.provider = open_provider(cfg.phrases.provider) if cfg.phrases.most else Rules()
 
     def __len__(self) -> int:
         return len(self.source)
@@ -118,25 +139,50 @@ class TrainSet(Dataset[Sample]):
                 index = rng.randrange(len(self.source))
                 continue
             texts, cut = self._texts(record, rng)
-            slots = self.cfg.per_image + self.cfg.foils
-            return Sample(pixels, draw._replace(picture=index), texts, slots, cut, tuple(damage))
+            return Sample(pixels, draw._replace(picture=index), texts, self.cfg.slots, cut, tuple(damage))
         cause, where = damage[0]
         raise UserError(
             f"{self.source.path}: {TRIES} samples in a row cannot be used, the first for {cause} ({where}); "
             "see what is wrong with `grainline data check`"
         )
 
-    def _texts(self, record: Record, rng: Random) -> tuple[list[Text], int]:
+    def _texts(self, record: Record, rng: Random) -> tuple[list[Text | None], int]:
         pairs = foil_pairs(record, self.cfg, rng)
         plain = [choose(record, self.cfg, rng) for _ in range(self.cfg.per_image - min(1, len(pairs)))]
         captions = [pairs[0].true, *plain] if pairs else plain
+        told: list[str] = []
+        parts: list[str] = []
+        if self.cfg.apart:
+            captions[0], told, parts = self._apart(captions[0], rng)
         foils = [pair.text for pair in pairs]
-        encoded = encode_parts(self.tokenizer, [*captions, *foils], self.context, self.parts)
-        levels = [CAPTION] * len(captions) + [FOIL] * len(foils)
-        true = encoded.ids[: len(captions)]
+        long = encode_parts(self.tokenizer, [*captions, *told, *foils], self.context, self.parts)
+        short = encode_parts(self.tokenizer, parts, min(self.context, self.cfg.phrases.tokens), self.parts)
+        first = len(captions) + len(told)
+        true = long.ids[: len(captions)]
         # A foil that differs only in what was cut off is its caption: as a negative it would be a lie.
-        kept = [i for i, ids in enumerate(encoded.ids) if levels[i] == CAPTION or ids not in true]
-        return [Text(encoded.ids[i], levels[i]) for i in kept], sum(encoded.cut[i] for i in kept)
+        kept = [i for i in range(len(long.ids)) if i < first or long.ids[i] not in true]
+        texts: list[Text | None] = [Text(long.ids[i], CAPTION) for i in range(len(captions))]
+        texts += _filled([Text(ids, SENTENCE) for ids in long.ids[len(captions) : first]], self.cfg.sentences)
+        texts += _filled([Text(ids, PHRASE) for ids in short.ids], self.cfg.phrases.most)
+        texts += [Text(long.ids[i], FOIL) for i in kept if i >= first]
+        return texts, sum(long.cut[i] for i in kept) + sum(short.cut)
+
+    def _apart(self, caption: str, rng: Random) -> Grains:
+        cfg = self.cfg
+        return grains(
+            caption,
+            cfg.sentences,
+            cfg.phrases,
+            self.provider,
+            rng,
+            splitter=cfg.splitter,
+            sampled=cfg.captions == "sampled",
+        )
+
+
+def _filled(texts: list[Text], number: int) -> list[Text | None]:
+    """The texts, and empty slots up to a number."""
+    return [*texts, *[None] * (number - len(texts))]
 
 
 def choose(record: Record, cfg: TextsConfig, rng: Random) -> str:

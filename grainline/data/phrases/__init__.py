@@ -1,0 +1,1 @@
+"""Captions taken apart into phrases: noun phrases, actions, spatial relations."""

@@ -1,0 +1,139 @@
+"""From a tagged text to its phrases, and from its phrases to those that are worth a row.
+
+Section 4.1 of beta-CLIP (Zohra et al., arXiv 2512.12678) and its published code, in this order:
+  1. noun chunks, and matches of DET? (ADJ|NOUN|PROPN)+ ADP the? SIDE of?; of those that overlap the longest
+     stays, the earlier one where they are equally long;
+  2. actions: each VERB with the ADP right behind it;
+  3. spatial relations, from left to right: "next to", or ADP DET? PLACE of?.
+
+Each step sees all words: "on the left of" is a relation also where it has made a noun phrase longer.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from grainline.data.phrases.base import Kind, Phrase, Tagged, Token
+from grainline.data.phrases.words import STOP
+
+SIDES = frozenset({"left", "right", "top", "bottom", "front", "back", "middle", "center"})
+PLACES = SIDES | {
+    *("inside", "outside", "above", "below", "under", "over", "centered", "frontside", "backside", "near"),
+    *("nearby", "far"),
+}
+NOMINAL = frozenset({"ADJ", "NOUN", "PROPN"})
+
+Keep = Literal["content", "paper", "official"]
+
+
+def extract(tagged: Tagged) -> list[Phrase]:
+    """All phrases of a tagged text, in the order of the steps."""
+    tokens = tagged.tokens
+    words = [token.text.lower() for token in tokens]
+    nouns = longest([*tagged.chunks, *extended(tokens, words)])
+    actions = [
+        (i, i + 2) for i in range(len(tokens) - 1) if (tokens[i].pos, tokens[i + 1].pos) == ("VERB", "ADP")
+    ]
+    kinds: tuple[tuple[Kind, Iterable[tuple[int, int]]], ...] = (
+        ("noun", nouns),
+        ("action", actions),
+        ("relation", relations(tokens, words)),
+    )
+    return [
+        Phrase(kind, tokens[first].start, tokens[end - 1].end)
+        for kind, found in kinds
+        for first, end in found
+    ]
+
+
+def extended(tokens: Sequence[Token], words: Sequence[str]) -> list[tuple[int, int]]:
+    """Matches of DET? (ADJ|NOUN|PROPN)+ ADP the? SIDE of?, the longest at each SIDE.
+
+    Going back from the preposition, the longest match begins where the nominal words begin, or at the
+    determiner before them.
+    """
+    found = []
+    for i in range(1, len(tokens) - 1):
+        if tokens[i].pos != "ADP" or tokens[i - 1].pos not in NOMINAL:
+            continue
+        side = i + 1 + (words[i + 1] == "the")
+        if side >= len(words) or words[side] not in SIDES:
+            continue
+        first = i - 1
+        while first > 0 and tokens[first - 1].pos in NOMINAL:
+            first -= 1
+        first -= first > 0 and tokens[first - 1].pos == "DET"
+        found.append((first, side + 1 + (words[side + 1 : side + 2] == ["of"])))
+    return found
+
+
+def longest(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of spans that overlap the longest, of equally long ones the first; in the order of the text.
+
+    >>> longest([(0, 2), (3, 5), (0, 6), (7, 9), (8, 10)])
+    [(0, 6), (7, 9)]
+    """
+    kept: list[tuple[int, int]] = []
+    for first, end in sorted(set(spans), key=lambda span: (span[0] - span[1], span[0])):
+        if all(end <= other[0] or first >= other[1] for other in kept):
+            kept.append((first, end))
+    return sorted(kept)
+
+
+def relations(tokens: Sequence[Token], words: Sequence[str]) -> list[tuple[int, int]]:
+    """ "next to", and ADP DET? PLACE of?; a word belongs to one relation at most."""
+    found = []
+    i = 0
+    while i < len(tokens) - 1:
+        end = 0
+        if words[i : i + 2] == ["next", "to"]:
+            end = i + 2
+        elif tokens[i].pos == "ADP":
+            place = i + 1 + (tokens[i + 1].pos == "DET")
+            if place < len(words) and words[place] in PLACES:
+                end = place + 1 + (words[place + 1 : place + 2] == ["of"])
+        if end:
+            found.append((i, end))
+        i = end or i + 1
+    return found
+
+
+def select(text: str, phrases: Iterable[Phrase], keep: Keep = "content") -> list[Phrase]:
+    """The phrases that are worth a row, each once, in the order given.
+
+    official  leaves out "the", "the image" and "image", as the published code does
+    paper     leaves out what has fewer than three letters, or nothing but stop words: relations too, because
+              next, to, on, in, at, of, the and eight of the twenty places are stop words
+    content   both, but relations stay: the filter is for noun phrases and actions
+
+    >>> text = "It is on top of the image of a cat next to it."
+    >>> nouns = [Phrase("noun", 0, 2), Phrase("noun", 16, 25), Phrase("noun", 29, 34)]
+    >>> found = [*nouns, Phrase("relation", 6, 15)]
+    >>> for keep in ("official", "paper", "content"):
+    ...     [text[phrase.start : phrase.end] for phrase in select(text, found, keep)]
+    ['It', 'a cat', 'on top of']
+    ['the image', 'a cat']
+    ['a cat', 'on top of']
+    """
+    kept: dict[str, Phrase] = {}
+    for phrase in phrases:
+        said = words_of(text, phrase)
+        spared = keep == "official" or (keep == "content" and phrase.kind == "relation")
+        dull = not spared and (len(said) < SHORTEST or all(word in STOP for word in said.lower().split()))
+        named = keep != "paper" and said in BARRED
+        if not dull and not named:
+            kept.setdefault(said, phrase)
+    return list(kept.values())
+
+
+SHORTEST = 3  # characters
+BARRED = frozenset({"the", "the image", "image"})
+
+
+def words_of(text: str, phrase: Phrase) -> str:
+    """The phrase as a text of its own: as it stands, relations in small letters.
+
+    >>> words_of("On the left a CAT sits.", Phrase("relation", 0, 11))
+    'on the left'
+    """
+    said = text[phrase.start : phrase.end]
+    return said.lower() if phrase.kind == "relation" else said

@@ -1,0 +1,114 @@
+"""Phrases that were made before, in a file of JSON Lines.
+
+The first line says what the file is; then there is one line for each record of the source, in its order:
+
+    {"grainline": "phrases 1", "provider": "rules 1", "source": "<fingerprint>"}
+    {"record": 0, "key": "a", "texts": {"<digest>": [["noun", 0, 5], ["relation", 9, 20]]}}
+    {"record": 1, "skipped": "missing-caption", "where": "b.json"}
+
+A text is known by its digest, so a caption that has changed since is noticed; its words are not in the file.
+Phrases stand as their provider gave them, nothing filtered.
+"""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from grainline.data.phrases.base import Phrase
+from grainline.errors import UserError
+from grainline.files import reason
+
+FORMAT = "phrases 1"
+AGAIN = "make it again with `grainline data phrases`"
+_DIGEST = re.compile(rb'"([0-9a-f]{32})"\s*:\s*\[')
+
+
+def digest(text: str) -> str:
+    """What a text is known by: 32 hexadecimal digits of its sha256."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+class Stored:
+    """A provider that looks texts up. Opening it reads the file once; 16 bytes a text stay in memory."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UserError where the file cannot be read or is no file of phrases."""
+        self.path = path
+        self.name = str(header(path)["provider"])
+        digests, offsets = [], []
+        with path.open("rb") as file:
+            offset = len(file.readline())
+            for line in file:
+                found = [int(match[1][:16], 16) for match in _DIGEST.finditer(line)]
+                digests += found
+                offsets += [offset] * len(found)
+                offset += len(line)
+        order = np.argsort(np.array(digests, dtype=np.uint64), kind="stable")
+        self.digests = np.array(digests, dtype=np.uint64)[order]  # [texts] sorted, the first half of each
+        self.offsets = np.array(offsets, dtype=np.int64)[order]  # [texts] where its line begins
+
+    def phrases(self, text: str) -> list[Phrase]:
+        """As `Provider.phrases`. Raises UserError for a text that the file does not know."""
+        name = digest(text)
+        half = np.uint64(int(name[:16], 16))
+        first, end = (int(np.searchsorted(self.digests, half, side)) for side in ("left", "right"))
+        for place in range(first, end):
+            texts = self.line(int(self.offsets[place]))
+            if name in texts:
+                return self.read(texts[name], text)
+        raise UserError(
+            f"{self.path} has no phrases of the text {_shown(text)}: the data has changed; {AGAIN}"
+        )
+
+    def line(self, offset: int) -> dict[str, Any]:
+        """The texts of the record whose line begins there."""
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            line = file.readline()
+        try:
+            return dict(json.loads(line)["texts"])
+        except (ValueError, KeyError, TypeError):
+            self.damaged(f"the line at byte {offset}")
+
+    def read(self, rows: Any, text: str) -> list[Phrase]:
+        """Phrases as they stand in a line, checked against their text."""
+        try:
+            found = [Phrase(kind, start, end) for kind, start, end in rows]
+        except (ValueError, TypeError):
+            self.damaged(f"what it says of {_shown(text)}")
+        for kind, start, end in found:
+            whole = isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)
+            if kind not in ("noun", "action", "relation") or not whole:
+                self.damaged(f"the phrase {[kind, start, end]} of {_shown(text)}")
+        return found
+
+    def damaged(self, what: str) -> NoReturn:
+        """Say what cannot be read."""
+        raise UserError(f"{self.path}: {what} cannot be read; {AGAIN}")
+
+
+def header(path: Path) -> dict[str, Any]:
+    """The first line of a file of phrases; UserError where there is none."""
+    try:
+        with path.open("rb") as file:
+            first = json.loads(file.readline())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {reason(error)}; {AGAIN}") from None
+    except ValueError:
+        first = None
+    wanted = ("grainline", "provider", "source")
+    if (
+        not isinstance(first, dict)
+        or any(name not in first for name in wanted)
+        or first["grainline"] != FORMAT
+    ):
+        raise UserError(f"{path} is no file of phrases of this version; {AGAIN}")
+    return first
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) < 60 else text[:60] + "...")

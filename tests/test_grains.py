@@ -1,0 +1,149 @@
+"""A caption as texts of several grain: which ones, in which slots, with which levels."""
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from test_dataset import CROP, TOKENIZER, Shelf
+
+from grainline.data.collate import collate
+from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.grains import Grains, PhrasesConfig, grains
+from grainline.data.phrases.make import make
+from grainline.data.phrases.rules import Rules
+from grainline.data.sampler import Draw
+from grainline.errors import UserError
+from grainline.types import CAPTION, FOIL, PHRASE, SENTENCE
+
+TEXT = "A dog sits on a mat. Two cats lie next to a box. A bird flies over the roof."
+EIGHT = " ".join(f"Dog {word} sits on a mat." for word in "Rex Max Ben Tom Sam Leo Gus Pip".split())  # noqa: SIM905
+
+
+def taken(text: str, number: int, seed: int = 0, most: int = 30, sampled: bool = False, **cfg: Any) -> Grains:
+    splitter = cfg.pop("splitter", "rules")
+    chosen = PhrasesConfig(most=most, **cfg)
+    return grains(text, number, chosen, Rules(), Random(seed), splitter=splitter, sampled=sampled)
+
+
+def test_few_sentences_are_all_taken_in_order() -> None:
+    for seed in range(10):
+        assert taken(TEXT, 5, seed).sentences == [s + "." for s in TEXT.rstrip(".").split(". ")]
+
+
+def test_of_many_sentences_some_are_taken_in_random_order() -> None:
+    all_of_them = [s + "." for s in EIGHT.rstrip(".").split(". ")]
+    draws = [taken(EIGHT, 5, seed).sentences for seed in range(200)]
+    assert all(len(set(draw)) == 5 and set(draw) <= set(all_of_them) for draw in draws)
+    assert any(draw != sorted(draw, key=all_of_them.index) for draw in draws)
+    assert {draw[0] for draw in draws} == set(all_of_them)
+    assert draws[3] == taken(EIGHT, 5, 3).sentences
+    three = {tuple(taken(TEXT, 3, seed).sentences) for seed in range(50)}  # exactly as many: shuffled too
+    assert len(three) == 6
+
+
+def test_phrases_are_the_first_or_any() -> None:
+    every = taken(TEXT, 0).phrases
+    wanted = ["A dog", "a mat", "Two cats", "a box", "A bird", "the roof", "sits on", "flies over", "next to"]
+    assert every == wanted
+    assert taken(TEXT, 0, most=4).phrases == wanted[:4]
+    draws = {tuple(taken(TEXT, 0, seed, most=4, order="random").phrases) for seed in range(100)}
+    assert all(len(set(draw)) == 4 for draw in draws)
+    assert set().union(*draws) == set(wanted)
+    assert taken(TEXT, 0, most=0).phrases == []
+    assert taken("A dog. A dog.", 0).phrases == ["A dog"]
+
+
+def test_a_sampled_caption_is_what_its_sentences_say() -> None:
+    for seed in range(20):
+        found = taken(EIGHT, 2, seed, sampled=True)
+        assert found.caption == " ".join(found.sentences)
+        names = [sentence.removesuffix(" sits on a mat.") for sentence in found.sentences]
+        assert found.phrases == [names[0], "a mat", names[1], "sits on"]
+    found = taken(EIGHT, 2, 0, sampled=True, splitter="period_space")
+    assert found.caption == ". ".join(found.sentences)
+    assert taken(EIGHT, 2).caption == EIGHT
+
+
+def test_repetition_is_gone_before_anything_is_looked_for() -> None:
+    assert taken("A red red dog\nsits.", 1).caption == "A red dog sits."
+
+
+def sample(
+    cfg: dict[str, Any], shelf: Shelf | None = None, context: int = 40, draw: int = 0, **options: Any
+) -> Any:
+    data = TrainSet(
+        shelf or Shelf(4), TOKENIZER, CROP, TextsConfig(**cfg), context=context, seed=1, **options
+    )
+    return data[Draw(picture=draw, position=draw, epoch=0)]
+
+
+@pytest.mark.parametrize(("most", "slots"), [(0, 6), (10, 16), (30, 36)])
+def test_a_sample_has_a_slot_for_every_text(most: int, slots: int) -> None:
+    cfg = {"sentences": 5, "phrases": {"most": most}}
+    found = sample(cfg)
+    assert found.slots == len(found.texts) == slots
+    levels = [None if text is None else text.level for text in found.texts]
+    number = sum(level == PHRASE for level in levels)
+    assert levels == [CAPTION] + [SENTENCE] * 4 + [None] + [PHRASE] * number + [None] * (most - number)
+    assert (number > 4) == (most > 0)
+    batch = collate([found, sample(cfg, draw=1)]).texts
+    assert batch.ids.shape[0] == 2 * slots
+    there = batch.item >= 0
+    assert batch.item[there].tolist() == [i for i in range(2 * slots) if there[i]]
+    assert torch.equal(there, batch.mask.any(2).any(1))
+    assert batch.image[there].unique().tolist() == [0, 1]
+    assert (batch.image[~there] == -1).all()
+    assert batch.level[there][:2].tolist() == [CAPTION, SENTENCE]
+
+
+def test_phrases_are_cut_to_their_own_length_and_end_as_texts_do() -> None:
+    found = sample({"phrases": {"most": 30, "tokens": 4}})
+    phrases = [text for text in found.texts if text is not None and text.level == PHRASE]
+    ends = {text.parts[0][-1] for text in found.texts if text is not None}
+    assert max(len(text.parts[0]) for text in phrases) == 4
+    assert len(ends) == 1
+    assert found.cut > sample({"phrases": {"most": 30}}).cut == 0
+    assert max(len(text.parts[0]) for text in sample({"phrases": {"most": 30}}, context=5).texts if text) == 5
+
+
+def test_foils_stand_behind_the_slots_of_their_caption() -> None:
+    shelf = Shelf(2, foils=[0, 1])
+    found = sample({"sentences": 5, "phrases": {"most": 30}, "foils": 2}, shelf)
+    assert found.slots == 38
+    assert [text.level for text in found.texts[36:]] == [FOIL, FOIL]
+    batch = collate([found]).texts
+    assert batch.image[36:].tolist() == [-1, -1]
+    assert (batch.item[36:] >= 0).all()
+
+
+def test_a_method_that_reads_sentences_apart_reads_phrases_as_one() -> None:
+    found = sample({"sentences": 2, "phrases": {"most": 3}}, context=12, parts=6)
+    assert [len(text.parts) for text in found.texts] == [4, 1, 1, 1, 1, 1]
+
+
+def test_a_file_of_phrases_gives_the_samples_of_its_provider(tmp_path: Any) -> None:
+    shelf, out = Shelf(4, foils=[0]), tmp_path / "p.jsonl"
+    make(shelf, Rules(), out, 1)
+    for captions in ("whole", "random", "sampled"):
+        cfg: dict[str, Any] = {"captions": captions, "sentences": 2, "phrases": {"most": 6}}
+        for draw in range(4):
+            stored = sample({**cfg, "phrases": {"most": 6, "provider": str(out)}}, shelf, draw=draw)
+            assert stored.texts == sample(cfg, shelf, draw=draw).texts
+    with pytest.raises(UserError, match="no provider of phrases"):
+        sample({"phrases": {"most": 1, "provider": "nothing"}})
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        ({"captions": "sampled"}, "needs sentences above 0"),
+        ({"captions": "sampled", "sentences": 2, "foils": 1, "per_image": 2}, "goes with no foils"),
+        ({"sentences": 2, "per_image": 2}, "per_image 1, subset 0"),
+        ({"phrases": {"most": 2}, "subset": 0.5}, "per_image 1, subset 0"),
+        ({"phrases": {"most": 2, "tokens": 2}}, "greater than or equal to 3"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(cfg: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TextsConfig(**cfg)

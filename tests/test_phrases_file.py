@@ -1,0 +1,224 @@
+"""Files of phrases: made once, by any number of processes, resumed after a kill, and read by their texts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from grainline.data.phrases.base import Phrase
+from grainline.data.phrases.make import CHUNK, Made, make, texts_of
+from grainline.data.phrases.providers import open_provider
+from grainline.data.phrases.rules import Rules
+from grainline.data.phrases.stored import Stored, digest
+from grainline.data.record import Damaged, Record
+from grainline.data.sources.scenes import Scenes
+from grainline.errors import UserError
+
+
+class Shelf:
+    """A source of captions without pictures, one record damaged."""
+
+    path = "shelf"
+
+    def __init__(self, count: int, name: str = "shelf", stop: int = -1) -> None:
+        self.count, self.name, self.stop = count, name, stop
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Record:
+        if index == 3:
+            raise Damaged("missing-caption", "p3")
+        if index == self.stop:
+            raise UserError("the disk is gone")
+        return Record(f"p{index}", b"", (f"A dog sits on box {index}.", "A cat on the left of a mat."))
+
+    def fingerprint(self) -> str:
+        return self.name
+
+
+class Loud(Rules):
+    """Another provider."""
+
+    name = "loud 2"
+
+
+def test_a_file_gives_what_its_provider_gives(tmp_path: Path) -> None:
+    source, out = Shelf(5), tmp_path / "a" / "phrases.jsonl"
+    made = make(source, Rules(), out, 1)
+    assert made == Made(5, 12, made.phrases, {"missing-caption": 1}, 0)
+    assert os.listdir(out.parent) == ["phrases.jsonl"]
+    stored = open_provider(str(out))
+    assert stored.name == "rules 1"
+    number = 0
+    for index in (0, 1, 2, 4):
+        for text in texts_of(source[index]):
+            assert stored.phrases(text) == Rules().phrases(text)
+            number += len(stored.phrases(text))
+    assert number == made.phrases > 20
+    assert "dog" not in out.read_text()  # offsets, no words
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert rows[4] == {"record": 3, "skipped": "missing-caption", "where": "p3"}
+
+
+def test_any_number_of_processes_writes_the_same_bytes(tmp_path: Path) -> None:
+    source = Shelf(CHUNK * 3 + 5)
+    seen: list[tuple[int, int]] = []
+    make(source, Rules(), tmp_path / "one.jsonl", 1, lambda *done: seen.append(done))
+    make(source, Rules(), tmp_path / "two.jsonl", 2)
+    assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
+    assert seen == [(done, len(source)) for done in (CHUNK, CHUNK * 2, CHUNK * 3, CHUNK * 3 + 5)]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_was_done_before_an_error_is_kept(tmp_path: Path, processes: int) -> None:
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    make(Shelf(CHUNK * 2), Rules(), whole, 1)
+    with pytest.raises(UserError, match="the disk is gone"):
+        make(Shelf(CHUNK * 2, stop=CHUNK + 1), Rules(), out, processes)
+    assert not out.exists()
+    made = make(Shelf(CHUNK * 2), Rules(), out, processes)
+    assert made.kept == CHUNK
+    assert out.read_bytes() == whole.read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["out.jsonl", "whole.jsonl"]
+
+
+@pytest.mark.parametrize("cut", [0, 10, 200, -7])
+def test_a_torn_line_is_written_again(tmp_path: Path, cut: int) -> None:
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    make(Shelf(9), Rules(), whole, 1)
+    (tmp_path / "out.jsonl.partial").write_bytes(whole.read_bytes()[:cut])
+    make(Shelf(9), Rules(), out, 1)
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_a_killed_command_goes_on(tmp_path: Path) -> None:
+    out, source = tmp_path / "out.jsonl", "scenes:dev?count=900&size=32"
+    command = [sys.executable, "-m", "grainline", "data", "phrases", source, "--out", str(out)]
+    command += ["--processes", "2"]
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+    partial = tmp_path / "out.jsonl.partial"
+    while process.poll() is None and not (partial.exists() and partial.read_bytes().count(b"\n") > CHUNK):
+        time.sleep(0.01)
+    assert process.poll() is None, "it ended before it could be killed"
+    process.kill()  # itself alone: its loaders must see it die
+    process.wait()
+    ends = time.monotonic() + 60
+    while _lives(process.pid) and time.monotonic() < ends:
+        time.sleep(0.1)
+    if _lives(process.pid):
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail("its loaders went on without it")
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "records were there before" in done.stdout
+    make(Scenes(source, 32), Rules(), tmp_path / "whole.jsonl", 1)
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def _lives(group: int) -> bool:
+    """Whether any process of a group is left that has not ended."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(its_group) == group and state != "Z":
+            return True
+    return False
+
+
+@pytest.mark.parametrize("ending", ["", ".partial"])
+def test_other_data_or_another_provider_is_noticed(tmp_path: Path, ending: str) -> None:
+    out = tmp_path / "out.jsonl"
+    make(Shelf(9), Rules(), out, 1)
+    if ending:
+        out.rename(tmp_path / "out.jsonl.partial")
+    before = (tmp_path / f"out.jsonl{ending}").read_bytes()
+    with pytest.raises(UserError, match="was made from other data; delete it, or choose another --out"):
+        make(Shelf(9, "other"), Rules(), out, 1)
+    with pytest.raises(UserError, match="was made by rules 1, not loud 2"):
+        make(Shelf(9), Loud(), out, 1)
+    assert (tmp_path / f"out.jsonl{ending}").read_bytes() == before
+    assert make(Shelf(9), Rules(), out, 1).kept == 9
+
+
+def test_two_at_once_are_kept_apart(tmp_path: Path) -> None:
+    import fcntl
+
+    out = tmp_path / "out.jsonl"
+    with (tmp_path / "out.jsonl.partial").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process is writing"):
+            make(Shelf(2), Rules(), out, 1)
+    assert make(Shelf(2), Rules(), out, 1).records == 2
+
+
+def test_a_full_disk_is_one_line(tiny_disk: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot write .*no space left"):
+        make(Shelf(10_000), Rules(), tiny_disk / "out.jsonl", 1)
+
+
+def test_a_text_that_has_changed_is_noticed(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    make(Shelf(2), Rules(), out, 1)
+    with pytest.raises(
+        UserError, match=r"no phrases of the text 'A dog\.': the data has changed; make it again"
+    ):
+        Stored(out).phrases("A dog.")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"record": 0, "texts": {"DIGEST": [["noun", 0, 99]]}}', r"\['noun', 0, 99\]"),
+        ('{"record": 0, "texts": {"DIGEST": [["noun", 2, 2]]}}', r"\['noun', 2, 2\]"),
+        ('{"record": 0, "texts": {"DIGEST": [["verb", 0, 2]]}}', r"\['verb', 0, 2\]"),
+        ('{"record": 0, "texts": {"DIGEST": [["noun", "0", 2]]}}', "cannot be read"),
+        ('{"record": 0, "texts": {"DIGEST": [["noun", 0]]}}', "what it says of 'A dog.'"),
+        ('{"record": 0, "texts": {"DIGEST": [["noun", 0, 5', "the line at byte"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, line: str, message: str) -> None:
+    out = tmp_path / "out.jsonl"
+    first = '{"grainline": "phrases 1", "provider": "mine 1", "source": "x"}'
+    out.write_text(f"{first}\n{line.replace('DIGEST', digest('A dog.'))}\n")
+    with pytest.raises(UserError, match=message):
+        Stored(out).phrases("A dog.")
+
+
+def test_a_file_of_another_program_is_read(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    rows = [{"grainline": "phrases 1", "provider": "mine 1", "source": "x"}]
+    rows += [{"record": i, "texts": {digest(f"Dog {i}."): [["noun", 0, 3 + i]]}} for i in range(3)]  # type: ignore[dict-item]
+    out.write_text("".join(json.dumps(row, indent=None) + "\n" for row in rows))
+    assert [Stored(out).phrases(f"Dog {i}.") for i in range(3)] == [
+        [Phrase("noun", 0, 3 + i)] for i in range(3)
+    ]
+    assert Stored(out).name == "mine 1"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no json\n", "[]\n", '{"grainline": "phrases 0", "provider": "", "source": ""}\n']
+)
+def test_what_is_no_file_of_phrases_is_said(tmp_path: Path, text: str) -> None:
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(UserError, match="cannot read"):
+        open_provider(str(out))
+    out.write_text(text)
+    with pytest.raises(UserError, match="is no file of phrases of this version"):
+        open_provider(str(out))
+
+
+def test_the_command_says_what_it_did(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "grainline", "data", "phrases", "scenes:dev?count=3", "--out"]
+    done = subprocess.run([*command, str(tmp_path / "x.jsonl")], capture_output=True, text=True, check=True)
+    assert "3 records" in done.stdout
+    failed = subprocess.run([*command, str(tmp_path / "x.txt")], capture_output=True, text=True, check=False)
+    assert (failed.returncode, failed.stderr.count("\n")) == (2, 1)
+    assert "has a name in .jsonl" in failed.stderr
