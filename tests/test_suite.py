@@ -24,6 +24,7 @@ from grainline.evaluate.noise import NOISY, PLAIN, Drawn, Noise
 from grainline.evaluate.outcome import Options, metrics_of
 from grainline.evaluate.pool import pooled
 from grainline.evaluate.protocols import coco_split, folds
+from grainline.evaluate.regions import Counts, Question, Regions
 from grainline.evaluate.result import from_json, read, to_json, write
 from grainline.evaluate.retrieval import ranks
 from grainline.evaluate.subtexts import EACH, HALVES, THIRDS, Subtexts
@@ -319,14 +320,17 @@ def test_names_of_pictures_tell_the_two_sets_of_coco_apart() -> None:
 
 
 def with_everything() -> Encodings:
-    """Foils, classes, items, subtexts and noise."""
+    """Foils, classes, items, subtexts, noise and regions."""
     data = with_classes(Colours(), with_foils("first"), ["{}"])
     pair = torch.tensor([[0, 1], [1, 2]])
     two = ((0, 1), (1, 2), (2, 0))
     of = {HALVES: two, THIRDS: ((),) * 3, EACH: two, PLAIN: two, NOISY: two[::-1]}
     told = Subtexts(data.strings, (False,) * 3, torch.arange(3), data.texts, of)
     noise = Noise(0, told, (Drawn(0, (0, 2), (1, 2), ("", "")),) * 3)
-    return data._replace(items=Items((0, 1), pair, pair, 2), subtexts=told, noise=noise)
+    boxes, asked = torch.tensor([[0.0, 0.0, 4.0, 4.0]]).repeat(3, 1), (Question(1, "colour", (1, 0)),)
+    regions = Regions(torch.arange(3), boxes, data.images.vector, (0, 1, 2), told, asked, Counts())
+    items = Items((0, 1), pair, pair, 2)
+    return data._replace(items=items, subtexts=told, noise=noise, regions=regions)
 
 
 def with_foils(captions: Captions = "whole") -> Encodings:

@@ -73,9 +73,12 @@ def longest(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     [(0, 6), (7, 9)]
     """
     kept: list[tuple[int, int]] = []
-    for first, end in sorted(set(spans), key=lambda span: (span[0] - span[1], span[0])):
-        if all(end <= other[0] or first >= other[1] for other in kept):
+    order = sorted(set(spans), key=lambda span: (span[0] - span[1], span[0]))
+    taken = bytearray(max((end for _, end in order), default=0))
+    for first, end in order:
+        if taken.find(1, first, end) < 0:
             kept.append((first, end))
+            taken[first:end] = b"\x01" * (end - first)
     return sorted(kept)
 
 
