@@ -36,7 +36,11 @@ PRETRAINED = {f"{kind}-pretrained": begun(kind) for kind in ("clip", "siglip")}
 PRETRAINED["clip-frozen-pretrained"] = override(begun("clip"), ["text.frozen_positions=3"])
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in METHODS} | {
     "clip-mean": ("clip", ("image.pool=mean", "text.causal=false", "text.pool=mean", "image.stem=conv")),
-    "himo-groups": ("himo", ("group=3", "sides=both", "unit=true", "smoothing=0.1", "detach_keys=true")),
+    "himo": ("himo", ("threshold=0.6",)),  # a wide gap behind the last kept component
+    "himo-groups": (
+        "himo",
+        ("group=3", "threshold=0.6", "sides=both", "unit=true", "smoothing=0.1", "detach_keys=true"),
+    ),
     "siglip-map": ("siglip", ("image.pool=attention", "text.buckets=1")),
 }
 CASES |= {name: (name.partition("-")[0], ()) for name in PRETRAINED}
