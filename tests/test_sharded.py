@@ -281,7 +281,12 @@ def found(out: Path) -> dict[str, Tensor]:
 def agree(found: dict[str, Tensor], case: str, kind: str) -> None:
     """The gradients of a case are those of one process with the whole batch, and so is their norm."""
     method = build(case, *deep(case)).double()
-    step(method, *exact(batch(8)), CLOCK)
+    images, texts = exact(batch(8))
+    order = torch.tensor(
+        [*MINE[0], *MINE[1]]
+    )  # of the processes together: slices of it are groups of HiMo-CLIP
+    both = torch.stack([2 * order, 2 * order + 1], 1).flatten()
+    step(method, rows(images, order), rows(texts, both), CLOCK)
     for name, p in method.named_parameters():
         torch.testing.assert_close(
             found[f"{case}/{kind}/{name}"],
