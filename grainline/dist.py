@@ -10,7 +10,7 @@ from torch import Tensor
 from grainline.types import Encoded, Mean, each, rows
 
 T = TypeVar("T")
-R = TypeVar("R", bound=Encoded)
+R = TypeVar("R", bound=tuple[Any, ...])
 
 
 def world_size() -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from grainline.begin import Earlier, begin_with, read_earlier_run, say
 from grainline.config import Config
 from grainline.data.dataset import TrainSet
 from grainline.data.record import Damaged, Source
@@ -67,12 +68,17 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
     with process_group() as device:
         come = _checkpoint(out, at) if resume else None
         begun = _begun(recipe, out, come)
+        earlier = read_earlier_run(recipe.begin) if recipe.begin and come is None else None
         source = open_sources(recipe.data.paths, images=recipe.data.images, size=_size(begun))
-        tokenizer = _tokenizer(recipe, begun, source, out)
+        tokenizer = _tokenizer(recipe, begun, source, out, earlier)
         if not reads_pretrained_texts(begun.description):
             begun = begun._replace(description=_with_vocabulary(begun.description, tokenizer.vocab))
         torch.manual_seed(recipe.train.seed)
         method, description = begun.method(), begun.description
+        if earlier is not None:
+            fresh = begin_with(method, earlier)
+            if rank() == 0:
+                say(fresh, earlier)
         validation = _validation(recipe, description, tokenizer, method.size)
         if rank() == 0:
             with _writing(out):
@@ -217,14 +223,19 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _tokenizer(recipe: Recipe, begun: Start, source: Source, out: Path) -> TextTokenizer:
+def _tokenizer(
+    recipe: Recipe, begun: Start, source: Source, out: Path, earlier: Earlier | None
+) -> TextTokenizer:
     """The tokenizer of the run folder; made or fetched by the first process, read by the others."""
     if rank() == 0 and not _is_run(out):
         asked = recipe.data.tokenizer
         config: Any = begun.description.config
         texts = _captions(source, recipe.data.tokenizer_samples)
-        if begun.text is not None:
-            made: TextTokenizer = begun.tokenizer(asked)
+        made: TextTokenizer
+        if earlier is not None:
+            made = earlier.tokenizer
+        elif begun.text is not None:
+            made = begun.tokenizer(asked)
         else:
             made = load_tokenizer(asked) if asked else Tokenizer.train(texts, config.text.vocab)
         with _writing(out):

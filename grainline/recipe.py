@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from grainline.config import Config, merged, override, parse, read_yaml
 from grainline.data.dataset import CropConfig, TextsConfig
@@ -38,8 +38,17 @@ class Recipe(Config):
 
     method: str
     model: dict[str, Any]  # the config of the method; checked when the recipe is read
+    begin: str | None = (
+        None  # a run whose weights and tokenizer it begins with; its encoders are of these sizes
+    )
     data: DataConfig = DataConfig()
     train: TrainConfig
+
+    @model_validator(mode="after")
+    def _one_tokenizer(self) -> "Recipe":
+        if self.begin and self.data.tokenizer:
+            raise ValueError(f"the tokenizer comes from {self.begin}, with its weights: leave data.tokenizer out")
+        return self
 
     @property
     def description(self) -> Description:

@@ -41,6 +41,10 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in ME
         "himo",
         ("group=3", "threshold=0.6", "sides=both", "unit=true", "smoothing=0.1", "detach_keys=true"),
     ),
+    "beta_clip-groups": ("beta_clip", ("group=3", "form=bce", "divisor=rows", "beta=0.2", "decay=0.1")),
+    "beta_clip-pairs": ("beta_clip", ("scoring=conditioned", "input_norm=true", "detach_keys=true")),
+    "beta_clip-others": ("beta_clip", ("others.own=true", "group=3")),
+    "beta_clip-others_bce": ("beta_clip", ("others.weight=2", "group=3", "form=bce")),
     "siglip-map": ("siglip", ("image.pool=attention", "text.buckets=1")),
 }
 CASES |= {name: (name.partition("-")[0], ()) for name in PRETRAINED}

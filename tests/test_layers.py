@@ -13,7 +13,7 @@ LAYERS = [  # lower layers first; modules of one layer may import each other onl
     {"methods"},
     {"start"},
     {"model"},
-    {"evaluate", "origin"},
+    {"evaluate", "origin", "begin"},
     {"train", "encode", "convert", "index", "export"},
     {"recipe", "web"},
     {"experiment"},

@@ -58,7 +58,7 @@ def beta_ce(scaled: Tensor, others: Tensor, mine: Keys, everyone: Keys, weights:
     A row that is not padding but of no picture (image = -1) is a candidate and asks for nothing: so padding
     stays in the denominators, as in the code of the authors, if it is given an item.
     """
-    shares = (_shares(mine, everyone), torch.ones_like(everyone.item))
+    shares = (shares_of(mine, everyone), torch.ones_like(everyone.item))
     found = pair_loss(
         Dot(), Normalised(False), (scaled,), (others,), weights.blocks(mine, everyone), shares=shares
     )
@@ -67,7 +67,7 @@ def beta_ce(scaled: Tensor, others: Tensor, mine: Keys, everyone: Keys, weights:
 
 def beta_ce_both(scaled: Tensor, others: Tensor, keys: Keys, weights: Beta) -> tuple[Mean, Mean]:
     """`beta_ce` of all rows, and of all rows of the other side, out of one matrix: half of the products."""
-    share = _shares(keys, keys)
+    share = shares_of(keys, keys)
     found = pair_loss(
         Dot(), Normalised(True), (scaled,), (others,), weights.blocks(keys, keys), shares=(share, share)
     )
@@ -104,7 +104,7 @@ def dense_beta_ce(logits: Tensor, mine: Keys, everyone: Keys, weights: Beta) -> 
     """`beta_ce` from the logits [n, M] of any score."""
     logits = full(logits)
     where = weights.blocks(mine, everyone).where(dtype=logits.dtype)
-    share = _shares(mine, everyone).to(logits.dtype)
+    share = shares_of(mine, everyone).to(logits.dtype)
     mass = where.weight.sum(1)
     asks = mass > 0
     target = where.weight / mass.clamp(min=1e-30)[:, None]
@@ -124,7 +124,7 @@ def dense_beta_bce(logits: Tensor, mine: Keys, everyone: Keys, weights: Beta, di
     return Mean(losses.sum(), number.to(logits.dtype))
 
 
-def _shares(mine: Keys, everyone: Keys) -> Tensor:
+def shares_of(mine: Keys, everyone: Keys) -> Tensor:
     """1 / the rows of its group that ask for something, for each of mine: [n]; 0 where it asks for nothing"""
     return _one_over_group(
         mine, mine.real() & (mine.image >= 0), everyone, everyone.real() & (everyone.image >= 0)

@@ -241,7 +241,7 @@ class _Side:
 
     def meet(self, tile: Tile, weight: Tensor, logits: Tensor) -> None:
         """Take in the positives of a tile."""
-        self.hit[self.part(tile)] += (weight * logits).sum(1 - self.number)
+        self.hit[self.part(tile)] += torch.where(weight > 0, weight * logits, 0.0).sum(1 - self.number)
         self.mass[self.part(tile)] += weight.sum(1 - self.number)
 
     def add(self, tile: Tile, logits: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from grainline.config import Config
 from grainline.methods.base import Method
+from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.methods.himo import HiMo, HiMoConfig
 from grainline.methods.maxsim import MaxSim, MaxSimConfig
@@ -11,5 +12,6 @@ METHODS: dict[str, tuple[type[Method], type[Config]]] = {
     "clip": (CLIP, CLIPConfig),
     "siglip": (SigLIP, SigLIPConfig),
     "himo": (HiMo, HiMoConfig),
+    "beta_clip": (BetaCLIP, BetaCLIPConfig),
     "maxsim": (MaxSim, MaxSimConfig),
 }

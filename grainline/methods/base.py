@@ -1,7 +1,7 @@
 """What every method can do: six verbs. Training, retrieval, evaluation and drawing use nothing else."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -20,7 +20,7 @@ class Method(ABC, nn.Module):
     distribution: bool
     """True promises that every row of `heat` is >= 0 and sums to 1; otherwise heat is signed."""
 
-    gathers: ClassVar[tuple[str, ...]] = ("vector", "item", "image")
+    gathers: tuple[str, ...] = ("vector", "item", "image")
     """The fields of Encoded that `loss` compares across images: what travels between processes."""
 
     size: int
@@ -43,6 +43,14 @@ class Method(ABC, nn.Module):
     def encode_texts(self, texts: Texts) -> Encoded:
         """M texts -> Encoded of M rows."""
 
+    def meet(self, mine: Pair) -> Pair:
+        """What pictures and texts of this process make of each other in training, before others come in.
+
+        Nothing, unless a method says so. It is the place for what needs the tokens of a picture and its own
+        texts alone: tokens need not travel then.
+        """
+        return mine
+
     @abstractmethod
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Every image against every text: [N, M], higher is closer. A pair's score knows no other pair."""
@@ -58,6 +66,14 @@ class Method(ABC, nn.Module):
     @abstractmethod
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """Where text i shows in image i: [N, L] over the image tokens."""
+
+
+@runtime_checkable
+class Seeing(Protocol):
+    """A method with image vectors that depend on a text."""
+
+    def see(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Picture i as text i sees it: [N, D], unit length. images need their tokens."""
 
 
 def dot(images: Encoded, texts: Encoded) -> Tensor:

@@ -41,3 +41,8 @@ def cosine_heat(images: Encoded, texts: Encoded) -> Tensor:
     """Signed cosine of every image token with the summary of the text: [N, L]; 0 at masked tokens."""
     tokens = F.normalize(images.tokens, dim=-1)
     return torch.einsum("nld,nd->nl", tokens, texts.vector).masked_fill(~images.mask, 0.0)
+
+
+def constant(side: Encoded) -> Encoded:
+    """The side with summaries through which no gradient passes."""
+    return side._replace(vector=side.vector.detach())

@@ -25,7 +25,7 @@ from grainline.dist import own_rows
 from grainline.encoders.towers import Towers, TowersConfig
 from grainline.losses.principal import Principal, principal_part
 from grainline.methods.base import Method, dot
-from grainline.methods.common import both_ways, cosine_heat
+from grainline.methods.common import both_ways, constant, cosine_heat
 from grainline.nn.scale import LogitScale
 from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts
 
@@ -96,7 +96,7 @@ class HiMo(Method):
     def _contrast(self, mine: Pair, everyone: Pair, weight: float) -> dict[str, Term]:
         """Equations 2 and 3: cross-entropy both ways over scaled dot products."""
         scale = self.scale()
-        keys = Pair(*map(_constant, everyone)) if self.cfg.detach_keys else everyone
+        keys = Pair(*map(constant, everyone)) if self.cfg.detach_keys else everyone
         return both_ways(lambda a, b: scale * dot(a, b), mine, keys, weight, self.cfg.smoothing)
 
     def _principal(self, side: Encoded) -> tuple[Encoded, Principal]:
@@ -114,10 +114,6 @@ def _mine_of(parts: Pair, mine: Pair, everyone: Pair) -> Pair:
     if mine.images is everyone.images and mine.texts is everyone.texts:  # one process
         return parts
     return Pair(*(own_rows(part, len(side.item)) for part, side in zip(parts, mine, strict=True)))
-
-
-def _constant(side: Encoded) -> Encoded:
-    return side._replace(vector=side.vector.detach())
 
 
 def _facts(texts: Encoded, parts: Encoded, found: Principal) -> dict[str, Term]:

@@ -48,8 +48,8 @@ class Objective(nn.Module):
         with torch.autocast(images.pixels.device.type, self.precision, self.precision != torch.float32):
             seen = _in_chunks(method.encode_images, images, len(images.image), chunk)
             read = _in_chunks(self._read, texts, len(texts.item), chunk)
+            mine = method.meet(Pair(concat(seen), concat([encoded for encoded, _ in read])))
         alone = [terms for _, terms in read]
-        mine = Pair(concat(seen), concat([encoded for encoded, _ in read]))
         everyone = Pair(gather(mine.images, method.gathers), gather(mine.texts, method.gathers))
         terms = method.loss(mine, everyone, clock) | {
             name: _summed([t[name] for t in alone]) for name in alone[0]
