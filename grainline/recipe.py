@@ -47,7 +47,9 @@ class Recipe(Config):
     @model_validator(mode="after")
     def _one_tokenizer(self) -> "Recipe":
         if self.begin and self.data.tokenizer:
-            raise ValueError(f"the tokenizer comes from {self.begin}, with its weights: leave data.tokenizer out")
+            raise ValueError(
+                f"the tokenizer comes from {self.begin}, with its weights: leave data.tokenizer out"
+            )
         return self
 
     @property

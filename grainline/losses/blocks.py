@@ -72,11 +72,11 @@ class Blocks(NamedTuple):
         same = a.image.masked_fill(a.image < 0, -2)[:, None] == b.image
         if real is not None:
             same &= real
-        own = torch.where(a.item[:, None] == b.item, self.own, self.sibling).to(dtype)
+        item = a.item[:, None] == b.item
+        weight = torch.full(item.shape, self.sibling, dtype=dtype, device=item.device)
         if self.decay:
-            far = (a.slot[:, None] - b.slot).abs().to(dtype)
-            own = torch.where(a.item[:, None] == b.item, own, own * torch.exp(-self.decay * far))
-        return Where(real, same, own * same)
+            weight *= torch.exp(-self.decay * (a.slot[:, None] - b.slot).abs().to(dtype))
+        return Where(real, same, weight.masked_fill_(item, self.own) * same)
 
     def tiles(self, height: int, width: int) -> Iterator[Tile]:
         """The tiles of so many rows and columns that hold any pair, row by row.

@@ -280,7 +280,7 @@ def _similarity(mine: Pair) -> Mean:
     place, seen = place_of(mine.texts.image, mine.images.image), mine.texts.extra.seen.detach()
     of = place.clamp(min=0)
     real = (place >= 0).to(seen.dtype)
-    total = seen.new_zeros(len(mine.images.image), seen.shape[1]).index_add(0, of, seen)
+    total = seen.new_zeros(len(mine.images.image), seen.shape[1]).index_add(0, of, real[:, None] * seen)
     number = seen.new_zeros(len(total)).index_add(0, of, real)
     pairs = number * (number - 1)
     cosine = (total.square().sum(1) - number) / pairs.clamp(min=1)

@@ -1,0 +1,437 @@
+"""beta-CLIP: what meets what, its losses on worked numbers and against loops, and scores without a leak."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from make import CLOCK, TINY, batch, build
+from torch import Tensor
+
+from grainline.config import override, parse
+from grainline.dist import finish
+from grainline.errors import UserError
+from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig, Grained
+from grainline.methods.clip import CLIP, CLIPConfig
+from grainline.nn.scale import clamp_scales
+from grainline.recipe import read_recipe
+from grainline.train.optim import param_groups
+from grainline.train.step import Objective, step
+from grainline.types import CAPTION, FOIL, PHRASE, SENTENCE, Encoded, Pair, Term, rows
+
+F64 = torch.float64
+V = torch.tensor([[1, 0], [0.6, 0.8], [-0.8, 0.6], [0, -1]], dtype=F64)
+T = torch.tensor([[0.8, 0.6], [0, 1], [-1, 0], [-0.6, -0.8]], dtype=F64)
+CLS = torch.tensor([[0.8, 0.6], [-0.6, -0.8]], dtype=F64)
+near = dict(abs=1e-5)
+
+
+def beta_clip(**values: Any) -> BetaCLIP:
+    settings = TINY | {"scale": 5.0, "pool_scale": 5.0} | values
+    torch.manual_seed(0)
+    return BetaCLIP(parse(BetaCLIPConfig, settings, "test")).double().eval()
+
+
+def pictures(vector: Tensor, tokens: Tensor | None = None) -> Encoded:
+    key = torch.arange(len(vector))
+    tokens = vector[:, None, :][:, :0] if tokens is None else tokens
+    return Encoded(vector, tokens, tokens.new_ones(tokens.shape[:2]).bool(), key, key)
+
+
+def texts_of(vector: Tensor, image: list[int], level: list[int], seen: Tensor | None = None) -> Encoded:
+    """Texts; one of no picture and no level above 0 is padding, a foil is of no picture but a candidate."""
+    level_, image_ = torch.tensor(level), torch.tensor(image)
+    item = torch.arange(len(vector)).masked_fill((image_ < 0) & (level_ != FOIL), -1)
+    extra = Grained(level_, torch.zeros_like(vector) if seen is None else seen)
+    none = vector[:, None, :][:, :0]
+    return Encoded(vector, none, none[..., 0].bool(), item, image_, extra)
+
+
+def told(method: BetaCLIP, images: Encoded, texts: Encoded) -> dict[str, Term]:
+    pair = Pair(images, texts)
+    return method.loss(pair, pair, CLOCK)
+
+
+def values(terms: dict[str, Term]) -> dict[str, float]:
+    """Every mean, weights left out."""
+    return {name: float(finish(term.mean).detach()) for name, term in terms.items()}
+
+
+def four_rows(last: bool = True) -> tuple[Encoded, Encoded]:
+    """The fixed case of the specification: two pictures, a caption and a sentence each."""
+    return pictures(CLS), texts_of(
+        T, [0, 0, 1, 1 if last else -1], [CAPTION, SENTENCE, CAPTION, SENTENCE if last else 0], V
+    )
+
+
+def drawn(number: int = 5, slots: int = 4, seed: int = 1) -> tuple[Encoded, Encoded]:
+    """Pictures with patches; texts of all levels, some padding, one foil; what texts see is not there yet."""
+    g = torch.Generator().manual_seed(seed)
+    unit = lambda *shape: F.normalize(torch.randn(*shape, generator=g, dtype=F64), dim=-1)  # noqa: E731
+    image = torch.arange(number).repeat_interleave(slots)
+    level = torch.tensor([CAPTION, SENTENCE, SENTENCE, PHRASE][:slots]).repeat(number)
+    for place, kind in ((2, 0), (7, 0), (10, FOIL)):
+        image[place], level[place] = -1, kind
+    seeing = pictures(unit(number, 16), unit(number, 6, 16))
+    order = torch.tensor([3, 0, 4, 1, 2])[:number]  # ids of pictures are not their places
+    seeing = seeing._replace(image=order, item=order)
+    owner = torch.where(image < 0, -1, order[image.clamp(min=0)])
+    return seeing, texts_of(unit(number * slots, 16), owner.tolist(), level.tolist())
+
+
+# What meets what.
+
+
+def test_each_text_pools_the_patches_of_its_own_picture() -> None:
+    method = beta_clip()
+    images, texts = drawn()
+    met = method.meet(Pair(images, texts)).texts.extra.seen
+    for i in range(len(texts.item)):
+        if texts.image[i] < 0:
+            assert met[i].abs().sum() == 0
+            continue
+        own = int((images.image == texts.image[i]).nonzero())
+        patches = F.normalize(images.tokens[own : own + 1], dim=-1)
+        expected = method.pool(texts.vector[i][None, None], patches)[0, 0]
+        torch.testing.assert_close(met[i], F.normalize(expected, dim=-1))
+        alone = method.see(rows(images, slice(own, own + 1)), rows(texts, slice(i, i + 1)))
+        torch.testing.assert_close(met[i], alone[0])
+
+
+def test_pictures_without_any_text_meet_nothing() -> None:
+    images, texts = drawn()
+    none = texts._replace(image=torch.full_like(texts.image, -1))
+    assert beta_clip().meet(Pair(images, none)).texts.extra.seen.abs().sum() == 0
+
+
+def test_a_step_learns_through_the_patches() -> None:
+    method = build("beta_clip", "whole=0")
+    step(method, *batch(), CLOCK)
+    assert method.get_parameter("towers.to_image.weight").grad is not None
+    assert float(method.get_parameter("towers.to_image.weight").grad.abs().sum()) > 0
+
+
+# Losses on worked numbers.
+
+
+def test_cross_entropy_and_the_loss_of_summaries_on_four_rows() -> None:
+    found = values(told(beta_clip(), *four_rows()))
+    assert found["pooled i2t"] == pytest.approx(1.318226, **near)
+    assert found["pooled t2i"] == pytest.approx(1.317775, **near)
+    assert (found["i2t"], found["t2i"]) == (pytest.approx(0.000267, **near), pytest.approx(0.000483, **near))
+
+
+@pytest.mark.parametrize(
+    ("beta", "expected"), [(0, 0.384667), (0.25, 0.944667), (0.75, 1.584667), (1, 1.784667)]
+)
+def test_both_directions_count_half(beta: float, expected: float) -> None:
+    terms = told(beta_clip(beta=beta, whole=0, pooled=3), *four_rows())
+    total = sum(term.weight * float(finish(term.mean).detach()) for term in terms.values() if term.weight)
+    assert total == pytest.approx(3 * expected, abs=3e-5)
+
+
+def test_padding_is_no_candidate() -> None:
+    found = values(told(beta_clip(), *four_rows(last=False)))
+    assert (found["pooled i2t"] + found["pooled t2i"]) / 2 == pytest.approx(0.856607, **near)
+
+
+@pytest.mark.parametrize(
+    ("divisor", "whole", "padded"),
+    [("rows", 1.137833, 3.729429 / 3), ("pairs", 0.284458, 0.414381), ("slots", 0.284458, 0.233089)],
+)
+def test_binary_form_and_its_divisors(divisor: str, whole: float, padded: float) -> None:
+    method = beta_clip(form="bce", divisor=divisor)
+    assert values(told(method, *four_rows()))["pooled"] == pytest.approx(whole, **near)
+    assert values(told(method, *four_rows(last=False)))["pooled"] == pytest.approx(padded, **near)
+
+
+def test_similarity_of_what_one_picture_shows_to_its_texts() -> None:
+    images, texts = four_rows()
+    assert values(told(beta_clip(), images, texts))["pooled similarity"] == pytest.approx(0.0, abs=1e-12)
+    one = texts._replace(image=torch.tensor([0, 0, 1, -1]), item=torch.tensor([0, 1, 2, -1]))
+    assert values(told(beta_clip(), images, one))["pooled similarity"] == pytest.approx(0.6)
+
+
+def test_many_positives_without_conditioning_is_clip_with_many_texts() -> None:
+    method = CLIP(parse(CLIPConfig, TINY | {"scale": 5.0}, "test")).double()
+    images, texts = four_rows()
+    pair = Pair(images, texts._replace(extra=None))
+    found = {name: float(finish(term.mean).detach()) for name, term in method.loss(pair, pair, CLOCK).items()}
+    assert found["i2t"] == pytest.approx(1.127086, **near)
+    assert found["t2i"] == pytest.approx(0.000483, **near)
+
+
+def test_a_group_of_many_is_the_mean_of_its_parts() -> None:
+    g = torch.Generator().manual_seed(0)
+    unit = lambda n: F.normalize(torch.randn(n, 16, generator=g, dtype=F64), dim=-1)  # noqa: E731
+    image, level = [i // 3 for i in range(48)], [CAPTION, SENTENCE, PHRASE] * 16
+    images, texts = pictures(unit(16)), texts_of(unit(48), image, level, unit(48))
+    whole = values(told(beta_clip(group=4), images, texts))["pooled i2t"]
+    parts = [
+        values(
+            told(beta_clip(), rows(images, slice(4 * i, 4 * i + 4)), rows(texts, slice(12 * i, 12 * i + 12)))
+        )
+        for i in range(4)
+    ]
+    assert whole == pytest.approx(sum(part["pooled i2t"] for part in parts) / 4, rel=1e-12)
+    assert whole != pytest.approx(values(told(beta_clip(), images, texts))["pooled i2t"], rel=1e-3)
+
+
+def test_weights_fall_with_slots_and_a_gap_of_padding_counts() -> None:
+    images = pictures(CLS[:1])
+    seen = F.normalize(torch.tensor([[1, 0], [0.6, 0.8], [0, 0], [0, 1.0]], dtype=F64), dim=-1)
+    texts = texts_of(seen, [0, 0, -1, 0], [CAPTION, SENTENCE, 0, PHRASE], seen)
+    found = values(told(beta_clip(beta=0.75, decay=0.5, whole=0), images, texts))["pooled i2t"]
+    kept = [0, 1, 3]
+    expected = 0.0
+    for i in kept:
+        logits = {j: 5 * float(seen[i] @ seen[j]) for j in kept}
+        weight = {j: 1.0 if i == j else 0.75 * math.exp(-0.5 * abs(i - j)) for j in kept}
+        lse = math.log(sum(math.exp(x) for x in logits.values()))
+        expected += sum(weight[j] * (lse - logits[j]) for j in kept) / sum(weight.values()) / 3
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_only_captions_and_foils_meet_the_summary() -> None:
+    images, texts = drawn()
+    found = values(told(beta_clip(), images, texts))
+    kept = (texts.extra.level == CAPTION) & (texts.image >= 0)
+    captions, foils = texts.vector[kept], texts.vector[texts.extra.level == FOIL]
+    own = torch.stack([images.vector[images.image == i][0] for i in texts.image[kept]])
+    logits = 5 * own @ torch.cat([captions, foils]).T
+    target = torch.arange(len(captions))
+    assert found["i2t"] == pytest.approx(float(F.cross_entropy(logits, target)))
+    assert found["t2i"] == pytest.approx(float(F.cross_entropy(logits[:, : len(captions)].T, target)))
+
+
+def test_detached_keys_learn_as_queries_only() -> None:
+    grads = {}
+    for detached in (False, True):
+        images, texts = four_rows()
+        images = images._replace(vector=CLS.clone().requires_grad_())
+        terms = told(beta_clip(detach_keys=detached), images, texts)
+        sum(finish(terms[name].mean) for name in ("i2t", "t2i")).backward()
+        assert images.vector.grad is not None
+        grads[detached] = images.vector.grad
+    images, texts = four_rows()
+    x = CLS.clone().requires_grad_()
+    F.cross_entropy(5 * x @ T[[0, 2]].T, torch.arange(2)).backward()
+    torch.testing.assert_close(grads[True], x.grad)
+    assert not torch.allclose(grads[True], grads[False])
+
+
+# Pictures pooled by texts of others.
+
+
+def pooled_by(method: BetaCLIP, images: Encoded, texts: Encoded, picture: int, text: int) -> Tensor:
+    patches = F.normalize(images.tokens[picture : picture + 1], dim=-1)
+    return F.normalize(method.pool(texts.vector[text][None, None], patches)[0, 0], dim=-1)
+
+
+def chosen_rows(texts: Encoded, sentences: int, phrases: int) -> list[int]:
+    """The caption of each picture, its first sentences and its first phrases."""
+    number: dict[tuple[int, int], int] = {}
+    most = {CAPTION: 1, SENTENCE: sentences, PHRASE: phrases}
+    found = []
+    for i, (image, level) in enumerate(zip(texts.image.tolist(), texts.extra.level.tolist(), strict=True)):
+        if image >= 0 and level in most:
+            number[image, level] = number.get((image, level), 0) + 1
+            if number[image, level] <= most[level]:
+                found.append(i)
+    return found
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["others alone", "as in the code"])
+@pytest.mark.parametrize("group", [None, 3])
+@pytest.mark.parametrize("counts", [(0, 0), (1, 1)])
+def test_cross_entropy_with_negatives_of_others_is_the_loop(
+    own: bool, group: int | None, counts: tuple[int, int]
+) -> None:
+    others = {"sentences": counts[0], "phrases": counts[1], "own": own}
+    method = beta_clip(others=others, group=group, beta=0.3, whole=0)
+    images, texts = drawn()
+    tokens = images.tokens.clone().requires_grad_()
+    said = texts.vector.clone().requires_grad_()
+    images, texts = images._replace(tokens=tokens), texts._replace(vector=said)
+    pair = method.meet(Pair(images, texts))
+    terms = method.loss(pair, pair, CLOCK)
+    found = torch.stack([finish(terms[f"pooled {way}"].mean) for way in ("i2t", "t2i")])
+    grads = torch.autograd.grad(found.sum(), (tokens, said, method.pool.to_key.weight), retain_graph=True)
+
+    place = {int(image): i for i, image in enumerate(images.image)}
+    real = [i for i in range(len(texts.item)) if texts.image[i] >= 0]
+    of = {i: place[int(texts.image[i])] for i in real}
+    seen = {i: pooled_by(method, images, texts, of[i], i) for i in real}
+    chosen = chosen_rows(texts, *counts)
+    size, scale = group or len(images.item), method.pool_scale()[0]
+    means: list[Tensor] = []
+    for way in range(2):
+        by_group: dict[int, list[Tensor]] = {}
+        for i in real:
+            here = [j for j in real if of[j] // size == of[i] // size]
+            members = [p for p in range(len(images.item)) if p // size == of[i] // size]
+            extra = []
+            for p, j in itertools.product(members, [c for c in chosen if of[c] // size == of[i] // size]):
+                if of[j] == p:
+                    continue
+                if way == 1:  # texts against what others' texts see
+                    extra.append(scale * said[i] @ pooled_by(method, images, texts, p, j))
+                elif own or of[j] != of[i]:  # pictures against those texts, once for each picture
+                    extra.append(scale * seen[i] @ said[j])
+            pairs = [scale * (seen[i] @ said[j] if way == 0 else said[i] @ seen[j]) for j in here]
+            weight = [1.0 if i == j else 0.3 * (of[i] == of[j]) for j in here]
+            lse = torch.stack([*pairs, *extra]).logsumexp(0)
+            loss = sum(w * (lse - x) for w, x in zip(weight, pairs, strict=True)) / sum(weight)
+            by_group.setdefault(of[i] // size, []).append(loss)
+        means.append(torch.stack([torch.stack(one).mean() for one in by_group.values()]).mean())
+    expected = torch.stack(means)
+    torch.testing.assert_close(found, expected)
+    exact = torch.autograd.grad(expected.sum(), (tokens, said, method.pool.to_key.weight))
+    for one, other in zip(grads, exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+
+
+def test_the_codes_negatives_of_pictures_add_a_constant() -> None:
+    images, texts = four_rows()
+    images = images._replace(tokens=torch.randn(2, 3, 2, dtype=F64), mask=torch.ones(2, 3).bool())
+    found, grads = [], []
+    for others in (None, {"sentences": 1, "own": True}):
+        method = beta_clip(others=others, width=2, heads=1, whole=0)
+        seen = V.clone().requires_grad_()
+        pair = Pair(images, texts._replace(extra=texts.extra._replace(seen=seen)))
+        mean = method.loss(pair, pair, CLOCK)["pooled i2t"].mean
+        found.append(float(finish(mean).detach()))
+        grads.append(torch.autograd.grad(finish(mean), seen)[0])
+    assert found == [pytest.approx(1.318226, **near), pytest.approx(2.011373, **near)]
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("group", [None, 3])
+def test_binary_negatives_of_others_are_the_loop(group: int | None) -> None:
+    method = beta_clip(others={"sentences": 1, "weight": 7.0}, group=group, form="bce", whole=0)
+    images, texts = drawn()
+    tokens, said = images.tokens.clone().requires_grad_(), texts.vector.clone().requires_grad_()
+    images, texts = images._replace(tokens=tokens), texts._replace(vector=said)
+    pair = method.meet(Pair(images, texts))
+    term = method.loss(pair, pair, CLOCK)["others"]
+    learn = (tokens, said, method.pool.to_value.weight, method.pool_scale.log_scale)
+    grads = torch.autograd.grad(finish(term.mean), learn, retain_graph=True)
+    place = {int(image): i for i, image in enumerate(images.image)}
+    size = group or len(images.item)
+    losses = []
+    for p, j in itertools.product(range(len(images.item)), chosen_rows(texts, 1, 0)):
+        owner = place[int(texts.image[j])]
+        if owner != p and owner // size == p // size:
+            cosine = pooled_by(method, images, texts, p, j) @ said[j]
+            losses.append(F.softplus(method.pool_scale()[0] * cosine))
+    expected = torch.stack(losses).mean()
+    assert term.weight == 7.0
+    torch.testing.assert_close(finish(term.mean), expected)
+    exact = torch.autograd.grad(expected, learn)
+    for one, other in zip(grads, exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+
+
+def test_binary_negatives_on_two_cosines() -> None:
+    class Fixed(torch.nn.Module):
+        """Shows to the text of the other picture what has a cosine of -0.8, or of 0.6, with it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = torch.nn.Parameter(torch.tensor([[-0.8, 0.6], [0.6, 0.8]], dtype=F64))
+
+        def forward(self, texts: Tensor, patches: Tensor) -> Tensor:
+            return self.seen[patches[:, 0, 0].long()][:, None].expand(-1, texts.shape[1], -1)
+
+    method = beta_clip(form="bce", others={}, width=2, heads=1, whole=0)
+    method.pool = Fixed()  # type: ignore[assignment]
+    tokens = torch.tensor([[[0.0, 1.0]], [[1.0, 0.0]]], dtype=F64)  # their own numbers
+    texts = texts_of(torch.tensor([[1.0, 0], [1.0, 0]], dtype=F64), [0, 1], [CAPTION, CAPTION])
+    term = told(method, pictures(CLS, tokens), texts)["others"]
+    assert float(finish(term.mean).detach()) == pytest.approx(1.533369, **near)
+    assert term.weight == 10
+
+
+# Scores.
+
+
+def test_conditioned_scores_pool_every_picture_by_every_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grainline.methods.beta_clip.PAIRS", 3)
+    method = beta_clip(scoring="conditioned")
+    images, texts = drawn()
+    score = method.score(images, texts)
+    for i, j in itertools.product(range(5), range(20)):
+        one = method.see(rows(images, slice(i, i + 1)), rows(texts, slice(j, j + 1)))[0]
+        torch.testing.assert_close(score[i, j], one @ texts.vector[j])
+    assert method.score(rows(images, slice(0, 0)), texts).shape == (0, 20)
+    assert method.score(images, rows(texts, slice(0, 0))).shape == (5, 0)
+
+
+def test_scores_are_cosines_of_summaries_by_default() -> None:
+    images, texts = drawn()
+    assert torch.equal(beta_clip().score(images, texts), images.vector @ texts.vector.T)
+
+
+def test_a_block_that_repeats_the_text_tells_no_pictures_apart() -> None:
+    class Echo(torch.nn.Module):
+        def forward(self, texts: Tensor, patches: Tensor) -> Tensor:
+            return texts.expand(len(patches), -1, -1)
+
+    method = beta_clip(scoring="conditioned")
+    method.pool = Echo()  # type: ignore[assignment]
+    score = method.score(*drawn())
+    torch.testing.assert_close(score, torch.ones_like(score))
+
+
+# What learns, and how.
+
+
+def test_both_temperatures_stay_between_1_and_100() -> None:
+    method = beta_clip()
+    for scale in (method.scale, method.pool_scale):
+        for before, after in ((6.0, math.log(100)), (-1.0, 0.0), (3.0, 3.0)):
+            torch.nn.init.constant_(scale.log_scale, before)
+            clamp_scales(method)
+            assert float(scale.log_scale.detach()) == pytest.approx(after)
+
+
+def test_the_pooling_begins_at_its_own_temperature() -> None:
+    method = beta_clip(scale=100.0, pool_scale=1 / 0.07)
+    assert float(method.pool_scale.log_scale.detach()) == pytest.approx(2.659260, abs=1e-6)
+    assert float(method.scale.log_scale.detach()) == pytest.approx(math.log(100))
+
+
+def test_the_pooling_has_rates_of_its_own() -> None:
+    train = read_recipe("beta_clip/official", []).train.optimizer
+    method = build("beta_clip")
+    groups = param_groups(method, train.rules, train.lr, train.decay, train.schedule)
+    fast = {name for group in groups if group["lr"] == pytest.approx(1e-3) for name in group["names"]}
+    slow = {name for group in groups if group["lr"] == pytest.approx(1e-5) for name in group["names"]}
+    assert fast == {name for name, _ in method.named_parameters() if name.startswith("pool")}
+    assert slow == {name for name, _ in method.named_parameters() if not name.startswith("pool")}
+    for group in groups:
+        flat = {method.get_parameter(name).dim() < 2 for name in group["names"]}
+        assert flat == {group["weight_decay"] == 0}
+
+
+def test_a_width_that_heads_do_not_divide_is_refused() -> None:
+    with pytest.raises(UserError, match="width 12 is not a multiple of 8 heads"):
+        parse(BetaCLIPConfig, override(TINY, ["width=12"]), "test")
+
+
+def test_pooling_in_half_precision_leaves_full_cosines() -> None:
+    seen: list[Pair] = []
+
+    class Spied(BetaCLIP):
+        def meet(self, mine: Pair) -> Pair:
+            seen.append(super().meet(mine))
+            return seen[-1]
+
+    method = Spied(parse(BetaCLIPConfig, TINY, "test"))
+    half = Objective(method, torch.bfloat16)(*batch(), CLOCK)
+    whole = Objective(method)(*batch(), CLOCK)
+    assert seen[0].texts.extra.seen.dtype == torch.float32
+    assert not torch.equal(seen[0].texts.extra.seen, seen[1].texts.extra.seen)
+    torch.testing.assert_close(half.total, whole.total, rtol=0.02, atol=0.0)
