@@ -1,0 +1,115 @@
+"""The recipes of beta-CLIP: presets as specified, ablations, and a run that begins with a CLIP."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import OpenAI, save_state, tokenizer
+from runs import call, logged
+
+from grainline.model import load
+from grainline.recipe import names, read_recipe
+
+ABLATIONS: dict[str, dict[str, Any]] = {
+    **{f"beta_{100 * b:03.0f}": {"beta": b} for b in (0.0, 0.25, 0.75, 1.0)},
+    **{f"bce_{100 * b:03.0f}": {"form": "bce", "beta": b} for b in (0.0, 0.25, 0.5, 0.75, 1.0)},
+    "calibrated": {"beta": 0.75, "decay": 0.05},
+    "input_norm": {"input_norm": True},
+    "group_112": {"group": 112},
+    "others_ce": {"beta": 1.0, "others": {"sentences": 0, "phrases": 0, "weight": 10.0, "own": True}},
+    "others_bce": {
+        "form": "bce", "beta": 1.0, "others": {"sentences": 0, "phrases": 0, "weight": 10.0, "own": False},
+    },
+    "k6": {},
+    "k16": {},
+}  # fmt: skip
+PRESETS: dict[str, dict[str, Any]] = {  # sections 4, 7 and 8 of the method's specification
+    "official": {"input_norm": False, "divisor": "slots", "detach_keys": True},
+    "paper": {"input_norm": True, "divisor": "rows", "detach_keys": False},
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets(name: str) -> None:
+    recipe = read_recipe(f"beta_clip/{name}", [])
+    model, train, texts = recipe.model, recipe.train, recipe.data.texts
+    assert {key: model[key] for key in PRESETS[name]} == PRESETS[name]
+    assert (model["form"], model["beta"], model["group"], model["heads"], model["decay"]) == (
+        "ce",
+        0.5,
+        64,
+        8,
+        0,
+    )
+    assert (model["image"]["patches"], model["scale"], model["max_scale"]) == ("values", None, 100)
+    assert (model["text"]["context"], model["text"]["frozen_positions"]) == (248, 20)
+    assert model["pool_scale"] == pytest.approx(1 / 0.07)
+    assert (texts.slots, texts.sentences, texts.phrases.most, texts.phrases.tokens) == (36, 5, 30, 30)
+    assert (texts.captions, texts.phrases.keep) == (
+        ("sampled", "official") if name == "official" else ("whole", "paper")
+    )
+    assert (train.batch, train.accumulate, train.steps, train.clip) == (2048, 8, 6070, None)
+    optimizer = train.optimizer
+    assert (optimizer.lr, optimizer.decay, optimizer.betas, optimizer.eps) == (1e-5, 0.01, (0.9, 0.98), 1e-8)
+    assert optimizer.schedule.warmup == (6 if name == "official" else 61)
+    assert optimizer.rules[0].lr == 100
+    crop = recipe.data.crop
+    assert crop is not None
+    assert (crop.scale, crop.flip, crop.jitter) == ((0.5, 1.0), False, 0.0)
+
+
+def test_ablations_differ_from_the_official_preset_in_what_they_say() -> None:
+    prefix = "beta_clip/ablations/"
+    there = {name.removeprefix(prefix) for name in names() if name.startswith(prefix)}
+    assert there == {*ABLATIONS, "k1", "unconditioned"}
+    official = read_recipe("beta_clip/official", [])
+    for name, changes in ABLATIONS.items():
+        found = read_recipe(prefix + name, [])
+        assert found.model == official.model | changes
+        phrases = {"k6": 0, "k16": 10}.get(name, 30)
+        expected = official.data.texts.model_copy(
+            update={"phrases": official.data.texts.phrases.model_copy(update={"most": phrases})}
+        )
+        assert found.data.texts == expected
+        batch = 3584 if name == "group_112" else 2048
+        assert found.train == official.train.model_copy(update={"batch": batch})
+
+
+def test_controls_have_the_encoders_the_pictures_and_the_rates_of_the_official_preset() -> None:
+    official = read_recipe("beta_clip/official", [])
+    for name, slots in (("k1", 1), ("unconditioned", 6)):
+        found = read_recipe(f"beta_clip/ablations/{name}", [])
+        assert found.method == "clip"
+        assert {key: found.model[key] for key in ("image", "text", "pretrained")} == {
+            key: official.model[key] for key in ("image", "text", "pretrained")
+        }
+        assert (found.data.texts.slots, found.data.texts.phrases.most) == (slots, 0)
+        assert found.data.crop == official.data.crop
+        assert found.train.optimizer.rules[-1].lr == 1
+        same = {"rules": found.train.optimizer.rules}
+        assert found.train == official.train.model_copy(
+            update={"optimizer": official.train.optimizer.model_copy(update=same)}
+        )
+
+
+def test_a_run_from_an_openai_file_learns_its_pooling_fast_and_measures(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    save_state(OpenAI(vocab=tokenizer().vocab), tmp_path / "quickgelu.safetensors")
+    tokenizer().save(tmp_path)
+    run, scenes = tmp_path / "run", 'data.paths=["scenes:train?count=12"]'
+    assert call(
+        "train", "beta_clip/official", "--out", run, "--set", scenes, "train.steps=2", "train.batch=6",
+        "train.accumulate=2", "train.log_every=1", "train.save_every=2", "train.precision=fp32",
+        "train.optimizer.schedule.warmup=1", "data.workers=0", "model.image.size=32", "model.group=2",
+        "data.texts.phrases.provider=rules", "data.texts.phrases.most=4",
+        f"model.pretrained={tmp_path / 'quickgelu.safetensors'}",
+    ) == 0  # fmt: skip
+    line = next(line for line in logged(run) if line["kind"] == "train")
+    assert {"loss", "i2t", "t2i", "pooled i2t", "pooled t2i"} == line["terms"].keys()
+    assert line["facts"]["scale"] == pytest.approx(100, rel=1e-3)
+    assert line["facts"]["pooled scale"] == pytest.approx(1 / 0.07, rel=0.01)
+    assert -1 <= line["facts"]["pooled similarity"] <= 1
+    method = load(run, device="cpu").method
+    assert (method.grid, method.size, method.context) == ((2, 2), 32, 248)
+    assert call("evaluate", run, "--data", "scenes:dev?count=4", "--suite", "fg-ovd") == 0
