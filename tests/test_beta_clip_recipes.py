@@ -1,5 +1,6 @@
 """The recipes of beta-CLIP: presets as specified, ablations, and a run that begins with a CLIP."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_a_run_from_an_openai_file_learns_its_pooling_fast_and_measures(tmp_path
     ) == 0  # fmt: skip
     line = next(line for line in logged(run) if line["kind"] == "train")
     assert {"loss", "i2t", "t2i", "pooled i2t", "pooled t2i"} == line["terms"].keys()
-    assert line["facts"]["scale"] == pytest.approx(100, rel=1e-3)
+    assert line["facts"]["scale"] == pytest.approx(math.exp(2), rel=1e-3)  # that of the file
     assert line["facts"]["pooled scale"] == pytest.approx(1 / 0.07, rel=0.01)
     assert -1 <= line["facts"]["pooled similarity"] <= 1
     method = load(run, device="cpu").method
