@@ -1,0 +1,211 @@
+"""What studies of methods share: runs that resume, a line for each, and predictions with their verdicts.
+
+A study trains and measures settings with several seeds, two runs side by side with a thread each. A run that
+is finished is not made again and one that was stopped goes on. OUT/runs.jsonl gets a line for every run.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+from grainline.evaluate.against import against
+from grainline.evaluate.intervals import from_replicates
+from grainline.evaluate.outcome import options_of
+from grainline.evaluate.pool import pooled
+from grainline.evaluate.result import Metric, Result, read
+from grainline.evaluate.suite import CELLS
+
+SEEDS = (0, 1, 2)
+SECONDS = "trained_seconds"  # file of a run: how long the last part of its training took
+
+
+class Folder:
+    """The folder of all runs."""
+
+    def __init__(self, out: Path, data: Path) -> None:
+        """data  the folder that holds openstax/"""
+        self.out, self.data, self._lock = out, data, Lock()
+        for name in ("recipes", "runs", "results"):
+            (out / name).mkdir(parents=True, exist_ok=True)
+
+    def lines(self) -> dict[str, dict[str, Any]]:
+        """The runs that are done."""
+        file = self.out / "runs.jsonl"
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        return {line["run"]: line for line in map(json.loads, text.splitlines())}
+
+    def add(self, line: dict[str, Any]) -> None:
+        with self._lock, (self.out / "runs.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def sources(self, name: str) -> list[Path]:
+        """What to train on."""
+        if name == "openstax":
+            return sorted((self.data / name).glob("train-*.tar"))
+        return sorted((self.out / "scenes").glob("train-*.tar"))
+
+    def held_out(self, name: str) -> Path:
+        if name == "openstax":
+            return self.data / name / "dev-0000.tar"
+        return self.out / "scenes" / "dev-000000.tar"
+
+    def draw(self, pictures: int) -> None:
+        """Scenes as files, once: to draw them again in every run would take a third of its time."""
+        if not (self.out / "scenes" / "dev-000000.tar").is_file():
+            for part in (f"scenes:train?count={pictures}&size=64", "scenes:dev?count=500&size=64"):
+                grainline("data", "scenes", part, "--out", str(self.out / "scenes"))
+
+    def train(self, key: str, recipe: Path, data: str) -> Path:
+        """The folder of a trained run."""
+        run = self.out / "runs" / key
+        if not (run / SECONDS).is_file():
+            start = time.monotonic()
+            resume = ["--resume"] if (run / "log.jsonl").is_file() else []
+            sources = list(map(str, self.sources(data)))
+            grainline("train", str(recipe), "--data", *sources, "--out", str(run), *resume)
+            (run / SECONDS).write_text(f"{time.monotonic() - start:.1f}", encoding="utf-8")
+        return run
+
+    def measure(self, key: str, name: str, data: str, *arguments: str) -> dict[str, list[float]]:
+        """The metrics of a run, each with its interval; `name` is that of the measurement."""
+        place = self.out / "results" / f"{key}-{name}.json"
+        if not place.is_file():
+            run = self.out / "runs" / key
+            grainline("evaluate", str(run), "--data", data, *arguments, "--json", str(place))
+        return {metric.name: [metric.value, metric.low, metric.high] for metric in read(place).metrics}
+
+    def results(self, setting: str, name: str) -> list[Result]:
+        """The results of all seeds of a setting in one measurement; fewer where some are missing."""
+        places = [self.out / "results" / f"{setting}-{seed}-{name}.json" for seed in SEEDS]
+        return [read(place) for place in places if place.is_file()]
+
+
+def grainline(*arguments: str) -> None:
+    """The command, with one thread."""
+    threads = {"OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [sys.executable, "-m", "grainline", *arguments], check=True, env={**os.environ, **threads},
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def work(folder: Folder, jobs: Sequence[tuple[str, Callable[[], None]]], minutes: float, side: int) -> None:
+    """Make the runs that are missing, as long as there is time to begin one.
+
+    jobs  runs by name, each begun after those before it
+    side  how many run side by side
+    """
+    end = time.monotonic() + 60 * minutes
+    late: list[str] = []
+
+    def one(job: tuple[str, Callable[[], None]]) -> None:
+        name, make = job
+        if name in folder.lines():
+            return
+        if time.monotonic() > end:
+            late.append(name)
+        else:
+            make()
+
+    with ThreadPoolExecutor(side) as pool:
+        list(pool.map(one, jobs))
+    print(f"no time for: {', '.join(late) or 'none'}")
+
+
+class Ordering(NamedTuple):
+    """A prediction: `higher` is above `lower` in a metric."""
+
+    claim: str
+    higher: str
+    lower: str
+    metric: str
+    sets: tuple[str, ...] = ("scenes",)
+
+
+def difference(after: Sequence[Result], before: Sequence[Result], metric: str) -> tuple[Metric, list[float]]:
+    """Mean paired difference over the seeds, with its interval over pictures; and that of each seed."""
+    each = [
+        next(d.value for d in against(a, b) if d.name == metric) for a, b in zip(after, before, strict=True)
+    ]
+    options = options_of(after[0])
+    one, other = (
+        CELLS[after[0].suite]([r.queries for r in side], options)[metric] for side in (after, before)
+    )
+    ends = from_replicates(one.value - other.value, one.drawn - other.drawn, options.level)
+    return Metric(metric, *ends, one.queries, 0.0, 0, one.unit), each
+
+
+def verdict(found: Metric, each: Sequence[float]) -> str:
+    """What a difference says about a prediction: the interval and all seeds must agree."""
+    if found.low > 0 and min(each) > 0:
+        return "confirmed"
+    return "refuted" if found.high < 0 and max(each) < 0 else "undecided"
+
+
+def orderings(folder: Folder, predictions: Sequence[Ordering], name_of: Callable[[str, str], str]) -> None:
+    """Every prediction with its difference and verdict, as Markdown.
+
+    name_of  from a metric and a set to the name of the measurement that holds it
+    """
+    print("\n| prediction | set | difference | each seed | verdict |\n|---|---|---|---|---|")
+    for ordering in predictions:
+        for data in ordering.sets:
+            name = name_of(ordering.metric, data)
+            sides = [folder.results(f"{data}-{n}", name) for n in (ordering.higher, ordering.lower)]
+            if not all(len(side) == len(SEEDS) for side in sides):
+                print(f"| {ordering.claim} | {data} | not run | | undecided |")
+                continue
+            found, each = difference(*sides, ordering.metric)
+            seeds = ", ".join(shown(found, value) for value in each)
+            ends = f"{shown(found, found.value)} ({shown(found, found.low)} to {shown(found, found.high)})"
+            print(f"| {ordering.claim} | {data} | {ends} | {seeds} | {verdict(found, each)} |")
+
+
+def cells(folder: Folder, setting: str, names: Sequence[str]) -> dict[str, str]:
+    """The metrics of some measurements, pooled over the seeds; none where a seed is missing."""
+    out: dict[str, str] = {}
+    for name in names:
+        found = folder.results(setting, name)
+        if len(found) < len(SEEDS):
+            return {}
+        for metric in pooled(found).metrics:
+            out[metric.name] = f"{metric.text(metric.value)} ({metric.ends()})"
+    return out
+
+
+def minutes_of(folder: Folder, setting: str) -> str:
+    """How long the runs of a setting trained, on average."""
+    mine = [line["trained_s"] / 60 for key, line in folder.lines().items() if key[:-2] == setting]
+    return f"{sum(mine) / len(mine):.1f}" if mine else ""
+
+
+def shown(found: Metric, value: float) -> str:
+    """A difference: of shares in points of a percent."""
+    if found.unit == "share":
+        return f"{100 * value:+.1f}"
+    return f"{value:+.3f}" if abs(value) < 2 and found.unit != "sum" else f"{value:+.1f}"
+
+
+def arguments(doc: str | None) -> argparse.Namespace:
+    """The command line of a study."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--minutes", type=float, default=90)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--tables", action="store_true")
+    args = parser.parse_args()
+    if "GRAINLINE_DATA" not in os.environ:
+        sys.exit("set GRAINLINE_DATA to the folder that holds openstax/")
+    return args
+
+
+def data_folder() -> Path:
+    return Path(os.environ["GRAINLINE_DATA"])
