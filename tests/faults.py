@@ -683,7 +683,7 @@ HIMO = [
           "candidates = (logits > -torch.inf).to(target.dtype)", "candidates = torch.ones_like(target)"),
     Fault("methods/himo.py", "tests/test_himo.py", "lambda is left out",
           "parts, self.cfg.component)", "parts, 1.0)"),
-    Fault("methods/himo.py", "tests/test_himo.py", "keys learn although they are constants",
+    Fault("methods/common.py", "tests/test_himo.py", "keys learn although they are constants",
           "vector=side.vector.detach()", "vector=side.vector"),
     Fault("methods/himo.py", "tests/test_himo.py", "principal parts keep their length",
           "F.normalize(found.rows, dim=-1) if cfg.unit else found.rows", "found.rows"),
@@ -830,6 +830,55 @@ PHRASES = [
           "return [*texts, *[None] * (number - len(texts))]", "return [*texts]"),
 ]
 
+BETA_CLIP = [
+    Fault("methods/beta_clip.py", "tests/test_beta_clip.py", "patches are pooled at any length",
+          "found = self.pool(texts.vector[table], unit(images.tokens))",
+          "found = self.pool(texts.vector[table], images.tokens)"),
+    Fault("methods/beta_clip.py", "tests/test_beta_clip.py", "pooled pictures have any length",
+          "unit(found[of, order])", "found[of, order]"),
+    Fault("methods/beta_clip.py", "tests/test_beta_clip.py", "a text pools the patches of another picture",
+          "of = place[with_picture]", "of = place[with_picture].flip(0)"),
+    Fault("methods/beta_clip.py", "tests/test_beta_clip.py", "sentences and phrases are captions",
+          "(level == CAPTION) |", "(level <= PHRASE) |"),
+    Fault("methods/beta_clip.py", "tests/test_beta_clip.py tests/test_contract.py", "foils are no candidates",
+          "((level == CAPTION) | (level == FOIL))", "(level == CAPTION)"),
+    Fault("methods/beta_clip.py", "tests/test_beta_clip.py", "each direction counts whole",
+          "Term(cfg.pooled / 2, mean)", "Term(cfg.pooled, mean)"),
+    Fault("methods/beta_clip.py", "tests/test_two_ranks.py", "both directions are that of pictures",
+          "beta_ce(said, all_seen, own, every, weights),", "beta_ce(seen, all_said, own, every, weights),"),
+    Fault("methods/beta_clip.py", "tests/test_beta_clip.py", "keys learn although they are constants",
+          "keys = Pair(*map(constant, keys))", "pass"),
+    Fault("methods/beta_clip.py", "tests/test_beta_clip.py", "padding counts in the similarity of a picture",
+          "real[:, None] * seen", "seen"),
+    Fault("methods/beta_clip.py", "tests/test_beta_clip.py", "a text that pooled its own picture is a negative",
+          "found.append(unit(pooled)[other])", "found.append(unit(pooled)[other | True])"),
+    Fault("methods/beta_clip.py", "tests/test_beta_clip.py", "all texts pool pictures of others",
+          "return real & (order < most[level])", "return real"),
+    Fault("methods/beta_clip.py", "tests/test_beta_clip.py", "a conditioned score is that of the summary",
+          "if not self.pairwise:", "if True:"),
+    Fault("methods/belonging.py", "tests/test_beta_clip.py", "groups are every so-many-th picture",
+          "else place // size", "else place % size"),
+    Fault("methods/belonging.py", "tests/test_beta_clip.py", "padding has no group",
+          "~(with_picture | padding)", "~with_picture"),
+    Fault("methods/belonging.py", "tests/test_beta_clip.py", "ids that are not there stand somewhere",
+          "torch.where(ordered[found] == image, order[found], -1)", "order[found]"),
+    Fault("losses/others.py", "tests/test_beta_clip.py", "a text stands there once too often",
+          "(size[group.clamp(min=0)] - 1)", "(size[group.clamp(min=0)])"),
+    Fault("losses/others.py", "tests/test_beta_clip.py", "a picture's own text is its negative",
+          ".masked_fill(image[:, None] == owner, -torch.inf)", ""),
+    Fault("losses/others.py", "tests/test_beta_clip.py", "the mean counts a picture's own texts",
+          "pairs = met & (pictures.image[:, None] != keys.image)", "pairs = met"),
+    Fault("losses/others.py", "tests/test_beta_clip.py", "further negatives meet all groups",
+          "(fresh, nothing, group, fresh)", "(fresh, nothing, 0 * group, fresh)"),
+    Fault("train/step.py", "tests/test_contract.py", "pictures and texts never meet",
+          "mine = method.meet(Pair(concat(seen), concat([encoded for encoded, _ in read])))",
+          "mine = Pair(concat(seen), concat([encoded for encoded, _ in read]))"),
+    Fault("begin.py", "tests/test_begin.py", "a run begins with nothing",
+          "x.copy_(earlier.weights[name])", "pass"),
+    Fault("experiment.py", "tests/test_begin.py", "a resumed run begins anew",
+          "if recipe.begin and come is None else None", "if recipe.begin else None"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -858,4 +907,5 @@ FAULTS = (
     + REGIONS
     + TILES
     + PHRASES
+    + BETA_CLIP
 )

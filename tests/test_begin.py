@@ -1,5 +1,6 @@
 """Runs that begin with the weights of an earlier run."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,10 +52,12 @@ def test_another_method_begins_with_the_encoders_of_a_run(
 
 def test_a_stopped_run_goes_on_from_its_own_weights(clip_run: Path, tmp_path: Path) -> None:
     runs = {name: tmp_path / name for name in ("whole", "parts")}
-    rest = (*SMALL, f"begin={clip_run}", "train.steps=4")
+    shutil.copytree(clip_run, tmp_path / "first")
+    rest = (*SMALL, f"begin={tmp_path / 'first'}", "train.steps=4")
     assert call("train", "clip/patches", "--out", runs["whole"], "--set", *rest) == 0
     assert call("train", "clip/patches", "--out", runs["parts"], "--set", *rest) == 0
     (runs["parts"] / "last").rename(tmp_path / "gone")
+    shutil.rmtree(tmp_path / "first")  # it is not needed any more
     again = ("--resume", "--checkpoint", "step-00000002", "--set", *rest)
     assert call("train", "clip/patches", "--out", runs["parts"], *again) == 0
     whole, parts = (load_file(run / "last" / "model.safetensors") for run in runs.values())
