@@ -850,7 +850,7 @@ BETA_CLIP = [
           "keys = Pair(*map(constant, keys))", "pass"),
     Fault("methods/beta_clip.py", "tests/test_beta_clip.py", "padding counts in the similarity of a picture",
           "real[:, None] * seen", "seen"),
-    Fault("methods/beta_clip.py", "tests/test_beta_clip.py", "a text that pooled its own picture is a negative",
+    Fault("methods/beta_clip.py", "tests/test_beta_clip.py", "what a text pools of its own picture too",
           "found.append(unit(pooled)[other])", "found.append(unit(pooled)[other | True])"),
     Fault("methods/beta_clip.py", "tests/test_beta_clip.py", "all texts pool pictures of others",
           "return real & (order < most[level])", "return real"),
