@@ -1,7 +1,7 @@
 """What every method can do: six verbs. Training, retrieval, evaluation and drawing use nothing else."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -58,6 +58,14 @@ class Method(ABC, nn.Module):
     @abstractmethod
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """Where text i shows in image i: [N, L] over the image tokens."""
+
+
+@runtime_checkable
+class Seeing(Protocol):
+    """A method with image vectors that depend on a text."""
+
+    def see(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Picture i as text i sees it: [N, D], unit length. images need their tokens."""
 
 
 def dot(images: Encoded, texts: Encoded) -> Tensor:
