@@ -127,7 +127,7 @@ def taken_apart(caption: str, provider: Provider) -> dict[str, list[str]]:
     """
     cfg = PhrasesConfig(most=MOST_PHRASES)
     found = grains(caption, maxsize, cfg, provider, Random(0), splitter="rules", sampled=False)
-    sentences = list(dict.fromkeys(found.sentences[:MOST_SENTENCES]))
+    sentences = list(dict.fromkeys(found.sentences))[:MOST_SENTENCES]
     phrases = list(dict.fromkeys(found.phrases))
     every = list(dict.fromkeys([found.caption, *sentences, *phrases]))
     return {SENTENCES: sentences, PHRASES: phrases, ALL_TEXTS: every}
