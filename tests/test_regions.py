@@ -496,7 +496,7 @@ def test_the_command_measures_and_compares(tmp_path: Path, capsys: Capture) -> N
     assert first.data["path"] == "scenes:dev?count=4"
     assert call("evaluate", folder, *given, "--against", tmp_path / "a.json") == 0
     assert complaint(capsys, "evaluate", folder, "--data", "scenes:dev?count=4", "--suite", "fgovd").endswith(
-        "cola, stability, fg-ovd"
+        "fg-ovd, similarity, own-caption"
     )
 
 
