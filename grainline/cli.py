@@ -88,7 +88,10 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     data: Many = None,
     images: Images = None,
     suite: Annotated[
-        str, typer.Option(help="retrieval, foils, zeroshot, monotonicity, cola, stability or fg-ovd.")
+        str,
+        typer.Option(
+            help="retrieval, foils, zeroshot, monotonicity, cola, stability, fg-ovd, similarity, own-caption."
+        ),
     ] = "retrieval",
     captions: Annotated[
         str | None,
@@ -109,6 +112,10 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         str | None, typer.Option(help="Compare with an earlier result (--json) on the same data.")
     ] = None,
     protocol: Annotated[str, typer.Option(help="plain, coco-5k or coco-1k.")] = "plain",
+    scoring: Annotated[
+        str | None,
+        typer.Option(help="How pairs are scored, for methods with several ways, such as conditioned."),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write settings, data, versions and numbers.")] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write a page: the numbers, and outcomes from best to worst.")
@@ -137,11 +144,11 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     from grainline.origin import origin
 
     options = Options(protocol, seed, memory=memory * 2**20)
-    asked = ask(suite, options, captions, prompts, classes, noise_seed, against)
+    asked = ask(suite, options, captions, prompts, classes, noise_seed, against, scoring)
     others = besides(suite, (png, html), beside, samples)
     for path in filter(None, (json, html, png)):
         writable(path)
-    loaded = load(model)
+    loaded = load(model, scoring=scoring)
     refuse_gridless(png, suite, loaded.method)
     source = _open(data, images, loaded.method.size)
     with progress("encoding") as step:

@@ -26,7 +26,15 @@ from grainline.encoders.pretrained.hub import NAME
 from grainline.errors import UserError
 from grainline.files import name_of, placed
 from grainline.methods.base import Method
-from grainline.start import Description, build, method_config, picture_settings, read_description, start
+from grainline.start import (
+    Description,
+    build,
+    method_config,
+    picture_settings,
+    read_description,
+    scored,
+    start,
+)
 from grainline.types import Encoded, Images, concat, rows, to
 from grainline.viz.heat import on_pixels
 from grainline.weights import MODEL, load_weights
@@ -140,22 +148,23 @@ class Model:
         return concat([self.method.encode_texts(rows(padded, slice(i, i + self.batch))) for i in starts])
 
 
-def load(path: str | Path, *, device: str | None = None) -> Model:
+def load(path: str | Path, *, device: str | None = None, scoring: str | None = None) -> Model:
     """The model in a run folder or in a folder inside one: `runs/x`, `runs/x/best`, `runs/x/checkpoints/...`
 
     A run folder gives its last weights: `last/` when training has ended, else its newest checkpoint. Anything
     else is a CLIP or SigLIP as `load_pretrained` takes it: a folder, a file of weights, a name of the hub.
-    device  "cpu", "cuda", ...; None takes CUDA where there is one.
+    device   "cpu", "cuda", ...; None takes CUDA where there is one
+    scoring  how the method scores pairs, where it has several ways; None: as its config says
     """
     run = find_run(Path(path))
-    model = load_named(path) if run is None else _of_run(*run)
+    model = load_named(path, scoring) if run is None else _of_run(*run, scoring)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model.method.to(device)
     return model
 
 
-def load_named(name: str | Path) -> Model:
-    """A CLIP or SigLIP that others trained, as the method of that name."""
+def load_named(name: str | Path, scoring: str | None = None) -> Model:
+    """A CLIP or SigLIP that others trained, as the method of that name. scoring: as in `load`"""
     place = Path(name)
     settings = {"pretrained": str(place.resolve() if place.exists() else name)}
     found = load_pretrained(settings["pretrained"])
@@ -166,7 +175,8 @@ def load_named(name: str | Path) -> Model:
         raise UserError(
             f"{name} is a {kind}, which has {why}, so it cannot score; train a recipe that begins with it"
         )
-    begun = start(Description(kind, method_config(kind, settings, str(name))), found)
+    described = Description(kind, method_config(kind, settings, str(name)))
+    begun = start(scored(described, scoring), found)
     return Model(begun.description, begun.method(), begun.tokenizer())
 
 
@@ -196,8 +206,8 @@ def find_run(path: Path) -> tuple[Path, Path] | None:
     return home, _weights(home, place, there)
 
 
-def _of_run(home: Path, weights: Path) -> Model:
-    description = read_description(home)
+def _of_run(home: Path, weights: Path, scoring: str | None) -> Model:
+    description = scored(read_description(home), scoring)
     method = build(description)
     load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
     return Model(description, method, read_tokenizer(home))

@@ -17,6 +17,7 @@ def origin(model: Model, path: str) -> dict[str, Any]:
 
     weights  the folder of the weights that the path meant just then; the path where it means no run
     step     of training, None where nothing says it
+    scoring  how pairs were scored, of methods with several ways
     """
     run = find_run(Path(path))
     weights = Path(path) if run is None else run[1]
@@ -30,6 +31,7 @@ def origin(model: Model, path: str) -> dict[str, Any]:
         "weights": str(weights),
         "step": step,
         "fingerprint": fingerprint(model),
+        **_scoring(model.description.config),
     }
 
 
@@ -46,6 +48,10 @@ def fingerprint(model: Model) -> str:
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         total.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
+
+
+def _scoring(config: Config) -> dict[str, Any]:
+    return {name: value for name, value in config.model_dump().items() if name == "scoring"}
 
 
 LATER = (("patches", "attention"),)

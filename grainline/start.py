@@ -135,6 +135,19 @@ def method_config(name: str, values: dict[str, Any], where: str) -> Config:
     return parse(METHODS[name][1], values, where)
 
 
+def scored(description: Description, scoring: str | None) -> Description:
+    """The description with another way to score pairs; as it is for None.
+
+    Raises UserError where the method has one way only, and for a way that it does not have.
+    """
+    if scoring is None:
+        return description
+    if "scoring" not in type(description.config).model_fields:
+        raise UserError(f"scoring is {scoring!r}; {description.method} has one way to score: leave it out")
+    values = description.config.model_dump(mode="json") | {"scoring": scoring}
+    return description._replace(config=method_config(description.method, values, "--scoring"))
+
+
 def _loaded(config: TowersConfig) -> tuple[Pretrained | None, Pretrained | None]:
     """The checkpoints of both sides; one that serves both is read once."""
     image = config.image if isinstance(config.image, PretrainedImageConfig) else None

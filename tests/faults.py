@@ -879,6 +879,31 @@ BETA_CLIP = [
           "if recipe.begin and come is None else None", "if recipe.begin else None"),
 ]
 
+SIMILARITY = [
+    Fault("evaluate/seen.py", "tests/test_similarity.py", "a feature is compared with itself",
+          "(cosine.sum(1) - cosine.diagonal()) / (len(vectors) - 1)", "cosine.sum(1) / len(vectors)"),
+    Fault("evaluate/seen.py", "tests/test_similarity.py", "pictures are pooled by the texts of others",
+          "enumerate(parts) for _ in of[ALL_TEXTS]])", "enumerate(parts[::-1]) for _ in of[ALL_TEXTS]])"),
+    Fault("evaluate/seen.py", "tests/test_similarity.py", "a text that comes twice is compared with itself",
+          "sentences = list(dict.fromkeys(found.sentences))", "sentences = list(found.sentences)"),
+    Fault("evaluate/seen.py", "tests/test_similarity.py", "all tokens of a batch stand once for each text",
+          "picture.to(device).split(self._batch), row.to(device).split(self._batch)",
+          "picture.to(device).split(len(row)), row.to(device).split(len(row))"),
+    Fault("evaluate/seen.py", "tests/test_similarity.py", "captions of one text are not left out",
+          "        if len(mine) > 1:\n", "        if len(mine) > 1 or kind == PHRASES:\n"),
+    Fault("evaluate/encode.py", "tests/test_similarity.py", "tokens of all pictures are kept",
+          "if model.method.pairwise and pooling is None else vectors_only",
+          "if model.method.pairwise else vectors_only"),
+    Fault("evaluate/encode.py", "tests/test_similarity.py", "later batches get the captions of the first",
+          "start, self.pooled = self.pooled, self.pooled + len(images.vector)",
+          "start, self.pooled = 0, len(images.vector)"),
+    Fault("evaluate/own.py", "tests/test_similarity.py", "nobody is told that the gallery holds the answers",
+          "own_cells([queries], options), queries, (NOTE,))", "own_cells([queries], options), queries)"),
+    Fault("start.py", "tests/test_similarity.py", "pairs are scored as they were trained",
+          'values = description.config.model_dump(mode="json") | {"scoring": scoring}',
+          'values = description.config.model_dump(mode="json")'),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -908,4 +933,5 @@ FAULTS = (
     + TILES
     + PHRASES
     + BETA_CLIP
+    + SIMILARITY
 )

@@ -496,7 +496,7 @@ def test_the_command_measures_and_compares(tmp_path: Path, capsys: Capture) -> N
     assert first.data["path"] == "scenes:dev?count=4"
     assert call("evaluate", folder, *given, "--against", tmp_path / "a.json") == 0
     assert complaint(capsys, "evaluate", folder, "--data", "scenes:dev?count=4", "--suite", "fgovd").endswith(
-        "cola, stability, fg-ovd"
+        "fg-ovd, similarity, own-caption"
     )
 
 
@@ -563,7 +563,7 @@ def test_the_page_and_the_picture_of_a_measurement(tmp_path: Path, capsys: Captu
 def test_maps_need_a_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
     model = tiny_model("clip")
     model.method.grid = None
-    monkeypatch.setattr("grainline.model.load", lambda _: model)
+    monkeypatch.setattr("grainline.model.load", lambda _, **__: model)
     said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2", "--png", tmp_path / "x.png")
     assert "--png draws heat maps, and the image tokens of this model lie on no grid" in said
     said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2&size=32", "--suite", "fg-ovd")

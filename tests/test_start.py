@@ -130,6 +130,13 @@ def test_scale_and_bias_are_those_of_the_checkpoint_unless_the_config_says_other
         assert said.bias.item() == -3.0
 
 
+def test_a_checkpoint_of_others_has_one_way_to_score(saved: Saved) -> None:
+    with pytest.raises(
+        UserError, match=r"^scoring is 'conditioned'; clip has one way to score: leave it out$"
+    ):
+        load(saved("clip")[0], scoring="conditioned")
+
+
 def test_the_scale_of_a_clip_does_not_go_with_a_bias_it_never_had(saved: Saved) -> None:
     method: Any = begun("siglip", **both(saved("clip")[0])).method()
     torch.testing.assert_close(method.scale(), torch.tensor([10.0]))

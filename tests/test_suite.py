@@ -27,11 +27,12 @@ from grainline.evaluate.protocols import coco_split, folds
 from grainline.evaluate.regions import Counts, Question, Regions
 from grainline.evaluate.result import from_json, read, to_json, write
 from grainline.evaluate.retrieval import ranks
+from grainline.evaluate.seen import KINDS, Alike, Likeness
 from grainline.evaluate.subtexts import EACH, HALVES, THIRDS, Subtexts
 from grainline.evaluate.suite import CELLS, SUITES, foil_cells, foils_suite, retrieval_cells, retrieval_suite
 from grainline.evaluate.table import table
 from grainline.evaluate.zeroshot import with_classes
-from grainline.types import Encoded, same_image
+from grainline.types import Encoded, Pair, same_image
 
 
 class Cosine(NamedTuple):
@@ -320,7 +321,7 @@ def test_names_of_pictures_tell_the_two_sets_of_coco_apart() -> None:
 
 
 def with_everything() -> Encodings:
-    """Foils, classes, items, subtexts, noise and regions."""
+    """Foils, classes, items, subtexts, noise, regions, and pictures pooled by texts."""
     data = with_classes(Colours(), with_foils("first"), ["{}"])
     pair = torch.tensor([[0, 1], [1, 2]])
     two = ((0, 1), (1, 2), (2, 0))
@@ -330,7 +331,11 @@ def with_everything() -> Encodings:
     boxes, asked = torch.tensor([[0.0, 0.0, 4.0, 4.0]]).repeat(3, 1), (Question(1, "colour", (1, 0)),)
     regions = Regions(torch.arange(3), boxes, data.images.vector, (0, 1, 2), told, asked, Counts())
     items = Items((0, 1), pair, pair, 2)
-    return data._replace(items=items, subtexts=told, noise=noise, regions=regions)
+    alike = dict.fromkeys(KINDS, Alike(0.5, 0.25))
+    likeness = (Likeness(data.strings, dict.fromkeys(KINDS, 3), alike, (0.5, 0.5, 0.5)),) * 3
+    own = Pair(data.images, data.texts)
+    data = data._replace(items=items, subtexts=told, noise=noise, regions=regions)
+    return data._replace(likeness=likeness, own=own)
 
 
 def with_foils(captions: Captions = "whole") -> Encodings:

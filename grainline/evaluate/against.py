@@ -100,10 +100,14 @@ def noted(after: Result, before: Result, path: str) -> Result:
     notes = after.notes
     if after.settings.get("templates") != before.settings.get("templates"):
         notes += (f"{path} was made with other prompts",)
+    if after.settings.get("scoring") != before.settings.get("scoring"):
+        notes += (
+            f"{path} was made with other scores of pairs: {before.settings.get('scoring', 'its only ones')}",
+        )
     return after._replace(settings=after.settings | {"against": entry}, notes=notes)
 
 
-MODEL = ("model", "method", "weights", "step", "fingerprint")
+MODEL = ("model", "method", "weights", "step", "fingerprint", "scoring")
 """Settings that say what was measured."""
 
 

@@ -1,5 +1,6 @@
 """What `grainline evaluate` is asked for: checked before a model is loaded, then encoded and measured."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from grainline.data.record import Source
@@ -11,17 +12,23 @@ from grainline.evaluate.encode import CAPTIONS, Captions, Encodings, Progress, e
 from grainline.evaluate.fgovd import FG_OVD, with_foils
 from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.outcome import Options
+from grainline.evaluate.own import OWN_CAPTION
 from grainline.evaluate.protocols import PROTOCOLS
 from grainline.evaluate.regions import view
 from grainline.evaluate.result import Result
 from grainline.evaluate.score import Scorer
+from grainline.evaluate.seen import Likenesses, Owned, seeing
+from grainline.evaluate.similarity import SIMILARITY
 from grainline.evaluate.stability import STABILITY, with_noise
 from grainline.evaluate.suite import SUITES
 from grainline.evaluate.zeroshot import with_classes
 from grainline.model import Model
+from grainline.types import Encoded
 
 ZEROSHOT = "zeroshot"
 SUBTEXTS = (MONOTONICITY, STABILITY)  # suites of the subtexts of one caption a picture
+POOLED = (SIMILARITY, OWN_CAPTION)  # suites of pictures as texts see them
+OWN_SCORES = (FG_OVD, *POOLED)  # suites that compare vectors, whatever the method scores
 
 
 class Asked(NamedTuple):
@@ -45,6 +52,7 @@ def ask(
     classes: str | None = None,
     noise_seed: int | None = None,
     against: str | None = None,
+    scoring: str | None = None,
 ) -> Asked:
     """The options of the command, checked. Raises UserError for those that do not go together."""
     if suite not in SUITES:
@@ -58,6 +66,10 @@ def ask(
     ):
         if value is not None and suite != owner:
             raise UserError(f"{name} goes with --suite {owner}, not with {suite}")
+    if scoring is not None and suite in OWN_SCORES:
+        raise UserError(
+            f"--scoring goes with suites that ask the method for scores; {suite} compares vectors"
+        )
     earlier = None if against is None else read_earlier(against, suite)
     used = noise_seed or 0
     if earlier and suite == STABILITY and earlier.settings.get("noise_seed") != used:
@@ -86,15 +98,17 @@ def encoded(
     """
     items = items_file(source) if asked.suite == COLA else None
     regions = view(model) if asked.suite == FG_OVD else None
+    alike, own = _pooling(asked.suite, model, batch)
     data = encode_source(
         model,
         source if regions is None else with_foils(source),
         captions=asked.captions,
         need_text=asked.suite != FG_OVD,
-        encode_texts=asked.suite not in (ZEROSHOT, FG_OVD, *SUBTEXTS),
+        encode_texts=asked.suite not in (ZEROSHOT, FG_OVD, *SUBTEXTS, *POOLED),
         foils=asked.suite == "foils",
         subtexts=asked.suite in SUBTEXTS,
         regions=regions,
+        pooling=alike or own,
         batch=batch,
         max_damaged=damage,
         progress=progress,
@@ -103,6 +117,10 @@ def encoded(
         data = with_classes(model, data, asked.templates, asked.listed, batch)
     if asked.suite == STABILITY:
         data = with_noise(model, data, asked.noise_seed, batch)
+    if alike is not None:
+        data = data._replace(likeness=alike.found())
+    if own is not None:
+        data = data._replace(own=own.pair())
     return data if items is None else with_items(data, items, damage)
 
 
@@ -115,6 +133,20 @@ def measured(asked: Asked, method: Scorer, data: Encodings, model: dict[str, Any
     return noted(result, asked.earlier, asked.against)
 
 
+def _pooling(suite: str, model: Model, batch: int) -> tuple[Likenesses | None, Owned | None]:
+    """What pools the pictures by texts for a suite that needs it."""
+    if suite not in POOLED:
+        return None, None
+    method = seeing(model.method, model.description.method, suite)
+
+    def read(texts: Sequence[str]) -> Encoded:
+        return model.encode(texts=texts)
+
+    if suite == SIMILARITY:
+        return Likenesses(method, read, batch), None
+    return None, Owned(method, read)
+
+
 def _captions(suite: str, given: str | None) -> Captions:
     fixed: dict[str, Captions] = {ZEROSHOT: "first", COLA: "each"}
     if suite == FG_OVD and given is not None:
@@ -122,7 +154,7 @@ def _captions(suite: str, given: str | None) -> Captions:
     if suite in fixed and given not in (None, fixed[suite]):
         why = "the first caption is the class" if suite == ZEROSHOT else "every caption has its own picture"
         raise UserError(f"--captions is {given!r}; for {suite} {why}: leave it out")
-    if suite in SUBTEXTS and given == "each":
+    if suite in (*SUBTEXTS, *POOLED) and given == "each":
         raise UserError(f"--captions is 'each'; {suite} takes one text a picture: whole or first")
     found = next((known for known in CAPTIONS if known == given), None)
     if given is not None and found is None:

@@ -24,8 +24,9 @@ from grainline.evaluate.noise import Noise
 from grainline.evaluate.regions import Collected, Regions, View
 from grainline.evaluate.rows import Rows, numbered
 from grainline.evaluate.score import Scorer
+from grainline.evaluate.seen import Likeness
 from grainline.evaluate.subtexts import Gathered, Subtexts, sequences
-from grainline.types import Encoded, rows, vectors_only
+from grainline.types import Encoded, Pair, rows, vectors_only
 
 Captions = Literal["whole", "each", "first"]
 CAPTIONS: tuple[Captions, ...] = ("whole", "each", "first")
@@ -55,6 +56,13 @@ class Encoder(Protocol):
     ) -> Encoded: ...
 
 
+class Pooling(Protocol):
+    """What pools pictures by texts while their tokens are there."""
+
+    def add(self, images: Encoded, texts: Sequence[str]) -> None:
+        """The next pictures, with tokens, and the text of each."""
+
+
 class Encodings(NamedTuple):
     """Everything that suites need: rows, what they stand for, and what went wrong on the way."""
 
@@ -78,6 +86,8 @@ class Encodings(NamedTuple):
     subtexts: Subtexts | None = None  # None: not asked for
     noise: Noise | None = None  # None: not asked for
     regions: Regions | None = None  # None: not asked for
+    likeness: tuple[Likeness, ...] | None = None  # [N] None: not asked for
+    own: Pair | None = None  # [N] pictures, each pooled with its own text, and the texts; None: not asked for
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller
@@ -90,6 +100,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     foils: bool = False,
     subtexts: bool = False,
     regions: View | None = None,
+    pooling: Pooling | None = None,
     batch: int = 64,
     max_damaged: float = 0.1,
     progress: Progress | None = None,
@@ -102,6 +113,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     foils        encode the foils and their true captions too
     subtexts     encode the cumulative subtexts of the first text of every picture too
     regions      encode the regions that have foils, with their texts, in pictures seen like this
+    pooling      takes the pictures batch by batch, with the one text of each; no tokens are kept
     batch        pictures, and texts, that the model sees at once
     max_damaged  share of samples that may be skipped
 
@@ -112,8 +124,9 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         raise UserError(f"captions is {captions!r}; allowed: {', '.join(CAPTIONS)}")
     if len(source) == 0:
         raise UserError(f"no samples in {source.path}; evaluation needs at least one")
+    assert pooling is None or (captions != "each" and need_text), "one text a picture"
     cut_before = model.cut
-    run = _Run(model, captions, need_text, encode_texts, foils, subtexts, regions, batch)
+    run = _Run(model, captions, need_text, encode_texts, foils, subtexts, regions, pooling, batch)
     failed: list[tuple[str, str]] = []  # cause, text: an exception would keep its picture in memory
     for index in range(len(source)):
         try:
@@ -169,7 +182,7 @@ def texts_of(record: Record, captions: Captions) -> list[str]:
 class _Run:
     """One walk over a source."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - as encode_source has them
         self,
         model: Encoder,
         captions: Captions,
@@ -178,9 +191,10 @@ class _Run:
         foils: bool,
         subtexts: bool,
         regions: View | None,
+        pooling: Pooling | None,
         batch: int,
     ) -> None:
-        kept = (lambda x: x) if model.method.pairwise else vectors_only
+        kept = (lambda x: x) if model.method.pairwise and pooling is None else vectors_only
         self.images = Rows(lambda items: kept(self._seen(model.encode(images=items))), batch)
         self.texts = Rows(lambda items: kept(model.encode(texts=items)), batch)
         self.foil_strings: list[str] = []
@@ -189,6 +203,7 @@ class _Run:
         self.gathered = Gathered(model.read, self.steps.add) if subtexts else None
         self.phrases = Rows(lambda items: vectors_only(model.encode(texts=items)), batch)
         self.collected = None if regions is None else Collected(regions, model.read, self.phrases.add)
+        self.pooling, self.pooled = pooling, 0  # pictures so far
         self.captions, self.need_text = captions, need_text
         self.encode_texts, self.foils = encode_texts, foils
         self.keys: list[str] = []
@@ -208,13 +223,14 @@ class _Run:
         self.blank += len(texts) - len(real)
         if self.collected is not None:
             self.collected.add(record, picture.size)  # before its batch is encoded
-        row = self.images.add(picture)
+        row = self.images.number
         self.keys.append(record.key)
         for text in real:
             if self.encode_texts:
                 self.texts.add(text)
             self.strings.append(text)
             self.owner.append(row)
+        self.images.add(picture)  # encodes a batch that is full: after its texts
         if self.foils:
             self._add_foils(record, row)
         if self.gathered is not None:
@@ -247,6 +263,9 @@ class _Run:
     def _seen(self, images: Encoded) -> Encoded:
         if self.collected is not None:
             self.collected.pool(images)
+        if self.pooling is not None:
+            start, self.pooled = self.pooled, self.pooled + len(images.vector)
+            self.pooling.add(images, self.strings[start : self.pooled])
         return images
 
     def regions(self, path: str) -> Regions | None:

@@ -1,15 +1,18 @@
 """Single outcomes: items of two pictures and regions, most wrong and most right; noise that changed most and
-least.
+least; pictures that look most and least alike to their texts.
 """
 
 import numpy as np
 
+from grainline.evaluate.examples import SENTENCES as MOST
 from grainline.evaluate.examples import SHOWN, Measured
 from grainline.evaluate.items import item_scores, margins
 from grainline.evaluate.noise import NOISY, PLAIN, SENTENCES, place
 from grainline.evaluate.regions import margins as leads
 from grainline.evaluate.regions import question_scores
+from grainline.evaluate.seen import ALL_TEXTS
 from grainline.evaluate.stability import changes
+from grainline.viz.alike import Likened
 from grainline.viz.items import Crossed
 from grainline.viz.look import Look, Told
 from grainline.viz.noise import Disturbed
@@ -127,4 +130,26 @@ def _disturbed(on: Measured, number: int, sign: int) -> list[Disturbed]:
                 place(drawn.at[j], drawn.of[j]), (before, after), abs(float(change[i][j])),
             )
         )  # fmt: skip
+    return out
+
+
+def most_alike(on: Measured, number: int = SHOWN) -> list[Likened]:
+    """The pictures that look most alike to their texts."""
+    return _likened(on, number, -1)
+
+
+def least_alike(on: Measured, number: int = SHOWN) -> list[Likened]:
+    """The pictures that look least alike to their texts."""
+    return _likened(on, number, 1)
+
+
+def _likened(on: Measured, number: int, sign: int) -> list[Likened]:
+    found = on.data.likeness
+    assert found is not None, "the similarity suite was run"
+    mine = [i for i, one in enumerate(found) if ALL_TEXTS in one.alike]
+    out = []
+    for i in sorted(mine, key=lambda i: sign * found[i].alike[ALL_TEXTS].features)[:number]:
+        told = [Told(text, score) for text, score in zip(found[i].texts, found[i].each, strict=True)]
+        shown = Look(on.picture(i), f"picture {on.data.keys[i]}", told[:MOST])
+        out.append(Likened(shown, on.data.keys[i], *found[i].alike[ALL_TEXTS], len(told)))
     return out

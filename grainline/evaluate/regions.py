@@ -19,9 +19,8 @@ from grainline.data.record import Record, Region
 from grainline.data.transforms import Rectangle
 from grainline.errors import UserError
 from grainline.evaluate.retrieval import refuse_nan
-from grainline.evaluate.score import pair_scores
+from grainline.evaluate.score import Cosine, pair_scores
 from grainline.evaluate.subtexts import Gathered, Subtexts
-from grainline.methods.base import dot
 from grainline.model import Model
 from grainline.nn.roi import roi_align
 from grainline.types import Encoded, full, rows
@@ -217,7 +216,7 @@ def question_scores(regions: Regions) -> list[Tensor]:
     place = torch.tensor([text for question in regions.questions for text in question.texts])
     texts = rows(regions.told.texts, regions.told.row[place].to(regions.vector.device))
     asked = _as_images(regions.vector)
-    score = pair_scores(_Cosine(), asked, texts, region.to(regions.vector.device))
+    score = pair_scores(Cosine(), asked, texts, region.to(regions.vector.device))
     return list(score.cpu().split(number.tolist()))
 
 
@@ -235,15 +234,6 @@ def outcomes(scores: Sequence[Tensor]) -> Outcome:
 def margins(scores: Sequence[Tensor]) -> np.ndarray:
     """By how much each right text leads the best foil: [Q], right above zero."""
     return np.array([float(one[0] - one[1:].max()) for one in scores])
-
-
-class _Cosine:
-    """Scores of unit vectors."""
-
-    pairwise = False
-
-    def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        return dot(images, texts)
 
 
 def _as_images(vector: Tensor) -> Encoded:

@@ -20,7 +20,9 @@ from grainline.evaluate.extremes import (
     TEXTS,
     best_items,
     best_regions,
+    least_alike,
     least_changed,
+    most_alike,
     most_changed,
     worst_items,
     worst_regions,
@@ -28,11 +30,15 @@ from grainline.evaluate.extremes import (
 from grainline.evaluate.fgovd import ACCURACY, FG_OVD
 from grainline.evaluate.figure import labels, risings
 from grainline.evaluate.monotonicity import MONOTONICITY
+from grainline.evaluate.own import OWN_CAPTION, WAYS
 from grainline.evaluate.result import Result
+from grainline.evaluate.seen import KINDS
+from grainline.evaluate.similarity import SIM, SIMILARITY
 from grainline.evaluate.stability import SSI, STABILITY
 from grainline.evaluate.subtexts import EACH, HALVES, THIRDS
 from grainline.evaluate.suite import ALL, I2T, T2I
 from grainline.evaluate.zeroshot import KEPT, PER_CLASS
+from grainline.viz.alike import likened
 from grainline.viz.classes import classified, confusions
 from grainline.viz.items import crossed
 from grainline.viz.noise import disturbed
@@ -70,6 +76,8 @@ def headline(result: Result) -> dict[str, str]:
         MULTI,
         SSI,
         ACCURACY,
+        *(f"{SIM}, {kind}" for kind in KINDS),
+        *(f"{OWN_CAPTION} R@1, {way}" for way in WAYS),
     )
     names = [name for name in top if name in {m.name for m in result.metrics}]
     shown = [result.metric(name) for name in names]
@@ -171,6 +179,21 @@ def _regions(on: Measured) -> list[Section]:
     ]
 
 
+def _similarity(on: Measured) -> list[Section]:
+    order = (
+        f"By {SIM} over all texts of a picture. The score of a text is the mean cosine of the picture as this"
+        " text sees it with the picture as the others do."
+    )
+    return [
+        Section("Pictures: most alike", hint(f"{order} {seen(on)}") + likened(most_alike(on), "m")),
+        Section("Pictures: least alike", hint(order) + likened(least_alike(on), "l")),
+    ]
+
+
+def _nothing(on: Measured) -> list[Section]:  # noqa: ARG001
+    return []  # pictures found by their own answers show nothing
+
+
 _OUTCOMES = {
     "retrieval": _retrieval,
     "foils": _foils,
@@ -179,6 +202,8 @@ _OUTCOMES = {
     COLA: _cola,
     STABILITY: _stability,
     FG_OVD: _regions,
+    SIMILARITY: _similarity,
+    OWN_CAPTION: _nothing,
 }
 
 

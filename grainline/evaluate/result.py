@@ -15,8 +15,8 @@ import torch
 import grainline
 from grainline.errors import UserError
 
-Unit = Literal["share", "rank", "sum", "correlation", "change"]
-DECIMALS: dict[Unit, int] = {"share": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2}
+Unit = Literal["share", "rank", "sum", "correlation", "change", "cosine"]
+DECIMALS: dict[Unit, int] = {"share": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2, "cosine": 3}
 LESS_IS_BETTER: tuple[Unit, ...] = ("rank", "change")
 
 
@@ -30,7 +30,7 @@ class Metric(NamedTuple):
     queries: int
     chance: float | None  # what a random ranking, or a coin, reaches; None: there is no such thing
     ties: int  # queries where an exact tie with a negative decided, counted as wrong
-    unit: Unit  # share of 1, a rank, a sum of percentages, a correlation, or a change in percent
+    unit: Unit  # share of 1, a rank, a sum of percentages, a correlation, a change in percent, or a cosine
     wilson: tuple[float, float] | None = None  # second interval, of plain accuracies
 
     @property

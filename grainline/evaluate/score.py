@@ -17,6 +17,7 @@ from torch import Tensor
 
 from grainline.errors import UserError
 from grainline.evaluate.retrieval import Ranks, refuse_nan
+from grainline.methods.base import dot
 from grainline.types import Encoded, rows, same_image, to
 
 MEMORY = 256 * 2**20
@@ -31,6 +32,15 @@ class Scorer(Protocol):
     pairwise: bool  # False promises score(images, texts) == images.vector @ texts.vector.T
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor: ...
+
+
+class Cosine:
+    """Scores of unit vectors, whatever the method itself would score."""
+
+    pairwise = False
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        return dot(images, texts)
 
 
 class Both(NamedTuple):

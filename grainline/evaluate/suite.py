@@ -7,6 +7,8 @@ monotonicity  whether scores rise with the sentences of a caption (monotonicity.
 cola          share of items of two pictures whose captions both find their own (cola.py)
 stability     how much a sentence without meaning for the picture changes scores (stability.py)
 fg-ovd        whether the right text of a region scores higher than texts that are almost right (fgovd.py)
+similarity    how alike a picture looks to its own texts, for methods that pool it by a text (similarity.py)
+own-caption   a diagnostic of such methods, with a gallery that is made from the answers (own.py)
 """
 
 from collections.abc import Callable
@@ -22,10 +24,12 @@ from grainline.evaluate.foils import foil_choices
 from grainline.evaluate.intervals import replicates, wilson
 from grainline.evaluate.monotonicity import MONOTONICITY, monotonicity_cells, monotonicity_suite
 from grainline.evaluate.outcome import Cell, Options, only_plain, result_of
+from grainline.evaluate.own import OWN_CAPTION, own_cells, own_suite
 from grainline.evaluate.protocols import folds
 from grainline.evaluate.result import Result, Unit
 from grainline.evaluate.retrieval import Ranks, chance_median, chance_recall
 from grainline.evaluate.score import Scorer, retrieval_ranks
+from grainline.evaluate.similarity import SIMILARITY, similarity_cells, similarity_suite
 from grainline.evaluate.stability import STABILITY, stability_cells, stability_suite
 from grainline.evaluate.zeroshot import zeroshot_cells, zeroshot_suite
 from grainline.types import rows
@@ -121,6 +125,8 @@ SUITES: dict[str, Suite] = {
     COLA: cola_suite,
     STABILITY: stability_suite,
     FG_OVD: fgovd_suite,
+    SIMILARITY: similarity_suite,
+    OWN_CAPTION: own_suite,
 }
 CELLS: dict[str, Cells] = {
     "retrieval": retrieval_cells,
@@ -130,6 +136,8 @@ CELLS: dict[str, Cells] = {
     COLA: cola_cells,
     STABILITY: stability_cells,
     FG_OVD: fgovd_cells,
+    SIMILARITY: similarity_cells,
+    OWN_CAPTION: own_cells,
 }
 
 

@@ -1,0 +1,496 @@
+"""How alike pictures look to their texts, and pictures pooled by their own captions, against slow loops."""
+
+import io
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from indexes import saved, tiny_model
+from PIL import Image
+from rich.console import Console
+from runs import call, complaint
+from seeing import NAME, Seer, known
+from test_viz import Page
+from torch import Tensor
+
+from grainline.data.captions import sentences
+from grainline.data.parts import Parted
+from grainline.data.phrases.patterns import select, words_of
+from grainline.data.phrases.rules import Rules
+from grainline.data.record import Record
+from grainline.errors import UserError
+from grainline.evaluate.against import against
+from grainline.evaluate.encode import Encodings, encode_source
+from grainline.evaluate.examples import Measured
+from grainline.evaluate.extremes import least_alike, most_alike
+from grainline.evaluate.intervals import interval
+from grainline.evaluate.outcome import Options
+from grainline.evaluate.own import NOTE, OWN_CAPTION, own_suite
+from grainline.evaluate.pool import pooled
+from grainline.evaluate.result import Result, from_json, read, to_json
+from grainline.evaluate.retrieval import ranks
+from grainline.evaluate.seen import ALL_TEXTS, PHRASES, SENTENCES, Likenesses, Owned, seeing
+from grainline.evaluate.similarity import SIM, TEXTS, similarity_suite
+from grainline.evaluate.suite import retrieval_suite
+from grainline.evaluate.table import table
+from grainline.methods.base import Seeing
+from grainline.model import load
+from grainline.types import Encoded, rows
+
+Capture = pytest.CaptureFixture[str]
+D, PATCHES = 8, 5
+
+
+class Pooler:
+    """Sees a picture as the mean of its tokens, each weighed by what it has in common with the text."""
+
+    def __init__(self, pairwise: bool = False, leaks: bool = False) -> None:
+        self.pairwise, self.leaks, self.pairs = pairwise, leaks, list[int]()
+
+    def see(self, images: Encoded, texts: Encoded) -> Tensor:
+        self.pairs.append(len(images.vector))
+        assert images.tokens.shape[:2] == (len(texts.vector), PATCHES), "tokens of every picture"
+        if self.leaks:
+            return texts.vector
+        weight = (4 * torch.einsum("nld,nd->nl", images.tokens, texts.vector)).softmax(1)
+        return F.normalize(torch.einsum("nl,nld->nd", weight, images.tokens), dim=1)
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        if not self.pairwise:
+            return images.vector @ texts.vector.T
+        i, j = torch.cartesian_prod(torch.arange(len(images.item)), torch.arange(len(texts.item))).T
+        told = rows(texts, j)
+        return (self.see(rows(images, i), told) * told.vector).sum(1).view(len(images.item), -1)
+
+
+class Toy:
+    """Random tokens for each colour, a random vector for each text."""
+
+    def __init__(self, pairwise: bool = False, leaks: bool = False, seed: int = 0) -> None:
+        self.method, self.seed = Pooler(pairwise, leaks), seed
+        self.cut, self.texts = 0, list[str]()
+
+    def read(self, texts: Sequence[str]) -> Parted:
+        return Parted([[[1]] for _ in texts], [0 for _ in texts])
+
+    def drawn(self, what: str, number: int) -> Tensor:
+        g = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {what}".encode()))
+        return F.normalize(torch.randn(number, D, generator=g) + 0.3, dim=1)
+
+    def encode(
+        self, *, images: Sequence[bytes | Image.Image] | None = None, texts: Sequence[str] | None = None
+    ) -> Encoded:
+        if images is not None:
+            tokens = torch.stack([self.drawn(str(image.getpixel((0, 0))), PATCHES) for image in images])  # type: ignore[union-attr]
+            vector = F.normalize(tokens.mean(1), dim=1)
+        else:
+            assert texts is not None
+            self.texts += texts
+            tokens = torch.stack([self.drawn(text, 1) for text in texts])
+            vector = tokens[:, 0]
+            self.cut += sum(len(text) > 100 for text in texts)
+        number = torch.arange(len(vector))
+        return Encoded(vector, tokens, torch.ones(tokens.shape[:2]).bool(), number, number)
+
+
+class Told:
+    """Pictures of a colour of their own with given captions."""
+
+    path, remarks = "told", ()
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, i: int) -> Record:
+        return Record(f"p{i}", Image.new("RGB", (2, 2), (i % 256, i // 256, 0)), (self.texts[i],))
+
+    def fingerprint(self) -> str:
+        return "told"
+
+
+THINGS = ("a red dog", "the wet cat", "two birds", "an old house", "a small tree", "the grey sea")
+RANDOM = np.random.default_rng(0)
+CAPTIONS = [
+    " ".join(
+        f"{THINGS[a].capitalize()} stands next to {THINGS[b]}."
+        for a, b in RANDOM.integers(0, 6, (1 + i % 8, 2))
+    )
+    for i in range(23)
+]
+
+
+def encoded(model: Toy, texts: Sequence[str], batch: int = 7) -> Encodings:
+    pooling = Likenesses(model.method, lambda some: model.encode(texts=some), batch)
+    data = encode_source(model, Told(texts), encode_texts=False, pooling=pooling, batch=batch)
+    return data._replace(likeness=pooling.found())
+
+
+def measured(model: Toy, texts: Sequence[str] = CAPTIONS, batch: int = 7, **options: Any) -> Result:
+    return similarity_suite(model.method, encoded(model, texts, batch), Options(**options))
+
+
+def owned(model: Toy, texts: Sequence[str], batch: int = 7, **options: Any) -> Result:
+    pooling = Owned(model.method, lambda some: model.encode(texts=some))
+    data = encode_source(model, Told(texts), encode_texts=False, pooling=pooling, batch=batch)
+    return own_suite(model.method, data._replace(own=pooling.pair()), Options(**options))
+
+
+# Sim
+
+
+def mean_of_pairs(vectors: Sequence[Tensor]) -> float:
+    return float(np.mean([float(a @ b) for a, b in combinations(vectors, 2)]))
+
+
+def test_sim_of_features_that_are_known_by_heart() -> None:
+    seen = {"Red dogs": (1.0, 0.0), "Blue cats": (0.6, 0.8), "Wet birds": (-0.8, 0.6), "Old men": (0.0, -1.0)}
+    told = {
+        "Red dogs": (0.8, 0.6),
+        "Blue cats": (0.0, 1.0),
+        "Wet birds": (-1.0, 0.0),
+        "Old men": (-0.6, -0.8),
+    }
+    pairs = {f"{name} run.": (told[name], seen[name]) for name in seen}
+    back = {vector: feature for vector, feature in pairs.values()}
+
+    class Fixed:
+        def see(self, images: Encoded, texts: Encoded) -> Tensor:
+            assert len(images.vector) == len(texts.vector)
+            found = [tuple(round(x, 4) for x in row) for row in texts.vector.tolist()]
+            return torch.tensor([back.get(row, (1.0, 0.0)) for row in found])  # type: ignore[call-overload]
+
+    def read_(texts: Sequence[str]) -> Encoded:
+        vector = torch.tensor([pairs.get(text, ((0.28, 0.96), ()))[0] for text in texts])
+        number = torch.arange(len(texts))
+        return Encoded(vector, vector[:, None], torch.ones(len(texts), 1).bool(), number, number)
+
+    captions = ("Red dogs run. Blue cats run.", "Wet birds run. Old men run.")
+    pooling = Likenesses(Fixed(), read_, 3)
+    pooling.add(read_(captions), captions)
+    found = pooling.found()
+    assert [one.alike[SENTENCES].features for one in found] == pytest.approx([0.6, -0.6])
+    assert [one.alike[SENTENCES].texts for one in found] == pytest.approx([0.6, 0.6])
+    data = encode_source(Toy(), Told(captions))._replace(likeness=found)
+    result = similarity_suite(Pooler(), data)
+    assert result.metric(f"{SIM}, {SENTENCES}").value == pytest.approx(0.0, abs=1e-7)
+    assert result.metric(f"{TEXTS}, {SENTENCES}").value == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_values_are_those_of_loops_over_pictures_texts_and_pairs(batch: int) -> None:
+    model = Toy()
+    result = measured(model, CAPTIONS, batch, resamples=200, seed=3)
+    assert max(model.method.pairs) <= batch, "each pair brings all tokens of its picture"
+    per_picture: dict[str, dict[int, tuple[float, float]]] = {SENTENCES: {}, PHRASES: {}, ALL_TEXTS: {}}
+    number = 0
+    for i, caption in enumerate(CAPTIONS):
+        apart = list(dict.fromkeys(piece.text for piece in sentences(caption)))[:5]
+        worth = [words_of(caption, one) for one in select(caption, Rules().phrases(caption), "content")][:30]
+        every = [caption, *apart, *worth]
+        number += len(set(every))
+        tokens = model.drawn(f"({i}, 0, 0)", PATCHES).double()
+        for kind, texts in ((SENTENCES, apart), (PHRASES, worth), (ALL_TEXTS, every)):
+            own = [model.drawn(text, 1)[0].double() for text in dict.fromkeys(texts)]
+            features = []
+            for text in own:
+                weight = torch.tensor([4 * float(token @ text) for token in tokens]).softmax(0)
+                mean = sum(w * token for w, token in zip(weight, tokens, strict=True))
+                features.append(mean / mean.norm())  # type: ignore[union-attr, operator]
+            if len(own) > 1:
+                per_picture[kind][i] = mean_of_pairs(features), mean_of_pairs(own)
+    assert len(per_picture[SENTENCES]) < len(per_picture[ALL_TEXTS]) == 23
+    for kind, values in per_picture.items():
+        assert result.queries["kinds"][kind]["picture"] == list(values)
+        for name, column in ((SIM, 0), (TEXTS, 1)):
+            metric = result.metric(f"{name}, {kind}")
+            mine = np.array([value[column] for value in values.values()])
+            wanted = interval(mine, resamples=200, seed=3)
+            assert (metric.value, metric.low, metric.high) == pytest.approx(tuple(wanted), abs=1e-6)
+            assert (metric.queries, metric.chance, metric.unit) == (len(mine), None, "cosine")
+    assert result.data["texts"] == number
+    assert len(result.metrics) == 6
+
+
+def test_long_captions_give_their_first_sentences_and_phrases_each_once() -> None:
+    texts = [f"A dog number{i} sits on a rug number{i}." for i in range(40)]
+    (found,) = encoded(Toy(), [" ".join([texts[0], *texts])]).likeness or ()
+    assert found.number == {SENTENCES: 5, PHRASES: 30, ALL_TEXTS: 36}
+    assert found.texts[1:6] == tuple(texts[:5])
+    assert found.texts[6:8] == ("A dog number0", "a rug number0")
+    (clean,) = encoded(Toy(), ["A very very red dog."]).likeness or ()
+    assert clean.texts == ("A very red dog.", "A very red dog")
+    (short,) = encoded(Toy(), ["A dog runs. A cat sits. A dog runs."]).likeness or ()
+    assert short.texts == (
+        "A dog runs. A cat sits. A dog runs.",
+        "A dog runs.",
+        "A cat sits.",
+        "A dog",
+        "A cat",
+    )
+    assert short.number[SENTENCES] == 2
+    assert (short.each[1] + short.each[2]) / 2 < 1, "a text is not compared with itself"
+    one = Toy()
+    own, others = ([one.drawn(text, 1)[0] for text in some] for some in (short.texts[3:4], short.texts[4:5]))
+    assert short.alike[PHRASES].texts == pytest.approx(float(own[0] @ others[0]), abs=1e-6)
+
+
+def test_no_tokens_are_kept_and_every_text_of_a_batch_is_read_once() -> None:
+    model = Toy(pairwise=True)
+    data = encoded(model, CAPTIONS, 64)
+    assert data.images.tokens.shape[1] == 0
+    assert len(model.texts) == len(set(model.texts))
+    assert data.cut == sum(len(text) > 100 for text in model.texts) > 0
+    assert [one.texts[0] for one in data.likeness or ()] == list(data.strings) == CAPTIONS
+
+
+def test_pictures_with_too_few_texts_are_left_out_and_counted() -> None:
+    result = measured(
+        Toy(), ["A dog runs. It is wet. The cat sits on a rug.", "Nice", "A dog sits near a cat."]
+    )
+    assert result.queries["kinds"][SENTENCES]["picture"] == [0]
+    assert result.queries["kinds"][PHRASES]["picture"] == [0, 2]
+    assert "sentences: 2 of 3 pictures have fewer than two and are left out" in result.notes
+    assert "phrases: 1 of 3 pictures have fewer than two and are left out" in result.notes
+    assert "all texts: 1 of 3 pictures have fewer than two and are left out" in result.notes
+    result = measured(Toy(), ["A dog sits near a cat.", "A man sits near a tree."])
+    assert {m.name for m in result.metrics} == {
+        f"{n}, {k}" for n in (SIM, TEXTS) for k in (PHRASES, ALL_TEXTS)
+    }
+    assert "sentences: 2 of 2 pictures have fewer than two and are left out" in result.notes
+    with pytest.raises(
+        UserError, match=r"^no caption of told has two texts; sentences and phrases are taken"
+    ):
+        measured(Toy(), ["Nice", "Nice"])
+
+
+def test_results_are_pooled_and_compared() -> None:
+    one, two = (measured(Toy(seed=seed), resamples=300) for seed in (1, 2))
+    name = f"{SIM}, {ALL_TEXTS}"
+    together = pooled([one, two]).metric(name)
+    assert together.value == pytest.approx((one.metric(name).value + two.metric(name).value) / 2)
+    assert together.queries == 46
+    change = [np.array(r.queries["kinds"][ALL_TEXTS]["scores"][SIM]) for r in (two, one)]
+    found = next(d for d in against(two, one) if d.name == name)
+    wanted = interval(change[0] - change[1], resamples=300)
+    assert (found.value, found.low, found.high) == pytest.approx(tuple(wanted))
+    assert found.text(found.value, "+") == f"{found.value:+.3f}"
+    assert from_json(to_json(one)) == one
+    other = measured(Toy(), [*CAPTIONS[:-1], "A man sits. He reads a book."])
+    with pytest.raises(UserError, match="asks other pictures, texts or classes"):
+        against(other, one)
+
+
+def test_the_table_names_the_unit_and_no_better_side() -> None:
+    out = io.StringIO()
+    result = measured(Toy())
+    Console(file=out, width=200).print(table(result))
+    line = next(line for line in out.getvalue().splitlines() if f"{SIM}, {PHRASES}" in line)
+    assert f" {result.metric(f'{SIM}, {PHRASES}').value:.3f} " in line
+    assert " none " in line
+    assert "better" not in line
+
+
+# Own captions
+
+
+def test_ranks_are_those_of_the_dense_matrix() -> None:
+    texts = [f"Word{i} and word{(7 * i) % 50} and word{(3 * i) % 50}." for i in range(50)]
+    model = Toy()
+    result = owned(model, texts, resamples=100)
+    told = model.encode(texts=texts)
+    colours = [Image.new("RGB", (2, 2), (i, 0, 0)) for i in range(50)]
+    features = model.method.see(model.encode(images=colours), told)
+    score = (features.double() @ told.vector.double().T).float()
+    own = torch.eye(50).bool()
+    for name, matrix in (("picture to captions", score), ("caption to pictures", score.T)):
+        rank = ranks(matrix, own).rank.numpy()
+        for k in (1, 5, 10):
+            metric = result.metric(f"own-caption R@{k}, {name}")
+            wanted = interval((rank <= k).astype(float), resamples=100)
+            assert (metric.value, metric.low, metric.high) == pytest.approx(tuple(wanted))
+            assert metric.chance == pytest.approx(k / 50)
+        assert 0.02 < (rank <= 10).mean() < 1
+    assert len(result.metrics) == 6
+    assert all(metric.name.startswith(OWN_CAPTION) for metric in result.metrics)
+    assert from_json(to_json(result)) == result
+    both = pooled([result, owned(Toy(seed=1), texts, resamples=100)])
+    assert both.metric("own-caption R@1, picture to captions").queries == 100
+
+
+def test_a_block_that_returns_the_text_is_perfect_there_and_at_chance_in_a_fair_measure() -> None:
+    texts = [f"Word{i} has word{i + 1}." for i in range(200)]
+    leaky = owned(Toy(leaks=True), texts)
+    assert {metric.value for metric in leaky.metrics} == {1.0}
+    assert NOTE in leaky.notes
+    out = io.StringIO()
+    Console(file=out, width=300).print(table(leaky))
+    assert NOTE in " ".join(out.getvalue().split())
+    blind = Toy(pairwise=True, leaks=True)
+    fair = retrieval_suite(blind.method, encode_source(blind, Told(texts)))
+    assert fair.metric("text to image R@1").value == 0.0
+    assert fair.metric("text to image R@1").ties == 200, "every picture scores the same"
+    assert fair.metric("image to text R@1").value <= 1 / 200
+    assert fair.metric("text to image R@1").chance == pytest.approx(1 / 200)
+
+
+def test_nan_features_are_refused() -> None:
+    class Broken(Pooler):
+        def see(self, images: Encoded, texts: Encoded) -> Tensor:
+            return super().see(images, texts) * torch.nan
+
+    model = Toy()
+    model.method = Broken()
+    for measure in (measured, owned):
+        with pytest.raises(UserError, match="not a number"):
+            measure(model, CAPTIONS)
+
+
+def test_mistakes_end_in_one_line() -> None:
+    data = encode_source(Toy(), Told(CAPTIONS))
+    with pytest.raises(UserError, match="was encoded without features by texts; the similarity suite needs"):
+        similarity_suite(Pooler(), data)
+    with pytest.raises(
+        UserError, match="was encoded without features by own captions; own-caption needs them"
+    ):
+        own_suite(Pooler(), data)
+    for suite, fields in ((similarity_suite, {"likeness": ()}), (own_suite, {"own": data[:2]})):
+        with pytest.raises(UserError, match="knows only 'plain'"):
+            suite(Pooler(), data._replace(**fields), Options(protocol="coco-1k"))  # type: ignore[operator]
+    with pytest.raises(UserError, match=r"^clip has one vector for a picture, .* such as beta_clip$"):
+        seeing(tiny_model("clip").method, "clip", "similarity")
+    assert isinstance(Pooler(), Seeing)
+
+
+# The command
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A method that pools pictures by texts, as a folder."""
+    with known():
+        yield saved(tiny_model(NAME), tmp_path / "model")
+
+
+def test_the_command_measures_likeness_and_shows_it(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    ask = [
+        "evaluate",
+        folder,
+        "--data",
+        "scenes:dev?count=9&size=40",
+        "--suite",
+        "similarity",
+        "--batch",
+        "4",
+    ]
+    one, html = tmp_path / "one.json", tmp_path / "one.html"
+    assert call(*ask, "--json", one, "--html", html) == 0
+    assert f"{SIM}, {SENTENCES}" in capsys.readouterr().out
+    result = read(one)
+    assert (result.settings["most_sentences"], result.settings["most_phrases"]) == (5, 30)
+    assert result.settings["scoring"] == "vectors"
+    page = html.read_text()
+    values = result.queries["kinds"][ALL_TEXTS]["scores"][SIM]
+    assert page.count('<article class="card">') == 12
+    words = Page(page).words
+    assert words.index("Pictures: most alike") < words.index("Pictures: least alike")
+    first = page[page.index("Pictures: most alike</h2>") :]
+    assert f"Sim {max(values):.3f}" in first[: first.index("</h3>")]
+    last = page[page.index("Pictures: least alike</h2>") :]
+    assert f"Sim {min(values):.3f}" in last[: last.index("</h3>")]
+    assert f"Sim, {SENTENCES}" in words
+    assert call(*ask, "--against", one) == 0
+    assert call(*ask, "--captions", "first", "--json", one) == 0
+    assert read(one).data["texts"] < result.data["texts"]
+
+
+def test_single_pictures_are_those_with_the_most_and_the_least_alike_features() -> None:
+    with known():
+        model = tiny_model(NAME)
+        pooling = Likenesses(model.method, lambda some: model.encode(texts=some), 16)  # type: ignore[arg-type]
+        source = Told([*CAPTIONS, "Nice"])
+        data = encode_source(model, source, encode_texts=False, pooling=pooling)._replace(
+            likeness=pooling.found()
+        )
+    on = Measured(model, source, data, similarity_suite(model.method, data))
+    values = on.result.queries["kinds"][ALL_TEXTS]["scores"][SIM]
+    most, least = most_alike(on, 4), least_alike(on, 4)
+    assert [one.features for one in most] == sorted(values, reverse=True)[:4]
+    assert [one.features for one in least] == sorted(values)[:4]
+    found = data.likeness or ()
+    for one in most:
+        i = data.keys.index(one.name)
+        assert one.number == len(found[i].texts)
+        assert [told.text for told in one.look.told] == list(found[i].texts[:12])
+        assert [told.score for told in one.look.told] == list(found[i].each[:12])
+        assert np.mean(found[i].each) == pytest.approx(one.features)
+
+
+def test_the_command_says_what_own_captions_are(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    ask = ["evaluate", folder, "--data", "scenes:dev?count=9&size=40", "--suite", "own-caption"]
+    saved_, html = tmp_path / "one.json", tmp_path / "one.html"
+    assert call(*ask, "--json", saved_, "--html", html) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert NOTE in printed
+    result = read(saved_)
+    assert NOTE in result.notes
+    assert {metric.name.split(" R@")[0] for metric in result.metrics} == {"own-caption"}
+    words = Page(html.read_text()).words
+    assert NOTE in words
+    assert "Own-caption of" in words
+    assert call(*ask, "--against", saved_) == 0
+
+
+def test_pairs_are_scored_in_the_way_that_is_asked_for(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    pictures = [Image.new("RGB", (9, 9), colour) for colour in ("red", "blue", "grey")]
+    told = ["A red dog runs.", "A blue bird sleeps."]
+    plain, paired = load(folder, device="cpu"), load(folder, device="cpu", scoring="conditioned")
+    assert (plain.method.pairwise, paired.method.pairwise) == (False, True)
+    images, texts = plain.encode(images=pictures), plain.encode(texts=told)
+    torch.testing.assert_close(plain.score(images, texts), images.vector @ texts.vector.T)
+    method = paired.method
+    assert isinstance(method, Seer)
+    for i in range(3):
+        for j in range(2):
+            image, text = rows(images, slice(i, i + 1)), rows(texts, slice(j, j + 1))
+            wanted = (method.see(image, text) * text.vector).sum()
+            torch.testing.assert_close(paired.score(images, texts)[i, j], wanted)
+    ask = ["evaluate", folder, "--data", "scenes:dev?count=5&size=40"]
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    assert call(*ask, "--json", a) == 0
+    assert call(*ask, "--scoring", "conditioned", "--json", b, "--against", a) == 0
+    first, second = read(a), read(b)
+    assert (first.settings["scoring"], second.settings["scoring"]) == ("vectors", "conditioned")
+    assert first.queries != second.queries
+    assert second.settings["against"]["scoring"] == "vectors"
+    assert any("a.json was made with other scores of pairs: vectors" in note for note in second.notes)
+    assert "difference" in capsys.readouterr().out
+    assert call(*ask, "--suite", "foils", "--scoring", "conditioned") == 0
+
+
+def test_other_ways_to_score_are_refused_in_one_line(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    ask = ["evaluate", folder, "--data", "scenes:dev?count=3"]
+    text = complaint(capsys, *ask, "--scoring", "fair")
+    assert "--scoring: field 'scoring' is 'fair'" in text
+    assert "'vectors' or 'conditioned'" in text
+    for suite in ("similarity", "own-caption", "fg-ovd"):
+        text = complaint(capsys, *ask, "--suite", suite, "--scoring", "conditioned")
+        assert f"--scoring goes with suites that ask the method for scores; {suite} compares vectors" in text
+    text = complaint(capsys, *ask, "--suite", "similarity", "--captions", "each")
+    assert "similarity takes one text a picture: whole or first" in text
+    clip = saved(tiny_model("clip"), tmp_path / "clip")
+    ask = ["evaluate", clip, "--data", "scenes:dev?count=3&size=40"]
+    text = complaint(capsys, *ask, "--scoring", "conditioned")
+    assert "scoring is 'conditioned'; clip has one way to score: leave it out" in text
+    for suite in ("similarity", "own-caption"):
+        assert f"clip has one vector for a picture, whatever text it meets; --suite {suite}" in complaint(
+            capsys, *ask, "--suite", suite
+        )
