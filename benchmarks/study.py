@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +34,7 @@ class Folder:
     def __init__(self, out: Path, data: Path) -> None:
         """data  the folder that holds openstax/"""
         self.out, self.data, self._lock = out, data, Lock()
+        self._making: defaultdict[str, Lock] = defaultdict(Lock)
         for name in ("recipes", "runs", "results"):
             (out / name).mkdir(parents=True, exist_ok=True)
 
@@ -64,14 +66,17 @@ class Folder:
                 grainline("data", "scenes", part, "--out", str(self.out / "scenes"))
 
     def train(self, key: str, recipe: Path, data: str) -> Path:
-        """The folder of a trained run."""
+        """The folder of a trained run; it waits where another thread makes the same one."""
         run = self.out / "runs" / key
-        if not (run / SECONDS).is_file():
-            start = time.monotonic()
-            resume = ["--resume"] if (run / "log.jsonl").is_file() else []
-            sources = list(map(str, self.sources(data)))
-            grainline("train", str(recipe), "--data", *sources, "--out", str(run), *resume)
-            (run / SECONDS).write_text(f"{time.monotonic() - start:.1f}", encoding="utf-8")
+        with self._lock:
+            making = self._making[key]
+        with making:
+            if not (run / SECONDS).is_file():
+                start = time.monotonic()
+                resume = ["--resume"] if (run / "log.jsonl").is_file() else []
+                sources = list(map(str, self.sources(data)))
+                grainline("train", str(recipe), "--data", *sources, "--out", str(run), *resume)
+                (run / SECONDS).write_text(f"{time.monotonic() - start:.1f}", encoding="utf-8")
         return run
 
     def measure(self, key: str, name: str, data: str, *arguments: str) -> dict[str, list[float]]:
