@@ -1,0 +1,83 @@
+"""A caption over its picture: its sentences and the phrases in them, each with its score and its heat."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from PIL import Image
+
+from grainline.data.captions import Sentence, sentences
+from grainline.data.phrases.patterns import select, words_of
+from grainline.data.phrases.rules import Rules
+from grainline.model import Model
+from grainline.viz.look import Look, Told
+from grainline.viz.page import Gone
+
+SENTENCES = 12  # of a text that is shown
+PHRASES = 30  # of these sentences: as many as beta-CLIP takes of a caption
+
+
+def look_at(model: Model, picture: Image.Image | Gone, text: str) -> Look:
+    """The sentences of a text in a picture, with their scores.
+
+    Where the method has heat, so has each sentence, and each phrase that the built-in rules find in it.
+    """
+    if isinstance(picture, Gone):
+        return Look(picture, "")
+    every = sentences(text)
+    shown = every[:SENTENCES]
+    gridless = model.method.grid is None
+    found = [[] for _ in shown] if gridless else phrases_of(text, shown)
+    kept = _first(found, PHRASES)
+    said = [part for one, inside in zip(shown, kept, strict=True) for part in (one.text, *inside)]
+    score = iter(model.score([picture], said)[0].tolist())
+    told = [
+        Told(one.text, next(score), phrases=[Told(phrase, next(score)) for phrase in inside])
+        for one, inside in zip(shown, kept, strict=True)
+    ]
+    heat = None if gridless else model.heat(picture, said).cpu().numpy()
+    left_out = _left_out((len(shown), len(every)), (sum(map(len, kept)), sum(map(len, found))))
+    return Look(picture, "the right picture", told, heat, left_out=left_out)
+
+
+def phrases_of(text: str, among: Sequence[Sentence]) -> list[list[str]]:
+    """For each of some sentences of a text the phrases in it, in the order of the text.
+
+    They are those that training takes with the filter `content`: each once in a text, where it stands first.
+    One that says all that its sentence says is left out: it would be the same map again.
+
+    >>> text = "A brown dog. It runs over wet sand next to a brown dog."
+    >>> phrases_of(text, sentences(text))
+    [[], ['runs over', 'wet sand', 'next to', 'a brown dog']]
+    """
+    found = sorted(select(text, Rules().phrases(text)), key=lambda phrase: (phrase.start, -phrase.end))
+    return [
+        [
+            words_of(text, phrase)
+            for phrase in found
+            if one.start <= phrase.start and phrase.end <= one.end
+            if one.text.strip(_MARKS) != text[phrase.start : phrase.end].strip(_MARKS)
+        ]
+        for one in among
+    ]
+
+
+_MARKS = " .!?…,;:"
+
+
+def _first(found: list[list[str]], most: int) -> list[list[str]]:
+    """So many in all, of each list the first ones: turn by turn, so that a long sentence leaves room."""
+    turns = sorted((turn, i) for i, inside in enumerate(found) for turn in range(len(inside)))
+    kept = Counter(i for _, i in turns[:most])
+    return [inside[: kept[i]] for i, inside in enumerate(found)]
+
+
+def _left_out(of_sentences: tuple[int, int], of_phrases: tuple[int, int]) -> str:
+    """What is not shown, from how many are shown of how many there are."""
+    (some, every), (few, all_of_them) = of_sentences, of_phrases
+    parts = []
+    if some < every:
+        parts.append(f"the last {every - some} of {every} sentences")
+    if few < all_of_them:
+        where = " in those shown" if some < every else ""
+        parts.append(f"{all_of_them - few} of {all_of_them} phrases{where}, the last ones of their sentences")
+    return f"Left out: {'; '.join(parts)}." if parts else ""
