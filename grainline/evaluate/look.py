@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from PIL import Image
 
 from grainline.data.captions import Sentence, sentences
+from grainline.data.phrases.base import Phrase
 from grainline.data.phrases.patterns import select, words_of
 from grainline.data.phrases.rules import Rules
 from grainline.model import Model
@@ -14,6 +15,7 @@ from grainline.viz.page import Gone
 
 SENTENCES = 12  # of a text that is shown
 PHRASES = 30  # of these sentences: as many as beta-CLIP takes of a caption
+MARKS = " .!?…"  # what a sentence may have around a phrase that is all it says
 
 
 def look_at(model: Model, picture: Image.Image | Gone, text: str) -> Look:
@@ -42,26 +44,24 @@ def look_at(model: Model, picture: Image.Image | Gone, text: str) -> Look:
 def phrases_of(text: str, among: Sequence[Sentence]) -> list[list[str]]:
     """For each of some sentences of a text the phrases in it, in the order of the text.
 
-    They are those that training takes with the filter `content`: each once in a text, where it stands first.
-    One that says all that its sentence says is left out: it would be the same map again.
+    They are those that training takes with the filter `content`, each once in a text, whatever its capitals:
+    where it stands first. One that is all that its sentence says there is left out; it has the map of that.
 
-    >>> text = "A brown dog. It runs over wet sand next to a brown dog."
+    >>> text = "A brown dog. It runs over wet sand next to a brown dog. Wet sand is next to a man."
     >>> phrases_of(text, sentences(text))
-    [[], ['runs over', 'wet sand', 'next to', 'a brown dog']]
+    [[], ['runs over', 'wet sand', 'next to'], ['a man']]
     """
-    found = sorted(select(text, Rules().phrases(text)), key=lambda phrase: (phrase.start, -phrase.end))
+    once: dict[str, Phrase] = {}
+    for phrase in sorted(select(text, Rules().phrases(text)), key=lambda one: (one.start, -one.end)):
+        once.setdefault(words_of(text, phrase).lower(), phrase)
     return [
         [
             words_of(text, phrase)
-            for phrase in found
-            if one.start <= phrase.start and phrase.end <= one.end
-            if one.text.strip(_MARKS) != text[phrase.start : phrase.end].strip(_MARKS)
+            for said, phrase in once.items()
+            if one.start <= phrase.start and phrase.end <= one.end and said != one.text.lower().strip(MARKS)
         ]
         for one in among
     ]
-
-
-_MARKS = " .!?…,;:"
 
 
 def _first(found: list[list[str]], most: int) -> list[list[str]]:

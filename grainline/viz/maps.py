@@ -1,8 +1,8 @@
 """Heat maps as a PNG, with matplotlib (extra `figures`), which is loaded when it is needed.
 
-A block for each picture: the picture with its colour scale, and beside it a map for each text. Where sentences
-have phrases, a sentence is a row: its words, its own map, and smaller maps of its phrases. All maps of a
-picture share one range, symmetric around zero.
+A block for each picture: the picture with its colour scale, and beside it a map for each text. Where
+sentences have phrases, a sentence is a row: its words, its own map, and smaller maps of its phrases. All maps
+of a picture share one range, symmetric around zero.
 """
 
 import textwrap
@@ -27,7 +27,7 @@ TEXT = 7.5  # points
 COLUMNS, LINES = 34, 5  # of what is written above a map
 # In a row with phrases, in inches: a line of its sentence, the map of a phrase, what is written above one and
 # stays free beside it, and what stays free below the row. The map of the sentence is as high as both.
-LINE, SMALLER, ABOVE, BESIDE, BELOW = 0.14, 1.15, 0.45, 0.2, 0.2
+LINE, SMALLER, ABOVE, BESIDE, BELOW = 0.14, 1.15, 0.57, 0.2, 0.2
 LARGE = SMALLER + ABOVE
 LONG, NARROW = 170, 22  # characters in a line of a sentence, and above the map of a phrase
 IN_LINE = int((MAPS * (SIDE + SPACE) - LARGE) / (SMALLER + BESIDE))  # phrases
@@ -65,7 +65,7 @@ class Sheet:
 
     def write(self, left: float, foot: float, text: str, size: float = TEXT, **more: Any) -> None:
         """Words, the last line of which stands on `foot`; `more` as matplotlib has it."""
-        at = {"va": "bottom", "color": INK, "linespacing": 1.2, "parse_math": False} | more
+        at: dict[str, Any] = {"va": "bottom", "color": INK, "linespacing": 1.2, "parse_math": False} | more
         self.figure.text(left / self.wide, 1 - foot / self.tall, text, fontsize=size, **at)
 
 
@@ -106,7 +106,8 @@ def _cells(texts: Sequence[Told]) -> tuple[list[Place], float]:
 
 def _rows(texts: Sequence[Told]) -> tuple[list[Place], float]:
     """Sentences one below the other, each with its phrases behind it, and how high they are."""
-    places, top = [], 0.0
+    places: list[Place] = []
+    top = 0.0
     for told in texts:
         words = _words(told, LONG, 3)
         head = GAP + LINE * (words.count("\n") + 1)
@@ -116,7 +117,7 @@ def _rows(texts: Sequence[Told]) -> tuple[list[Place], float]:
         for i, phrase in enumerate(told.phrases):
             line, column = divmod(i, IN_LINE)
             left = LARGE + SPACE + column * (SMALLER + BESIDE)
-            places.append(Place(left, top + head + line * LARGE + ABOVE, SMALLER, _words(phrase, NARROW, 3)))
+            places.append(Place(left, top + head + line * LARGE + ABOVE, SMALLER, _words(phrase, NARROW, 4)))
         top += head + max(1, -(-len(told.phrases) // IN_LINE)) * LARGE + BELOW
     return places, top
 

@@ -103,9 +103,9 @@ img.query { width: 11rem; margin-bottom: .8rem; }
   margin: 0; }
 """
 
-# Every overlay lies in the list of sentences and is drawn over the picture: .look is what it is placed in, and
-# a long list scrolls, so that the picture stays in sight. What is pointed at lies above what has the focus, that
-# above what is chosen, and a phrase above its sentence.
+# Every overlay lies in the list of sentences and is drawn over the picture: .look is what it is placed in. A
+# long list scrolls, so that the picture stays in sight. What is pointed at lies above what has the focus,
+# that above what is chosen, and a phrase above its sentence.
 LOOK = """
 .look { --side: 15rem; position: relative; display: grid; gap: .6rem 1.2rem; align-items: start;
   grid-template-columns: var(--side) minmax(0, 1fr); }
