@@ -268,6 +268,8 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
     picture, gone = Image.new("RGB", (300, 200), "red"), Gone(text)
     heat = np.stack([np.eye(200, 300), -np.ones((200, 300))])
     told = [Told(text, 0.5, 0.01, True), Told(text, 0.1, 0.9, False)]
+    inside = [Told(text, 0.5, phrases=[Told(text, 0.25)])]
+    phrased = Look(picture, text, inside, heat, left_out=text)
     seen, unseen = Look(picture, text, told, heat), Look(gone, "", told)
     bare = Look(picture, text, [told[0]._replace(supported=None, chance=None)])
     hits = [
@@ -281,6 +283,7 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
         Example(text, text, hits, 3, True, 500, seen),
         Example(text, text, hits, 3, False, 500, bare),
         Example(picture, text, [Hit(text, 0.5, True, 1)], 1, False, 1000),
+        Example(text, text, hits, 3, False, 500, phrased),
     ]
     pairs = [
         Comparison(picture, text, text, text, other, (0.5, 0.25)),

@@ -72,12 +72,13 @@ def _first(found: list[list[str]], most: int) -> list[list[str]]:
 
 
 def _left_out(of_sentences: tuple[int, int], of_phrases: tuple[int, int]) -> str:
-    """What is not shown, from how many are shown of how many there are."""
-    (some, every), (few, all_of_them) = of_sentences, of_phrases
+    """What is not shown, in words; each pair is how many are shown and how many there are."""
+    (told, sentences_there), (inside, phrases_there) = of_sentences, of_phrases
     parts = []
-    if some < every:
-        parts.append(f"the last {every - some} of {every} sentences")
-    if few < all_of_them:
-        where = " in those shown" if some < every else ""
-        parts.append(f"{all_of_them - few} of {all_of_them} phrases{where}, the last ones of their sentences")
+    if told < sentences_there:
+        parts.append(f"{sentences_there - told} of {sentences_there} sentences, at the end")
+    if inside < phrases_there:
+        where = " in those shown" if told < sentences_there else ""
+        number = phrases_there - inside
+        parts.append(f"{number} of {phrases_there} phrases{where}, at the end of their sentences")
     return f"Left out: {'; '.join(parts)}." if parts else ""

@@ -155,7 +155,7 @@ SCREENS = """
   thead { display: table-header-group; } nav, .look input, .look legend, .look li.alone { display: none; }
   .look li:has(> input) { align-items: flex-start; }
   .scroll { overflow: visible; } .look { --side: 9rem; } .look fieldset ol { max-height: none; }
-  .look .over { position: static; opacity: 1; width: 4.5rem; }
+  .look .over { position: static; opacity: 1; width: 4.5rem; transition: none; }
   .look .phrases li { flex-direction: column; width: 6.5rem; break-inside: avoid; }
   body { font-size: 11pt; } }
 """
