@@ -830,6 +830,27 @@ PHRASES = [
           "return [*texts, *[None] * (number - len(texts))]", "return [*texts]"),
 ]
 
+MAPS = [
+    Fault("evaluate/look.py", "tests/test_maps.py", "phrases stand below every sentence of their text",
+          "if one.start <= phrase.start and phrase.end <= one.end and said", "if said"),
+    Fault("evaluate/look.py", "tests/test_maps.py", "the first sentences take all the room for phrases",
+          "sorted((turn, i) for i, inside in", "list((turn, i) for i, inside in"),
+    Fault("evaluate/look.py", "tests/test_maps.py", "a phrase is shown again where only its capitals differ",
+          "once.setdefault(words_of(text, phrase).lower(), phrase)",
+          "once.setdefault(words_of(text, phrase), phrase)"),
+    Fault("evaluate/look.py", "tests/test_maps.py", "what is left out is counted from what is shown",
+          "sum(map(len, kept)), sum(map(len, found))", "sum(map(len, kept)), sum(map(len, kept))"),
+    Fault("viz/look.py", "tests/test_maps.py", "maps of phrases are given to the sentences behind",
+          "[one for told in self.told for one in (told, *told.phrases)]",
+          "[*self.told, *(one for told in self.told for one in told.phrases)]"),
+    Fault("viz/maps.py", "tests/test_maps.py", "each map of the PNG has a range of its own",
+          "one.map(heat, limit))", "one.map(heat, limit_of(heat)))"),
+    Fault("viz/maps.py", "tests/test_maps.py", "more phrases than fit in a line run off the figure",
+          "divmod(i, IN_LINE)", "(0, i)"),
+    Fault("viz/style.py", "tests/test_browser.py", "the map of a sentence hides those of its phrases",
+          ".phrases li:hover > .over { z-index: 4; }", ".phrases li:hover > .over { z-index: 2; }"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -858,4 +879,5 @@ FAULTS = (
     + REGIONS
     + TILES
     + PHRASES
+    + MAPS
 )
