@@ -775,7 +775,7 @@ REGIONS = [
     Fault("evaluate/regions.py", "tests/test_regions.py", "copies of a picture are drawn as independent",
           "self._first.setdefault(file, number)", "number"),
     Fault("viz/maps.py", "tests/test_regions.py", "each map has a range of its own",
-          "place.imshow(one.map(heat, limit)", "place.imshow(one.map(heat, limit_of(heat))"),
+          "one.map(heat, limit))", "one.map(heat, limit_of(heat)))"),
 ]
 
 TILES = [
@@ -843,8 +843,8 @@ MAPS = [
     Fault("viz/look.py", "tests/test_maps.py", "maps of phrases are given to the sentences behind",
           "[one for told in self.told for one in (told, *told.phrases)]",
           "[*self.told, *(one for told in self.told for one in told.phrases)]"),
-    Fault("viz/maps.py", "tests/test_maps.py", "each map of the PNG has a range of its own",
-          "one.map(heat, limit))", "one.map(heat, limit_of(heat)))"),
+    Fault("viz/maps.py", "tests/test_maps.py", "the PNG is silent about what is left out",
+          "textwrap.fill(one.left_out, COLUMNS)", '""'),
     Fault("viz/maps.py", "tests/test_maps.py", "more phrases than fit in a line run off the figure",
           "divmod(i, IN_LINE)", "(0, i)"),
     Fault("viz/style.py", "tests/test_browser.py", "the map of a sentence hides those of its phrases",
