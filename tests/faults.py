@@ -775,7 +775,7 @@ REGIONS = [
     Fault("evaluate/regions.py", "tests/test_regions.py", "copies of a picture are drawn as independent",
           "self._first.setdefault(file, number)", "number"),
     Fault("viz/maps.py", "tests/test_regions.py", "each map has a range of its own",
-          "place.imshow(one.map(heat, limit)", "place.imshow(one.map(heat, limit_of(heat))"),
+          "one.map(heat, limit))", "one.map(heat, limit_of(heat)))"),
 ]
 
 TILES = [
@@ -904,6 +904,27 @@ SIMILARITY = [
           'values = description.config.model_dump(mode="json")'),
 ]
 
+MAPS = [
+    Fault("evaluate/look.py", "tests/test_maps.py", "phrases stand below every sentence of their text",
+          "if one.start <= phrase.start and phrase.end <= one.end and said", "if said"),
+    Fault("evaluate/look.py", "tests/test_maps.py", "the first sentences take all the room for phrases",
+          "sorted((turn, i) for i, inside in", "list((turn, i) for i, inside in"),
+    Fault("evaluate/look.py", "tests/test_maps.py", "a phrase is shown again where only its capitals differ",
+          "once.setdefault(words_of(text, phrase).lower(), phrase)",
+          "once.setdefault(words_of(text, phrase), phrase)"),
+    Fault("evaluate/look.py", "tests/test_maps.py", "what is left out is counted from what is shown",
+          "sum(map(len, kept)), sum(map(len, found))", "sum(map(len, kept)), sum(map(len, kept))"),
+    Fault("viz/look.py", "tests/test_maps.py", "maps of phrases are given to the sentences behind",
+          "[one for told in self.told for one in (told, *told.phrases)]",
+          "[*self.told, *(one for told in self.told for one in told.phrases)]"),
+    Fault("viz/maps.py", "tests/test_maps.py", "the PNG is silent about what is left out",
+          "textwrap.fill(one.left_out, COLUMNS)", '""'),
+    Fault("viz/maps.py", "tests/test_maps.py", "more phrases than fit in a line run off the figure",
+          "divmod(i, IN_LINE)", "(0, i)"),
+    Fault("viz/style.py", "tests/test_browser.py", "the map of a sentence hides those of its phrases",
+          ".phrases li:hover > .over { z-index: 4; }", ".phrases li:hover > .over { z-index: 2; }"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -934,4 +955,5 @@ FAULTS = (
     + PHRASES
     + BETA_CLIP
     + SIMILARITY
+    + MAPS
 )

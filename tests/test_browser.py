@@ -1,4 +1,4 @@
-"""The pages in a real browser: nothing is loaded, nothing sticks out, and sentences show their heat."""
+"""The pages in a real browser: nothing is loaded, nothing sticks out, and texts show their heat."""
 
 import json
 import shutil
@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from test_viz import EVIL, page
 
 pytest.importorskip("selenium", reason="selenium is not installed")
@@ -14,6 +16,9 @@ from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+
+from grainline.viz.look import Look, Told, look
+from grainline.viz.page import Section, render_page
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -100,3 +105,78 @@ def test_a_sentence_shows_its_heat_over_the_picture_by_mouse_and_by_keyboard(
     if width > 500:
         ActionChains(browser).move_to_element(second).perform()
         assert seen(browser) == [False, True]
+
+
+def phrased(sentences: int, text: str = "words") -> str:
+    """A page with one picture and a text of so many sentences, each with two phrases."""
+    said = [
+        Told(f"{text} {i}.", 0.5, phrases=[Told(f"{text} {i}", 0.25), Told(text, 0.1)])
+        for i in range(sentences)
+    ]
+    heat = np.linspace(-1, 1, 3 * sentences)[:, None, None] * np.ones((40, 40))
+    one = Look(Image.new("RGB", (40, 40), "red"), "p", said, heat, left_out="Left out: nothing.")
+    return render_page("t", "", [Section("s", f'<div class="card">{look(one, "a")}</div>')])
+
+
+def top(browser: Any) -> int:
+    """Which map lies on top of the picture, from 0; -1: the picture itself."""
+    return int(
+        browser.execute_script("""
+        const level = one => getComputedStyle(one).opacity === "1" ? +getComputedStyle(one).zIndex : -1;
+        const levels = [...document.querySelectorAll(".over")].map(level);
+        return Math.max(...levels) < 0 ? -1 : levels.lastIndexOf(Math.max(...levels));""")
+    )
+
+
+def point(browser: Any, what: Any) -> None:
+    ActionChains(browser).move_to_element(what).perform()
+
+
+@pytest.mark.parametrize("width", [360, 1100])
+def test_a_phrase_shows_its_heat_over_that_of_its_sentence_by_mouse_and_by_keyboard(
+    browser: Any, tmp_path: Path, width: int
+) -> None:
+    show(browser, tmp_path / "page.html", phrased(2), width, "light")
+    picture, *maps = browser.find_elements(By.CSS_SELECTOR, ".look > img, .look .over")
+    assert all(one.rect == picture.rect for one in maps)
+    radios = browser.find_elements(By.TAG_NAME, "input")
+    labels = browser.find_elements(By.TAG_NAME, "label")
+    assert top(browser) == -1
+    for number in (1, 2, 3):  # a sentence and its phrases
+        labels[number].click()
+        assert top(browser) == number - 1
+    point(browser, browser.find_element(By.TAG_NAME, "h1"))
+    assert top(browser) == 2, "it stays chosen"
+    radios[3].send_keys(Keys.ARROW_DOWN)
+    assert top(browser) == 3, "the next sentence comes after the phrases"
+    radios[4].send_keys(Keys.ARROW_DOWN)
+    assert browser.switch_to.active_element == radios[5]
+    assert top(browser) == 4
+    if width > 500:
+        point(browser, labels[2])
+        assert top(browser) == 1, "what is pointed at lies above what has the focus"
+        point(browser, labels[1])
+        assert top(browser) == 0
+    browser.execute_script("document.activeElement.blur()")
+    point(browser, browser.find_element(By.TAG_NAME, "h1"))
+    assert top(browser) == 4
+
+
+@pytest.mark.parametrize("width", [360, 1100])
+def test_a_long_list_scrolls_beside_its_picture_and_all_of_it_is_on_paper(
+    browser: Any, tmp_path: Path, width: int
+) -> None:
+    show(browser, tmp_path / "page.html", phrased(12, LONG[:60]), width, "dark")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    listed = browser.find_element(By.CSS_SELECTOR, "fieldset ol")
+    assert listed.rect["height"] < 460
+    last = browser.find_elements(By.TAG_NAME, "label")[-1]
+    last.click()
+    assert top(browser) == 35
+    picture, *maps = browser.find_elements(By.CSS_SELECTOR, ".look > img, .look .over")
+    assert maps[35].rect == picture.rect, "the map stays where the picture is"
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert browser.execute_script("const o = arguments[0]; return o.scrollHeight <= o.clientHeight", listed)
+    assert all(float(one.value_of_css_property("opacity")) == 1 for one in maps)
+    assert len({(one.rect["x"], one.rect["y"]) for one in maps}) == 36, "no map hides another one"
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

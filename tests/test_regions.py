@@ -40,7 +40,7 @@ from grainline.model import Model
 from grainline.recipe import read_recipe
 from grainline.viz.figure import DPI
 from grainline.viz.look import Look, Told, look
-from grainline.viz.maps import HEAD, SIDE, SPACE, WORDS, write_maps
+from grainline.viz.maps import BELOW, GAP, HEAD, LARGE, LINE, SIDE, SPACE, WORDS, write_maps
 from grainline.viz.overlay import framed, overlay
 from grainline.viz.page import Gone
 
@@ -557,7 +557,8 @@ def test_the_page_and_the_picture_of_a_measurement(tmp_path: Path, capsys: Captu
     data = ["--data", tmp_path / "pictures/rows.jsonl"]
     assert call("evaluate", model, *data, "--png", figure) == 0
     with Image.open(figure) as found:
-        assert found.height == pytest.approx(DPI * (HEAD + 3 * (SIDE + WORDS) + 0.6), abs=1)
+        rows_of_one = WORDS + LARGE + BELOW + GAP + 2 * LINE + LARGE + BELOW  # "A red dog, a." and "It runs."
+        assert found.height == pytest.approx(DPI * (HEAD + 3 * rows_of_one + 0.6), abs=1)
 
 
 def test_maps_need_a_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:

@@ -119,8 +119,10 @@ def test_the_sentences_of_a_query_stand_over_the_right_picture_with_their_scores
         said = [one.text for one in sentences(str(example.query))]
         assert [told.text for told in seen.told] == said
         own = tmp_path / f"{Path(example.name).stem}.png"
-        assert [told.score for told in seen.told] == pytest.approx(on.model.score([own], said)[0].tolist())
-        np.testing.assert_allclose(seen.heat, on.model.heat(own, said), atol=1e-6)
+        scores = on.model.score([own], said)[0].tolist()
+        assert [told.score for told in seen.told] == pytest.approx(scores, abs=1e-6)
+        every = [one.text for one in seen.texts()]
+        np.testing.assert_allclose(seen.heat, on.model.heat(own, every), atol=1e-6)
 
 
 def test_without_a_grid_there_is_no_heat(tmp_path: Path) -> None:
@@ -130,6 +132,7 @@ def test_without_a_grid_there_is_no_heat(tmp_path: Path) -> None:
     page = Page((tmp_path / "page.html").read_text())
     assert not [a for _, a in page.tags if a.get("class") == "over"]
     assert not [tag for tag, _ in page.tags if tag == "input"]
+    assert not [a for _, a in page.tags if a.get("class") == "phrases"]
     assert "Heat is orange" not in page.words
 
 

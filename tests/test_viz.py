@@ -268,6 +268,8 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
     picture, gone = Image.new("RGB", (300, 200), "red"), Gone(text)
     heat = np.stack([np.eye(200, 300), -np.ones((200, 300))])
     told = [Told(text, 0.5, 0.01, True), Told(text, 0.1, 0.9, False)]
+    inside = [Told(text, 0.5, phrases=[Told(text, 0.25)])]
+    phrased = Look(picture, text, inside, heat, left_out=text)
     seen, unseen = Look(picture, text, told, heat), Look(gone, "", told)
     bare = Look(picture, text, [told[0]._replace(supported=None, chance=None)])
     hits = [
@@ -281,6 +283,7 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
         Example(text, text, hits, 3, True, 500, seen),
         Example(text, text, hits, 3, False, 500, bare),
         Example(picture, text, [Hit(text, 0.5, True, 1)], 1, False, 1000),
+        Example(text, text, hits, 3, False, 500, phrased),
     ]
     pairs = [
         Comparison(picture, text, text, text, other, (0.5, 0.25)),
@@ -332,10 +335,10 @@ def test_what_comes_from_data_is_text_wherever_it_stands() -> None:
 def test_every_picture_has_a_text_and_every_drawing_is_named_or_hidden() -> None:
     tags = Page(page()).tags
     alts = [a["alt"] or "" for tag, a in tags if tag == "img"]
-    assert len(alts) == 18
+    assert len(alts) == 24
     assert all(alts)
-    assert sum("rank 3, the right picture" in alt for alt in alts) == 2
-    assert sum("rank 1, a wrong picture" in alt for alt in alts) == 2
+    assert sum("rank 3, the right picture" in alt for alt in alts) == 3
+    assert sum("rank 1, a wrong picture" in alt for alt in alts) == 3
     assert sum(alt == "heat of 'A red circle.': strongest at the upper left, supported" for alt in alts) == 2
     assert sum(alt == "heat of 'A red circle.': the same everywhere, not supported" for alt in alts) == 2
     for attributes in (a for tag, a in tags if tag == "svg"):
@@ -369,11 +372,11 @@ def test_each_sentence_is_a_radio_button_with_its_own_map_and_the_picture_alone_
     tags = Page(page()).tags
     radios = [a for tag, a in tags if tag == "input"]
     groups = {a["name"] for a in radios}
-    assert len(radios) == 2 * 3
-    assert len(groups) == 2
+    assert len(radios) == 3 * 3
+    assert len(groups) == 3
     for group in groups:
         assert ["checked" in a for a in radios if a["name"] == group] == [True, False, False]
-    assert sum(a.get("class") == "over" for _, a in tags) == 4
+    assert sum(a.get("class") == "over" for _, a in tags) == 6
 
 
 def test_all_maps_of_a_picture_share_one_scale() -> None:

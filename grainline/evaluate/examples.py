@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from grainline.data.captions import sentences
 from grainline.data.decode import decode
 from grainline.data.record import Damaged, Source
 from grainline.evaluate.encode import Encodings
 from grainline.evaluate.foils import foil_scores
+from grainline.evaluate.look import look_at
 from grainline.evaluate.protocols import Fold, folds
 from grainline.evaluate.result import Result
 from grainline.evaluate.score import MEMORY, Top, topk
@@ -23,13 +23,11 @@ from grainline.evaluate.zeroshot import contests
 from grainline.model import Model
 from grainline.types import rows
 from grainline.viz.classes import Classified, Confusion
-from grainline.viz.look import Look, Told
 from grainline.viz.page import Gone
 from grainline.viz.report import Comparison, Example, Hit
 
 SHOWN = 6  # examples of a kind
 HITS = 5  # candidates of an example
-SENTENCES = 12  # of a text whose heat is shown
 
 
 class Beside(NamedTuple):
@@ -178,18 +176,6 @@ def _listed(top: Top, of: torch.Tensor) -> list[tuple[int, int, float]]:
 
 def _memory(on: Measured) -> int:
     return int(on.result.settings.get("memory", MEMORY))
-
-
-def look_at(model: Model, picture: Image.Image | Gone, text: str) -> Look:
-    """The sentences of a text in a picture, with their scores, and their heat where the method has some."""
-    if isinstance(picture, Gone):
-        return Look(picture, "")
-    told = [sentence.text for sentence in sentences(text)][:SENTENCES]
-    score = model.score([picture], told)[0].tolist()
-    heat = None
-    if model.method.grid is not None:
-        heat = model.heat(picture, told).cpu().numpy()
-    return Look(picture, "the right picture", [Told(*one) for one in zip(told, score, strict=True)], heat)
 
 
 def _comparisons(on: Measured, number: int, order: Callable[[np.ndarray], np.ndarray]) -> list[Comparison]:

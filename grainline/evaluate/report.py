@@ -6,7 +6,6 @@ from pathlib import Path
 from grainline.evaluate.cola import COLA, MULTI
 from grainline.evaluate.examples import (
     HITS,
-    SENTENCES,
     Measured,
     best_classes,
     best_foils,
@@ -29,6 +28,7 @@ from grainline.evaluate.extremes import (
 )
 from grainline.evaluate.fgovd import ACCURACY, FG_OVD
 from grainline.evaluate.figure import labels, risings
+from grainline.evaluate.look import PHRASES, SENTENCES
 from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.own import OWN_CAPTION, WAYS
 from grainline.evaluate.result import Result
@@ -48,8 +48,9 @@ from grainline.viz.report import comparisons, examples, table
 from grainline.viz.rising import RULES, models, rising
 
 HEAT = (
-    "Heat is orange where a patch speaks for the sentence and blue where it speaks against it; all sentences "
-    f"of a picture share one scale. At most {SENTENCES} sentences are shown."
+    "Heat is orange where a patch speaks for the sentence or phrase and blue where it speaks against it; all"
+    f" maps of a picture share one scale. At most {SENTENCES} sentences and {PHRASES} phrases in them are"
+    " shown, each with its score."
 )
 
 

@@ -1,7 +1,8 @@
-"""A picture with the sentences of a text beside it: each of them shows its heat when it is pointed at.
+"""A picture with the sentences of a text beside it: each of them shows its heat when it is pointed at, and so
+does each of the phrases that are listed below their sentence.
 
-No script is needed: sentences are radio buttons, and the style sheet (LOOK) lays the heat of the one that is
-chosen, focused or hovered over the picture. Without heat it is a picture and a list.
+No script is needed: sentences and phrases are radio buttons, and the style sheet (LOOK) lays the heat of the
+one that is chosen, focused or hovered over the picture. Without heat it is a picture and a list.
 """
 
 from collections.abc import Sequence
@@ -14,13 +15,13 @@ from PIL import Image
 from grainline.viz.heat import place
 from grainline.viz.marked import marked
 from grainline.viz.overlay import framed, limit_of, overlay, scale_bar
-from grainline.viz.page import Gone, img
+from grainline.viz.page import Gone, hint, img
 
 LEAST = 224  # pixels of the longer side of a picture in which a box is drawn
 
 
 class Told(NamedTuple):
-    """A sentence, judged in a picture."""
+    """A sentence, or a phrase, judged in a picture."""
 
     text: str
     score: float
@@ -28,6 +29,7 @@ class Told(NamedTuple):
     supported: bool | None = None  # None: not judged
     role: str = ""  # what the text is, where several are compared
     other: str = ""  # the text it is compared with: words that this one lacks are marked
+    phrases: Sequence["Told"] = ()  # in the sentence, in its order; they have text and score alone
 
 
 class Look(NamedTuple):
@@ -36,8 +38,13 @@ class Look(NamedTuple):
     picture: Image.Image | Gone  # the square that the model sees
     alt: str  # what the picture is
     told: Sequence[Told] = ()
-    heat: np.ndarray | None = None  # [S, H, W] signed, H and W those of the picture; None: no heat
+    heat: np.ndarray | None = None  # [S, H, W] signed, one of `texts` each, H and W those of the picture
     box: tuple[float, float, float, float] | None = None  # what the texts speak of, in pixels of the picture
+    left_out: str = ""  # which sentences and phrases of the text are not shown, in words
+
+    def texts(self) -> list[Told]:
+        """What has heat, if anything has: each sentence, and right behind it its phrases."""
+        return [one for told in self.told for one in (told, *told.phrases)]
 
     def shown(self) -> Image.Image | Gone:
         """The picture with its box, enlarged where it is small: a frame must not hide what it shows."""
@@ -68,30 +75,44 @@ def look(one: Look, name: str) -> str:
 def _sentences(one: Look, name: str) -> str:
     if not one.told:
         return ""
+    left_out = hint(one.left_out) if one.left_out else ""
     if isinstance(one.picture, Gone) or one.heat is None:
-        items = "".join(f'<li class="{_kind(told)}">{_said(told)}</li>' for told in one.told)
-        return f"<ol>{items}</ol>"
+        return f"<div><ol>{_items(one, [_said(told) for told in one.texts()])}</ol>{left_out}</div>"
     limit = limit_of(one.heat)  # one scale for all, so that they can be compared
-    items = "".join(
+    choices = [
         _choice(told, _map(one, told, heat, limit), f"{name}-{i}", name)
-        for i, (told, heat) in enumerate(zip(one.told, one.heat, strict=True), 1)
-    )
+        for i, (told, heat) in enumerate(zip(one.texts(), one.heat, strict=True), 1)
+    ]
     alone = (
         f'<li class="alone"><input type="radio" name="{name}" id="{name}-0" checked>'
         f'<label for="{name}-0">the picture alone</label></li>'
     )
+    what = "a sentence or a phrase" if any(told.phrases for told in one.told) else "a sentence"
     bar = img(scale_bar(), "colour scale from blue, against, to orange, for", "bar")
     return (
-        "<fieldset><legend>Point at a sentence, or choose it, to see where it shows</legend>"
-        f'<ol>{alone}{items}</ol><p class="scale">-{limit:.2g} {bar} +{limit:.2g}</p></fieldset>'
+        f"<fieldset><legend>Point at {what}, or choose it, to see where it shows</legend>"
+        f'<ol>{alone}{_items(one, choices)}</ol><p class="scale">-{limit:.2g} {bar} +{limit:.2g}</p>'
+        f"{left_out}</fieldset>"
     )
+
+
+def _items(one: Look, shown: Sequence[str]) -> str:
+    """The list of sentences, each with the list of its phrases.
+
+    shown  for each of `texts` what stands in its place
+    """
+    parts = iter(shown)
+    return "".join(_item(told, next(parts), [next(parts) for _ in told.phrases]) for told in one.told)
+
+
+def _item(told: Told, shown: str, phrases: Sequence[str]) -> str:
+    listed = "".join(f"<li>{phrase}</li>" for phrase in phrases)
+    below = f'<ul class="phrases" aria-label="its phrases">{listed}</ul>' if listed else ""
+    return f'<li class="{_kind(told)}">{shown}{below}</li>'
 
 
 def _choice(told: Told, shown: str, key: str, name: str) -> str:
-    return (
-        f'<li class="{_kind(told)}"><input type="radio" name="{name}" id="{key}">'
-        f'<label for="{key}">{_said(told)}</label>{shown}</li>'
-    )
+    return f'<input type="radio" name="{name}" id="{key}"><label for="{key}">{_said(told)}</label>{shown}'
 
 
 def _map(one: Look, told: Told, heat: np.ndarray, limit: float) -> str:

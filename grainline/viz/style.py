@@ -103,7 +103,9 @@ img.query { width: 11rem; margin-bottom: .8rem; }
   margin: 0; }
 """
 
-# Every overlay lies in the list of sentences and is drawn over the picture: .look is what it is placed in.
+# Every overlay lies in the list of sentences and is drawn over the picture: .look is what it is placed in. A
+# long list scrolls, so that the picture stays in sight. What is pointed at lies above what has the focus,
+# that above what is chosen, and a phrase above its sentence.
 LOOK = """
 .look { --side: 15rem; position: relative; display: grid; gap: .6rem 1.2rem; align-items: start;
   grid-template-columns: var(--side) minmax(0, 1fr); }
@@ -112,19 +114,28 @@ LOOK = """
 .look fieldset { border: 0; margin: 0; padding: 0; min-width: 0; }
 .look legend { padding: 0; color: var(--soft); font-size: .875rem; }
 .look ol { list-style: none; margin: .3rem 0 0; padding: 0; }
+.look fieldset ol { max-height: 28rem; overflow-y: auto; }
 .look li { border-left: 4px solid var(--line); padding: .2rem 0 .3rem .6rem; margin: 0 0 .35rem; }
 .look li.yes { border-left-color: var(--good); }
 .look li.no { border-left: 4px dashed var(--bad); }
-.look li:has(input) { display: flex; gap: .5rem; align-items: baseline; }
+.look li:has(> input) { display: flex; flex-wrap: wrap; gap: 0 .5rem; align-items: baseline; }
 .look label { cursor: pointer; flex: 1; min-width: 0; }
-.look li:has(input:checked) { background: var(--panel); }
+.look li:has(> input:checked) { background: var(--panel); }
+.look .phrases { list-style: none; flex: 0 0 100%; display: flex; flex-wrap: wrap; gap: .3rem;
+  margin: .3rem 0 0; padding: 0 0 0 1.4rem; }
+.look .phrases li { border: 1px solid var(--line); border-radius: .4rem; margin: 0; padding: .05rem .5rem;
+  font-size: .875rem; min-width: 0; }
+.look .phrases li:has(> input:checked) { border-color: var(--s0); }
+.phrases .verdict { display: inline; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(15rem, 100%), 1fr));
   gap: 0 1rem; }
 .tiles .look { --side: 100%; grid-template-columns: minmax(0, 1fr); }
 .look .over { position: absolute; top: 0; left: 0; width: min(var(--side), 100%); aspect-ratio: 1;
   object-fit: contain; opacity: 0; pointer-events: none; transition: opacity .15s; }
 .look input:checked ~ .over { opacity: 1; z-index: 1; }
-.look li:hover .over, .look li:focus-within .over { opacity: 1; z-index: 2; }
+.look input:focus ~ .over { opacity: 1; z-index: 2; }
+.look li:hover > .over { opacity: 1; z-index: 3; }
+.look .phrases li:hover > .over { z-index: 4; }
 .verdict { display: block; font-size: .875rem; color: var(--soft); font-variant-numeric: tabular-nums; }
 .verdict b { white-space: nowrap; }
 .scale { display: flex; align-items: center; gap: .4rem; font-variant-numeric: tabular-nums;
@@ -137,13 +148,16 @@ SCREENS = """
   tbody th, caption, td:nth-child(3) { white-space: normal; }
   table { font-size: .875rem; } .card, .chart { padding: .7rem; }
   .hits.pictures { grid-template-columns: repeat(3, minmax(0, 1fr)); gap: .3rem; }
-  .look, .pair { grid-template-columns: minmax(0, 1fr); } .look { --side: 18rem; } }
+  .look, .pair { grid-template-columns: minmax(0, 1fr); } .look { --side: 18rem; }
+  .look fieldset ol { max-height: 20rem; } }
 @media (prefers-reduced-motion: reduce) { * { transition: none !important; } }
 @media print { .card, .hits li, tr, figure { break-inside: avoid; } h2, h3 { break-after: avoid; }
   thead { display: table-header-group; } nav, .look input, .look legend, .look li.alone { display: none; }
-  .look li:has(input) { align-items: flex-start; }
-  .scroll { overflow: visible; } .look { --side: 9rem; }
-  .look .over { position: static; opacity: 1; width: 4.5rem; } body { font-size: 11pt; } }
+  .look li:has(> input) { align-items: flex-start; }
+  .scroll { overflow: visible; } .look { --side: 9rem; } .look fieldset ol { max-height: none; }
+  .look .over { position: static; opacity: 1; width: 4.5rem; transition: none; }
+  .look .phrases li { flex-direction: column; width: 6.5rem; break-inside: avoid; }
+  body { font-size: 11pt; } }
 """
 
 STYLE = THEMES + FRAME + TABLES + CHARTS + EXAMPLES + LOOK + SCREENS

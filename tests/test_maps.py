@@ -1,0 +1,242 @@
+"""Heat of sentences and of the phrases in them: what has a map, one range for a picture, page and PNG."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from indexes import photo, tiny_model
+from PIL import Image
+from test_viz import EVIL, Page
+
+from grainline.data.captions import sentences
+from grainline.data.phrases.patterns import select, words_of
+from grainline.data.phrases.rules import Rules
+from grainline.evaluate.look import SENTENCES, look_at, phrases_of
+from grainline.viz.figure import DPI
+from grainline.viz.look import Look, Told, look
+from grainline.viz.maps import (
+    ABOVE,
+    BELOW,
+    BESIDE,
+    GAP,
+    HEAD,
+    IN_LINE,
+    LARGE,
+    LINE,
+    SIDE,
+    SMALLER,
+    SPACE,
+    WORDS,
+    write_maps,
+)
+from grainline.viz.overlay import limit_of, overlay
+from grainline.viz.page import Gone
+
+CAPTION = (
+    "A red cup stands on a table. The cup is next to an old book. It rains. "
+    "Two men on the left of the old book lean against a wall. A grey wall."
+)
+THINGS = ("cup", "book", "wall", "man", "dog", "lamp", "tree", "boat", "house", "road")
+
+
+def many(number: int) -> str:
+    """A caption of so many sentences with two phrases each, and one more at its end with six."""
+    pairs = [f"{a}{b}" for a in THINGS for b in THINGS]
+    said = [f"The {pairs[2 * i]} is a {pairs[2 * i + 1]}." for i in range(number)]
+    last = ", ".join(f"a {word}" for word in pairs[-5:])
+    return " ".join([*said, f"The {pairs[-6]} is {last}."])
+
+
+# What has a map
+
+
+def slow_phrases(text: str) -> list[list[str]]:
+    """Each sentence with what `select` keeps of the whole text, each once, by hand."""
+    out: list[list[str]] = []
+    met: list[str] = []
+    for one in sentences(text):
+        inside = [p for p in select(text, Rules().phrases(text)) if one.start <= p.start < one.end]
+        inside.sort(key=lambda phrase: phrase.start)
+        fresh = []
+        for phrase in inside:
+            said = words_of(text, phrase)
+            if said.lower() in met:
+                continue
+            met.append(said.lower())
+            if said.lower() != one.text.rstrip(".").lower():
+                fresh.append(said)
+        out.append(fresh)
+    return out
+
+
+@pytest.mark.parametrize("method", ["maxsim", "clip"])
+def test_each_phrase_stands_in_its_sentence_with_its_own_score_and_heat(method: str, tmp_path: Path) -> None:
+    model, picture = tiny_model(method), photo(tmp_path / "a.png", 0)
+    found = look_at(model, model.seen(picture), CAPTION)
+    assert [told.text for told in found.told] == [one.text for one in sentences(CAPTION)]
+    assert [[phrase.text for phrase in told.phrases] for told in found.told] == slow_phrases(CAPTION)
+    assert [len(told.phrases) for told in found.told] == [3, 3, 0, 4, 0]
+    every = [one.text for one in found.texts()]
+    assert every[:4] == ["A red cup stands on a table.", "A red cup", "stands on", "a table"]
+    assert found.heat is not None
+    assert len(found.heat) == len(every) == 5 + 10
+    for one, heat in zip(found.texts(), found.heat, strict=True):
+        assert one.score == pytest.approx(float(model.score([picture], [one.text])[0, 0]), abs=1e-5)
+        np.testing.assert_allclose(heat, model.heat(picture, [one.text])[0], atol=1e-5)
+    assert found.left_out == ""
+
+
+def test_a_phrase_is_a_text_of_one_part() -> None:
+    model = tiny_model("maxsim")
+    text = 'Mt. Wilson rises behind St. Mary\'s church. A sign that reads "Stop. Look." stands at No. 5 here.'
+    said = [phrase for inside in phrases_of(text, sentences(text)) for phrase in inside]
+    assert "Mt. Wilson" in said
+    assert {len(parts) for parts in model.read(said).ids} == {1}
+    assert len(model.read([CAPTION]).ids[0]) == 5
+
+
+def test_without_a_grid_nothing_has_heat_and_no_phrases_are_looked_for(tmp_path: Path) -> None:
+    model = tiny_model("clip")
+    model.method.grid = None
+    found = look_at(model, model.seen(photo(tmp_path / "a.png", 0)), CAPTION)
+    assert found.heat is None
+    assert [told.phrases for told in found.told] == [[]] * 5
+    assert look_at(model, Gone("away"), CAPTION) == Look(Gone("away"), "")
+
+
+@pytest.mark.parametrize(("number", "left"), [(3, 0), (11, 0), (12, 1), (30, 19)])
+def test_sentences_that_are_left_out_are_said(number: int, left: int) -> None:
+    found = look_at(tiny_model("clip"), Image.new("RGB", (8, 8)), many(number))
+    assert len(found.told) == min(number + 1, SENTENCES)
+    assert found.left_out == (left > 0) * f"Left out: {left} of {number + 1} sentences, at the end."
+    assert sum(len(told.phrases) for told in found.told) == 2 * min(number, SENTENCES) + 6 * (not left)
+
+
+def test_of_too_many_phrases_those_at_the_end_of_long_sentences_are_left_out_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, picture = tiny_model("clip"), Image.new("RGB", (8, 8))
+    monkeypatch.setattr("grainline.evaluate.look.PHRASES", 8)
+    found = look_at(model, picture, many(2))
+    kept = [[phrase.text for phrase in told.phrases] for told in found.told]
+    every = phrases_of(many(2), sentences(many(2)))
+    assert [len(inside) for inside in every] == [2, 2, 6]
+    assert kept == [every[0], every[1], every[2][:4]]
+    assert found.left_out == "Left out: 2 of 10 phrases, at the end of their sentences."
+    monkeypatch.setattr("grainline.evaluate.look.SENTENCES", 2)
+    monkeypatch.setattr("grainline.evaluate.look.PHRASES", 2)
+    found = look_at(model, picture, many(2))
+    assert [len(told.phrases) for told in found.told] == [1, 1], "turn by turn"
+    assert found.left_out == (
+        "Left out: 1 of 3 sentences, at the end;"
+        " 2 of 4 phrases in those shown, at the end of their sentences."
+    )
+    for shown in (found, found._replace(heat=None)):
+        assert found.left_out in Page(look(shown, "a")).words
+
+
+# The page
+
+
+def told(*levels: list[float], text: str = "text") -> tuple[list[Told], np.ndarray]:
+    """Sentences with phrases; each list holds the level of a sentence and those of its phrases."""
+    texts = [
+        Told(f"{text} {i}", own, phrases=[Told(f"{text} {i}.{k}", level) for k, level in enumerate(more)])
+        for i, (own, *more) in enumerate(levels)
+    ]
+    return texts, np.stack([np.full((40, 40), level) for one in levels for level in one])
+
+
+def test_phrases_are_choices_below_their_own_sentence() -> None:
+    texts, heat = told([0.5, 0.25, -0.75], [0.1], [0.2, 0.3])
+    drawn = look(Look(Image.new("RGB", (40, 40)), "p", texts, heat), "a")
+    tags = Page(drawn).tags
+    assert [a["id"] for tag, a in tags if tag == "input"] == [f"a-{i}" for i in range(7)]
+    assert {a["name"] for tag, a in tags if tag == "input"} == {"a"}
+    assert ["checked" in a for tag, a in tags if tag == "input"] == [True, *[False] * 6]
+    alts = [(a["alt"] or "").split("'")[1] for _, a in tags if a.get("class") == "over"]
+    assert alts == ["text 0", "text 0.0", "text 0.1", "text 1", "text 2", "text 2.0"]
+    lists = re.findall(r'<ul class="phrases".*?</ul>', drawn)
+    assert [re.findall(r"text [\d.]+(?=</span>)", one) for one in lists] == [
+        ["text 0.0", "text 0.1"],
+        ["text 2.0"],
+    ]
+    first, second, third = (drawn.index(f"<span>text {i}</span>") for i in range(3))
+    assert first < drawn.index(lists[0]) < second < third < drawn.index(lists[1])
+    assert "Point at a sentence or a phrase, or" in drawn
+    assert "a phrase" not in look(Look(Image.new("RGB", (40, 40)), "p", texts[1:2], heat[3:4]), "a")
+
+
+def test_phrases_and_sentences_of_a_picture_share_one_range_that_keeps_the_sign() -> None:
+    texts, heat = told([0.5, 0.25, -0.75], [0.1])
+    one = Look(Image.new("RGB", (40, 40), "white"), "p", texts, heat)
+    drawn = look(one, "a")
+    assert "-0.75 " in drawn
+    assert "+0.75" in drawn
+    maps = [a["src"] for _, a in Page(drawn).tags if a.get("class") == "over"]
+    louder = look(one._replace(heat=np.concatenate([heat[:2], 2 * heat[2:3], heat[3:]])), "a")
+    others = [a["src"] for _, a in Page(louder).tags if a.get("class") == "over"]
+    assert [mine == its for mine, its in zip(maps, others, strict=True)] == [False, False, True, False]
+    assert limit_of(heat) == 0.75
+
+
+def test_phrases_are_escaped_and_listed_without_heat_too() -> None:
+    texts, heat = told([0.5, 0.25], text=EVIL)
+    for one in (
+        Look(Image.new("RGB", (40, 40)), "p", texts, heat),
+        Look(Image.new("RGB", (40, 40)), "p", texts, None),
+        Look(Gone("away"), "", texts),
+    ):
+        page = Page(look(one, "a"))
+        assert page.words.count(f"{EVIL} 0.0") == 1
+        assert "score 0.250" in page.words
+        assert not [tag for tag, _ in page.tags if tag == "script"]
+
+
+# The PNG
+
+
+def test_the_rows_of_the_png_are_sentences_with_their_phrases_in_one_range(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (40, 40), (90, 200, 90))
+    steps = np.linspace(-0.8, 0.8, IN_LINE + 1)
+    levels = ([0.5, -1.0, 0.25], [0.75, *steps.tolist()], [-0.25])
+    texts, heat = told(*levels, text="$x$ of a sentence")
+    plain, its = told([0.5], [0.25])  # without phrases, in cells
+    shown = [Look(picture, "one", texts, heat), Look(Gone("away"), "two"), Look(picture, "three", plain, its)]
+    write_maps(tmp_path / "x.png", shown, "Maps")
+    with Image.open(tmp_path / "x.png") as figure:
+        pixels = figure.convert("RGB")
+
+    def at(left: float, top: float, side: float) -> object:
+        x, y = 2 * SPACE + SIDE + left + side / 2, HEAD + top + side / 2
+        return pixels.getpixel((round(DPI * x), round(DPI * y)))
+
+    head = GAP + 2 * LINE  # one line of words and the score
+    tops = [WORDS, WORDS + LARGE + BELOW + head]
+    tops.append(tops[1] + 2 * LARGE + BELOW + head)  # the second sentence has two lines of phrases
+    for top, (own, *more) in zip(tops, levels, strict=True):
+        places = [(0.0, top, LARGE)] + [
+            (LARGE + SPACE + i % IN_LINE * (SMALLER + BESIDE), top + ABOVE + i // IN_LINE * LARGE, SMALLER)
+            for i in range(len(more))
+        ]
+        for place, level in zip(places, (own, *more), strict=True):
+            wanted = overlay(picture, np.full((40, 40), level), limit=1.0).getpixel((20, 20))
+            assert at(*place) == pytest.approx(wanted, abs=2)
+    last = tops[2] + LARGE + BELOW + SIDE + WORDS + WORDS
+    strong, weak = (overlay(picture, np.full((40, 40), x), limit=0.5).getpixel((20, 20)) for x in (0.5, 0.25))
+    assert at(0.0, last, SIDE) == pytest.approx(strong, abs=2), "each picture has a range of its own"
+    assert at(SIDE + SPACE, last, SIDE) == pytest.approx(weak, abs=2)
+
+
+def test_the_png_says_what_is_left_out(tmp_path: Path) -> None:
+    texts, heat = told([0.5, 0.25], [0.1])
+    one = Look(Image.new("RGB", (40, 40)), "one", texts, heat)
+    drawn = []
+    for left_out in ("", "Left out: 3 of 33 phrases, at the end of their sentences."):
+        write_maps(tmp_path / "x.png", [one._replace(left_out=left_out)], "Maps")
+        with Image.open(tmp_path / "x.png") as figure:
+            x, y = (round(DPI * z) for z in (SPACE, HEAD + WORDS + SIDE + 0.25))
+            drawn.append(np.asarray(figure.convert("L"))[y : y + DPI // 3, x : x + round(DPI * SIDE)].min())
+    assert drawn[0] == 255
+    assert drawn[1] < 150
