@@ -4,9 +4,9 @@ least; pictures that look most and least alike to their texts.
 
 import numpy as np
 
-from grainline.evaluate.examples import SENTENCES as MOST
 from grainline.evaluate.examples import SHOWN, Measured
 from grainline.evaluate.items import item_scores, margins
+from grainline.evaluate.look import SENTENCES as MOST
 from grainline.evaluate.noise import NOISY, PLAIN, SENTENCES, place
 from grainline.evaluate.regions import margins as leads
 from grainline.evaluate.regions import question_scores
