@@ -1,4 +1,4 @@
-"""What every method can do: six verbs. Training, retrieval, evaluation and drawing use nothing else."""
+"""What every method can do: six verbs. Retrieval, evaluation and drawing use nothing else, training `meet`."""
 
 from abc import ABC, abstractmethod
 from typing import Protocol, runtime_checkable
