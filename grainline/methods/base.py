@@ -1,4 +1,4 @@
-"""What every method can do: six verbs. Retrieval, evaluation and drawing use nothing else, training `meet`."""
+"""What every method can do: six verbs, and `meet` in training. All other parts of the package use nothing else."""
 
 from abc import ABC, abstractmethod
 from typing import Protocol, runtime_checkable
