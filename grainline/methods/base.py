@@ -1,4 +1,4 @@
-"""What every method can do: six verbs, and `meet` in training. All other parts of the package use nothing else."""
+"""What every method can do: six verbs, and `meet` in training. No other part of the package uses more."""
 
 from abc import ABC, abstractmethod
 from typing import Protocol, runtime_checkable
