@@ -22,8 +22,8 @@ from grainline.model import Model, find_run, load
 MOST = 1e-4  # largest difference of a number of a unit vector before writing and after reading again
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 BESIDE = ("tokenizer.json", "tokenizer_meta.json")
-FORMS = {"clip": "clip", "siglip": "siglip", "himo": "clip"}
-"""Methods that are, once trained, a model of others, and which."""
+FORMS = {"clip": "clip", "siglip": "siglip", "himo": "clip", "beta_clip": "clip"}
+"""Methods that score as a model of others does once they are trained, and which."""
 
 
 def convert(source: str, out: str | Path) -> Parity:
@@ -100,7 +100,7 @@ def _obstacle(model: Model) -> str:
     """Why no other program has a model like this one; empty where one has."""
     config: Any = model.description.config
     name = model.description.method
-    if name not in FORMS:
+    if name not in FORMS or model.method.pairwise:
         return f"{name} scores pairs by their tokens, which no CLIP or SigLIP does"
     kinds = {}
     for side, own in (("image", config.image), ("text", config.text)):

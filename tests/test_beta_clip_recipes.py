@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import OpenAI, save_state, tokenizer
-from runs import call, logged
+from runs import call, complaint, logged, recipe
 
 from grainline.model import load
 from grainline.recipe import names, read_recipe
@@ -114,3 +114,17 @@ def test_a_run_from_an_openai_file_learns_its_pooling_fast_and_measures(tmp_path
     method = load(run, device="cpu").method
     assert (method.grid, method.size, method.context) == ((8, 8), 32, 248)
     assert call("evaluate", run, "--data", "scenes:dev?count=4", "--suite", "fg-ovd") == 0
+    assert call("convert", run, tmp_path / "folder") == 0
+    ours, theirs = load(run, device="cpu"), load(tmp_path / "folder", device="cpu")
+    texts = ["a red disc", "a small star left of a box"]
+    torch.testing.assert_close(ours.encode(texts=texts).vector, theirs.encode(texts=texts).vector)
+
+
+def test_conditioned_scores_have_no_form_in_other_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert (
+        call("train", recipe(tmp_path, "beta_clip"), "--out", run, "--set", "model.scoring=conditioned") == 0
+    )
+    assert "beta_clip scores pairs by their tokens" in complaint(capsys, "convert", run, tmp_path / "folder")
