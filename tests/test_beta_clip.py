@@ -137,6 +137,32 @@ def test_padding_is_no_candidate() -> None:
     assert (found["pooled i2t"] + found["pooled t2i"]) / 2 == pytest.approx(0.856607, **near)
 
 
+def test_padding_stays_in_the_denominators_if_asked_for() -> None:
+    method = beta_clip(padding="candidates")
+    found = values(told(method, *four_rows(last=False)))
+    assert (found["pooled i2t"] + found["pooled t2i"]) / 2 == pytest.approx(0.862056, **near)
+    binary = values(told(beta_clip(padding="candidates", form="bce"), *four_rows(last=False)))
+    assert binary["pooled"] == values(told(beta_clip(form="bce"), *four_rows(last=False)))["pooled"]
+
+
+def test_padding_that_is_a_candidate_reads_as_its_first_token_and_sees_its_picture() -> None:
+    method, plain = beta_clip(padding="candidates"), beta_clip()
+    images, texts = batch(4)
+    images = images._replace(pixels=images.pixels.double())
+    pair = method.meet(Pair(method.encode_images(images), method.encode_texts(texts)))
+    none = texts.item < 0
+    one = torch.zeros_like(texts.mask)
+    one[:, 0, 0] = True
+    alone = plain.encode_texts(texts._replace(mask=one)).vector
+    torch.testing.assert_close(pair.texts.vector[none], alone[none])
+    torch.testing.assert_close(pair.texts.vector[~none], plain.encode_texts(texts).vector[~none])
+    for i in none.nonzero()[:, 0].tolist():  # two slots a picture
+        seen = plain.see(rows(pair.images, slice(i // 2, i // 2 + 1)), rows(pair.texts, slice(i, i + 1)))
+        torch.testing.assert_close(pair.texts.extra.seen[i], seen[0])
+    foil = int((texts.level == FOIL).nonzero())
+    assert pair.texts.extra.seen[foil].abs().sum() == 0
+
+
 @pytest.mark.parametrize(
     ("divisor", "whole", "padded"),
     [("rows", 1.137833, 3.729429 / 3), ("pairs", 0.284458, 0.414381), ("slots", 0.284458, 0.233089)],

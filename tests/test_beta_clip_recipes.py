@@ -26,8 +26,8 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "k16": {},
 }  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {  # sections 4, 7 and 8 of the method's specification
-    "official": {"input_norm": False, "divisor": "slots", "detach_keys": True},
-    "paper": {"input_norm": True, "divisor": "rows", "detach_keys": False},
+    "official": {"input_norm": False, "divisor": "slots", "padding": "candidates", "detach_keys": True},
+    "paper": {"input_norm": True, "divisor": "rows", "padding": "masked", "detach_keys": False},
 }
 
 

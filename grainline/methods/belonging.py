@@ -13,22 +13,30 @@ def picture_keys(images: Encoded, group: int | None) -> Keys:
     return Keys(images.item, images.image, _group(place, group), torch.zeros_like(place))
 
 
-def text_keys(everyone: Pair, group: int | None) -> Keys:
-    """Keys of everyone's texts [M]. A foil is in no pair. Padding is in none either, but it has a group.
-
-    What stands in a slot is known by its place: all pictures have equally many rows, padding included.
+def text_keys(everyone: Pair, group: int | None, padding: bool = False) -> Keys:
+    """Keys of everyone's texts [M]. A foil is in no pair; padding has a group, and with `padding` it is a
+    candidate of that group, which asks for nothing itself.
     """
     images, texts = everyone
     place, row = place_of(texts.image, images.image), torch.arange(len(texts.item), device=texts.item.device)
-    slots = max(1, len(row) // max(1, len(images.image)))
-    with_picture, padding = place >= 0, texts.item < 0
-    of = torch.where(with_picture, place, (row // slots).clamp(max=len(images.image) - 1))
+    with_picture, empty = place >= 0, texts.item < 0
+    item = texts.item.masked_fill(~with_picture, -1)
+    if padding:
+        item = torch.where(empty, texts.item.max() + 1 + row, item)
+    of = torch.where(with_picture, place, slot_of(images, texts))
     return Keys(
-        texts.item.masked_fill(~with_picture, -1),
+        item,
         texts.image.masked_fill(~with_picture, -1),
-        _group(of, group).masked_fill(~(with_picture | padding), -1),
+        _group(of, group).masked_fill(~(with_picture | empty), -1),
         row,
     )
+
+
+def slot_of(images: Encoded, texts: Encoded) -> Tensor:
+    """The picture in whose slots each text stands: [M]; all pictures have equally many, padding included."""
+    row = torch.arange(len(texts.item), device=texts.item.device)
+    slots = max(1, len(row) // max(1, len(images.image)))
+    return (row // slots).clamp(max=max(0, len(images.image) - 1))
 
 
 def _group(place: Tensor, size: int | None) -> Tensor:

@@ -29,7 +29,7 @@ from grainline.losses.beta import Beta, Divisor, beta_bce, beta_ce, beta_ce_both
 from grainline.losses.blocks import Keys
 from grainline.losses.others import further_ce, others_bce, repeated_ce
 from grainline.methods.base import Method, dot
-from grainline.methods.belonging import picture_keys, place_of, rank_of, text_keys
+from grainline.methods.belonging import picture_keys, place_of, rank_of, slot_of, text_keys
 from grainline.methods.common import both_ways, constant, cosine_heat
 from grainline.nn.cross import CrossPool
 from grainline.nn.pool import unit
@@ -82,6 +82,9 @@ class BetaCLIPConfig(TowersConfig):
     decay: float = Field(0.0, ge=0)  # it falls by exp(-decay) with each slot between them (table 13)
     divisor: Divisor = "pairs"  # of "bce": rows, as in the paper, or their square; slots: with padding
     group: int | None = Field(None, gt=1)  # pictures that beta-CAL compares; None: the global batch
+    padding: Literal["masked", "candidates"] = (
+        "masked"  # empty slots in the softmax of "ce": in the code they stay
+    )
     others: OthersConfig | None = None
     detach_keys: bool = False  # summaries and captions learn as queries only
     scoring: Literal["vectors", "conditioned"] = "vectors"
@@ -116,6 +119,7 @@ class BetaCLIP(Method):
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
         self.pool = CrossPool(self.towers.space, cfg.heads, cfg.mlp_ratio, cfg.input_norm)
         self.pool_scale = LogitScale(cfg.pool_scale, cfg.max_scale)
+        self.keeps_padding = cfg.padding == "candidates" and cfg.form == "ce"
 
     def encode_images(self, images: Images) -> Encoded:
         """tokens: patches in the shared space, not of unit length"""
@@ -125,6 +129,10 @@ class BetaCLIP(Method):
         return Encoded(unit(self.towers.to_image(seen.pooled)), tokens, mask, images.image, images.image)
 
     def encode_texts(self, texts: Texts) -> Encoded:
+        if self.keeps_padding:  # an empty slot reads as its first token alone, as in the code
+            first = torch.zeros_like(texts.mask)
+            first[:, 0, 0] = texts.item < 0
+            texts = texts._replace(mask=texts.mask | first)
         read = self.towers.encode_texts(texts)
         extra = Grained(texts.level, read.vector[:, :0])
         return read._replace(tokens=read.tokens[:, :0], mask=read.mask[:, :0], extra=extra)
@@ -136,6 +144,8 @@ class BetaCLIP(Method):
         """
         images, texts = mine
         place = place_of(texts.image, images.image)
+        if self.keeps_padding:
+            place = torch.where(texts.item < 0, slot_of(images, texts), place)
         with_picture = (place >= 0).nonzero()[:, 0]
         of = place[with_picture]
         order = rank_of(of)
@@ -164,7 +174,7 @@ class BetaCLIP(Method):
         cfg = self.cfg
         scales = {"scale": self.scale().detach(), "pooled scale": self.pool_scale().detach()}
         terms = self._summaries(mine, everyone) if cfg.whole > 0 else {}
-        every = text_keys(everyone, cfg.group)
+        every = text_keys(everyone, cfg.group, self.keeps_padding)
         own = own_rows(every, len(mine.texts.item))
         form = self._cross_entropy if cfg.form == "ce" else self._binary
         terms |= form(mine, everyone, own, every)
