@@ -1,13 +1,12 @@
 """beta-CLIP against its controls: the same pairs, the same encoders, three seeds of each setting, measured.
 
     GRAINLINE_DATA=... python -m benchmarks.beta_clip OUT [--minutes 90] [--jobs 2]
-    GRAINLINE_DATA=... python -m benchmarks.beta_clip OUT --tables
 
-The first line trains and measures, two runs side by side with a thread each, until its time is over; start it
+It trains and measures, two runs side by side with a thread each, until its time is over; start it
 as often as you like, it goes on. OUT/runs.jsonl gets a line for every run. For each seed and set there is a
 CLIP from scratch, and every other run begins with it and sees as many pairs as all others. Settings stand in
-the order of their worth, all seeds of one together; those that found no time are named at the end. The second
-line prints the tables and predictions of docs/methods/beta-clip.md.
+the order of their worth, all seeds of one together; those that found no time are named at the end. Tables and
+predictions: benchmarks/beta_clip_tables.py.
 """
 
 from functools import partial
@@ -20,12 +19,8 @@ from benchmarks.study import (
     SECONDS,
     SEEDS,
     Folder,
-    Ordering,
     arguments,
-    cells,
     data_folder,
-    minutes_of,
-    orderings,
     work,
 )
 from grainline.recipe import read_recipe
@@ -34,12 +29,6 @@ SCENES = 8000  # pictures to train on
 BATCH = 64  # pictures, which are one group of beta-CAL
 STEPS = {"scenes": (240, 200), "openstax": (200, 100)}  # from scratch, with twice the batch; tuned
 HELD_OUT = 300  # scenes
-FOUND = [(name, "retrieval") for name in ("image to text R@1", "text to image R@1", "rSum")]
-LIKE = [(f"Sim, {kind}", "similarity") for kind in ("sentences", "all texts")]
-COLUMNS = {
-    "scenes": [("accuracy", "regions"), *FOUND, *LIKE],
-    "openstax": [*FOUND, *LIKE],
-}
 BETAS = (0.5, 0.0, 1.0, 0.25)
 
 
@@ -157,129 +146,9 @@ def recipe(folder: Folder, setting: Setting, seed: int) -> Path:
     return path
 
 
-def measurement(metric: str, data: str) -> str:
-    """The name of the measurement that holds a metric."""
-    kind = "regions" if metric in ("accuracy", "mean rank") else "retrieval"
-    return f"{'similarity' if metric.startswith('Sim') else kind} on {data}"
-
-
-BOTH = ("scenes", "openstax")
-RETRIEVAL = ("text to image R@1", "image to text R@1")
-ORDERINGS = [
-    Ordering("tuning on captions alone raises the accuracy of regions (table 3)", "k1", "clip", "accuracy"),
-    Ordering("CE, beta 0.5, beats tuning on captions alone in regions (table 3)", "ce-0.5", "k1", "accuracy"),
-    Ordering(
-        "BCE, beta 0.5, does not beat it in regions by much: 42.7 to 44.6 (table 3)",
-        "k1",
-        "bce-0.5",
-        "accuracy",
-    ),
-    Ordering(
-        "six positives without conditioning are worse in regions than one (table 3)",
-        "k1",
-        "unconditioned",
-        "accuracy",
-    ),
-    Ordering(
-        "CE, beta 0.5, beats six positives without conditioning in regions (table 3)",
-        "ce-0.5",
-        "unconditioned",
-        "accuracy",
-    ),
-    *(
-        Ordering(
-            f"{form.upper()}: beta {high:g} beats beta {low:g} in regions (table 4)",
-            f"{form}-{high:g}",
-            f"{form}-{low:g}",
-            "accuracy",
-        )
-        for form, high, low in (
-            ("ce", 0.25, 0.0),
-            ("ce", 0.5, 0.25),
-            ("ce", 0.5, 0.0),
-            ("bce", 0.25, 0.0),
-            ("bce", 0.5, 0.0),
-        )
-    ),
-    *(
-        Ordering(f"CE: beta 0 is worse in regions than {what} (table 4)", name, "ce-0", "accuracy")
-        for name, what in (("k1", "tuning on captions alone"), ("clip", "CLIP"))
-    ),
-    *(
-        Ordering(
-            f"{form.upper()}: Sim, all texts, rises from beta {low:g} to {high:g} (table 4)",
-            f"{form}-{high:g}",
-            f"{form}-{low:g}",
-            "Sim, all texts",
-            BOTH,
-        )
-        for form in ("ce", "bce")
-        for low, high in ((0.0, 0.25), (0.25, 0.5), (0.5, 1.0))
-    ),
-    Ordering(
-        "BCE at beta 0 has a higher Sim, all texts, than CE (table 4)",
-        "bce-0",
-        "ce-0",
-        "Sim, all texts",
-        BOTH,
-    ),
-    *(
-        Ordering(f"CE: beta 0 beats beta 0.5 in {way} (table 4)", "ce-0", "ce-0.5", way, BOTH)
-        for way in RETRIEVAL
-    ),
-    *(
-        Ordering(
-            f"CE beats BCE in regions at beta {beta:g} (table 4)", f"ce-{beta:g}", f"bce-{beta:g}", "accuracy"
-        )
-        for beta in (0.25, 0.5, 1.0)
-    ),
-    *(
-        Ordering(f"BCE beats CE in {way} at beta 0.5 (table 4)", "bce-0.5", "ce-0.5", way, BOTH)
-        for way in RETRIEVAL
-    ),
-    *(
-        Ordering(f"tuning on captions alone raises {way} (table 3)", "k1", "clip", way, BOTH)
-        for way in RETRIEVAL
-    ),
-    Ordering("CE: sixteen texts beat six in regions (table 6)", "ce-0.5-k16", "ce-0.5", "accuracy"),
-    Ordering(
-        "BCE: sixteen texts beat six in regions (table 6: they do not)", "bce-0.5-k16", "bce-0.5", "accuracy"
-    ),
-    Ordering(
-        "negatives of other pictures raise BCE in regions (table 8)", "bce-1-others", "bce-1", "accuracy"
-    ),
-    Ordering(
-        "negatives of other pictures do not raise CE in regions (table 8)", "ce-1", "ce-1-others", "accuracy"
-    ),
-    Ordering(
-        "not of the paper: norms before the pooling lower Sim, all texts",
-        "ce-0.5-no-norm",
-        "ce-0.5",
-        "Sim, all texts",
-    ),
-]
-
-
-def tables(folder: Folder) -> None:
-    """Everything as Markdown."""
-    for data, columns in COLUMNS.items():
-        print(f"\n### {data}\n\n| setting | {' | '.join(c for c, _ in columns)} | minutes |")
-        print("|---|" + "---|" * (len(columns) + 1))
-        for setting in (s for s in SETTINGS if s.data == data):
-            known = {name: cells(folder, setting.key, [name]) for name in measurements(setting)}
-            minutes = minutes_of(folder, setting.key)
-            if minutes and all(known.values()):
-                shown = [known.get(f"{name} on {data}", {}).get(metric, "") for metric, name in columns]
-                print(f"| {setting.name} | {' | '.join(shown)} | {minutes} |")
-    orderings(folder, ORDERINGS, measurement)
-
-
 def main() -> None:
     args = arguments(__doc__)
     folder = Folder(args.out, data_folder())
-    if args.tables:
-        tables(folder)
-        return
     folder.draw(SCENES)
     jobs = [
         (f"{setting.key}-{seed}", partial(run, folder, setting, seed))

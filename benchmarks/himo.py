@@ -176,7 +176,7 @@ def components(folder: Folder) -> None:
 
 
 def main() -> None:
-    args = arguments(__doc__)
+    args = arguments(__doc__, "tables")
     folder = Folder(args.out, data_folder())
     if args.tables:
         tables(folder)

@@ -133,6 +133,9 @@ class Ordering(NamedTuple):
     lower: str
     metric: str
     sets: tuple[str, ...] = ("scenes",)
+    names: tuple[str, str] | None = (
+        None  # of the measurements of both, without the set; None: those of the metric
+    )
 
 
 def difference(after: Sequence[Result], before: Sequence[Result], metric: str) -> tuple[Metric, list[float]]:
@@ -163,8 +166,10 @@ def orderings(folder: Folder, predictions: Sequence[Ordering], name_of: Callable
     print("\n| prediction | set | difference | each seed | verdict |\n|---|---|---|---|---|")
     for ordering in predictions:
         for data in ordering.sets:
-            name = name_of(ordering.metric, data)
-            sides = [folder.results(f"{data}-{n}", name) for n in (ordering.higher, ordering.lower)]
+            usual = name_of(ordering.metric, data)
+            names = [f"{n} on {data}" for n in ordering.names] if ordering.names else [usual, usual]
+            settings = (f"{data}-{n}" for n in (ordering.higher, ordering.lower))
+            sides = [folder.results(*side) for side in zip(settings, names, strict=True)]
             if not all(len(side) == len(SEEDS) for side in sides):
                 print(f"| {ordering.claim} | {data} | not run | | undecided |")
                 continue
@@ -199,13 +204,14 @@ def shown(found: Metric, value: float) -> str:
     return f"{value:+.3f}" if abs(value) < 2 and found.unit != "sum" else f"{value:+.1f}"
 
 
-def arguments(doc: str | None) -> argparse.Namespace:
-    """The command line of a study."""
+def arguments(doc: str | None, *flags: str) -> argparse.Namespace:
+    """The command line of a study, with flags of its own."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=90)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--tables", action="store_true")
+    for flag in flags:
+        parser.add_argument(f"--{flag}", action="store_true")
     args = parser.parse_args()
     if "GRAINLINE_DATA" not in os.environ:
         sys.exit("set GRAINLINE_DATA to the folder that holds openstax/")
