@@ -172,6 +172,7 @@ def figure(folder: Folder, path: Path) -> None:
                 for results, (_, metric, _) in zip(found, POOLED, strict=True)
             ]
             drawn.append((setting.name, metrics))
+    drawn.sort(key=lambda one: (one[0].startswith("bce"), one[0]))
     canvas = Figure(figsize=(7.2, 3.0), dpi=110, layout="constrained")
     axes = canvas.add_subplot()
     titles = ("summary of the picture", *(title for title, *_ in POOLED[1:]))
