@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from grainline.losses.blocks import Blocks, Keys, Tile
 from grainline.losses.contrastive import sigmoid, soft_info_nce
-from grainline.losses.pairs import Logistic, Normalised, pair_loss
+from grainline.losses.normalised import Normalised
+from grainline.losses.pairs import Logistic, pair_loss
 from grainline.losses.scores import Dot, Parts, Pull, Score
 from grainline.nn.late import late_score
 from grainline.types import Mean
