@@ -43,8 +43,9 @@ class TwoPasses(torch.autograd.Function):
                 if room >= 0:
                     known.append(logits)
                 if where is not None:
+                    hits = where.weight * logits
                     for side in sides:
-                        side.meet(tile, where.weight, logits)
+                        side.meet(tile, where.weight, hits)
                     logits = kept(logits, where, -torch.inf)
                 for side in sides:
                     side.add(tile, logits)
@@ -80,9 +81,9 @@ class _Side:
     def part(self, tile: Tile) -> slice:
         return tile.cols if self.number else tile.rows
 
-    def meet(self, tile: Tile, weight: Tensor, logits: Tensor) -> None:
-        """Take in the positives of a tile."""
-        self.hit[self.part(tile)] += (weight * logits).sum(1 - self.number)
+    def meet(self, tile: Tile, weight: Tensor, hits: Tensor) -> None:
+        """Take in the positives of a tile: their weights, and those times the logits."""
+        self.hit[self.part(tile)] += hits.sum(1 - self.number)
         self.mass[self.part(tile)] += weight.sum(1 - self.number)
 
     def add(self, tile: Tile, logits: Tensor) -> None:

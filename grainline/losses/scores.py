@@ -11,8 +11,8 @@ Parts = tuple[Tensor, ...]
 """Tensors that belong to the same rows: [n, ...] each. Shared parameters have any shape."""
 
 Pull = Callable[[Tensor, Sequence[Tensor | None]], None]
-"""Takes a gradient by the logits of a tile [r, c]; adds what it is to rows, columns and shared parameters to sums
-of the same shapes, in this order. None: not wanted."""
+"""From a gradient by the logits of a tile to those by rows, columns and shared parameters, which are added to
+sums of the same shapes, in this order; None: not wanted."""
 
 CACHED = 512
 """Rows and columns of a tile on a CPU: it stays in the cache of a core."""
