@@ -6,6 +6,7 @@ together are no larger than the rows and columns themselves: so a tile is comput
 in large ones, and memory stays linear in the number of rows.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,9 @@ from grainline.losses.blocks import Tile, Where
 from grainline.losses.job import Job, exact, kept, only_once, total, zeros
 
 TINY = 1e-30
+NEAR = 30.0
+"""So far apart may logits be for rows and columns to share their exponentials: in float32 even those of e-25
+of the largest one of their row are not lost then."""
 LOG2E = 1.4426950408889634
 """Powers of 2 take a quarter of the time of torch's `exp` on processors that are not Intel's."""
 
@@ -47,8 +51,8 @@ class TwoPasses(torch.autograd.Function):
                     for side in sides:
                         side.meet(tile, where.weight, hits)
                     logits = kept(logits, where, -torch.inf)
-                for side in sides:
-                    side.add(tile, logits)
+                for side, lse in zip(sides, _log_sums(logits, len(sides)), strict=True):
+                    side.add(tile, lse)
         ctx.job, ctx.sides, ctx.known = job, sides, known
         ctx.save_for_backward(*tensors)
         out = [x for side in sides for x in side.mean()]
@@ -61,11 +65,10 @@ class TwoPasses(torch.autograd.Function):
         job, tensors = ctx.job, ctx.saved_tensors
         sums = zeros(tensors, ctx.needs_input_grad[2:])
         with exact(tensors[0]):
-            learn = [side.learn(grad) for side, grad in zip(ctx.sides, grads[::2], strict=True)]
+            second = _second(ctx.sides, grads[::2])
             for number, (tile, here, where) in enumerate(job.each(tensors)):
                 logits, pull = job.score.pulled(*here, ctx.known[number] if number < len(ctx.known) else None)
-                slopes = [side.slopes(logits, tile, where) for side in learn]
-                pull(slopes[0] if len(slopes) == 1 else slopes[0].add_(slopes[1]), job.part(sums, tile))
+                pull(second.slopes(logits, tile, where), job.part(sums, tile))
         return None, None, *sums
 
 
@@ -86,28 +89,41 @@ class _Side:
         self.hit[self.part(tile)] += hits.sum(1 - self.number)
         self.mass[self.part(tile)] += weight.sum(1 - self.number)
 
-    def add(self, tile: Tile, logits: Tensor) -> None:
-        """Take in the candidates of a tile; -inf is none."""
+    def add(self, tile: Tile, lse: Tensor) -> None:
+        """Take in the candidates of a tile: the logs of their sums of exponentials; -inf is none."""
         here = self.part(tile)
-        self.lse[here] = torch.logaddexp(self.lse[here], _log_sum_exp(logits, 1 - self.number))
+        self.lse[here] = torch.logaddexp(self.lse[here], lse)
 
     def mean(self) -> tuple[Tensor, Tensor]:
         asks = self.mass > 0
         losses = torch.where(asks, self.lse - self.hit / self.mass.clamp(min=TINY), 0.0)
         return total(self.shares, losses), (self.shares * asks).sum()
 
-    def learn(self, grad: Tensor) -> "_Learn":
-        asks = self.mass > 0
-        force = torch.where(asks, self.shares * grad.to(self.shares.dtype), 0.0)
-        lse = self.lse.masked_fill(~asks, torch.inf)  # no exponential of such a row is more than 0 then
-        return _Learn(self, lse, force, force / self.mass.clamp(min=TINY))
+
+def _log_sums(logits: Tensor, sides: int) -> list[Tensor]:
+    """The logs of the sums of exponentials of rows [r] and, with two sides, of columns [c]
+
+    With two sides the host waits for the device, to read whether they can share the exponentials.
+    """
+    tops = [logits.amax(1 - side) for side in range(sides)]
+    if (zero := _near(tops)) is not None:
+        exps = _exp_from(logits, zero)
+        return [exps.sum(1 - side).log_().add_(zero) for side in range(sides)]
+    found = []
+    for side, top in enumerate(tops):
+        zero = top.masked_fill(top.abs() == torch.inf, 0.0)
+        exps = _exp_from(logits, zero.unsqueeze(1 - side))
+        found.append(exps.sum(1 - side).log_().add_(zero))
+    return found
 
 
-def _log_sum_exp(logits: Tensor, dim: int) -> Tensor:
-    """As torch.logsumexp."""
-    top = logits.amax(dim, keepdim=True)
-    top = top.masked_fill(top.abs() == torch.inf, 0.0)
-    return _exp_from(logits, top).sum(dim).log_().add_(top.squeeze(dim))
+def _near(sides: list[Tensor]) -> Tensor | None:
+    """The largest number of two sides if all are near to it, but for those that are -inf; else None"""
+    if len(sides) == 1:
+        return None
+    both = torch.cat(sides)
+    top, least = both.amax(), both.masked_fill(both == -torch.inf, torch.inf).amin()
+    return top if 0 <= float(top - least) <= NEAR else None
 
 
 def _exp_from(logits: Tensor, zero: Tensor) -> Tensor:
@@ -115,20 +131,45 @@ def _exp_from(logits: Tensor, zero: Tensor) -> Tensor:
     return torch.add(-LOG2E * zero, logits, alpha=LOG2E).exp2_()
 
 
-class _Learn(NamedTuple):
-    """The second pass over a side."""
+class _Second(NamedTuple):
+    """The second pass; of each list the first tensor is about rows, a second one about columns."""
 
-    side: _Side
-    lse: Tensor
-    force: Tensor  # gradient by the loss of each row
-    pull: Tensor  # the same for a weight of 1
+    near: Tensor | None  # [] what all of lse is near to, if they share the exponentials
+    lse: list[Tensor]
+    force: list[Tensor]  # gradient by the loss of each row; with `near` times exp(near - lse)
+    pull: list[Tensor]  # gradient by that loss for a weight of 1
 
     def slopes(self, logits: Tensor, tile: Tile, where: Where | None) -> Tensor:
         """The gradient by the logits of a tile."""
-        lse, force, pull = (
-            x[self.side.part(tile)].unsqueeze(1 - self.side.number) for x in (self.lse, self.force, self.pull)
-        )
-        out = _exp_from(logits, lse)
+        if self.near is not None:
+            out = _exp_from(logits, self.near).mul_(_added(_across(self.force, tile)))
+        else:
+            pairs = zip(_across(self.lse, tile), _across(self.force, tile), strict=True)
+            out = _added([_exp_from(logits, lse).mul_(force) for lse, force in pairs])
         if where is None:
-            return out.mul_(force)
-        return kept(out.mul_(force), where, 0.0).sub_(where.weight * pull)
+            return out
+        return kept(out, where, 0.0).addcmul_(where.weight, _added(_across(self.pull, tile)), value=-1)
+
+
+def _across(sides: list[Tensor], tile: Tile) -> list[Tensor]:
+    """Of each side what belongs to a tile: [r, 1], [1, c]"""
+    parts = (tile.rows, tile.cols)[: len(sides)]
+    return [x[part].unsqueeze(1 - side) for side, (x, part) in enumerate(zip(sides, parts, strict=True))]
+
+
+def _added(sides: list[Tensor]) -> Tensor:
+    return sides[0] if len(sides) == 1 else sides[0] + sides[1]
+
+
+def _second(sides: list[_Side], grads: Sequence[Tensor]) -> _Second:
+    asks = [side.mass > 0 for side in sides]
+    force = [
+        torch.where(ask, side.shares * grad.to(side.shares.dtype), 0.0)
+        for ask, side, grad in zip(asks, sides, grads, strict=True)
+    ]
+    pull = [x / side.mass.clamp(min=TINY) for x, side in zip(force, sides, strict=True)]
+    # No exponential of a row that asks for nothing is more than 0.
+    lse = [side.lse.masked_fill(~ask, torch.inf) for ask, side in zip(asks, sides, strict=True)]
+    if (near := _near([side.lse for side in sides])) is not None:
+        force = [x * torch.exp(near - y) for x, y in zip(force, lse, strict=True)]
+    return _Second(near, lse, force, pull)

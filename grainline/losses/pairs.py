@@ -59,7 +59,7 @@ class Logistic(Separable):
 
 
 def _sign_and_size(where: Where) -> tuple[Tensor, Tensor]:
-    """-1 and the weight of positives, 1 and 1 of all others: [r, c] both; in place of torch.where, which is slow"""
+    """-1 and the weight of positives, 1 and 1 of all others: [r, c] both; torch.where takes far more time"""
     other = (~where.same).to(where.weight.dtype)
     return 2 * other - 1, where.weight + other
 
