@@ -5,11 +5,11 @@ through them (`scores.py`): `Dot`, or any differentiable function of rows, colum
 A loss class says what becomes of the logits:
 
     Separable   each pair has a loss of its own: loss and gradient come out of one pass over the tiles
-    Normalised  cross-entropy of rows, and of columns: a first pass finds the sums of exponentials, and the
-                backward pass computes the tiles again
+    Normalised  cross-entropy of rows, and of columns, in two passes (`normalised.py`)
 
 Which pairs are positives, negatives or none is described by `Blocks`. What is kept is linear in the number of
-rows: the inputs, their gradients, and a few numbers for each row and column.
+rows: the inputs, their gradients, a few numbers for each row and column, and for `Normalised` logits of tiles
+that take no more than the inputs.
 """
 
 from abc import ABC, abstractmethod
