@@ -779,17 +779,17 @@ REGIONS = [
 ]
 
 TILES = [
-    Fault("losses/pairs.py", "tests/test_pairs.py", "columns are summed as rows are",
-          "logits.logsumexp(1 - self.number)", "logits.logsumexp(1 - self.number).flip(0)"),
-    Fault("losses/pairs.py", "tests/test_pairs.py", "what is no pair stands in the sums of exponentials",
-          "logits = _kept(logits, where, -torch.inf)", "pass"),
+    Fault("losses/normalised.py", "tests/test_pairs.py", "columns are summed as rows are",
+          "return [exps.sum(1 - side)", "return [exps.sum(1 - side).flip(0)"),
+    Fault("losses/normalised.py", "tests/test_pairs.py", "what is no pair stands in the sums of exponentials",
+          "logits = kept(logits, where, -torch.inf)", "pass"),
     Fault("losses/pairs.py", "tests/test_pairs.py", "positives of binary cross-entropy weigh the same",
-          "towards = -where.weight * (-logits).sigmoid()", "towards = -(-logits).sigmoid()"),
-    Fault("losses/pairs.py", "tests/test_pairs.py", "shared parameters learn from the last tile alone",
-          "into[part] += x", "into[part] = x"),
-    Fault("losses/pairs.py", "tests/test_pairs.py", "a second derivative is wrong in silence",
+          "where.weight + other", "where.same + other"),
+    Fault("losses/scores.py", "tests/test_pairs.py", "shared parameters learn from the last tile alone",
+          "into += x", "into.copy_(x)"),
+    Fault("losses/job.py", "tests/test_pairs.py", "a second derivative is wrong in silence",
           "if torch.is_grad_enabled():\n        raise", "if False:\n        raise"),
-    Fault("losses/pairs.py", "tests/test_pairs.py", "autocast halves the precision of tiles",
+    Fault("losses/job.py", "tests/test_pairs.py", "autocast halves the precision of tiles",
           "x.device.type, enabled=False)", "x.device.type)"),
     Fault("losses/blocks.py", "tests/test_pairs.py", "tiles with positives count as plain",
           "whole and not row.image.meets(col.image)", "whole"),
@@ -870,6 +870,8 @@ BETA_CLIP = [
           "(size[group.clamp(min=0)] - 1)", "(size[group.clamp(min=0)])"),
     Fault("losses/others.py", "tests/test_beta_clip.py", "a picture's own text is its negative",
           ".masked_fill(image[:, None] == owner, -torch.inf)", ""),
+    Fault("losses/normalised.py", "tests/test_beta_clip.py", "a pair that a score takes out makes NaN",
+          "torch.where(where.weight > 0, where.weight * logits, 0.0)", "where.weight * logits"),
     Fault("losses/others.py", "tests/test_beta_clip.py", "the mean counts a picture's own texts",
           "pairs = met & (pictures.image[:, None] != keys.image)", "pairs = met"),
     Fault("losses/others.py", "tests/test_beta_clip.py", "further negatives meet all groups",
@@ -929,6 +931,25 @@ MAPS = [
           ".phrases li:hover > .over { z-index: 4; }", ".phrases li:hover > .over { z-index: 2; }"),
 ]
 
+SPREAD = [
+    Fault("losses/normalised.py", "tests/test_normalised.py", "exponentials are shared however far apart",
+          "if 0 <= float(top - least) <= NEAR", "if 0 <= float(top - least)"),
+    Fault("losses/normalised.py", "tests/test_normalised.py", "exponentials are never shared",
+          "NEAR = 30.0", "NEAR = -1.0"),
+    Fault("losses/normalised.py", "tests/test_normalised.py", "columns that share nothing give no gradient",
+          "return sides[0] if len(sides) == 1 else sides[0] + sides[1]", "return sides[0]"),
+    Fault("losses/normalised.py", "tests/test_normalised.py", "rows without candidates make NaN",
+          "top.masked_fill(top.abs() == torch.inf, 0.0)", "top"),
+    Fault("losses/normalised.py", "tests/test_normalised.py", "all logits are kept",
+          "room -= logits.nbytes", "pass"),
+    Fault("losses/normalised.py", "tests/test_normalised.py", "scores without a use for them get kept logits",
+          "if learns and job.score.closed else 0", "if learns else 0"),
+    Fault("losses/normalised.py", "tests/test_normalised.py", "rows alone are pulled towards their positives",
+          "_added(_across(self.pull, tile)), value", "_across(self.pull, tile)[0], value"),
+    Fault("losses/blocks.py", "tests/test_pairs.py", "tiles end anywhere",
+          "if 2 * (x - cuts[-1]) >= size), min", "if x == number), min"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -960,4 +981,5 @@ FAULTS = (
     + BETA_CLIP
     + SIMILARITY
     + MAPS
+    + SPREAD
 )

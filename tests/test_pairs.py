@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from grainline.losses.blocks import Blocks, Keys, Tile
 from grainline.losses.contrastive import sigmoid, soft_info_nce
-from grainline.losses.pairs import Logistic, Normalised, pair_loss
+from grainline.losses.normalised import Normalised
+from grainline.losses.pairs import Logistic, pair_loss
 from grainline.losses.scores import Dot, Parts, Pull, Score
 from grainline.nn.late import late_score
 from grainline.types import Mean
@@ -171,6 +172,15 @@ def test_where_pictures_stand_together_most_tiles_are_plain_and_groups_never_mee
     assert tiles[1] == Tile(slice(0, 12), slice(12, 24), True, True)
 
 
+@pytest.mark.parametrize(("size", "starts"), [(20, [0, 18, 30, 40]), (16, [0, 12, 24, 40, 56])])
+def test_tiles_end_between_groups_or_else_between_images(size: int, starts: list[int]) -> None:
+    place = torch.arange(60)
+    image = torch.where(place < 40, place // 6, 30)  # 6 rows each; the last but one has 4, the last one 20
+    keys = Keys(place, image, place // 30, place % 6)
+    assert sorted({tile.rows.start for tile in Blocks(keys, keys).tiles(size, 60)}) == starts
+    assert sorted({tile.cols.start for tile in Blocks(keys, keys).tiles(60, size)}) == starts
+
+
 class Largest(TorchDispatchMode):
     """The most elements of any tensor that is made."""
 
@@ -208,22 +218,25 @@ class Counting(Small):
         self.plain += 1
         return super().tile(rows, cols, shared)
 
-    def pulled(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Pull]:
+    def pulled(
+        self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
+    ) -> tuple[Tensor, Pull]:
         self.learnt += 1
-        return super().pulled(rows, cols, shared)
+        return super().pulled(rows, cols, shared, known)
 
 
 def test_gradients_are_computed_only_where_they_are_wanted() -> None:
     v, t = drawn(1.0, torch.float32)
     blocks = Blocks(keys_of(40, 1), keys_of(52, 1))
+    tiles = len(list(blocks.tiles(7, 5)))
     for rows in (v, v.detach()):
         score = Counting()
         with torch.no_grad():
             pair_loss(score, Logistic(), (rows,), (t,), blocks)
-        assert (score.plain, score.learnt) == (66, 0)
+        assert (score.plain, score.learnt) == (tiles, 0)
     score = Counting()
     pair_loss(score, Logistic(), (v,), (t.detach(),), blocks)[0].total.backward()
-    assert (score.plain, score.learnt) == (66, 66)
+    assert (score.plain, score.learnt) == (tiles, tiles)
     assert t.grad is None
 
 

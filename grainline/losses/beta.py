@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from grainline.losses.blocks import Blocks, Keys
-from grainline.losses.pairs import Logistic, Normalised, pair_loss
+from grainline.losses.normalised import Normalised
+from grainline.losses.pairs import Logistic, pair_loss
 from grainline.losses.scores import Dot
 from grainline.types import Mean, full
 

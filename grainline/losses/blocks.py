@@ -5,11 +5,12 @@ have weights; they stand in few tiles of the matrix, if rows of one image stand 
 negatives, or none at all: rows of padding, and rows of different groups.
 """
 
+import itertools
+from bisect import bisect
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -72,11 +73,11 @@ class Blocks(NamedTuple):
         same = a.image.masked_fill(a.image < 0, -2)[:, None] == b.image
         if real is not None:
             same &= real
-        item = a.item[:, None] == b.item
-        weight = torch.full(item.shape, self.sibling, dtype=dtype, device=item.device)
+        weight = same.to(dtype).mul_(self.sibling)
         if self.decay:
-            weight *= torch.exp(-self.decay * (a.slot[:, None] - b.slot).abs().to(dtype))
-        return Where(real, same, weight.masked_fill_(item, self.own) * same)
+            far = (a.slot[:, None] - b.slot).abs().to(dtype)
+            weight *= torch.exp(-self.decay * far)
+        return Where(real, same, weight.masked_fill_((a.item[:, None] == b.item) & same, self.own))
 
     def tiles(self, height: int, width: int) -> Iterator[Tile]:
         """The tiles of so many rows and columns that hold any pair, row by row.
@@ -98,7 +99,7 @@ class Blocks(NamedTuple):
                     yield Tile(row.part, col.part, whole, whole and not row.image.meets(col.image))
 
 
-BEYOND = 2**40  # more than any number of a group or image: the largest integer would not survive padding
+BEYOND = 2**40  # more than any number of a group or image
 
 
 class _Span(NamedTuple):
@@ -122,22 +123,37 @@ class _Stripe(NamedTuple):
 
 def _stripes(keys: Keys, size: int) -> list[_Stripe]:
     number, real = len(keys.item), keys.real()
-    groups = _spans(keys.group, real, size)
-    images = _spans(keys.image, real & (keys.image >= 0), size)
-    full = (_cut(real.long(), size, 1) > 0).all(1).tolist()
-    parts = [slice(i, min(i + size, number)) for i in range(0, number, size)]
+    cuts = _cuts(keys, size)
+    place = torch.bucketize(torch.arange(number), torch.tensor(cuts[1:]), right=True)  # [n] its stripe
+
+    def most(values: Tensor, counted: Tensor, way: str, fill: int) -> list[int]:
+        none = torch.full((len(cuts) - 1,), fill)
+        return none.scatter_reduce(0, place, values.masked_fill(~counted, fill), way).tolist()
+
+    def spans(values: Tensor, counted: Tensor) -> list[_Span]:
+        ends = most(values, counted, "amin", BEYOND), most(values, counted, "amax", -1)
+        return [_Span(*both) for both in zip(*ends, strict=True)]
+
+    full = [bool(x) for x in most(real.long(), real == real, "amin", 1)]
+    parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
+    groups, images = spans(keys.group, real), spans(keys.image, real & (keys.image >= 0))
     return [_Stripe(*stripe) for stripe in zip(parts, full, groups, images, strict=True)]
 
 
-def _spans(values: Tensor, counted: Tensor, size: int) -> list[_Span]:
-    first = _cut(values.masked_fill(~counted, BEYOND), size, BEYOND).amin(1).tolist()
-    last = _cut(values.masked_fill(~counted, -1), size, -1).amax(1).tolist()
-    return [_Span(*ends) for ends in zip(first, last, strict=True)]
+def _cuts(keys: Keys, size: int) -> list[int]:
+    """Where stripes of at most so many rows begin, and where the last one ends.
 
-
-def _cut(x: Tensor, size: int, fill: int) -> Tensor:
-    """[n] -> [stripes, size], the last one filled up"""
-    return F.pad(x, (0, -len(x) % size), value=fill).view(-1, size)
+    Between groups or else between images, if that fills half of a stripe: fewer tiles then hold several
+    groups, or positives.
+    """
+    number = len(keys.item)
+    borders = [[0, *((x[1:] != x[:-1]).nonzero().flatten() + 1).tolist(), number] for x in keys[2:0:-1]]
+    cuts = [0]
+    while cuts[-1] < number:
+        limit = cuts[-1] + size
+        last = [places[bisect(places, limit) - 1] for places in borders]
+        cuts.append(next((x for x in last if 2 * (x - cuts[-1]) >= size), min(limit, number)))
+    return cuts
 
 
 def _by_first_place(ids: Tensor) -> Tensor:

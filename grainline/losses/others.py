@@ -12,7 +12,8 @@ from torch import Tensor
 
 from grainline.losses.beta import Beta, beta_ce, shares_of
 from grainline.losses.blocks import Blocks, Keys
-from grainline.losses.pairs import Logistic, Normalised, pair_loss
+from grainline.losses.normalised import Normalised
+from grainline.losses.pairs import Logistic, pair_loss
 from grainline.losses.scores import Parts, Pull, Score
 from grainline.types import Mean
 
@@ -41,15 +42,23 @@ class Repeated(Score):
     A pair of one owner is no pair.
     """
 
+    closed = True
+
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:  # noqa: ARG002
         (v, image), (t, owner, often) = rows, cols
         return (v @ t.T + often).masked_fill(image[:, None] == owner, -torch.inf)
 
-    def pulled(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Pull]:
-        def pull(by_logits: Tensor) -> Sequence[Tensor | None]:
-            return by_logits @ cols[0], None, by_logits.T @ rows[0], None, None
+    def pulled(
+        self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
+    ) -> tuple[Tensor, Pull]:
+        def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
+            by_rows, _, by_cols, *_ = sums
+            if by_rows is not None:
+                by_rows.addmm_(by_logits, cols[0])
+            if by_cols is not None:
+                by_cols.addmm_(by_logits.T, rows[0])
 
-        return self.tile(rows, cols, shared), pull
+        return self.tile(rows, cols, shared) if known is None else known, pull
 
 
 def others_bce(see: See, shared: Parts, patches: Tensor, pictures: Keys, texts: Tensor, keys: Keys) -> Mean:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -9,8 +10,9 @@ from torch import Tensor
 Parts = tuple[Tensor, ...]
 """Tensors that belong to the same rows: [n, ...] each. Shared parameters have any shape."""
 
-Pull = Callable[[Tensor], Sequence[Tensor | None]]
-"""From the gradient by the logits of a tile to that by its rows, its columns and the shared parameters."""
+Pull = Callable[[Tensor, Sequence[Tensor | None]], None]
+"""From a gradient by the logits of a tile to those by rows, columns and shared parameters, which are added to
+sums of the same shapes, in this order; None: not wanted."""
 
 CACHED = 512
 """Rows and columns of a tile on a CPU: it stays in the cache of a core."""
@@ -21,6 +23,9 @@ LARGE = 4096
 class Score(ABC):
     """The logits of tiles. Abstract."""
 
+    closed: ClassVar[bool] = False
+    """Whether `pulled` can use logits that are known, rather than compute the tile again."""
+
     @abstractmethod
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
         """The logits of r rows with c columns: [r, c], differentiable"""
@@ -30,18 +35,29 @@ class Score(ABC):
         side = CACHED if rows[0].device.type == "cpu" else LARGE
         return side, side
 
-    def pulled(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Pull]:
-        """The logits of a tile, and how a gradient passes through it: here by autograd."""
+    def pulled(
+        self,
+        rows: Parts,
+        cols: Parts,
+        shared: Parts,
+        known: Tensor | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, Pull]:
+        """The logits of a tile, and how a gradient passes through it: here by autograd.
+
+        known  [r, c] the logits, if they are there already; only where `closed`
+        """
         everything = (*rows, *cols, *shared)
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in everything]
             n, m = len(rows), len(rows) + len(cols)
             logits = self.tile(tuple(leaves[:n]), tuple(leaves[n:m]), tuple(leaves[m:]))
-        wanted = [x for x in leaves if x.requires_grad]
 
-        def pull(by_logits: Tensor) -> Sequence[Tensor | None]:
-            found = iter(torch.autograd.grad(logits, wanted, by_logits, allow_unused=True))
-            return [next(found) if x.requires_grad else None for x in leaves]
+        def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
+            wanted = [(x, into) for x, into in zip(leaves, sums, strict=True) if into is not None]
+            found = torch.autograd.grad(logits, [x for x, _ in wanted], by_logits, allow_unused=True)
+            for (_, into), x in zip(wanted, found, strict=True):
+                if x is not None:
+                    into += x
 
         return logits.detach(), pull
 
@@ -49,11 +65,19 @@ class Score(ABC):
 class Dot(Score):
     """Inner products of rows [n, D] with columns [M, D]; a scale is put on the rows beforehand."""
 
+    closed = True
+
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:  # noqa: ARG002
         return rows[0] @ cols[0].T
 
-    def pulled(self, rows: Parts, cols: Parts, shared: Parts) -> tuple[Tensor, Pull]:
-        def pull(by_logits: Tensor) -> Sequence[Tensor | None]:
-            return by_logits @ cols[0], by_logits.T @ rows[0]
+    def pulled(
+        self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
+    ) -> tuple[Tensor, Pull]:
+        def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
+            by_rows, by_cols = sums
+            if by_rows is not None:
+                by_rows.addmm_(by_logits, cols[0])
+            if by_cols is not None:
+                by_cols.addmm_(by_logits.T, rows[0])
 
-        return self.tile(rows, cols, shared), pull
+        return self.tile(rows, cols, shared) if known is None else known, pull

@@ -1,0 +1,68 @@
+"""What both kinds of losses in `pairs.py` share: the walk over tiles, and the sums of their gradients."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from grainline.losses.blocks import Blocks, Tile, Where
+from grainline.losses.scores import Parts, Score
+
+
+class Job(NamedTuple):
+    """Everything about a loss over pairs that no gradient belongs to."""
+
+    score: Score
+    loss: Any
+    blocks: Blocks
+    tiles: tuple[Tile, ...]
+    counts: tuple[int, int]  # tensors of rows, and of columns
+    shares: tuple[Tensor, Tensor]
+
+    def each(self, tensors: Parts) -> Iterator[tuple[Tile, tuple[Parts, Parts, Parts], Where | None]]:
+        """Each tile with its rows, its columns, all shared parameters, and its pairs where they matter."""
+        n, m = self.counts[0], sum(self.counts)
+        for tile in self.tiles:
+            rows = tuple(x[tile.rows] for x in tensors[:n])
+            cols = tuple(x[tile.cols] for x in tensors[n:m])
+            where = None if tile.plain else self.blocks.where(tile, tensors[0].dtype)
+            yield tile, (rows, cols, tensors[m:]), where
+
+    def part(self, sums: Sequence[Tensor | None], tile: Tile) -> list[Tensor | None]:
+        """Of sums for all tensors, what belongs to a tile: views."""
+        n, m = self.counts[0], sum(self.counts)
+        parts = [tile.rows] * n + [tile.cols] * (m - n) + [slice(None)] * (len(sums) - m)
+        return [None if x is None else x[part] for x, part in zip(sums, parts, strict=True)]
+
+    def room(self, tensors: Parts) -> int:
+        """The bytes of all rows and columns."""
+        return sum(x.nbytes for x in tensors[: sum(self.counts)])
+
+
+def zeros(tensors: Parts, wanted: Sequence[bool]) -> list[Tensor | None]:
+    """What gradients are added to; None where none is wanted"""
+    return [torch.zeros_like(x) if want else None for x, want in zip(tensors, wanted, strict=True)]
+
+
+def total(shares: Tensor, losses: Tensor) -> Tensor:
+    """The weighted sum of the losses of rows [n], added up in float64: []"""
+    return (shares.double() * losses.double()).sum().to(losses.dtype)
+
+
+def kept(x: Tensor, where: Where, other: float) -> Tensor:
+    """x [r, c], but for what is no pair."""
+    return x if where.real is None else x.masked_fill(~where.real, other)
+
+
+def exact(x: Tensor) -> torch.autocast:
+    """Inside, autocast lowers no precision."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def only_once() -> None:
+    """torch's once_differentiable would pass a second derivative over in silence where the loss is a leaf."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "pair_loss is differentiable once: its gradient cannot be asked for with create_graph"
+        )

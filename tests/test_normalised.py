@@ -1,0 +1,157 @@
+"""Cross-entropies over tiles: exponentials that two sides share or do not, and logits that are kept."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from grainline.losses import normalised
+from grainline.losses.blocks import Blocks, Keys
+from grainline.losses.normalised import Normalised
+from grainline.losses.pairs import pair_loss
+from grainline.losses.scores import Dot, Parts, Pull
+from grainline.types import Mean
+
+
+def blocks(number: int, groups: int = 1) -> Blocks:
+    """Three rows an image; of nine rows one is padding, and of eleven one is of no image."""
+    place = torch.arange(number)
+    image, item = place // 3, place.clone()
+    image[place % 11 == 4] = -1
+    item[place % 9 == 7] = -1
+    keys = Keys(item, image, place * groups // number, place % 3)
+    return Blocks(keys, keys, 1.0, 0.5)
+
+
+def spread(largest: float, dtype: torch.dtype, number: int = 36) -> tuple[Tensor, Tensor]:
+    """Rows whose logits lie all around -largest, for the first, to all around largest, for the last."""
+    direction = torch.zeros(8, dtype=dtype)
+    direction[0] = 1.0
+    v = direction * torch.linspace(-largest, largest, number, dtype=dtype)[:, None]
+    v = v + 0.5 * torch.randn(number, 8, dtype=dtype)
+    t = direction + 0.1 * torch.randn(number, 8, dtype=dtype)
+    return v.requires_grad_(), t.requires_grad_()
+
+
+def slow(v: Tensor, t: Tensor, which: Blocks) -> tuple[Tensor, Tensor]:
+    """Both sums of losses, from the whole matrix in float64, row by row."""
+    where = which.where(dtype=torch.float64)
+    assert where.real is not None
+    found = []
+    for logits, weight, real in (
+        (v.double() @ t.double().T, where.weight, where.real),
+        (t.double() @ v.double().T, where.weight.T, where.real.T),
+    ):
+        losses = [
+            logits[i][real[i]].logsumexp(0) - (weight[i] * logits[i]).sum() / weight[i].sum()
+            for i in range(len(logits))
+            if weight[i].sum() > 0
+        ]
+        found.append(torch.stack(losses).sum())
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("side", [5, 12, 512])
+@pytest.mark.parametrize("largest", [1.0, 12.0, 20.0, 100.0, 400.0])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_however_far_apart_the_logits_are(
+    largest: float, side: int, dtype: torch.dtype, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grainline.losses.scores.CACHED", side)
+    (v, t), which = spread(largest, dtype), blocks(36, 2)
+    found = [mean.total for mean in pair_loss(Dot(), Normalised(True), (v,), (t,), which)]
+    expected = slow(v, t, which)
+    for a, b in zip(found, expected, strict=True):
+        assert float((a - b).detach().abs()) <= limit * float(b.detach())
+    grads, exact = (torch.autograd.grad(x[0] + 3 * x[1], (v, t)) for x in (found, expected))
+    for a, b in zip(grads, exact, strict=True):
+        assert float((a - b).abs().max()) <= limit * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize(("largest", "times"), [(5.0, 1), (100.0, 2)])
+def test_exponentials_are_shared_where_logits_are_near(
+    largest: float, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, whole = [], normalised._exp_from
+
+    def counted(logits: Tensor, zero: Tensor) -> Tensor:
+        taken.append(logits)
+        return whole(logits, zero)
+
+    monkeypatch.setattr(normalised, "_exp_from", counted)
+    v, t = spread(largest, torch.float32)
+    sum(m.total for m in pair_loss(Dot(), Normalised(True), (v,), (t,), blocks(36))).backward()
+    assert len(taken) == 2 * times  # one tile, met twice
+
+
+@pytest.mark.parametrize("sides", [1, 2])
+def test_sums_of_exponentials_of_what_is_not_finite(sides: int) -> None:
+    inf = torch.inf
+    for values in (
+        [[1.0, 2.0, -inf], [-inf, -inf, -inf]],
+        [[-inf, -inf, -inf], [-inf, -inf, -inf]],
+        [[0.0, 90.0, -90.0], [200.0, -200.0, -inf]],
+        [[inf, 1.0, 0.0], [0.0, 0.0, -inf]],
+        [[torch.nan, 1.0, 0.0], [0.0, 0.0, 1.0]],
+    ):
+        logits = torch.tensor(values)
+        for side, found in enumerate(normalised._log_sums(logits, sides)):
+            torch.testing.assert_close(found, logits.logsumexp(1 - side), equal_nan=True)
+
+
+class Known(Dot):
+    """Which logits were there already in the second pass, and how many tiles there were."""
+
+    def __init__(self) -> None:
+        self.known: list[Tensor] = []
+        self.met = 0
+
+    def pulled(
+        self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
+    ) -> tuple[Tensor, Pull]:
+        self.met += 1
+        if known is not None:
+            self.known.append(known)
+            assert torch.equal(known, self.tile(rows, cols, shared))
+        return super().pulled(rows, cols, shared, known)
+
+
+def test_logits_are_kept_while_they_are_no_larger_than_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grainline.losses.scores.CACHED", 12)
+    (v, t), which, score = spread(5.0, torch.float32, 72), blocks(72), Known()
+
+    def both() -> Tensor:
+        means = pair_loss(score, Normalised(True), (v,), (t,), which)
+        return means[0].total + means[1].total
+
+    total = both()
+    first = torch.autograd.grad(total, (v, t), retain_graph=True)
+    inputs, one = 2 * 72 * 8 * 4, 12 * 12 * 4
+    assert (score.met, len(score.known)) == (36, inputs // one)
+    again = torch.autograd.grad(total, (v, t))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    Known.closed = False  # a score that has to compute its tiles again
+    try:
+        score.known.clear()
+        none = torch.autograd.grad(both(), (v, t))
+    finally:
+        del Known.closed
+    assert not score.known
+    assert all(torch.equal(a, b) for a, b in zip(first, none, strict=True))
+
+
+def test_groups_without_rows_and_tiles_of_padding_alone_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grainline.losses.scores.CACHED", 4)
+    place = torch.arange(16)
+    item = place.masked_fill((place >= 4) & (place < 9), -1)
+    keys = Keys(item, place // 2, place // 8 * 3, place % 2)  # groups 0 and 3 of four
+    v, t = spread(3.0, torch.float64, 16)
+    found = pair_loss(Dot(), Normalised(True), (v,), (t,), Blocks(keys, keys, 1.0, 0.5))
+    for a, b in zip(found, slow(v, t, Blocks(keys, keys, 1.0, 0.5)), strict=True):
+        assert_same(a, Mean(b, torch.tensor(11.0)))
+    (grad,) = torch.autograd.grad(found[0].total + found[1].total, t)
+    assert torch.equal(grad[4:9], torch.zeros(5, 8, dtype=torch.float64))
+
+
+def assert_same(found: Mean, expected: Mean) -> None:
+    torch.testing.assert_close(found.total, expected.total, rtol=1e-12, atol=1e-12)
+    assert float(found.number) == float(expected.number)
