@@ -100,6 +100,31 @@ def test_each_text_pools_the_patches_of_its_own_picture() -> None:
         torch.testing.assert_close(met[i], alone[0])
 
 
+@pytest.mark.parametrize("others", [None, {"sentences": 1}])
+@pytest.mark.parametrize("form", ["ce", "bce"])
+def test_a_picture_that_comes_twice_has_texts_of_its_own_each_time(form: str, others: Any) -> None:
+    """As in a batch that lies across two epochs: the crops of one picture differ."""
+    method = beta_clip(form=form, others=others, group=2, whole=0)
+    images, texts = drawn()
+    first, again = images.image[0], images.image[2]  # of another group
+    again_is_first = lambda x: torch.where(x == again, first, x)  # noqa: E731
+    images = images._replace(image=again_is_first(images.image))
+    texts = texts._replace(image=again_is_first(texts.image))
+    whole = method.meet(Pair(images, texts))
+    parts = [
+        method.meet(Pair(rows(images, slice(i, i + 2)), rows(texts, slice(4 * i, 4 * i + 8))))
+        for i in (0, 2, 4)
+    ]
+    seen = [part.texts.extra.seen for part in parts]
+    torch.testing.assert_close(whole.texts.extra.seen, torch.cat(seen))
+    found = values(method.loss(whole, whole, CLOCK))
+    apart = [values(method.loss(part, part, CLOCK)) for part in parts]
+    counted = {"others": 2}  # the last group has no other picture, so it is in no mean of those
+    for name in found.keys() - {"scale", "pooled scale", "pooled similarity"}:
+        mean = sum(one[name] for one in apart) / counted.get(name, 3)
+        assert found[name] == pytest.approx(mean, rel=1e-6), name
+
+
 def test_pictures_without_any_text_meet_nothing() -> None:
     images, texts = drawn()
     none = texts._replace(image=torch.full_like(texts.image, -1))

@@ -29,7 +29,7 @@ from grainline.losses.beta import Beta, Divisor, beta_bce, beta_ce, beta_ce_both
 from grainline.losses.blocks import Keys
 from grainline.losses.others import further_ce, others_bce, repeated_ce
 from grainline.methods.base import Method, dot
-from grainline.methods.belonging import picture_keys, place_of, rank_of, text_keys
+from grainline.methods.belonging import owner_of, picture_keys, rank_of, text_keys
 from grainline.methods.common import both_ways, constant, cosine_heat
 from grainline.nn.cross import CrossPool
 from grainline.nn.pool import unit
@@ -135,7 +135,7 @@ class BetaCLIP(Method):
         How many texts a picture has at most is read on the host.
         """
         images, texts = mine
-        place = place_of(texts.image, images.image)
+        place = owner_of(texts.image, images.image)
         with_picture = (place >= 0).nonzero()[:, 0]
         of = place[with_picture]
         order = rank_of(of)
@@ -197,7 +197,7 @@ class BetaCLIP(Method):
         seen, said = scale * mine.texts.extra.seen, scale * mine.texts.vector
         all_seen, all_said = everyone.texts.extra.seen, everyone.texts.vector
         if cfg.others is not None:
-            chosen = _chosen(everyone.texts, cfg.others).nonzero()[:, 0]
+            chosen = _chosen(everyone, cfg.others).nonzero()[:, 0]
             pictures = picture_keys(everyone.images, cfg.group)
             size = pictures.group.bincount()
             further, group = self._further(everyone, chosen, pictures, every)
@@ -225,7 +225,7 @@ class BetaCLIP(Method):
         terms = {"pooled": Term(cfg.pooled, found)}
         if cfg.others is None:
             return terms
-        chosen = _chosen(everyone.texts, cfg.others).nonzero()[:, 0]
+        chosen = _chosen(everyone, cfg.others).nonzero()[:, 0]
         pictures = own_rows(picture_keys(everyone.images, cfg.group), len(mine.images.item))
         parameters = dict(self.pool.named_parameters())
 
@@ -266,18 +266,20 @@ def _captions(pair: Pair) -> Pair:
     return Pair(pair.images, rows(pair.texts, kept.nonzero()[:, 0]))
 
 
-def _chosen(texts: Encoded, others: OthersConfig) -> Tensor:
+def _chosen(everyone: Pair, others: OthersConfig) -> Tensor:
     """The texts that pool pictures of others: [M] bool, the first ones of each picture and level."""
+    images, texts = everyone
     most = torch.zeros(1 + max(CAPTION, SENTENCE, PHRASE, FOIL), dtype=torch.int64, device=texts.item.device)
     most[CAPTION], most[SENTENCE], most[PHRASE] = 1, others.sentences, others.phrases
-    level, real = texts.extra.level, (texts.item >= 0) & (texts.image >= 0)
-    order = rank_of(torch.where(real, texts.image * len(most) + level, -1))
+    level, place = texts.extra.level, owner_of(texts.image, images.image)
+    real = (texts.item >= 0) & (place >= 0)
+    order = rank_of(torch.where(real, place * len(most) + level, -1))
     return real & (order < most[level])
 
 
 def _similarity(mine: Pair) -> Mean:
     """The mean cosine of what two texts of one picture see, over pictures with two texts or more."""
-    place, seen = place_of(mine.texts.image, mine.images.image), mine.texts.extra.seen.detach()
+    place, seen = owner_of(mine.texts.image, mine.images.image), mine.texts.extra.seen.detach()
     of = place.clamp(min=0)
     real = (place >= 0).to(seen.dtype)
     total = seen.new_zeros(len(mine.images.image), seen.shape[1]).index_add(0, of, real[:, None] * seen)
