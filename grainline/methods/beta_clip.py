@@ -163,7 +163,8 @@ class BetaCLIP(Method):
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
         cfg = self.cfg
         scales = {"scale": self.scale().detach(), "pooled scale": self.pool_scale().detach()}
-        terms = self._summaries(mine, everyone) if cfg.whole > 0 else {}
+        # Of weight 0 too: what a step leaves out altogether is an error where processes average gradients.
+        terms = self._summaries(mine, everyone)
         every = text_keys(everyone, cfg.group)
         own = own_rows(every, len(mine.texts.item))
         form = self._cross_entropy if cfg.form == "ce" else self._binary
@@ -200,7 +201,7 @@ class BetaCLIP(Method):
             chosen = _chosen(everyone, cfg.others).nonzero()[:, 0]
             pictures = picture_keys(everyone.images, cfg.group)
             size = pictures.group.bincount()
-            further, group = self._further(everyone, chosen, pictures, every)
+            further, group = self._further(everyone, chosen, pictures, every, own)
             both = (
                 repeated_ce(
                     seen, all_said, own, every, weights, chosen=chosen, size=size, own=cfg.others.own
@@ -245,11 +246,13 @@ class BetaCLIP(Method):
         )
         return terms | {"others": Term(cfg.pooled * cfg.others.weight, others)}
 
-    def _further(self, everyone: Pair, chosen: Tensor, pictures: Keys, every: Keys) -> tuple[Tensor, Tensor]:
-        """Everyone's pictures as chosen texts of others of their groups see them: [F, D], groups [F]"""
+    def _further(
+        self, everyone: Pair, chosen: Tensor, pictures: Keys, every: Keys, own: Keys
+    ) -> tuple[Tensor, Tensor]:
+        """Pictures of my groups as chosen texts of others there see them: [F, D], groups [F]"""
         patches, said = unit(everyone.images.tokens), everyone.texts.vector
         found, groups = [], []
-        for group in pictures.group.unique().tolist():
+        for group in own.group[own.group >= 0].unique().tolist():
             here, texts = (pictures.group == group).nonzero()[:, 0], chosen[every.group[chosen] == group]
             for few in here.split(max(1, PAIRS // max(1, len(texts)))):
                 other = pictures.image[few][:, None] != every.image[texts]
