@@ -118,6 +118,29 @@ def test_both_directions_of_four_rows() -> None:
     assert value(to_pictures) == pytest.approx(1.317775, abs=1e-5)
 
 
+def test_sums_of_exponentials_of_four_rows() -> None:
+    """With beta = 0 the loss of a row is the log of its sum less its own logit."""
+    keys, weights, own = two_by_two(), Beta(0.0), S.diagonal()
+    expected = {
+        "rows": ((5 * V, T, S), [4.019166, 5.171422, 4.329816, 4.019166]),
+        "columns": ((5 * T, V, S.T), [5.172782, 4.326652, 4.019166, 4.019166]),
+    }
+    for (scaled, others, logits), sums in expected.values():
+        for i in range(4):
+            part = slice(i, i + 1)
+            tiled = beta_ce(scaled[part], others, rows(keys, part), keys, weights)
+            dense = dense_beta_ce(logits[part], rows(keys, part), keys, weights)
+            assert value(tiled) + float(own[i]) == pytest.approx(sums[i], abs=1e-5)
+            assert value(dense) + float(own[i]) == pytest.approx(sums[i], abs=1e-5)
+
+
+def test_targets_of_four_rows() -> None:
+    keys = two_by_two()
+    weight = Beta(0.5).blocks(keys, keys).where(dtype=S.dtype).weight
+    inside = torch.tensor([[2 / 3, 1 / 3], [1 / 3, 2 / 3]], dtype=S.dtype)
+    torch.testing.assert_close(weight / weight.sum(1, keepdim=True), torch.block_diag(inside, inside))
+
+
 def test_gradients_by_the_logits_of_four_rows() -> None:
     logits = S.clone().requires_grad_()
     keys, weights = two_by_two(), Beta(0.5)

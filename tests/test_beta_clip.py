@@ -100,6 +100,31 @@ def test_each_text_pools_the_patches_of_its_own_picture() -> None:
         torch.testing.assert_close(met[i], alone[0])
 
 
+@pytest.mark.parametrize("others", [None, {"sentences": 1}])
+@pytest.mark.parametrize("form", ["ce", "bce"])
+def test_a_picture_that_comes_twice_has_texts_of_its_own_each_time(form: str, others: Any) -> None:
+    """As in a batch that lies across two epochs: the crops of one picture differ."""
+    method = beta_clip(form=form, others=others, group=2, whole=0)
+    images, texts = drawn()
+    first, again = images.image[0], images.image[2]  # of another group
+    again_is_first = lambda x: torch.where(x == again, first, x)  # noqa: E731
+    images = images._replace(image=again_is_first(images.image))
+    texts = texts._replace(image=again_is_first(texts.image))
+    whole = method.meet(Pair(images, texts))
+    parts = [
+        method.meet(Pair(rows(images, slice(i, i + 2)), rows(texts, slice(4 * i, 4 * i + 8))))
+        for i in (0, 2, 4)
+    ]
+    seen = [part.texts.extra.seen for part in parts]
+    torch.testing.assert_close(whole.texts.extra.seen, torch.cat(seen))
+    found = values(method.loss(whole, whole, CLOCK))
+    apart = [values(method.loss(part, part, CLOCK)) for part in parts]
+    counted = {"others": 2}  # the last group has no other picture, so it is in no mean of those
+    for name in found.keys() & {"pooled", "pooled i2t", "pooled t2i", "others"}:
+        mean = sum(one[name] for one in apart) / counted.get(name, 3)
+        assert found[name] == pytest.approx(mean, rel=1e-6), name
+
+
 def test_pictures_without_any_text_meet_nothing() -> None:
     images, texts = drawn()
     none = texts._replace(image=torch.full_like(texts.image, -1))
@@ -111,6 +136,14 @@ def test_a_step_learns_through_the_patches() -> None:
     step(method, *batch(), CLOCK)
     assert method.get_parameter("towers.to_image.weight").grad is not None
     assert float(method.get_parameter("towers.to_image.weight").grad.abs().sum()) > 0
+
+
+def test_without_the_loss_of_summaries_no_parameter_is_left_out() -> None:
+    """DistributedDataParallel ends a run whose step does not use all of them."""
+    method = build("beta_clip", "whole=0", "image.pool=attention", "image.patches=attention")
+    step(method, *batch(), CLOCK)
+    assert [name for name, p in method.named_parameters() if p.grad is None] == []
+    assert float(method.scale.log_scale.grad.abs()) == 0
 
 
 # Losses on worked numbers.
@@ -442,9 +475,17 @@ def test_the_pooling_has_rates_of_its_own() -> None:
         assert flat == {group["weight_decay"] == 0}
 
 
-def test_a_width_that_heads_do_not_divide_is_refused() -> None:
-    with pytest.raises(UserError, match="width 12 is not a multiple of 8 heads"):
-        parse(BetaCLIPConfig, override(TINY, ["width=12"]), "test")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["width=12"], "width 12 is not a multiple of 8 heads"),
+        (["form=bce", "others.own=true"], "others.own goes with form ce"),
+        (["pool_scale=200"], "pool_scale 200 is above max_scale 100"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(change: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        parse(BetaCLIPConfig, override(TINY, change), "test")
 
 
 def test_pooling_in_half_precision_leaves_full_cosines() -> None:

@@ -103,6 +103,7 @@ def test_in_a_static_graph_every_row_is_distinct_and_back_again_outside() -> Non
         ("clip", ("image.stem=conv",)),
         ("siglip", ("image.pool=attention", "text.causal=false", "text.pool=mean")),
         ("maxsim", ("sentences=4",)),
+        ("beta_clip", ("image.patches=values",)),  # its texts have no tokens
     ],
 )
 def test_an_exported_method_is_the_method(name: str, changes: tuple[str, ...], tmp_path: Path) -> None:
@@ -257,6 +258,14 @@ def test_differences_are_largest_over_what_is_real() -> None:
     assert not differences(Run(one._replace(token_mask=~mask)), Given(one), inputs).worst <= 1
     broken = one._replace(vector=torch.full((1, 2), torch.nan))
     assert not differences(Run(broken), Given(one), inputs).worst <= 1
+
+
+def test_pictures_that_texts_pool_are_in_no_graph(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"^beta_clip with conditioned scores pools each picture by each text"
+    ):
+        export(tiny("beta_clip", "scoring=conditioned"), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_texts_of_one_part_have_no_axis_of_parts() -> None:

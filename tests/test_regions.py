@@ -304,6 +304,12 @@ def test_a_box_lies_where_its_pixels_lie_in_the_square(
         assert placed == pytest.approx([float(edge) for edge in seen], abs=1.0)
 
 
+def test_a_box_of_a_pressed_picture_in_units_of_its_grid() -> None:
+    """x, y, width, height of (64, 48, 320, 240) in a picture of 640 x 480, by the numbers of FG-OVD."""
+    placed = EvalTransform(224, "squash", "bilinear", 1.0).place((64, 48, 64 + 320, 48 + 240), (640, 480))
+    assert [edge * 14 / 224 for edge in placed] == pytest.approx([1.4, 1.4, 8.4, 8.4])
+
+
 # The suite
 
 

@@ -95,7 +95,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tenso
     for rank in ranks:
         rank.start()
     for rank in ranks:
-        rank.join(timeout=180)
+        rank.join(timeout=600)
         assert rank.exitcode == 0
     return load_file(out)
 

@@ -23,7 +23,7 @@ from grainline.errors import UserError
 from grainline.export.graph import NEEDED, Parity, differences, require_onnx, session, write_graph
 from grainline.export.towers import ImageTower, TextTower, given
 from grainline.files import replacing, sync, write_text
-from grainline.methods.base import Method
+from grainline.methods.base import Method, Seeing
 from grainline.model import Model
 from grainline.nn.scale import LogitScale
 from grainline.origin import fingerprint
@@ -57,9 +57,14 @@ def export(model: Model, out: str | Path) -> Exported:
 
     Parity is measured in batches of 1, 2 and 5 on drawn scenes and their captions, and on texts as short and
     as long as the model reads them. Raises UserError where it is above LIMIT, where the folder is taken,
-    and without the extra `onnx`.
+    without the extra `onnx`, and for a method that scores by what both sides make of each other.
     """
     require_onnx()
+    if model.method.pairwise and isinstance(model.method, Seeing):
+        raise UserError(
+            f"{model.description.method} with conditioned scores pools each picture by each text, which "
+            "neither of two graphs can do; a model with model.scoring=vectors can be exported"
+        )
     home = Path(out)
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise UserError(f"{home} is there already; give a new folder")

@@ -95,7 +95,7 @@ def differences(run: Any, module: nn.Module, inputs: Sequence[Sequence[Tensor]])
             return Parity(float("nan"), float("nan"))
         vector.append(_largest(found.vector, wanted.vector))
         mask = wanted.token_mask
-        size = float(wanted.tokens[mask].abs().max())
+        size = _largest(wanted.tokens[mask], torch.zeros(()))
         tokens.append(_largest(found.tokens[mask], wanted.tokens[mask]) / max(1.0, size))
     return Parity(float(np.max(vector)), float(np.max(tokens)))
 
@@ -115,7 +115,9 @@ def _named_once(axes: Axes) -> dict[str, dict[int, str]]:
 
 
 def _largest(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b.double()).abs().max())
+    """The largest difference; 0 where there is nothing to compare, as with texts that have no tokens."""
+    apart = (a.double() - b.double()).abs()
+    return float(apart.max()) if apart.numel() else 0.0
 
 
 @contextmanager

@@ -18,12 +18,12 @@ def text_keys(everyone: Pair, group: int | None, padding: bool = False) -> Keys:
     candidate of that group, which asks for nothing itself.
     """
     images, texts = everyone
-    place, row = place_of(texts.image, images.image), torch.arange(len(texts.item), device=texts.item.device)
+    place, row = owner_of(texts.image, images.image), torch.arange(len(texts.item), device=texts.item.device)
     with_picture, empty = place >= 0, texts.item < 0
     item = texts.item.masked_fill(~with_picture, -1)
     if padding:
         item = torch.where(empty, texts.item.max() + 1 + row, item)
-    of = torch.where(with_picture, place, slot_of(images, texts))
+    of = torch.where(with_picture, place, standing(texts.image, images.image))
     return Keys(
         item,
         texts.image.masked_fill(~with_picture, -1),
@@ -32,22 +32,31 @@ def text_keys(everyone: Pair, group: int | None, padding: bool = False) -> Keys:
     )
 
 
-def slot_of(images: Encoded, texts: Encoded) -> Tensor:
-    """The picture in whose slots each text stands: [M]; all pictures have equally many, padding included."""
-    row = torch.arange(len(texts.item), device=texts.item.device)
-    slots = max(1, len(row) // max(1, len(images.image)))
-    return (row // slots).clamp(max=max(0, len(images.image) - 1))
-
-
 def _group(place: Tensor, size: int | None) -> Tensor:
     return torch.zeros_like(place) if size is None else place // size
 
 
-def place_of(image: Tensor, among: Tensor) -> Tensor:
-    """Where each id [m] stands among others [N], each of which is there once: [m], -1 where it does not."""
-    ordered, order = among.sort()
-    found = torch.searchsorted(ordered, image).clamp(max=len(among) - 1)
-    return torch.where(ordered[found] == image, order[found], -1)
+def owner_of(image: Tensor, pictures: Tensor) -> Tensor:
+    """Where the picture of each text [M] stands among some [N], by their ids: [M], -1 where it does not.
+
+    A batch that lies across two epochs may hold a picture twice, cut out in two ways. A text belongs to the
+    one among whose rows it stands, so that it does on any number of processes.
+
+    >>> owner_of(torch.tensor([7, -1, 7, 7, 3, 5]), torch.tensor([7, 7, 3])).tolist()
+    [0, -1, 1, 1, 2, -1]
+    """
+    ordered, order = pictures.sort(stable=True)
+    found = torch.searchsorted(ordered, image).clamp(max=len(pictures) - 1)
+    by_id = torch.where(ordered[found] == image, order[found], -1)
+    beside = standing(image, pictures)
+    return torch.where(pictures[beside] == image, beside, by_id)
+
+
+def standing(texts: Tensor, pictures: Tensor) -> Tensor:
+    """Among the rows of which picture each text stands: all pictures have equally many, padding included."""
+    slots = max(1, len(texts) // max(1, len(pictures)))
+    row = torch.arange(len(texts), device=texts.device)
+    return (row // slots).clamp(max=len(pictures) - 1)
 
 
 def rank_of(key: Tensor) -> Tensor:

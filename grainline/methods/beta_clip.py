@@ -29,7 +29,7 @@ from grainline.losses.beta import Beta, Divisor, beta_bce, beta_ce, beta_ce_both
 from grainline.losses.blocks import Keys
 from grainline.losses.others import further_ce, others_bce, repeated_ce
 from grainline.methods.base import Method, dot
-from grainline.methods.belonging import picture_keys, place_of, rank_of, slot_of, text_keys
+from grainline.methods.belonging import owner_of, picture_keys, rank_of, standing, text_keys
 from grainline.methods.common import both_ways, constant, cosine_heat
 from grainline.nn.cross import CrossPool
 from grainline.nn.pool import unit
@@ -93,6 +93,10 @@ class BetaCLIPConfig(TowersConfig):
     def _fits(self) -> "BetaCLIPConfig":
         if self.width is not None and self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads of the pooling")
+        if self.others and self.others.own and self.form == "bce":
+            raise ValueError("others.own goes with form ce: leave it out, or train with form=ce")
+        if self.max_scale is not None and self.pool_scale > self.max_scale:
+            raise ValueError(f"pool_scale {self.pool_scale:g} is above max_scale {self.max_scale:g}")
         return self
 
 
@@ -143,9 +147,9 @@ class BetaCLIP(Method):
         How many texts a picture has at most is read on the host.
         """
         images, texts = mine
-        place = place_of(texts.image, images.image)
+        place = owner_of(texts.image, images.image)
         if self.keeps_padding:
-            place = torch.where(texts.item < 0, slot_of(images, texts), place)
+            place = torch.where(texts.item < 0, standing(texts.image, images.image), place)
         with_picture = (place >= 0).nonzero()[:, 0]
         of = place[with_picture]
         order = rank_of(of)
@@ -173,7 +177,8 @@ class BetaCLIP(Method):
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
         cfg = self.cfg
         scales = {"scale": self.scale().detach(), "pooled scale": self.pool_scale().detach()}
-        terms = self._summaries(mine, everyone) if cfg.whole > 0 else {}
+        # Of weight 0 too: what a step leaves out altogether is an error where processes average gradients.
+        terms = self._summaries(mine, everyone)
         every = text_keys(everyone, cfg.group, self.keeps_padding)
         own = own_rows(every, len(mine.texts.item))
         form = self._cross_entropy if cfg.form == "ce" else self._binary
@@ -207,10 +212,10 @@ class BetaCLIP(Method):
         seen, said = scale * mine.texts.extra.seen, scale * mine.texts.vector
         all_seen, all_said = everyone.texts.extra.seen, everyone.texts.vector
         if cfg.others is not None:
-            chosen = _chosen(everyone.texts, cfg.others).nonzero()[:, 0]
+            chosen = _chosen(everyone, cfg.others).nonzero()[:, 0]
             pictures = picture_keys(everyone.images, cfg.group)
             size = pictures.group.bincount()
-            further, group = self._further(everyone, chosen, pictures, every)
+            further, group = self._further(everyone, chosen, pictures, every, own)
             both = (
                 repeated_ce(
                     seen, all_said, own, every, weights, chosen=chosen, size=size, own=cfg.others.own
@@ -235,7 +240,7 @@ class BetaCLIP(Method):
         terms = {"pooled": Term(cfg.pooled, found)}
         if cfg.others is None:
             return terms
-        chosen = _chosen(everyone.texts, cfg.others).nonzero()[:, 0]
+        chosen = _chosen(everyone, cfg.others).nonzero()[:, 0]
         pictures = own_rows(picture_keys(everyone.images, cfg.group), len(mine.images.item))
         parameters = dict(self.pool.named_parameters())
 
@@ -255,11 +260,13 @@ class BetaCLIP(Method):
         )
         return terms | {"others": Term(cfg.pooled * cfg.others.weight, others)}
 
-    def _further(self, everyone: Pair, chosen: Tensor, pictures: Keys, every: Keys) -> tuple[Tensor, Tensor]:
-        """Everyone's pictures as chosen texts of others of their groups see them: [F, D], groups [F]"""
+    def _further(
+        self, everyone: Pair, chosen: Tensor, pictures: Keys, every: Keys, own: Keys
+    ) -> tuple[Tensor, Tensor]:
+        """Pictures of my groups as chosen texts of others there see them: [F, D], groups [F]"""
         patches, said = unit(everyone.images.tokens), everyone.texts.vector
         found, groups = [], []
-        for group in pictures.group.unique().tolist():
+        for group in own.group[own.group >= 0].unique().tolist():
             here, texts = (pictures.group == group).nonzero()[:, 0], chosen[every.group[chosen] == group]
             for few in here.split(max(1, PAIRS // max(1, len(texts)))):
                 other = pictures.image[few][:, None] != every.image[texts]
@@ -276,18 +283,20 @@ def _captions(pair: Pair) -> Pair:
     return Pair(pair.images, rows(pair.texts, kept.nonzero()[:, 0]))
 
 
-def _chosen(texts: Encoded, others: OthersConfig) -> Tensor:
+def _chosen(everyone: Pair, others: OthersConfig) -> Tensor:
     """The texts that pool pictures of others: [M] bool, the first ones of each picture and level."""
+    images, texts = everyone
     most = torch.zeros(1 + max(CAPTION, SENTENCE, PHRASE, FOIL), dtype=torch.int64, device=texts.item.device)
     most[CAPTION], most[SENTENCE], most[PHRASE] = 1, others.sentences, others.phrases
-    level, real = texts.extra.level, (texts.item >= 0) & (texts.image >= 0)
-    order = rank_of(torch.where(real, texts.image * len(most) + level, -1))
+    level, place = texts.extra.level, owner_of(texts.image, images.image)
+    real = (texts.item >= 0) & (place >= 0)
+    order = rank_of(torch.where(real, place * len(most) + level, -1))
     return real & (order < most[level])
 
 
 def _similarity(mine: Pair) -> Mean:
     """The mean cosine of what two texts of one picture see, over pictures with two texts or more."""
-    place, seen = place_of(mine.texts.image, mine.images.image), mine.texts.extra.seen.detach()
+    place, seen = owner_of(mine.texts.image, mine.images.image), mine.texts.extra.seen.detach()
     of = place.clamp(min=0)
     real = (place >= 0).to(seen.dtype)
     total = seen.new_zeros(len(mine.images.image), seen.shape[1]).index_add(0, of, real[:, None] * seen)
