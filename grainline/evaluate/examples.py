@@ -15,8 +15,8 @@ from grainline.data.decode import decode
 from grainline.data.record import Damaged, Source
 from grainline.evaluate.encode import Encodings
 from grainline.evaluate.foils import foil_scores
-from grainline.evaluate.look import look_at
 from grainline.evaluate.long import LONG_RETRIEVAL, PLAIN
+from grainline.evaluate.look import look_at
 from grainline.evaluate.protocols import Fold, folds
 from grainline.evaluate.result import Result
 from grainline.evaluate.score import MEMORY, Top, topk

@@ -23,8 +23,8 @@ RANKS = (
     " number of wrong candidates that score as high as the right one or higher"
 )
 TIES = (
-    "Published code gives a tie to the candidate that stands first, or leaves it to the sorting; here a tie is"
-    " wrong, and the table counts them."
+    "Published code gives a tie to the candidate that stands first, or leaves it to the sorting; here a tie"
+    " is wrong, and the table counts them."
 )
 EMPTY = "A picture with an empty text is left out and counted; published numbers keep it."
 
@@ -111,7 +111,7 @@ RULES: dict[str, Rule] = {
         *("docci", "DOCCI", as_it_stands, None, 5000),
         "the full description as it stands",
         "the test split",
-        "FLAIR's own file of DOCCI holds single sentences, which is another task; CAFT's numbers are on this one.",
+        "FLAIR's own file of DOCCI holds single sentences, which is another task.",
     ),
     "urban-1k": Rule(
         *("urban-1k", "Urban-1k", first_line, None, 1000),
@@ -212,9 +212,7 @@ def notes_of_card(card: Card, texts: tuple[str, ...], pictures: int) -> tuple[st
     """What keeps a result from the numbers of others."""
     notes = []
     if card.pairs and pictures != card.pairs:
-        notes.append(
-            f"{pictures:,} pictures here, {card.pairs:,} in {card.set}: recalls are not those of the whole set"
-        )
+        notes.append(f"{pictures:,} pictures here, {card.pairs:,} in {card.set}: its recalls are others")
     again = len(texts) - len(set(texts))
     if again:
         notes.append(f"{again:,} texts stand at another picture too, word for word: they tie exactly")

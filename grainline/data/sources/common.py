@@ -120,7 +120,7 @@ def strings(value: Any) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """The text without halves of surrogate pairs, which JSON can hold and no tokenizer and no hash accepts."""
+    """JSON can hold halves of surrogate pairs, which no tokenizer and no hash accepts; they become `?`."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 

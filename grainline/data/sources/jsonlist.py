@@ -55,15 +55,19 @@ def _element(text: str, at: int, mark: str) -> tuple[Any, int] | None:
     if sign is None:
         raise EOFError("the file ends inside the list")
     end = sign.end()
-    if sign[1] == "]" or text[end : end + 1] == "]":
-        if sign[1] == ("]" if mark == "," else "["):
-            return None
+    if mark == "," and sign[1] == "]":
+        return None
     if sign[1] != mark:
         raise ValueError(f"{sign[1]!r} stands where {mark!r} is due")
+    if mark == "[" and text[end : end + 1] == "]":
+        return None
     try:
         value, end = _decode(text, end)
     except ValueError as error:
         raise EOFError(str(error)) from error
-    if end == len(text):  # a number may go on, and the next mark is needed anyway
+    after = _SIGN.match(text, end)
+    if after is None:
         raise EOFError("the file ends inside the list")
+    if after[1] not in ",]":  # half of a number ends so too: -3 of -3.5
+        raise EOFError(f"{after[1]!r} stands behind it")
     return value, end
