@@ -412,7 +412,7 @@ def test_a_result_under_another_protocol_is_refused(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
-    run(read_recipe(recipe(folder), []), folder / "run", quiet=True)
+    run(read_recipe(recipe(folder), []), folder / "run")
     return folder / "run"
 
 
