@@ -927,11 +927,11 @@ MAPS = [
 
 LONG = [
     Fault("evaluate/long.py", "tests/test_long.py", "texts of FLAIR's sets keep their line breaks",
-          'pieces = (piece.strip() for piece in re.split(r"\n|</s>|\.", text))',
-          'pieces = (piece.strip() for piece in re.split(r"</s>|\.", text))'),
+          'pieces = (piece.strip() for piece in re.split(r"\\n|</s>|\\.", text))',
+          'pieces = (piece.strip() for piece in re.split(r"</s>|\\.", text))'),
     Fault("evaluate/long.py", "tests/test_long.py", "an empty first line gives way to the second",
-          'return re.split(r"\r\n|\r|\n", text, maxsplit=1)[0]',
-          'return re.split(r"\r\n|\r|\n", text.strip(), maxsplit=1)[0]'),
+          'return re.split(r"\\r\\n|\\r|\\n", text, maxsplit=1)[0]',
+          'return re.split(r"\\r\\n|\\r|\\n", text.strip(), maxsplit=1)[0]'),
     Fault("evaluate/long.py", "tests/test_long.py", "a protocol reads all rows of its file",
           "return min(len(self._source), self._rule.rows or len(self._source))", "return len(self._source)"),
     Fault("evaluate/long.py", "tests/test_long.py", "a protocol reads the files of another set",

@@ -35,8 +35,8 @@ COLOURS = [(20 * i, 250 - 20 * i, 9 * i) for i in TEN]
 
 
 def text(i: int) -> str:
-    """What a tiny colour reader makes of a picture, with a number that has a period, and a second line."""
-    return f"{words(COLOURS[i])} 3.5 m. Wide.\nNear </s> it {i}."
+    """What a tiny colour reader makes of a picture, with a number that has a period, and a second line behind no period."""
+    return f"{words(COLOURS[i])} 3.5 m. Wide\nNear </s> it {i}."
 
 
 REJOINED = [f"{words(COLOURS[i])} 3. 5 m. Wide. Near. it {i}" for i in TEN]

@@ -66,7 +66,7 @@ def rejoined(text: str) -> str:
     """The text as FLAIR reads DCI, ImageInWords and ShareGPT4V: cut at each line break, `</s>` and period,
     the pieces joined by a period and a blank. It also cuts numbers such as 3.5.
 
-    >>> rejoined("A cat.\\nIt is 3.5 kg </s> and grey. ")
+    >>> rejoined("A cat\\nIt is 3.5 kg </s> and grey. ")
     'A cat. It is 3. 5 kg. and grey'
     """
     pieces = (piece.strip() for piece in re.split(r"\n|</s>|\.", text))

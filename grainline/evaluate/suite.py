@@ -144,7 +144,6 @@ def foil_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:
 
 SUITES: dict[str, Suite] = {
     "retrieval": retrieval_suite,
-    LONG_RETRIEVAL: long_suite,
     "foils": foils_suite,
     "zeroshot": zeroshot_suite,
     MONOTONICITY: monotonicity_suite,
@@ -153,10 +152,10 @@ SUITES: dict[str, Suite] = {
     FG_OVD: fgovd_suite,
     SIMILARITY: similarity_suite,
     OWN_CAPTION: own_suite,
+    LONG_RETRIEVAL: long_suite,
 }
 CELLS: dict[str, Cells] = {
     "retrieval": retrieval_cells,
-    LONG_RETRIEVAL: retrieval_cells,
     "foils": foil_cells,
     "zeroshot": zeroshot_cells,
     MONOTONICITY: monotonicity_cells,
@@ -165,6 +164,7 @@ CELLS: dict[str, Cells] = {
     FG_OVD: fgovd_cells,
     SIMILARITY: similarity_cells,
     OWN_CAPTION: own_cells,
+    LONG_RETRIEVAL: retrieval_cells,
 }
 
 
