@@ -90,7 +90,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     suite: Annotated[
         str,
         typer.Option(
-            help="retrieval, foils, zeroshot, monotonicity, cola, stability, fg-ovd, similarity, own-caption."
+            help="retrieval, long-retrieval, foils, zeroshot, monotonicity, cola, stability, fg-ovd,"
+            " similarity, own-caption."
         ),
     ] = "retrieval",
     captions: Annotated[
@@ -111,7 +112,13 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     against: Annotated[
         str | None, typer.Option(help="Compare with an earlier result (--json) on the same data.")
     ] = None,
-    protocol: Annotated[str, typer.Option(help="plain, coco-5k or coco-1k.")] = "plain",
+    protocol: Annotated[
+        str,
+        typer.Option(
+            help="plain (default), coco-5k, coco-1k; long-retrieval: that of the set (default), plain, dci,"
+            " docci, urban-1k, sv-1k, sv-10k, sv-1k-long-clip, iiw."
+        ),
+    ] = "default",
     scoring: Annotated[
         str | None,
         typer.Option(help="How pairs are scored, for methods with several ways, such as conditioned."),
@@ -121,7 +128,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         Path | None, typer.Option(help="Write a page: the numbers, and outcomes from best to worst.")
     ] = None,
     png: Annotated[
-        Path | None, typer.Option(help="Write a figure (monotonicity), or heat maps (retrieval, fg-ovd).")
+        Path | None,
+        typer.Option(help="Write a figure (monotonicity), or heat maps (retrieval, long-retrieval, fg-ovd)."),
     ] = None,
     beside: Annotated[list[str] | None, typer.Option(help="monotonicity: other results to draw.")] = None,
     samples: Annotated[list[str] | None, typer.Option(help="monotonicity: keys of pictures to draw.")] = None,
@@ -139,7 +147,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     from grainline.evaluate.outcome import Options
     from grainline.evaluate.report import write_html
     from grainline.evaluate.result import writable, write
-    from grainline.evaluate.table import difference_table, table
+    from grainline.evaluate.table import tables
     from grainline.model import load
     from grainline.origin import origin
 
@@ -154,9 +162,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     with progress("encoding") as step:
         encodings = encoded(asked, loaded, source, batch, damage, step)
     result = measured(asked, loaded.method, encodings, origin(loaded, model))
-    Console().print(table(result))
-    if against:
-        Console().print(difference_table(result))
+    for shown in tables(result):
+        Console().print(shown)
     if json:
         write(result, json)
         print(f"written: {json}")

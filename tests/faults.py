@@ -959,6 +959,27 @@ SPREAD = [
           "if 2 * (x - cuts[-1]) >= size), min", "if x == number), min"),
 ]
 
+LONG = [
+    Fault("evaluate/long.py", "tests/test_long.py", "texts of FLAIR's sets keep their line breaks",
+          'pieces = (piece.strip() for piece in re.split(r"\\n|</s>|\\.", text))',
+          'pieces = (piece.strip() for piece in re.split(r"</s>|\\.", text))'),
+    Fault("evaluate/long.py", "tests/test_long.py", "an empty first line gives way to the second",
+          'return re.split(r"\\r\\n|\\r|\\n", text, maxsplit=1)[0]',
+          'return re.split(r"\\r\\n|\\r|\\n", text.strip(), maxsplit=1)[0]'),
+    Fault("evaluate/long.py", "tests/test_long.py", "a protocol reads all rows of its file",
+          "return min(len(self._source), self._rule.rows or len(self._source))", "return len(self._source)"),
+    Fault("evaluate/long.py", "tests/test_long.py", "a protocol reads the files of another set",
+          "if rule.benchmark != found:", 'if found == "":'),
+    Fault("evaluate/long.py", "tests/test_long.py", "nobody is told that pictures of the set are missing",
+          "if card.pairs and pictures != card.pairs:", "if not card.pairs and pictures != card.pairs:"),
+    Fault("data/sources/long.py", "tests/test_long.py", "the last text of a picture stands",
+          "for pair in reversed(listed)}", "for pair in listed}"),
+    Fault("data/sources/longsets.py", "tests/test_long.py", "all splits of DOCCI are measured on",
+          'if row.error or row.fields.get("split") in wanted]', "]"),
+    Fault("data/sources/jsonlist.py", "tests/test_long.py", "a number is cut where a piece of the file ends",
+          'if after[1] not in ",]":', 'if after[1] == ":":'),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -991,4 +1012,5 @@ FAULTS = (
     + SIMILARITY
     + MAPS
     + SPREAD
+    + LONG
 )

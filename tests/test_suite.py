@@ -20,6 +20,7 @@ from grainline.evaluate.encode import Captions, Encodings, encode_source
 from grainline.evaluate.foils import choices
 from grainline.evaluate.intervals import interval
 from grainline.evaluate.items import Items
+from grainline.evaluate.long import under
 from grainline.evaluate.noise import NOISY, PLAIN, Drawn, Noise
 from grainline.evaluate.outcome import Options, metrics_of
 from grainline.evaluate.pool import pooled
@@ -321,7 +322,7 @@ def test_names_of_pictures_tell_the_two_sets_of_coco_apart() -> None:
 
 
 def with_everything() -> Encodings:
-    """Foils, classes, items, subtexts, noise, regions, and pictures pooled by texts."""
+    """Foils, classes, items, subtexts, noise, regions, pictures pooled by texts, and a card."""
     data = with_classes(Colours(), with_foils("first"), ["{}"])
     pair = torch.tensor([[0, 1], [1, 2]])
     two = ((0, 1), (1, 2), (2, 0))
@@ -335,7 +336,7 @@ def with_everything() -> Encodings:
     likeness = (Likeness(data.strings, dict.fromkeys(KINDS, 3), alike, (0.5, 0.5, 0.5)),) * 3
     own = Pair(data.images, data.texts)
     data = data._replace(items=items, subtexts=told, noise=noise, regions=regions)
-    return data._replace(likeness=likeness, own=own)
+    return data._replace(likeness=likeness, own=own, card=under(InMemory([]))[1])
 
 
 def with_foils(captions: Captions = "whole") -> Encodings:

@@ -10,6 +10,8 @@ from grainline.evaluate.classes import TEMPLATES, read_classes, read_templates
 from grainline.evaluate.cola import COLA, items_file, with_items
 from grainline.evaluate.encode import CAPTIONS, Captions, Encodings, Progress, encode_source
 from grainline.evaluate.fgovd import FG_OVD, with_foils
+from grainline.evaluate.long import DEFAULT, LONG_RETRIEVAL, PLAIN, under
+from grainline.evaluate.long import PROTOCOLS as LONG_PROTOCOLS
 from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.outcome import Options
 from grainline.evaluate.own import OWN_CAPTION
@@ -57,8 +59,7 @@ def ask(
     """The options of the command, checked. Raises UserError for those that do not go together."""
     if suite not in SUITES:
         raise UserError(f"--suite is {suite!r}; allowed are {', '.join(SUITES)}")
-    if options.protocol not in PROTOCOLS:
-        raise UserError(f"--protocol is {options.protocol!r}; allowed are {', '.join(PROTOCOLS)}")
+    options = _with_protocol(suite, options)
     for name, value, owner in (
         ("--prompts", prompts, ZEROSHOT),
         ("--classes", classes, ZEROSHOT),
@@ -99,6 +100,9 @@ def encoded(
     items = items_file(source) if asked.suite == COLA else None
     regions = view(model) if asked.suite == FG_OVD else None
     alike, own = _pooling(asked.suite, model, batch)
+    card = None
+    if asked.suite == LONG_RETRIEVAL:
+        source, card = under(source, asked.options.protocol, asked.captions)
     data = encode_source(
         model,
         source if regions is None else with_foils(source),
@@ -121,6 +125,7 @@ def encoded(
         data = data._replace(likeness=alike.found())
     if own is not None:
         data = data._replace(own=own.pair())
+    data = data._replace(card=card)
     return data if items is None else with_items(data, items, damage)
 
 
@@ -131,6 +136,16 @@ def measured(asked: Asked, method: Scorer, data: Encodings, model: dict[str, Any
     if asked.earlier is None or asked.against is None:
         return result
     return noted(result, asked.earlier, asked.against)
+
+
+def _with_protocol(suite: str, options: Options) -> Options:
+    """The options with a protocol that the suite knows. Raises UserError for another one."""
+    allowed = LONG_PROTOCOLS if suite == LONG_RETRIEVAL else PROTOCOLS
+    if suite != LONG_RETRIEVAL and options.protocol == DEFAULT:
+        return options._replace(protocol=PLAIN)
+    if options.protocol not in allowed:
+        raise UserError(f"--protocol is {options.protocol!r}; allowed are {', '.join(allowed)}")
+    return options
 
 
 def _pooling(suite: str, model: Model, batch: int) -> tuple[Likenesses | None, Owned | None]:
@@ -154,7 +169,7 @@ def _captions(suite: str, given: str | None) -> Captions:
     if suite in fixed and given not in (None, fixed[suite]):
         why = "the first caption is the class" if suite == ZEROSHOT else "every caption has its own picture"
         raise UserError(f"--captions is {given!r}; for {suite} {why}: leave it out")
-    if suite in (*SUBTEXTS, *POOLED) and given == "each":
+    if suite in (*SUBTEXTS, *POOLED, LONG_RETRIEVAL) and given == "each":
         raise UserError(f"--captions is 'each'; {suite} takes one text a picture: whole or first")
     found = next((known for known in CAPTIONS if known == given), None)
     if given is not None and found is None:

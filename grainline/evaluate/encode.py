@@ -20,6 +20,7 @@ from grainline.errors import UserError
 from grainline.evaluate.classes import ClassTexts
 from grainline.evaluate.foils import FoilPairs
 from grainline.evaluate.items import Items
+from grainline.evaluate.long import Card
 from grainline.evaluate.noise import Noise
 from grainline.evaluate.regions import Collected, Regions, View
 from grainline.evaluate.rows import Rows, numbered
@@ -88,6 +89,7 @@ class Encodings(NamedTuple):
     regions: Regions | None = None  # None: not asked for
     likeness: tuple[Likeness, ...] | None = None  # [N] None: not asked for
     own: Pair | None = None  # [N] pictures, each pooled with its own text, and the texts; None: not asked for
+    card: Card | None = None  # None: not asked for
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller

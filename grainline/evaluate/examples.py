@@ -15,6 +15,7 @@ from grainline.data.decode import decode
 from grainline.data.record import Damaged, Source
 from grainline.evaluate.encode import Encodings
 from grainline.evaluate.foils import foil_scores
+from grainline.evaluate.long import LONG_RETRIEVAL, PLAIN
 from grainline.evaluate.look import look_at
 from grainline.evaluate.protocols import Fold, folds
 from grainline.evaluate.result import Result
@@ -122,7 +123,8 @@ class _Query(NamedTuple):
 
 def _chosen(on: Measured, way: str, number: int) -> list[_Query]:
     told = on.result.queries["folds"]
-    parts = folds(on.result.protocol, on.data.images, on.data.texts, on.data.path)
+    protocol = PLAIN if on.result.suite == LONG_RETRIEVAL else on.result.protocol
+    parts = folds(protocol, on.data.images, on.data.texts, on.data.path)
     every = [
         _Query(fold, row, rank, bool(tied))
         for fold, one in zip(parts, told, strict=True)

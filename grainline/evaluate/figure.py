@@ -15,6 +15,7 @@ from grainline.evaluate.examples import SHOWN as EXAMPLES
 from grainline.evaluate.examples import Beside, Measured, by_text, spread
 from grainline.evaluate.extremes import best_regions, worst_regions
 from grainline.evaluate.fgovd import FG_OVD
+from grainline.evaluate.long import LONG_RETRIEVAL
 from grainline.evaluate.monotonicity import LEAST, LONG, MONOTONICITY, correlation
 from grainline.evaluate.result import Result
 from grainline.evaluate.subtexts import EACH
@@ -27,7 +28,7 @@ from grainline.viz.rising import Line, Rising
 SHOWN = 4  # pictures, unless they are named
 MOST = len(COLOURS)  # models
 RETRIEVAL = "retrieval"
-MAPPED = (RETRIEVAL, FG_OVD)  # suites whose outcomes have heat maps
+MAPPED = (RETRIEVAL, LONG_RETRIEVAL, FG_OVD)  # suites whose outcomes have heat maps
 
 
 def besides(
@@ -93,7 +94,7 @@ def refuse_gridless(png: Path | None, suite: str, method: Method) -> None:
 
 def _looks(on: Measured) -> list[Look]:
     """Pictures of the page: for retrieval from the best rank to the worst, for regions from both ends."""
-    if on.result.suite == RETRIEVAL:
+    if on.result.suite in (RETRIEVAL, LONG_RETRIEVAL):
         shown = (one.look and one.look._replace(alt=f"rank {one.rank:,}, {one.name}") for one in by_text(on))
         return [look for look in shown if look is not None]
     half = EXAMPLES // 2

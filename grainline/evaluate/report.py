@@ -28,6 +28,7 @@ from grainline.evaluate.extremes import (
 )
 from grainline.evaluate.fgovd import ACCURACY, FG_OVD
 from grainline.evaluate.figure import labels, risings
+from grainline.evaluate.long import LONG_RETRIEVAL
 from grainline.evaluate.look import PHRASES, SENTENCES
 from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.own import OWN_CAPTION, WAYS
@@ -42,7 +43,7 @@ from grainline.viz.alike import likened
 from grainline.viz.classes import classified, confusions
 from grainline.viz.items import crossed
 from grainline.viz.noise import disturbed
-from grainline.viz.page import Section, hint, render_page, summary, write_page
+from grainline.viz.page import Section, facts, hint, render_page, summary, write_page
 from grainline.viz.regions import judged
 from grainline.viz.report import comparisons, examples, table
 from grainline.viz.rising import RULES, models, rising
@@ -113,6 +114,11 @@ def _retrieval(on: Measured) -> list[Section]:
         ),
         Section("Image to text, best to worst", hint(order) + examples(by_picture(on), "p")),
     ]
+
+
+def _long(on: Measured) -> list[Section]:
+    card = facts(on.result.settings["card"], "What was compared, and how far it is from published numbers")
+    return [Section("Protocol", card), *_retrieval(on)]
 
 
 def _foils(on: Measured) -> list[Section]:
@@ -197,6 +203,7 @@ def _nothing(on: Measured) -> list[Section]:  # noqa: ARG001
 
 _OUTCOMES = {
     "retrieval": _retrieval,
+    LONG_RETRIEVAL: _long,
     "foils": _foils,
     "zeroshot": _zeroshot,
     MONOTONICITY: _monotonicity,

@@ -1,6 +1,7 @@
 """Suites: from encodings to a result.
 
 retrieval     image to text and text to image: recalls, their sum, median ranks
+long-retrieval  the same for sets of long captions, each under its own protocol (long.py)
 foils         share of comparisons in which the true text beats a false one, by what is false
 zeroshot      share of pictures whose class is found by its prompts (zeroshot.py)
 monotonicity  whether scores rise with the sentences of a caption (monotonicity.py)
@@ -22,6 +23,7 @@ from grainline.evaluate.encode import Encodings
 from grainline.evaluate.fgovd import FG_OVD, fgovd_cells, fgovd_suite
 from grainline.evaluate.foils import foil_choices
 from grainline.evaluate.intervals import replicates, wilson
+from grainline.evaluate.long import DEFAULT, LONG_RETRIEVAL, notes_of_card
 from grainline.evaluate.monotonicity import MONOTONICITY, monotonicity_cells, monotonicity_suite
 from grainline.evaluate.outcome import Cell, Options, only_plain, result_of
 from grainline.evaluate.own import OWN_CAPTION, own_cells, own_suite
@@ -48,10 +50,34 @@ def retrieval_suite(method: Scorer, data: Encodings, options: Options = Options(
 
     Raises UserError where the protocol does not fit the data, and for NaN scores.
     """
+    queries = _both_ways(method, data, options.protocol, options.memory)
+    return result_of("retrieval", data, options, retrieval_cells([queries], options), queries)
+
+
+def long_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: B008
+    """The metrics of retrieval on a set of long captions, with the card of its protocol in the settings.
+
+    Raises UserError if the data were encoded without a card or under another protocol, and for NaN scores.
+    """
+    card = data.card
+    if card is None:
+        raise UserError(f"{data.path} was encoded without a card; {LONG_RETRIEVAL} needs one")
+    if options.protocol not in (DEFAULT, card.protocol):
+        raise UserError(f"protocol is {options.protocol!r}; {data.path} was read under {card.protocol!r}")
+    options = options._replace(protocol=card.protocol)
+    queries = _both_ways(method, data, "plain", options.memory)
+    notes = notes_of_card(card, data.strings, len(data.keys))
+    cells = retrieval_cells([queries], options)
+    result = result_of(LONG_RETRIEVAL, data, options, cells, queries, notes)
+    return result._replace(settings=result.settings | {"card": card.told(len(data.keys))})
+
+
+def _both_ways(method: Scorer, data: Encodings, protocol: str, memory: int) -> dict[str, Any]:
+    """The outcome of every query, fold by fold."""
     parts = []
-    for fold in folds(options.protocol, data.images, data.texts, data.path):
+    for fold in folds(protocol, data.images, data.texts, data.path):
         images, texts = rows(data.images, fold.images), rows(data.texts, fold.texts)
-        both = retrieval_ranks(method, images, texts, options.memory)
+        both = retrieval_ranks(method, images, texts, memory)
         owner = texts.image[texts.image >= 0]
         parts.append(
             {
@@ -61,8 +87,7 @@ def retrieval_suite(method: Scorer, data: Encodings, options: Options = Options(
                 "t2i": _queries(both.t2i, owner.tolist()),
             }
         )
-    queries = {"keys": list(data.keys), "folds": parts}
-    return result_of("retrieval", data, options, retrieval_cells([queries], options), queries)
+    return {"keys": list(data.keys), "folds": parts}
 
 
 def foils_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: B008
@@ -127,6 +152,7 @@ SUITES: dict[str, Suite] = {
     FG_OVD: fgovd_suite,
     SIMILARITY: similarity_suite,
     OWN_CAPTION: own_suite,
+    LONG_RETRIEVAL: long_suite,
 }
 CELLS: dict[str, Cells] = {
     "retrieval": retrieval_cells,
@@ -138,6 +164,7 @@ CELLS: dict[str, Cells] = {
     FG_OVD: fgovd_cells,
     SIMILARITY: similarity_cells,
     OWN_CAPTION: own_cells,
+    LONG_RETRIEVAL: retrieval_cells,
 }
 
 

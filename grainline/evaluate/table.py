@@ -1,4 +1,4 @@
-"""A result as a table in the terminal."""
+"""A result as tables in the terminal."""
 
 from rich.markup import escape
 from rich.table import Table
@@ -6,6 +6,13 @@ from rich.table import Table
 from grainline.errors import plain
 from grainline.evaluate.against import Difference
 from grainline.evaluate.result import Result
+
+
+def tables(result: Result) -> list[Table]:
+    """The metrics; the card of a protocol and the differences to an earlier result where there are such."""
+    found = [table(result)]
+    found += [card_table(result)] if "card" in result.settings else []
+    return found + ([difference_table(result)] if "against" in result.settings else [])
 
 
 def table(result: Result) -> Table:
@@ -26,6 +33,16 @@ def table(result: Result) -> Table:
             escape(metric.label), metric.text(metric.value), metric.ends(), metric.text(metric.chance),
             f"{metric.queries:,}", f"{metric.ties:,}",
         )  # fmt: skip
+    return out
+
+
+def card_table(result: Result) -> Table:
+    """Which texts and pictures were compared, and how, line by line."""
+    out = Table(title=escape(f"protocol {result.protocol}"), show_header=False)
+    out.add_column(no_wrap=True)
+    out.add_column(overflow="fold")
+    for name, said in result.settings["card"].items():
+        out.add_row(escape(name), escape(plain(said)))
     return out
 
 

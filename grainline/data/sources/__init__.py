@@ -6,6 +6,7 @@
     a folder of pictures                with NAME.txt or NAME.json beside each, or a metadata.csv or .jsonl
     a.jsonl, a.csv, a.tsv, a.json       rows with the paths of pictures
     himo_docci_data.json                JSON Lines with the subtexts of captions; wants --images
+    DCI, DOCCI, Urban-1k, ShareGPT4V, ImageInWords   their own files, as in grainline.data.sources.longsets
     a.parquet, a-*.parquet              rows with the pictures inside, or a folder of them (extra `data`)
     coco-karpathy:dataset_coco.json?images=DIR&split=test
     coco-val2017:captions_val2017.json?images=DIR
@@ -29,6 +30,19 @@ from grainline.data.sources.fgovd import FgOvd, is_fgovd
 from grainline.data.sources.folder import Folder, files_below, suffix
 from grainline.data.sources.himo import HimoDocci, is_himo
 from grainline.data.sources.joined import Joined, remarks
+from grainline.data.sources.longsets import (
+    DCI,
+    DOCCI,
+    IIW,
+    ShareGPT4V,
+    Urban1k,
+    dci_folder,
+    is_docci,
+    is_iiw,
+    is_sharegpt4v,
+    is_urban,
+    is_urban_folder,
+)
 from grainline.data.sources.parquet import Parquet
 from grainline.data.sources.paths import expand, is_pattern
 from grainline.data.sources.table import Row, Table, json_rows, parse_json, read_rows
@@ -72,8 +86,10 @@ def _parquet(path: str, images: str | None, _size: int | None) -> Source:
 
 
 def _json(path: str, images: str | None, _size: int | None) -> Source:
-    """COCO, Karpathy, COLA, FG-OVD, HiMo-Docci or rows: only a look inside can tell."""
+    """COCO, Karpathy, COLA, FG-OVD, a benchmark of long captions or rows: only a look inside can tell."""
     file, _ = divide(path)
+    if is_sharegpt4v(file):  # first: it is too large to be read whole
+        return ShareGPT4V(path, images)
     data = parse_json(file, read_text(file))
     if is_official(data):
         return CocoVal2017(path, images, data)
@@ -83,31 +99,21 @@ def _json(path: str, images: str | None, _size: int | None) -> Source:
         return Cola(path, images, data)
     if is_fgovd(data):
         return FgOvd(path, images, data)
+    if is_urban(data):
+        return Urban1k(path, images, data)
     return _rows(path, images, json_rows(file, data))
 
 
-def _rows(path: str, images: str | None, rows: list[Row]) -> Table:
-    return (HimoDocci if is_himo(rows) else Table)(path, images, rows)
+def _rows(path: str, images: str | None, rows: list[Row]) -> Source:
+    for kind, fits in ((HimoDocci, is_himo), (DOCCI, is_docci), (IIW, is_iiw)):
+        if fits(rows):
+            return kind(path, images, rows)
+    return Table(path, images, rows)
 
 
-def _karpathy(path: str, images: str | None, _size: int | None) -> Source:
-    return CocoKarpathy(path, images)
-
-
-def _val2017(path: str, images: str | None, _size: int | None) -> Source:
-    return CocoVal2017(path, images)
-
-
-def _cola(path: str, images: str | None, _size: int | None) -> Source:
-    return Cola(path, images)
-
-
-def _fgovd(path: str, images: str | None, _size: int | None) -> Source:
-    return FgOvd(path, images)
-
-
-def _himo(path: str, images: str | None, _size: int | None) -> Source:
-    return HimoDocci(path, images)
+def _named(kind: Callable[[str, str | None], Source]) -> Opener:
+    """The opener of a kind that takes a path and the folder of its pictures."""
+    return lambda path, images, _size: kind(path, images)
 
 
 SOURCES: dict[str, Opener] = {
@@ -118,17 +124,23 @@ SOURCES: dict[str, Opener] = {
     "table": _table,
     "parquet": _parquet,
     "json": _json,
-    "coco-karpathy": _karpathy,
-    "coco-val2017": _val2017,
-    "cola": _cola,
-    "fg-ovd": _fgovd,
-    "himo-docci": _himo,
+    "coco-karpathy": _named(CocoKarpathy),
+    "coco-val2017": _named(CocoVal2017),
+    "cola": _named(Cola),
+    "fg-ovd": _named(FgOvd),
+    "himo-docci": _named(HimoDocci),
+    "dci": _named(DCI),
+    "docci": _named(DOCCI),
+    "urban-1k": _named(Urban1k),
+    "sharegpt4v": _named(ShareGPT4V),
+    "iiw": _named(IIW),
 }
 
 _BY_SUFFIX = {
     "tar": "tars",
     "jsonl": "table",
     "ndjson": "table",
+    "jsonlines": "table",
     "csv": "table",
     "tsv": "table",
     "json": "json",
@@ -136,6 +148,7 @@ _BY_SUFFIX = {
 }
 _WITH_FOLDER_OF_PICTURES = (
     *("table", "parquet", "json", "coco-karpathy", "coco-val2017", "himo-docci", "cola", "fg-ovd"),
+    *("dci", "docci", "urban-1k", "sharegpt4v", "iiw"),
 )
 _PACKED = ("gz", "tgz", "bz2", "xz", "zst", "zip")
 
@@ -231,7 +244,8 @@ def _kind_of_folder(path: str, query: str) -> tuple[str, str]:
         return kind, f"{path}?{query}" if query else path
     if table:
         return "table", os.path.join(path, table[0]) + (f"?{query}" if query else "")
-    return "folder", path
+    named = "dci" if dci_folder(path) else "urban-1k" if is_urban_folder(path) else ""
+    return (named, f"{path}?{query}" if query else path) if named else ("folder", path)
 
 
 def _ending(files: Sequence[str], *wanted: str) -> list[str]:

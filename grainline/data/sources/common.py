@@ -115,12 +115,12 @@ def strings(value: Any) -> list[str]:
     (['A dog.'], ['A cat.'], [])
     """
     found = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
-    clean = (_printable(text.strip()) for text in found if isinstance(text, str))
+    clean = (printable(text.strip()) for text in found if isinstance(text, str))
     return [text for text in clean if text]
 
 
-def _printable(text: str) -> str:
-    """JSON can hold halves of surrogate pairs, which no tokenizer and no hash accepts."""
+def printable(text: str) -> str:
+    """JSON can hold halves of surrogate pairs, which no tokenizer and no hash accepts; they become `?`."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -1,0 +1,501 @@
+"""Retrieval with long captions: the files of each set, what a protocol reads of them, and the card."""
+
+import json
+from collections.abc import Callable
+from io import StringIO
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from rich.console import Console
+from runs import call, complaint, recipe
+from test_suite import Colours, Cosine, InMemory, painted, words
+
+from grainline.data.record import Damaged, Record, Source
+from grainline.data.sources import Joined, jsonlist, open_source, open_sources
+from grainline.data.sources.jsonlist import elements
+from grainline.data.sources.long import LongCaptions
+from grainline.data.sources.longsets import DCI, DOCCI, IIW, ShareGPT4V, Urban1k
+from grainline.data.sources.table import Table
+from grainline.errors import UserError
+from grainline.evaluate.encode import Encodings, encode_source
+from grainline.evaluate.long import DEFAULT, RULES, under
+from grainline.evaluate.outcome import Options
+from grainline.evaluate.result import read
+from grainline.evaluate.suite import long_suite, retrieval_suite
+from grainline.evaluate.table import tables
+from grainline.experiment import run
+from grainline.recipe import read_recipe
+
+Capture = pytest.CaptureFixture[str]
+TEN = range(10)
+COLOURS = [(20 * i, 250 - 20 * i, 9 * i) for i in TEN]
+
+
+def text(i: int) -> str:
+    """What a tiny colour reader makes of a picture, with a number that has a period, and a second line behind no period."""
+    return f"{words(COLOURS[i])} 3.5 m. Wide\nNear </s> it {i}."
+
+
+REJOINED = [f"{words(COLOURS[i])} 3. 5 m. Wide. Near. it {i}" for i in TEN]
+
+
+def pictures(folder: Path, names: list[str]) -> Path:
+    for i, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), COLOURS[i % 10]).save(folder / name, format="PNG")
+    return folder
+
+
+def written(path: Path, content: Any) -> Path:
+    """Text as it is, rows as JSON Lines where the name asks for them, else JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not isinstance(content, str):
+        lines = path.suffix in (".jsonl", ".jsonlines")
+        content = "".join(json.dumps(row) + "\n" for row in content) if lines else json.dumps(content)
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def dci(folder: Path) -> list[str]:
+    """The archive of DCI, extracted, with the pictures in photos/."""
+    for i in TEN:
+        short, extra = text(i).split("\n")
+        fields = {"image": f"sa_{i}.jpg", "short_caption": short, "extra_caption": extra, "mask_data": {}}
+        written(folder / "complete" / f"{100 + i}-data.json", fields)
+        written(folder / "annotations" / f"{100 + i}-data.json", fields)
+    written(folder / "splits.json", {"train": ["100-data.json"], "valid": [], "test": []})
+    pictures(folder / "photos", [f"sa_{i}.jpg" for i in TEN])
+    return [str(folder)]
+
+
+def docci(folder: Path) -> list[str]:
+    rows = [
+        {
+            "example_id": f"{split}_{i}",
+            "split": split,
+            "image_file": f"{split}_{i}.jpg",
+            "description": text(i),
+        }
+        for split, number in (("train", 2), ("test", 10), ("qual_dev", 1))
+        for i in range(number)
+    ]
+    pictures(folder, [f"test_{i}.jpg" for i in TEN] + ["train_0.jpg", "train_1.jpg"])
+    return [str(written(folder / "docci_descriptions.jsonlines", rows))]
+
+
+def urban(folder: Path) -> list[str]:
+    """The folder of Long-CLIP, of which only the first lines are read."""
+    for i in TEN:
+        written(folder / "caption" / f"{i + 1}.txt", text(i))
+    pictures(folder / "image", [f"{i + 1}.jpg" for i in TEN])
+    return [str(folder)]
+
+
+def urban_file(folder: Path) -> list[str]:
+    notes = [{"image_id": i, "image": f"{i + 1}.jpg", "caption": text(i)} for i in TEN]
+    pictures(folder, [f"{i + 1}.jpg" for i in TEN])
+    return [str(written(folder / "annotations.json", {"annotations": notes}))]
+
+
+def share(folder: Path) -> list[str]:
+    rows = [turns(f"sam/sa_{i}.jpg", text(i)) for i in TEN]
+    pictures(folder, [f"sam/sa_{i}.jpg" for i in TEN])
+    return [str(written(folder / "share-captioner.json", rows))]
+
+
+def turns(image: str, told: str) -> dict[str, Any]:
+    said = [{"from": "human", "value": "<image>\nDescribe."}, {"from": "gpt", "value": told}]
+    return {"id": image, "image": image, "conversations": said}
+
+
+def iiw(folder: Path) -> list[str]:
+    """Three files, whose pictures lie in one folder; two of them name pictures without a suffix."""
+    rows: dict[str, list[dict[str, str]]] = {"IIW-400": [], "DOCCI_Test": [], "DCI_Test": []}
+    for i in TEN:
+        if i < 6:
+            rows["IIW-400"].append({"image/key": f"aar_test_{i}", "IIW": text(i), "IIW-P5B": "No."})
+        elif i < 8:
+            rows["DOCCI_Test"].append({"image": f"test_{i}", "IIW": text(i), "DOCCI": "No."})
+        else:
+            rows["DCI_Test"].append({"image": f"sa_{i}.jpg", "IIW": text(i), "ex_id": "x"})
+    names = [f"aar_test_{i}.jpg" for i in range(6)] + ["test_6.jpg", "test_7.jpg", "sa_8.jpg", "sa_9.jpg"]
+    pictures(folder, names)
+    return [str(written(folder / name / "data.jsonl", found)) for name, found in rows.items()]
+
+
+FIRST_LINES = [text(i).split("\n")[0] for i in TEN]
+MADE: dict[str, tuple[Callable[[Path], list[str]], type, str, list[str]]] = {
+    "dci": (dci, DCI, "dci", REJOINED),
+    "docci": (docci, DOCCI, "docci", [text(i) for i in TEN]),
+    "urban": (urban, Urban1k, "urban-1k", FIRST_LINES),
+    "urban-file": (urban_file, Urban1k, "urban-1k", FIRST_LINES),
+    "sharegpt4v": (share, ShareGPT4V, "sv-1k", REJOINED),
+    "iiw": (iiw, IIW, "iiw", REJOINED),
+}
+
+
+def opened(name: str, folder: Path) -> Source:
+    """The set, with --images where its pictures do not stand where its files say."""
+    return open_sources(MADE[name][0](folder), images=str(folder) if name == "iiw" else None)
+
+
+def texts(source: Source) -> list[str]:
+    return [source[i].captions[0] for i in range(len(source))]
+
+
+def measured(source: Source, protocol: str = DEFAULT) -> tuple[Encodings, Any]:
+    read_as, card = under(source, protocol)
+    data = encode_source(Colours(), read_as)._replace(card=card)
+    return data, long_suite(Cosine(), data, Options(protocol=protocol, resamples=20))
+
+
+# the files
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_set_is_found_by_its_look_and_read_under_its_own_protocol(name: str, tmp_path: Path) -> None:
+    source = opened(name, tmp_path)
+    every = source.sources if isinstance(source, Joined) else [source]
+    assert {type(one) for one in every} == {MADE[name][1]}
+    assert [source[i].whole for i in TEN] == [text(i) for i in TEN], "the file itself is left as it is"
+    read_as, card = under(source)
+    assert card.protocol == MADE[name][2]
+    assert texts(read_as) == MADE[name][3]
+    assert [read_as[i].image for i in TEN] == [source[i].image for i in TEN]
+
+
+@pytest.mark.parametrize("name", ["dci", "docci", "urban-1k", "sharegpt4v", "iiw"])
+def test_another_file_named_as_a_set_is_one_line(name: str, tmp_path: Path) -> None:
+    other = written(tmp_path / "rows.json", [{"image": "a.jpg", "caption": "A dog."}])
+    path = tmp_path if name == "dci" else other
+    with pytest.raises(
+        UserError, match=r"is not (DOCCI|Urban-1k|ShareGPT4V|Image)|holds no JSON files of DCI"
+    ):
+        open_source(f"{name}:{path}")
+    pictures(tmp_path, ["a.jpg"])
+    assert isinstance(open_source(str(other)), Table)
+
+
+def test_sets_without_their_pictures_say_where_to_put_them(tmp_path: Path) -> None:
+    (path,) = docci(tmp_path)
+    for file in tmp_path.glob("*.jpg"):
+        file.unlink()
+    with pytest.raises(
+        UserError, match=r"none of the 10 .*--images DIR, the folder of the pictures of DOCCI"
+    ):
+        open_source(path)
+
+
+def test_dci_is_read_from_the_archive_or_the_folder_of_its_files(tmp_path: Path) -> None:
+    (root,) = dci(tmp_path)
+    prints = {open_source(f"{root}{end}").fingerprint() for end in ("", "/complete", "/annotations/")}
+    assert len(prints) == 1
+    record = open_source(root)[3]
+    assert (record.captions, record.long) == ((text(3).split("\n")[0],), text(3))
+    written(tmp_path / "complete" / "105-data.json", '{"image": ')
+    written(
+        tmp_path / "complete" / "106-data.json",
+        {"image": "sa_6.jpg", "short_caption": "A.", "extra_caption": " "},
+    )
+    source = open_source(root)
+    with pytest.raises(Damaged, match=r"^damaged row: .*105-data\.json"):
+        source[5]
+    assert source[6] == Record("sa_6.jpg", source[6].image, ("A.",))
+
+
+def test_docci_is_its_test_split_unless_another_is_named(tmp_path: Path) -> None:
+    (path,) = docci(tmp_path)
+    assert list(open_source(path).keys()) == [f"test_{i}.jpg" for i in TEN]  # type: ignore[attr-defined]
+    train = open_source(f"docci:{path}?split=train")
+    assert (len(train), under(train)[1].protocol) == (2, "plain"), "nobody measures on it"
+    with pytest.raises(UserError, match=r"no split dev: it has qual_dev \(1\), test \(10\), train \(2\)"):
+        open_source(f"docci:{path}?split=dev")
+
+
+def test_the_first_line_is_read_even_where_it_is_empty(tmp_path: Path) -> None:
+    (path,) = urban(tmp_path)
+    written(tmp_path / "caption" / "2.txt", "\nA street.\n")
+    source = open_source(path)
+    assert source[1].captions == ("A street.",)
+    with pytest.raises(Damaged, match="missing caption"):
+        under(source)[0][1]
+    assert list(source.keys())[8:] == ["9.jpg", "10.jpg"]  # type: ignore[attr-defined]
+
+
+def test_folders_of_the_form_of_urban_with_other_names_are_folders(tmp_path: Path) -> None:
+    urban(tmp_path)
+    written(tmp_path / "caption" / "dog.txt", "A dog.")
+    with pytest.raises(UserError, match="pictures without captions"):
+        open_source(str(tmp_path))
+    assert len(open_source(f"urban-1k:{tmp_path}")) == 11
+    notes = [{"image_id": 0, "image": "dog.jpg", "caption": "A dog."}]
+    pictures(tmp_path, ["dog.jpg"])
+    assert isinstance(open_source(str(written(tmp_path / "a.json", {"annotations": notes}))), Table)
+
+
+def test_sv_is_the_beginning_of_its_file(tmp_path: Path) -> None:
+    rows = [turns(f"{i}.jpg", f"Text {i}.\nEnd.") for i in range(1003)]
+    pictures(tmp_path, ["0.jpg"])
+    source = open_source(str(written(tmp_path / "sv.json", rows)))
+    few, card = under(source, "sv-1k")
+    assert (len(source), len(few), card.pairs) == (1003, 1000, 1000)
+    assert list(few.keys())[-1] == "999.jpg"  # type: ignore[attr-defined]
+    with pytest.raises(IndexError):
+        few[1000]
+    assert (few[0].captions, under(source, "sv-1k-long-clip")[0][0].captions) == (
+        ("Text 0. End",),
+        ("Text 0. End.",),
+    )
+    assert len(under(source, "sv-10k")[0]) == 1003
+    shorter = open_source(f"sharegpt4v:{tmp_path / 'sv.json'}?rows=1001")
+    assert (len(shorter), under(shorter)[0].fingerprint()) == (1001, few.fingerprint())
+    assert under(shorter, "sv-10k")[0].fingerprint() != few.fingerprint()
+    with pytest.raises(UserError, match=r"rows=0 in .*: a number of rows from 1 on"):
+        open_source(f"sharegpt4v:{tmp_path / 'sv.json'}?rows=0")
+
+
+def test_rows_of_sv_without_a_picture_or_a_turn_are_damaged(tmp_path: Path) -> None:
+    rows = [
+        turns("0.jpg", "A."),
+        {"id": "x", "conversations": turns("", "B.")["conversations"]},
+        {"image": "1.jpg"},
+    ]
+    pictures(tmp_path, ["0.jpg"])
+    source = open_source(str(written(tmp_path / "sv.json", rows)))
+    for i, why in ((1, "no image"), (2, "no second turn")):
+        with pytest.raises(Damaged, match=f"damaged row: .*row {i + 1} .{why}"):
+            source[i]
+
+
+def test_a_picture_named_again_keeps_its_first_text(tmp_path: Path) -> None:
+    rows = [turns("0.jpg", "A."), turns("1.jpg", "B."), turns("0.jpg", "C.")]
+    pictures(tmp_path, ["0.jpg", "1.jpg"])
+    source = open_source(str(written(tmp_path / "sv.json", rows)))
+    assert isinstance(source, LongCaptions)
+    assert texts(source) == ["A.", "B."]
+    assert source.remarks == ("1 texts beyond the first of their picture are left out",)
+    assert measured_notes(source)[0] == source.remarks[0]
+
+
+def measured_notes(source: Source) -> tuple[str, ...]:
+    rows = [
+        Record(r.key, r.image, (f"{i} 9 9",)) for i, r in enumerate(source[i] for i in range(len(source)))
+    ]
+    data = encode_source(Colours(), InMemory(rows))._replace(card=under(source)[1], remarks=source.remarks)  # type: ignore[attr-defined]
+    notes: tuple[str, ...] = long_suite(Cosine(), data, Options(DEFAULT, resamples=5)).notes
+    return notes
+
+
+def test_pictures_of_imageinwords_may_lie_apart(tmp_path: Path) -> None:
+    files = iiw(tmp_path)
+    pictures(tmp_path / "apart" / "DOCCI_Test", ["test_6.jpg", "test_7.jpg"])
+    (alone,) = (file for file in files if "DOCCI" in file)
+    source = open_source(f"iiw:{alone}?images={tmp_path / 'apart'}")
+    assert [source[i].key for i in range(2)] == ["test_6", "test_7"]
+
+
+# the list that is read piece by piece
+
+
+@pytest.mark.parametrize("piece", [1, 2, 7, 1000])
+def test_a_list_is_read_as_json_reads_it(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonlist, "PIECE", piece)
+    for value in ([], [1], [12, -3.5e10, "a]b,", {"c": [1, {"d": "é\\"}]}, None, [], True], [[]], [{}]):
+        for indent in (None, 2):
+            path = written(tmp_path / "a.json", json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+            assert list(elements(str(path))) == value
+
+
+def test_what_stands_behind_the_rows_asked_for_is_not_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.json", "[1, 2, oh no")
+    assert list(islice(elements(str(path)), 2)) == [1, 2]
+    for content, said in (
+        ("[1, 2, oh no", "element 3"),
+        ("[1 2]", "element 1 .'2' stands behind it"),
+        ("[1, 2", "ends inside the list"),
+        ("[1, ]", "element 2"),
+        ('{"a": 1}', "'{' stands where '\\[' is due"),
+        ("", "element 1 .the file ends"),
+        ("[" * 100000, "no JSON list"),
+    ):
+        with pytest.raises(UserError, match=said) as caught:
+            list(elements(str(written(path, content))))
+        assert "\n" not in str(caught.value)
+
+
+def test_an_element_that_does_not_end_fills_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonlist, "PIECE", 10)
+    monkeypatch.setattr(jsonlist, "MOST", 100)
+    path = written(tmp_path / "a.json", '[1, "' + "a" * 500 + '"]')
+    with pytest.raises(UserError, match="element 2"):
+        list(elements(str(path)))
+
+
+# the protocols
+
+
+@pytest.mark.parametrize("protocol", RULES)
+def test_a_protocol_reads_its_own_set_alone(protocol: str, tmp_path: Path) -> None:
+    for name in MADE:
+        source = opened(name, tmp_path / name)
+        own = {one.benchmark for one in (source.sources if isinstance(source, Joined) else [source])}  # type: ignore[attr-defined]
+        if own == {RULES[protocol].benchmark}:
+            assert under(source, protocol)[1].protocol == protocol
+            continue
+        with pytest.raises(
+            UserError, match=rf"^--protocol {protocol} reads the files of .*allowed here: default"
+        ):
+            under(source, protocol)
+
+
+def test_only_imageinwords_is_several_files(tmp_path: Path) -> None:
+    (path,) = share(tmp_path)
+    twice = open_sources([path, path])
+    assert under(twice)[1].protocol == "plain"
+    one, rest = opened("iiw", tmp_path / "iiw"), opened("docci", tmp_path / "docci")
+    assert under(Joined([one, rest]))[1].protocol == "plain"
+
+
+def test_plain_leaves_every_source_as_it_is(tmp_path: Path) -> None:
+    source = opened("dci", tmp_path)
+    same, card = under(source, "plain")
+    assert same is source
+    assert (card.set, card.pairs) == ("dci, without its protocol", 0)
+    assert under(InMemory([painted(0)]))[1].set == "none with a protocol of its own"
+    assert "first caption" in under(source, "plain", "first")[1].text
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_metrics_are_those_of_retrieval_on_these_texts(name: str, tmp_path: Path) -> None:
+    source = opened(name, tmp_path)
+    data, result = measured(source)
+    told = [Record(source[i].key, source[i].image, (MADE[name][3][i],)) for i in TEN]
+    plain = retrieval_suite(Cosine(), encode_source(Colours(), InMemory(told)), Options(resamples=20))
+    assert result.metrics == plain.metrics
+    assert result.queries == plain.queries
+    assert data.strings == tuple(MADE[name][3])
+    assert (result.suite, result.protocol) == ("long-retrieval", MADE[name][2])
+    rule = RULES[result.protocol]
+    card = result.settings["card"]
+    assert card["set"] == rule.name
+    assert card["pictures"] == f"10 of {rule.pairs:,}: {rule.pictures}"
+    assert set(card) == {"set", "protocol", "text", "pictures", "captions", "ranks", "papers"}
+    assert f"10 pictures here, {rule.pairs:,} in {rule.name}: its recalls are others" in result.notes
+
+
+def test_texts_of_two_pictures_are_counted_and_tie() -> None:
+    data = encode_source(Colours(), InMemory([painted(0), painted(1, [words((250, 10, 10))]), painted(2)]))
+    result = long_suite(Cosine(), data._replace(card=under(InMemory([]))[1]), Options(resamples=5))
+    assert "1 texts stand at another picture too, word for word: they tie exactly" in result.notes
+    assert result.metric("image to text R@1").ties == 2, "both pictures find the text twice"
+    assert result.settings["card"]["pictures"] == "3: all"
+
+
+def test_a_result_under_another_protocol_is_refused(tmp_path: Path) -> None:
+    data, _ = measured(opened("sharegpt4v", tmp_path))
+    with pytest.raises(UserError, match=r"^protocol is 'sv-10k'; .* was read under 'sv-1k'"):
+        long_suite(Cosine(), data, Options(protocol="sv-10k"))
+    with pytest.raises(UserError, match="encoded without a card; long-retrieval needs one"):
+        long_suite(Cosine(), data._replace(card=None), Options())
+    with pytest.raises(UserError, match="allowed for long-retrieval: default, plain, dci"):
+        under(InMemory([]), "coco-1k")
+
+
+# the command
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    run(read_recipe(recipe(folder), []), folder / "run")
+    return folder / "run"
+
+
+def test_the_card_stands_in_table_page_and_json(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    paths = iiw(tmp_path)
+    out = ("--json", tmp_path / "r.json", "--html", tmp_path / "r.html")
+    asked = ("evaluate", trained, "--suite", "long-retrieval", "--images", tmp_path)
+    assert call(*asked, "--data", *paths, *out) == 0
+    shown, page = capsys.readouterr().out, (tmp_path / "r.html").read_text()
+    result = read(tmp_path / "r.json")
+    wide = StringIO()
+    for each in tables(result):
+        Console(file=wide, width=1000).print(each)
+    assert (result.suite, result.protocol, result.settings["protocol"]) == ("long-retrieval", "iiw", "iiw")
+    for name, said in result.settings["card"].items():
+        assert said in wide.getvalue()
+        assert said.replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#x27;") in page, name
+    assert "protocol iiw" in shown
+    assert "Text to image, best to worst" in page
+    assert call(*asked, "--data", *paths, "--against", tmp_path / "r.json") == 0
+    assert "against" in capsys.readouterr().out
+    line = complaint(
+        capsys, *asked, "--data", *paths, "--protocol", "plain", "--against", tmp_path / "r.json"
+    )
+    assert "results with protocol plain and iiw cannot be compared" in line
+
+
+def test_any_source_runs_under_the_plain_card(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    asked = ("evaluate", trained, "--suite", "long-retrieval", "--data", "scenes:dev?count=6", "--json", out)
+    assert call(*asked, "--captions", "first") == 0
+    card = read(out).settings["card"]
+    assert (card["protocol"], card["text"], card["pictures"]) == ("plain", "the first caption", "6: all")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ("--protocol", "coco-1k"),
+            "--protocol is 'coco-1k'; allowed are default, plain, dci, docci, urban-1k",
+        ),
+        (
+            ("--protocol", "sv-1k"),
+            "reads the files of SV-1k (ShareGPT4V), and scenes:dev?count=4 is not these",
+        ),
+        (("--captions", "each"), "--captions is 'each'; long-retrieval takes one text a picture"),
+        (
+            ("--suite", "retrieval", "--protocol", "dci"),
+            "--protocol is 'dci'; allowed are plain, coco-5k, coco-1k",
+        ),
+    ],
+)
+def test_wrong_options_are_one_line(
+    options: tuple[str, ...], said: str, trained: Path, capsys: Capture
+) -> None:
+    asked = ("evaluate", trained, "--data", "scenes:dev?count=4", "--suite", "long-retrieval", *options)
+    assert said in complaint(capsys, *asked)
+
+
+# the real files
+
+
+def test_the_real_files_are_as_they_were_described(shared_data: Path, tmp_path: Path) -> None:
+    folder = shared_data / "benchmarks"
+    files = [folder / "imageinwords" / part / "data.jsonl" for part in ("IIW-400", "DCI_Test", "DOCCI_Test")]
+    city = folder / "urban1k" / "annotations.json"
+    if not all(file.is_file() for file in (*files, city)):
+        pytest.skip(f"no ImageInWords or Urban-1k below {folder}")
+    pictures(tmp_path, ["aar_test_04600.jpg", "sa_1545038.jpg", "test_00731.jpg", "1.jpg"])
+    whole, card = under(open_sources([str(file) for file in files], images=str(tmp_path)))
+    assert (card.protocol, len(whole), card.pairs) == ("iiw", 612, 612)
+    assert [whole[i].key for i in (0, 400, 512)] == ["aar_test_04600", "sa_1545038.jpg", "test_00731"]
+    assert isinstance(whole, Joined)
+    read_as = [RULES["iiw"].text(pair.text) for one in whole.sources for pair in one._source.pairs]  # type: ignore[attr-defined]
+    assert round(mean_pieces(read_as), 2) == 10.16, "Table 6 of CAFT"
+    streets, card = under(open_source(str(city), images=str(tmp_path)))
+    assert (card.protocol, len(streets), card.pairs) == ("urban-1k", 1000, 1000)
+    read_as = [RULES["urban-1k"].text(pair.text) for pair in streets._source.pairs]  # type: ignore[attr-defined]
+    assert sum(not told for told in read_as) == 1
+    assert round(mean_pieces([told for told in read_as if told]), 2) == 5.97, "Table 6 of CAFT"
+
+
+def mean_pieces(texts: list[str]) -> float:
+    """How many pieces `. ` cuts a text into, on average."""
+    return sum(len([piece for piece in told.split(". ") if piece.strip()]) for told in texts) / len(texts)
