@@ -35,7 +35,7 @@ ORDERINGS = [
     Ordering("tuning on captions alone raises the accuracy of regions (table 3)", "k1", "clip", "accuracy"),
     Ordering("CE, beta 0.5, beats tuning on captions alone in regions (table 3)", "ce-0.5", "k1", "accuracy"),
     Ordering(
-        "BCE, beta 0.5, does not beat it in regions by much: 42.7 to 44.6 (table 3)",
+        "tuning on captions alone beats BCE, beta 0.5, in regions (table 3)",
         "k1",
         "bce-0.5",
         "accuracy",
