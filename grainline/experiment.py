@@ -253,8 +253,7 @@ def _captions(source: Source, most: int) -> Iterator[str]:
         except Damaged:  # counted when training comes to it
             continue
         yield from record.captions
-        if record.long:
-            yield record.long
+        yield from record.longs
 
 
 def _with_vocabulary(description: Description, vocab: int) -> Description:

@@ -37,6 +37,7 @@ from grainline.nn.scale import LogitScale
 from grainline.types import (
     CAPTION,
     FOIL,
+    LOOSE,
     PHRASE,
     SENTENCE,
     Clock,
@@ -268,7 +269,8 @@ def _captions(pair: Pair) -> Pair:
 
 def _chosen(texts: Encoded, others: OthersConfig) -> Tensor:
     """The texts that pool pictures of others: [M] bool, the first ones of each picture and level."""
-    most = torch.zeros(1 + max(CAPTION, SENTENCE, PHRASE, FOIL), dtype=torch.int64, device=texts.item.device)
+    levels = 1 + max(CAPTION, SENTENCE, PHRASE, FOIL, LOOSE)
+    most = torch.zeros(levels, dtype=torch.int64, device=texts.item.device)
     most[CAPTION], most[SENTENCE], most[PHRASE] = 1, others.sentences, others.phrases
     level, real = texts.extra.level, (texts.item >= 0) & (texts.image >= 0)
     order = rank_of(torch.where(real, texts.image * len(most) + level, -1))

@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 
 from grainline.data.scenes.draw import COLOUR
+from grainline.data.sources.masks import run_lengths
 from grainline.data.sources.scenes import Scenes, regions
 from grainline.errors import UserError
 
@@ -91,18 +92,6 @@ def _facts(source: Scenes, index: int, labels: np.ndarray) -> dict[str, Any]:
         "things": [{**thing._asdict(), "position": thing.position} for thing in scene.things],
         "background": scene.background._asdict(),
     }
-
-
-def run_lengths(mask: np.ndarray) -> dict[str, list[int]]:
-    """The run-length code of a mask [H, W] bool, down the columns, zeros first.
-
-    >>> run_lengths(np.array([[0, 0, 1], [0, 1, 1]], bool))
-    {'size': [2, 3], 'counts': [3, 3]}
-    """
-    flat = mask.T.reshape(-1)
-    edges = np.flatnonzero(flat[1:] != flat[:-1]) + 1
-    counts = np.diff(edges, prepend=0, append=len(flat)).tolist()
-    return {"size": list(mask.shape), "counts": [0, *counts] if flat[0] else counts}
 
 
 def _indexed(labels: np.ndarray) -> Image.Image:
