@@ -92,6 +92,7 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
             context=method.context,
             seed=recipe.train.seed,
             parts=method.parts,
+            chunking=method.chunking,
         )
         job = Run(
             out,

@@ -53,7 +53,7 @@ def sentences(text: str, mode: Mode = "rules") -> list[Sentence]:
 
     rules         our own rules (top of this file); no character but blanks is ever lost
     period_space  text.split(". "), as Long-CLIP and HiMo-CLIP do it: the periods between pieces vanish
-    every_period  at every period, break in the line and "</s>", as DreamLIP and FLAIR do it: all of them vanish
+    every_period  at every period, break in the line and "</s>", which vanish, as DreamLIP and FLAIR do it
 
     Pieces are stripped and empty ones dropped in every mode.
 

@@ -57,8 +57,8 @@ def random_sizes(count: int, number: int, most: int, rng: Random) -> list[int]:
 def random_chunks(pieces: Sequence[str], number: int, most: int, rng: Random, splitter: Mode) -> list[str]:
     """Sentences as `number` sub-captions, in order, of 1 to `most` sentences each.
 
-    Of more than number * most sentences the first ones are taken. Of fewer than `number` each is a sub-caption
-    of its own, and some, by chance, stand again behind them.
+    Of more than number * most sentences the first ones are taken. Of fewer than `number` each is a
+    sub-caption of its own, and some, by chance, stand again behind them.
     """
     assert pieces, "no sentence"
     if len(pieces) < number:

@@ -35,7 +35,7 @@ class Record(NamedTuple):
     of bare pictures, for encoding.
 
     `captions` are alternative descriptions of the whole picture (five in Flickr8k, one in OpenStax).
-    `long` is a longer description, where the source has one beside its captions, and `others` are further ones.
+    `long` is a longer description, where the source has one beside its captions; `others` are further ones.
     `subtexts` are pieces of the whole text, each longer than the one before, where the source has its own.
     """
 

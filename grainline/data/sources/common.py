@@ -30,7 +30,7 @@ from grainline.data.sources.masks import read_mask
 from grainline.data.sources.recaptioned import is_recaptioned, renamed
 from grainline.errors import UserError
 
-IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif")
 LONG_FIELDS = ("long", "long_caption", "description")
 HELP = "see docs/data.md"
 MOST_BYTES = 2**30  # of a picture file: the largest that is decoded has 716 MB in 16 bits and four channels

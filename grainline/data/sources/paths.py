@@ -1,9 +1,12 @@
-"""Patterns of paths: braces as in WebDataset ({0000..0004}, {a,b}) and the wildcards of the shell."""
+"""Patterns of paths: braces as in WebDataset ({0000..0004}, {a,b}) and the wildcards of the shell; and what a
+URL is called on a disk.
+"""
 
 import glob
 import os
 import re
 from itertools import product
+from urllib.parse import unquote, urlsplit
 
 from grainline.data.sources.common import HELP, some
 from grainline.errors import UserError

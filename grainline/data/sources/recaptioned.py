@@ -4,9 +4,9 @@
     longLLA_captions
 
 by InstructBLIP, ShareGPT4V and LLaVA, of CC3M, CC12M and YFCC15M. The fields stand in CSV or parquet files
-beside an "Image Path", which is a URL, or in the JSON of WebDataset tars; as strings, or as lists of sentences
-as FLAIR prepares them. Wherever descriptions are read, a look at their fields finds them. The raw caption and
-the short ones are the captions of a record, the long ones its long descriptions.
+beside an "Image Path", which is a URL, or in the JSON of WebDataset tars; as strings, or as lists of
+sentences as FLAIR prepares them. Wherever descriptions are read, a look at their fields finds them. The raw
+caption and the short ones are the captions of a record, the long ones its long descriptions.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ def is_recaptioned(fields: Mapping[str, Any]) -> bool:
 def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The description in the names of `common`.
 
-    >>> renamed({"raw_caption": "dog", "shortSV_captions": ["A dog", "It runs"], "longIB_captions": "A big dog."})
-    {'captions': ['dog', 'A dog. It runs.'], 'longs': ['A big dog.']}
+    >>> renamed({"raw_caption": "dog", "shortSV_captions": ["A dog", "It runs"], "longIB_captions": "A dog."})
+    {'captions': ['dog', 'A dog. It runs.'], 'longs': ['A dog.']}
     """
     texts = {name: _whole(fields.get(name)) for name in FIELDS}
     kept = {name: value for name, value in fields.items() if name not in FIELDS}

@@ -3,7 +3,8 @@
 Columns are found by name (`COLUMNS`), or named: `file.csv?image=photo&caption=sentence&root=pictures`. Paths
 of pictures are relative to the table's folder, to `root`, or to the folder given with --images. Rows with the
 same picture become one record with all their captions; its key is the path of the picture as the table writes
-it. A URL stands for the picture of its file name. JSON rows may have the further fields of grainline.data.sources.common. The whole table is held in memory.
+it. A URL stands for the picture of its file name. JSON rows may have the further fields of
+grainline.data.sources.common. The whole table is held in memory.
 """
 
 import csv
