@@ -925,6 +925,37 @@ MAPS = [
           ".phrases li:hover > .over { z-index: 4; }", ".phrases li:hover > .over { z-index: 2; }"),
 ]
 
+CHUNKS = [
+    Fault("data/chunks.py", "tests/test_chunks.py", "small chunks are drawn too often",
+          "drawn = rng.randrange(ways(count, left, most))", "drawn = rng.randrange(ways(count, left, most)) // 2"),
+    Fault("data/chunks.py", "tests/test_chunks.py", "sentences that are too few repeat the first one only",
+          "rng.choices(pieces, k=", "rng.choices(pieces[:1], k="),
+    Fault("data/chunks.py", "tests/test_chunks.py", "the last chunks are the larger ones",
+          "least + (k < larger)", "least + (k >= number - larger)"),
+    Fault("data/chunks.py", "tests/test_chunks.py", "the last row of a caption is never loose",
+          "range(len(caption) - number + 1)", "range(len(caption) - number)"),
+    Fault("data/chunks.py", "tests/test_chunks.py", "even chunks ignore how long sentences are",
+          "even_sizes([len(piece) for piece in pieces], number)", "even_sizes([1 for piece in pieces], number)"),
+    Fault("data/dataset.py", "tests/test_chunks.py", "always the first long caption is cut into chunks",
+          "*rng.sample(record.longs, len(record.longs))", "*record.longs"),
+    Fault("data/dataset.py", "tests/test_chunks.py", "loose captions count as whole ones",
+          "Text(ids, LOOSE if i else CAPTION)", "Text(ids, CAPTION)"),
+    Fault("data/dataset.py", "tests/test_chunks.py", "nobody is told of sentences beyond the chunks",
+          "(left_out and not found.cut[0])", "0"),
+    Fault("data/dataset.py", "tests/test_pack.py", "pictures without captions are trained on with blank texts",
+          "if not record.captions:", "if record.captions is None:"),
+    Fault("data/pack.py", "tests/test_pack.py", "pictures that are no pictures are packed",
+          "decode(record, draft=1).close()", "pass"),
+    Fault("data/pack.py", "tests/test_pack.py", "further long descriptions are lost",
+          '"longs": record.others', '"longs": ()'),
+    Fault("data/pack.py", "tests/test_pack.py", "tars that were changed count as written",
+          "tar.stat().st_size == line", "tar.stat().st_size <= line"),
+    Fault("data/lines.py", "tests/test_pack.py tests/test_phrases_file.py", "a torn line stays",
+          "file.truncate(size)", "pass"),
+    Fault("data/sources/tarindex.py", "tests/test_pack.py", "names of any tar are turned back into keys",
+          "unquoted(name) if found.quoted else name", "unquoted(name)"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -956,4 +987,5 @@ FAULTS = (
     + BETA_CLIP
     + SIMILARITY
     + MAPS
+    + CHUNKS
 )

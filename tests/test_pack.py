@@ -111,7 +111,19 @@ def test_scenes_come_back_with_their_masks_and_foils(tmp_path: Path) -> None:
 
 
 KEYS = st.text(min_size=1, max_size=20) | st.sampled_from(
-    ["/", "a/", "/a/b.jpg", "../x", "./a", ".hidden", "a//b.c", "50%2E", "rows.parquet:7", "\udcff.jpg", "é" * 99]
+    [
+        "/",
+        "a/",
+        "/a/b.jpg",
+        "../x",
+        "./a",
+        ".hidden",
+        "a//b.c",
+        "50%2E",
+        "rows.parquet:7",
+        "\udcff.jpg",
+        "é" * 99,
+    ]
 )
 
 
@@ -126,7 +138,20 @@ def test_any_key_comes_back_from_its_name(key: str) -> None:
 
 
 def test_odd_keys_come_back_from_tars(tmp_path: Path) -> None:
-    keys = ["/", "a/", "/a/b.jpg", "../x", "./a", "a", ".hidden", "50%2E", "\udcff.jpg", "é" * 200, "a.jpg", "a.png"]
+    keys = [
+        "/",
+        "a/",
+        "/a/b.jpg",
+        "../x",
+        "./a",
+        "a",
+        ".hidden",
+        "50%2E",
+        "\udcff.jpg",
+        "é" * 200,
+        "a.jpg",
+        "a.png",
+    ]
     back = returned(Listed([Record(key, jpeg(1), ("A.",)) for key in keys]), tmp_path / "out", 5)
     assert [record.key for record in back] == keys
 
@@ -232,7 +257,7 @@ def test_what_cannot_be_packed_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"already holds b\.tar: name an empty folder"):
         pack(Listed([FULL]), tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write into .*/file: file exists"):
+    with pytest.raises(UserError, match=r"cannot write into .*/file: file exists"):
         pack(Listed([FULL]), tmp_path / "file")
     (tmp_path / "a" / "pack.jsonl.partial").write_text("{}\n")
     with pytest.raises(UserError, match="is no account of tars of this version"):
@@ -255,7 +280,10 @@ def test_the_command_packs_several_sources(
     (tmp_path / "a.jpg").write_bytes(jpeg(1))
     words = (str(table), str(tmp_path / "b.tar"), "--out", str(tmp_path / "out"), "--samples-per-shard", "2")
     assert command(monkeypatch, *words) == 1  # a fifth is damaged
-    assert "3 tars, 4 samples; 1 left out: 1 missing image; the first: missing image: " in capsys.readouterr().out
+    assert (
+        "3 tars, 4 samples; 1 left out: 1 missing image; the first: missing image: "
+        in capsys.readouterr().out
+    )
     assert command(monkeypatch, *words, "--damage", "0.2") == 0
     assert "3 tars were there before" in capsys.readouterr().out
     joined = open_sources(words[:2])
@@ -301,7 +329,11 @@ def test_recaptioned_data_is_known_by_its_fields(tmp_path: Path, kind: str) -> N
 
 
 def test_recaptioned_sentences_and_gaps_are_read(tmp_path: Path) -> None:
-    fields = {"caption": "raw", "longSV_captions": ["A dog", " ", "It runs."], "shortLLA_captions": float("nan")}
+    fields = {
+        "caption": "raw",
+        "longSV_captions": ["A dog", " ", "It runs."],
+        "shortLLA_captions": float("nan"),
+    }
     write_tar(tmp_path / "a.tar", {"p.jpg": jpeg(1), "p.json": json.dumps(fields).encode()})
     record = open_source(str(tmp_path / "a.tar"))[0]
     assert (record.captions, record.longs) == (("raw",), ("A dog. It runs.",))
