@@ -1,7 +1,9 @@
 """A text as sub-captions of whole sentences, against slow programs and the numbers of the paper."""
 
+import json
 from collections import Counter
 from itertools import chain, pairwise, product
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_dataset import CROP, TOKENIZER, Shelf, assert_same_batches, loaded, picture
 
-from grainline.data.captions import sentences
+from grainline.data.captions import joined, sentences
 from grainline.data.causes import MISSING_CAPTION
 from grainline.data.chunks import (
     Chunking,
@@ -252,3 +254,21 @@ def test_chunks_go_with_methods_that_read_them() -> None:
 def test_chunks_go_with_no_other_way_to_take_a_caption(cfg: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="with chunks a picture has one long caption"):
         TextsConfig(chunks=4, **cfg)
+
+
+def test_sentences_of_the_benchmarks_are_as_many_as_the_paper_counts(shared_data: Path) -> None:
+    """Table 6: 5.97 sentences a text in Urban-1k, and 10.16 in IIW, which FLAIR splits and joins."""
+    folder = shared_data / "benchmarks"
+    files = [folder / "imageinwords" / name / "data.jsonl" for name in ("DOCCI_Test", "IIW-400", "DCI_Test")]
+    if not all(file.is_file() for file in (*files, folder / "urban1k" / "annotations.json")):
+        pytest.skip(f"no Urban-1k or IIW below {folder}")
+    urban = json.loads((folder / "urban1k" / "annotations.json").read_text())["annotations"]
+    iiw = [json.loads(line)["IIW"] for file in files for line in file.read_text().splitlines()]
+    sets = {
+        5.97: [row["caption"] for row in urban if row["caption"].strip()],
+        10.16: [joined([s.text for s in sentences(text, "every_period")], "every_period") for text in iiw],
+    }
+    assert [len(texts) for texts in sets.values()] == [999, 612]
+    for wanted, texts in sets.items():
+        mean = sum(len(sentences(text, "period_space")) for text in texts) / len(texts)
+        assert abs(mean - wanted) < 0.005
