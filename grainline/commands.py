@@ -1,4 +1,4 @@
-"""The commands `index ...`, `search`, `serve`, `export`, `data phrases`; cli.py mounts them.
+"""The commands `index ...`, `search`, `serve`, `export`, `data phrases`, `data pack`; cli.py mounts them.
 
 They load torch when run.
 """
@@ -226,3 +226,25 @@ def phrases(
             step,
         )
     print(f"written: {out} ({told(made)})")
+
+
+def pack(
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="One or more data sources.")],
+    out: Annotated[Path, typer.Option(help="Folder for the tars; one that was interrupted goes on.")],
+    images: Annotated[
+        str | None, typer.Option(help="Folder of the pictures, for files that name them by path.")
+    ] = None,
+    samples_per_shard: Annotated[int, typer.Option(min=1, help="Records that a tar is made of.")] = 1000,
+    damage: Annotated[float, typer.Option(min=0, max=1, help="Share of samples that may be damaged.")] = 0.02,
+) -> None:
+    """Write sources as WebDataset tars, with all texts and regions. Exit code 1 if too much is damaged."""
+    from grainline.data.pack import pack as run
+    from grainline.data.pack import told
+    from grainline.data.sources import open_sources
+
+    with progress("packing") as step:
+        done = run(open_sources(sources, images=images), out, samples_per_shard, step)
+    print(f"written: {out} ({plain(told(done))})")
+    lost = sum(done.skipped.values())
+    if not done.samples or lost > damage * (done.samples + lost):
+        raise typer.Exit(1)

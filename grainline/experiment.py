@@ -92,6 +92,7 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
             context=method.context,
             seed=recipe.train.seed,
             parts=method.parts,
+            chunking=method.chunking,
         )
         job = Run(
             out,
@@ -253,8 +254,7 @@ def _captions(source: Source, most: int) -> Iterator[str]:
         except Damaged:  # counted when training comes to it
             continue
         yield from record.captions
-        if record.long:
-            yield record.long
+        yield from record.longs
 
 
 def _with_vocabulary(description: Description, vocab: int) -> Description:

@@ -111,7 +111,8 @@ class Model:
 
     def read(self, texts: Sequence[str]) -> Parted:
         """The ids that the method reads of each text, in parts, and how many tokens are cut."""
-        return encode_parts(self.tokenizer, texts, self.method.context, self.method.parts)
+        method = self.method
+        return encode_parts(self.tokenizer, texts, method.context, method.parts, method.chunking)
 
     def seen(self, image: ImageLike) -> Image.Image:
         """The square that the model sees of a picture, for laying heat maps over it."""

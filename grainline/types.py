@@ -14,7 +14,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-CAPTION, SENTENCE, PHRASE, FOIL = 0, 1, 2, 3  # Texts.level
+CAPTION, SENTENCE, PHRASE, FOIL, LOOSE = 0, 1, 2, 3, 4  # Texts.level
 
 
 class Texts(NamedTuple):
@@ -25,13 +25,16 @@ class Texts(NamedTuple):
 
     A foil (hard negative) is a row with its own `item` and `image` = -1: it is a candidate for every
     image and a positive of none. A padding row has `item` = -1 as well, and is not even a candidate.
+
+    A loose caption is a row of one part: a few sentences of all that is said of the image. It is true of it,
+    and no whole, which is what its level says.
     """
 
     ids: Tensor  # [M, S, L] int64
     mask: Tensor  # [M, S, L] bool, True = real token
     item: Tensor  # [M] int64, id of the text itself; -1 = padding row
     image: Tensor  # [M] int64, id of the image it describes; -1 = describes none of them
-    level: Tensor  # [M] int64, one of CAPTION, SENTENCE, PHRASE, FOIL
+    level: Tensor  # [M] int64, one of CAPTION, SENTENCE, PHRASE, FOIL, LOOSE
 
 
 class Images(NamedTuple):

@@ -35,7 +35,7 @@ COLOURS = [(20 * i, 250 - 20 * i, 9 * i) for i in TEN]
 
 
 def text(i: int) -> str:
-    """What a tiny colour reader makes of a picture: a period in a number, and a line that ends without one."""
+    """What a tiny colour reader makes of a picture: a period in a number, a line that ends without one."""
     return f"{words(COLOURS[i])} 3.5 m. Wide\nNear </s> it {i}."
 
 

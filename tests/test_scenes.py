@@ -13,9 +13,10 @@ from PIL import Image
 from grainline.data.record import Source
 from grainline.data.scenes import KINDS, SPLITS, held_out, label_map, picture, sample, tell, words, world
 from grainline.data.scenes.draw import COLOUR, PALE
-from grainline.data.scenes.export import export, run_lengths
+from grainline.data.scenes.export import export
 from grainline.data.scenes.phrases import an, split
 from grainline.data.scenes.world import COLOURS, HELD_OUT, PATTERNS, SHAPES, SIZES, Scene, Thing
+from grainline.data.sources.masks import run_lengths
 from grainline.data.sources.scenes import Scenes, is_scenes, regions
 from grainline.data.sources.tars import Tars
 from grainline.errors import UserError

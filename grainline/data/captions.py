@@ -13,11 +13,14 @@ What the rules choose where captions are ambiguous:
 
 import html
 import re
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import ftfy
 
 Mode = Literal["rules", "period_space", "every_period"]
+
+_CUTS = {"period_space": re.compile(r"\. "), "every_period": re.compile(r"\.|\n|</s>")}
 
 
 class Sentence(NamedTuple):
@@ -50,7 +53,7 @@ def sentences(text: str, mode: Mode = "rules") -> list[Sentence]:
 
     rules         our own rules (top of this file); no character but blanks is ever lost
     period_space  text.split(". "), as Long-CLIP and HiMo-CLIP do it: the periods between pieces vanish
-    every_period  text.split("."), as DreamLIP and FLAIR do it: all periods vanish
+    every_period  at every period, break in the line and "</s>", which vanish, as DreamLIP and FLAIR do it
 
     Pieces are stripped and empty ones dropped in every mode.
 
@@ -61,16 +64,25 @@ def sentences(text: str, mode: Mode = "rules") -> list[Sentence]:
     """
     if mode == "rules":
         return _by_rules(text)
-    separator = {"period_space": ". ", "every_period": "."}[mode]
     found = []
     start = 0
-    for piece in text.split(separator):
+    for end, behind in [*(cut.span() for cut in _CUTS[mode].finditer(text)), (len(text), len(text))]:
+        piece = text[start:end]
         stripped = piece.strip()
         if stripped:
             first = start + piece.index(stripped[0])
             found.append(Sentence(stripped, first, first + len(stripped)))
-        start += len(piece) + len(separator)
+        start = behind
     return found
+
+
+def joined(pieces: Sequence[str], mode: Mode) -> str:
+    """Sentences that a mode found, as one text again.
+
+    >>> joined(["A dog.", "A cat."], "rules"), joined(["A dog", "A cat"], "every_period")
+    ('A dog. A cat.', 'A dog. A cat')
+    """
+    return (" " if mode == "rules" else ". ").join(pieces)
 
 
 # --- rules: where a sentence could end ---

@@ -94,10 +94,10 @@ class _Tally:
         image = _hash(record.image)
         self.images[image].append(record.key)
         self.captions.append(len(record.captions))
-        self.longs += record.long is not None
+        self.longs += bool(record.longs)
         self.regions += bool(record.regions)
         self.subtexts += [len(record.subtexts)] if record.subtexts else []
-        for text in (*record.captions, *([record.long] if record.long else [])):
+        for text in (*record.captions, *record.longs):
             self.words.append(len(text.split()))
             self.sentences.append(len(split(text)))
             self.pictures_of[hashlib.sha256(text.encode()).digest()].add(image)

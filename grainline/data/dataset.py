@@ -4,6 +4,7 @@ Everything random is a function of (seed, epoch, index of the picture), never of
 order of calls: any number of processes makes the same samples, and a resumed run goes on with the same ones.
 """
 
+from collections.abc import Sequence
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -13,16 +14,18 @@ from torch.utils.data import Dataset
 
 from grainline.config import Config
 from grainline.data.captions import sentences
+from grainline.data.causes import MISSING_CAPTION
+from grainline.data.chunks import Chunking, loose_caption, random_chunks
 from grainline.data.grains import Grains, PhrasesConfig, grains
-from grainline.data.parts import encode_parts
+from grainline.data.parts import Parted, encode_parts, encode_told
 from grainline.data.phrases.providers import open_provider
 from grainline.data.phrases.rules import Rules
-from grainline.data.record import Damaged, Foil, Record, Source
+from grainline.data.record import Damaged, Foil, Record, Source, as_sentences
 from grainline.data.sampler import Draw
 from grainline.data.tokenized import TextTokenizer
 from grainline.data.transforms import SameTransform, TrainTransform
 from grainline.errors import UserError
-from grainline.types import CAPTION, FOIL, PHRASE, SENTENCE
+from grainline.types import CAPTION, FOIL, LOOSE, PHRASE, SENTENCE
 
 
 class TextsConfig(Config):
@@ -37,6 +40,9 @@ class TextsConfig(Config):
     splitter: Literal["rules", "period_space", "every_period"] = "rules"
     sentences: int = Field(0, ge=0)  # single sentences of the caption beside it, at most
     phrases: PhrasesConfig = PhrasesConfig()  # phrases of the caption beside it
+    chunks: int = Field(0, ge=0)  # parts of the caption, a long one at random; 0: as the method reads it
+    loose: int = Field(0, ge=0)  # captions of a few sentences of all that is said, beside it
+    together: int = Field(3, ge=1)  # sentences of a chunk and of a loose caption, at most
 
     @model_validator(mode="after")
     def _foils_fit(self) -> "TextsConfig":
@@ -49,6 +55,12 @@ class TextsConfig(Config):
             raise ValueError("captions 'sampled' needs sentences above 0, and goes with no foils")
         if self.apart and (self.per_image > 1 or self.subset):
             raise ValueError("with sentences or phrases a picture has one caption: per_image 1, subset 0")
+        alone = (self.captions, self.per_image, self.subset, self.foils, self.apart)
+        if self.chunks and alone != ("whole", 1, 0, 0, False):
+            raise ValueError(
+                "with chunks a picture has one long caption, and loose ones beside it: captions 'whole', "
+                "per_image 1, and neither subset, foils, sentences nor phrases"
+            )
         return self
 
     @property
@@ -58,8 +70,8 @@ class TextsConfig(Config):
 
     @property
     def slots(self) -> int:
-        """Texts of a picture: captions, then sentences, phrases and foils."""
-        return self.per_image + self.sentences + self.phrases.most + self.foils
+        """Texts of a picture: captions, then sentences, phrases, loose captions and foils."""
+        return self.per_image + self.sentences + self.phrases.most + self.loose + self.foils
 
 
 class CropConfig(Config):
@@ -83,7 +95,7 @@ class Text(NamedTuple):
     """One tokenised text of a sample."""
 
     parts: list[list[int]]  # ids of each part
-    level: int  # CAPTION, SENTENCE, PHRASE or FOIL
+    level: int  # CAPTION, SENTENCE, PHRASE, LOOSE or FOIL
 
 
 class Sample(NamedTuple):
@@ -113,14 +125,22 @@ class TrainSet(Dataset[Sample]):
         context: int,
         seed: int,
         parts: int = 1,
+        chunking: Chunking | None = None,
     ) -> None:
         """
-        context  longest part of a text in tokens
-        seed     of all random choices
-        parts    as in `encode_parts`
+        context          longest part of a text in tokens
+        seed             of all random choices
+        parts, chunking  as in `encode_parts`, for texts that do not fall into chunks by chance
+
+        Raises UserError where the config makes more chunks than the method reads.
         """
+        if cfg.chunks > parts:
+            raise UserError(
+                f"data.texts.chunks is {cfg.chunks}, but the method reads {parts} part{'s' * (parts > 1)} "
+                "of a text at most; it is for methods that compose chunks into a whole"
+            )
         self.source, self.tokenizer, self.crop, self.cfg = source, tokenizer, crop, cfg
-        self.context, self.seed, self.parts = context, seed, parts
+        self.context, self.seed, self.parts, self.chunking = context, seed, parts, chunking
         self.provider = open_provider(cfg.phrases.provider) if cfg.phrases.most else Rules()
 
     def __len__(self) -> int:
@@ -134,11 +154,11 @@ class TrainSet(Dataset[Sample]):
             try:
                 record = self.source[index]
                 pixels = self.crop(record.image, rng, record.key)
+                texts, cut = self._texts(record, rng)
             except Damaged as error:
                 damage.append((error.cause, error.where))
                 index = rng.randrange(len(self.source))
                 continue
-            texts, cut = self._texts(record, rng)
             return Sample(pixels, draw._replace(picture=index), texts, self.cfg.slots, cut, tuple(damage))
         cause, where = damage[0]
         raise UserError(
@@ -147,6 +167,11 @@ class TrainSet(Dataset[Sample]):
         )
 
     def _texts(self, record: Record, rng: Random) -> tuple[list[Text | None], int]:
+        """The texts of a sample, slot by slot, and how many of them were cut. Raises Damaged."""
+        if not record.captions:
+            raise Damaged(MISSING_CAPTION, record.key)
+        if self.cfg.chunks:
+            return self._chunked(record, rng)
         pairs = foil_pairs(record, self.cfg, rng)
         plain = [choose(record, self.cfg, rng) for _ in range(self.cfg.per_image - min(1, len(pairs)))]
         captions = [pairs[0].true, *plain] if pairs else plain
@@ -155,17 +180,53 @@ class TrainSet(Dataset[Sample]):
         if self.cfg.apart:
             captions[0], told, parts = self._apart(captions[0], rng)
         foils = [pair.text for pair in pairs]
-        long = encode_parts(self.tokenizer, [*captions, *told, *foils], self.context, self.parts)
-        short = encode_parts(self.tokenizer, parts, min(self.context, self.cfg.phrases.tokens), self.parts)
-        first = len(captions) + len(told)
+        loose = self._loose(record, rng)
+        long = self._encoded([*captions, *told, *foils, *loose], self.context)
+        short = self._encoded(parts, min(self.context, self.cfg.phrases.tokens))
+        first, last = len(captions) + len(told), len(long.ids) - len(loose)
         true = long.ids[: len(captions)]
         # A foil that differs only in what was cut off is its caption: as a negative it would be a lie.
-        kept = [i for i in range(len(long.ids)) if i < first or long.ids[i] not in true]
+        kept = [i for i in range(len(long.ids)) if not first <= i < last or long.ids[i] not in true]
         texts: list[Text | None] = [Text(long.ids[i], CAPTION) for i in range(len(captions))]
         texts += _filled([Text(ids, SENTENCE) for ids in long.ids[len(captions) : first]], self.cfg.sentences)
         texts += _filled([Text(ids, PHRASE) for ids in short.ids], self.cfg.phrases.most)
-        texts += [Text(long.ids[i], FOIL) for i in kept if i >= first]
+        texts += [Text(ids, LOOSE) for ids in long.ids[last:]]
+        texts += [Text(long.ids[i], FOIL) for i in kept if first <= i < last]
         return texts, sum(long.cut[i] for i in kept) + sum(short.cut)
+
+    def _encoded(self, texts: Sequence[str], context: int) -> Parted:
+        return encode_parts(self.tokenizer, texts, context, self.parts, self.chunking)
+
+    def _chunked(self, record: Record, rng: Random) -> tuple[list[Text | None], int]:
+        """A long caption in chunks as one text, then loose captions, each one part."""
+        cfg = self.cfg
+        pieces = self._long(record, rng)
+        chunks = random_chunks(pieces, cfg.chunks, cfg.together, rng, cfg.splitter)
+        told = [chunks, *([text] for text in self._loose(record, rng))]
+        found = encode_told(self.tokenizer, told, self.context, cfg.chunks)
+        left_out = len(pieces) > cfg.chunks * cfg.together
+        cut = sum(found.cut) + (left_out and not found.cut[0])
+        return [Text(ids, LOOSE if i else CAPTION) for i, ids in enumerate(found.ids)], cut
+
+    def _long(self, record: Record, rng: Random) -> list[str]:
+        """The sentences of any one of the long captions, else of all captions. Raises Damaged."""
+        for text in [*rng.sample(record.longs, len(record.longs)), as_sentences(record.captions)]:
+            pieces = self._sentences(text)
+            if pieces:
+                return pieces
+        raise Damaged(MISSING_CAPTION, f"{record.key} (no sentence in any caption)")
+
+    def _loose(self, record: Record, rng: Random) -> list[str]:
+        if not self.cfg.loose:
+            return []
+        told = [pieces for text in (*record.captions, *record.longs) if (pieces := self._sentences(text))]
+        if not told:
+            raise Damaged(MISSING_CAPTION, f"{record.key} (no sentence in any caption)")
+        cfg = self.cfg
+        return [loose_caption(told, cfg.together, rng, cfg.splitter) for _ in range(cfg.loose)]
+
+    def _sentences(self, text: str) -> list[str]:
+        return [sentence.text for sentence in sentences(text, self.cfg.splitter)]
 
     def _apart(self, caption: str, rng: Random) -> Grains:
         cfg = self.cfg

@@ -66,6 +66,13 @@ def decode(record: Record, draft: int | None = None) -> Image.Image:
         raise Damaged(DAMAGED_IMAGE, f"{record.key} ({_first_line(error)})") from error
 
 
+def as_png(image: Image.Image) -> bytes:
+    """A picture as a PNG file."""
+    data = io.BytesIO()
+    image.save(data, "png")
+    return data.getvalue()
+
+
 def picture_size(record: Record) -> tuple[int, int]:
     """Width and height of the upright picture in pixels, from its header alone. Raises Damaged."""
     if isinstance(record.image, Image.Image):

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from grainline.config import Config
-from grainline.data.captions import Mode, Sentence, sentences
+from grainline.data.captions import Mode, Sentence, joined, sentences
 from grainline.data.phrases.base import Phrase, Provider
 from grainline.data.phrases.patterns import Keep, select, words_of
 from grainline.data.repeats import unrepeated
@@ -58,7 +58,7 @@ def grains(
     chosen = rng.sample(found, number) if 0 < number <= len(found) else found if number else []
     caption = text
     if sampled and chosen:
-        caption = (" " if splitter == "rules" else ". ").join(sentence.text for sentence in chosen)
+        caption = joined([sentence.text for sentence in chosen], splitter)
     phrases: Sequence[Phrase] = provider.phrases(text) if cfg.most else ()
     if sampled and chosen:
         phrases = _within(phrases, chosen)

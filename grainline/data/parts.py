@@ -1,13 +1,15 @@
-"""Texts to the ids of their parts: the whole text as one, or each sentence for itself.
+"""Texts to the ids of their parts: the whole text as one, each sentence for itself, or chunks of sentences.
 
-How a method reads is `Method.parts`. One part is the rule. A method that matches sentences with pictures
-takes several, and its context is then that of one sentence.
+How a method reads is `Method.parts` and `Method.chunking`. One part is the rule. A method that matches
+sentences with pictures takes several, and one that composes sub-captions into a whole takes a fixed number of
+chunks; the context is then that of one part.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from grainline.data.captions import sentences
+from grainline.data.chunks import Chunking, balanced_chunks
 from grainline.data.tokenized import TextTokenizer
 
 
@@ -23,10 +25,17 @@ class Parted(NamedTuple):
         return [number > 0 for number in self.lost]
 
 
-def encode_parts(tokenizer: TextTokenizer, texts: Sequence[str], context: int, parts: int) -> Parted:
+def encode_parts(
+    tokenizer: TextTokenizer,
+    texts: Sequence[str],
+    context: int,
+    parts: int,
+    chunking: Chunking | None = None,
+) -> Parted:
     """Encoded texts of at most `parts` parts of at most `context` tokens; the rest is cut and counted.
 
-    parts  1 takes each text as a whole; more take its first sentences, as `captions.sentences` finds them
+    parts     1 takes each text as a whole; more take its first sentences, as `captions.sentences` finds them
+    chunking  takes each text as exactly `parts` chunks of its sentences instead
 
     >>> from grainline.data.tokenizer import Tokenizer
     >>> toy = Tokenizer.train(["a cat sat. a dog ran."] * 2, vocab=530)
@@ -34,10 +43,19 @@ def encode_parts(tokenizer: TextTokenizer, texts: Sequence[str], context: int, p
     >>> [len(ids) for ids in found.ids], found.lost
     ([2, 1], [4, 0])
     """
+    if chunking is not None:
+        return encode_told(
+            tokenizer, [balanced_chunks(text, parts, chunking) for text in texts], context, parts
+        )
     if parts == 1:
         whole = tokenizer.encode(texts, context)
         return Parted([[ids] for ids in whole.ids], whole.lost)
     told = [[s.text for s in sentences(text)] or [text] for text in texts]
+    return encode_told(tokenizer, told, context, parts)
+
+
+def encode_told(tokenizer: TextTokenizer, told: Sequence[Sequence[str]], context: int, parts: int) -> Parted:
+    """The same of texts that are in parts already; each has one at least."""
     distinct = list({part: None for one in told for part in one})  # foils share most of theirs
     found = tokenizer.encode(distinct, context)
     at = {part: i for i, part in enumerate(distinct)}

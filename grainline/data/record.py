@@ -1,5 +1,6 @@
 """What every source of data yields: one picture with everything that is said about it."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -34,7 +35,7 @@ class Record(NamedTuple):
     of bare pictures, for encoding.
 
     `captions` are alternative descriptions of the whole picture (five in Flickr8k, one in OpenStax).
-    `long` is a longer description, where the source has one beside its captions.
+    `long` is a longer description, where the source has one beside its captions; `others` are further ones.
     `subtexts` are pieces of the whole text, each longer than the one before, where the source has its own.
     """
 
@@ -45,6 +46,12 @@ class Record(NamedTuple):
     regions: tuple[Region, ...] = ()
     foils: tuple[Foil, ...] = ()
     subtexts: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+    @property
+    def longs(self) -> tuple[str, ...]:
+        """All long descriptions."""
+        return ((self.long,) if self.long else ()) + self.others
 
     @property
     def whole(self) -> str:
@@ -55,11 +62,16 @@ class Record(NamedTuple):
         >>> Record("a", b"", ("A dog runs.",), long="A dog runs over wet sand. The sea is grey.").whole
         'A dog runs over wet sand. The sea is grey.'
         """
-        if self.long:
-            return self.long
-        if len(self.captions) == 1:
-            return self.captions[0]
-        return " ".join(text.rstrip(" .") + "." for text in self.captions)
+        return self.long or as_sentences(self.captions)
+
+
+def as_sentences(texts: Sequence[str]) -> str:
+    """Texts as the sentences of one; a single one as it is.
+
+    >>> as_sentences(["A dog runs .", "It is brown"])
+    'A dog runs. It is brown.'
+    """
+    return texts[0] if len(texts) == 1 else " ".join(text.rstrip(" .") + "." for text in texts)
 
 
 class Damaged(Exception):

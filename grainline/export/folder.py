@@ -17,7 +17,6 @@ from torch import Tensor
 
 import grainline
 from grainline.data.collate import texts_of
-from grainline.data.parts import encode_parts
 from grainline.data.sources.scenes import Scenes
 from grainline.errors import UserError
 from grainline.export.graph import NEEDED, Parity, differences, require_onnx, session, write_graph
@@ -107,7 +106,7 @@ def _text_side(model: Model) -> _Side:
     method = model.method
     told = [record.whole for record in _scenes(method)]
     texts = [told[0], " ".join(told * (2 + method.context // 8)), "", "word", *told[1:]]
-    ids = encode_parts(model.tokenizer, texts, method.context, method.parts).ids
+    ids = model.read(texts).ids
     several = ((0, 1), (1, 2), (2, 3), (2, 4), (0, 5))
     inputs = [given(texts_of(ids[a:b]), method.parts) for a, b in several]
     axis = {0: "texts", 1: "tokens"} if method.parts == 1 else {0: "texts", 1: "parts", 2: "tokens"}

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from grainline.data.captions import sentences
-from grainline.data.parts import encode_parts
 from grainline.data.record import Damaged
 from grainline.errors import UserError
 from grainline.index.answer import Answer, Hit, Options, Sentence
@@ -220,8 +219,7 @@ class Index:
 
     def _cut(self, texts: Sequence[str]) -> list[bool]:
         """Which texts are longer than the model reads."""
-        method = self.model.method
-        return encode_parts(self.model.tokenizer, texts, method.context, method.parts).cut
+        return self.model.read(texts).cut
 
     def notes(self, texts: bool = True) -> tuple[str, ...]:
         """What weakens every answer of this index, to texts or to pictures."""

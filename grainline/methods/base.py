@@ -5,6 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from grainline.data.chunks import Chunking
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 
 
@@ -31,6 +32,9 @@ class Method(ABC, nn.Module):
 
     parts: int = 1
     """The most parts of a text that encode_texts reads: 1 reads texts whole, more read sentences apart."""
+
+    chunking: Chunking | None = None
+    """How a text falls into `parts` chunks, for methods that compose them into a whole."""
 
     grid: tuple[int, int] | None
     """Rows and columns of the image tokens; None where they do not lie on a grid."""

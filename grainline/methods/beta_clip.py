@@ -37,6 +37,7 @@ from grainline.nn.scale import LogitScale
 from grainline.types import (
     CAPTION,
     FOIL,
+    LOOSE,
     PHRASE,
     SENTENCE,
     Clock,
@@ -286,7 +287,8 @@ def _captions(pair: Pair) -> Pair:
 def _chosen(everyone: Pair, others: OthersConfig) -> Tensor:
     """The texts that pool pictures of others: [M] bool, the first ones of each picture and level."""
     images, texts = everyone
-    most = torch.zeros(1 + max(CAPTION, SENTENCE, PHRASE, FOIL), dtype=torch.int64, device=texts.item.device)
+    levels = 1 + max(CAPTION, SENTENCE, PHRASE, FOIL, LOOSE)
+    most = torch.zeros(levels, dtype=torch.int64, device=texts.item.device)
     most[CAPTION], most[SENTENCE], most[PHRASE] = 1, others.sentences, others.phrases
     level, place = texts.extra.level, owner_of(texts.image, images.image)
     real = (texts.item >= 0) & (place >= 0)

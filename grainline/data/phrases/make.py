@@ -4,7 +4,6 @@ Lines are written in the order of the records into FILE.partial; a run that was 
 whole line. FILE gets its name when it is complete.
 """
 
-import fcntl
 import json
 import os
 from collections import Counter
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from grainline.data.lines import as_line, require_same, resuming
 from grainline.data.loader import START
 from grainline.data.phrases.base import Provider
 from grainline.data.phrases.stored import FORMAT, digest, header
@@ -55,22 +55,12 @@ def make(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.exists():
-            _same(out, begun)
+            _require_same(out, begun)
             return _account(out, len(source))
-        with partial.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            done = _resumed(partial, begun)
-            if partial.stat().st_size == 0:
-                file.write(_line(begun))
+        with resuming(partial, begun, lambda path: _require_same(path, begun)) as (file, done):
             _fill(file, source, provider, done, processes, progress)
-            file.flush()
-            os.fsync(file.fileno())
         os.replace(partial, out)
         sync(out.parent)
-    except BlockingIOError:
-        raise UserError(
-            f"another process is writing {partial}; wait for it, or choose another --out"
-        ) from None
     except OSError as error:
         raise UserError(
             f"cannot write {out}: {reason(error)}; free some space, or choose another --out"
@@ -105,9 +95,9 @@ class _Lines(Dataset[Tensor | UserError]):
         try:
             record = self.source[index]
         except Damaged as damaged:
-            return _line({"record": index, "skipped": damaged.cause, "where": damaged.where})
+            return as_line({"record": index, "skipped": damaged.cause, "where": damaged.where})
         texts = {digest(text): self.provider.phrases(text) for text in texts_of(record)}
-        return _line({"record": index, "key": record.key, "texts": texts})
+        return as_line({"record": index, "key": record.key, "texts": texts})
 
 
 def _fill(
@@ -146,27 +136,10 @@ def _unchanged(lines: Any) -> Any:
     return lines
 
 
-def _resumed(partial: Path, begun: dict[str, str]) -> int:
-    """How many records a partial file holds, once a torn last line is cut off."""
-    with partial.open("rb+") as file:
-        whole = sum(len(line) for line in file if line.endswith(b"\n"))
-        file.truncate(whole)
-    if whole == 0:
-        return 0
-    _same(partial, begun)
-    with partial.open("rb") as file:
-        return sum(1 for _ in file) - 1
-
-
-def _same(path: Path, begun: dict[str, str]) -> None:
+def _require_same(path: Path, begun: dict[str, str]) -> None:
     found = header(path)
-    changed = [name for name in ("provider", "source") if found[name] != begun[name]]
-    if changed:
-        what = {"provider": f"by {found['provider']}, not {begun['provider']}", "source": "from other data"}
-        raise UserError(
-            f"{path} was made {' and '.join(what[name] for name in changed)}; delete it, or choose "
-            "another --out"
-        )
+    told = {"provider": f"by {found['provider']}, not {begun['provider']}", "source": "from other data"}
+    require_same(path, found, begun, told)
 
 
 def _account(out: Path, kept: int) -> Made:
@@ -183,10 +156,6 @@ def _account(out: Path, kept: int) -> Made:
             texts += len(found)
             phrases += sum(len(rows) for rows in found)
     return Made(records, texts, phrases, dict(skipped), kept)
-
-
-def _line(row: dict[str, Any]) -> bytes:
-    return (json.dumps(row, separators=(",", ":")) + "\n").encode()
 
 
 def told(made: Made) -> str:

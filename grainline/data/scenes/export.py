@@ -8,17 +8,17 @@
 A mask is a run-length code down the columns, {size: [height, width], counts: [zeros, ones, zeros, ...]}.
 """
 
-import io
 import json
-import os
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from grainline.data.decode import as_png
 from grainline.data.scenes.draw import COLOUR
+from grainline.data.shards import write_shard
+from grainline.data.sources.masks import run_lengths
 from grainline.data.sources.scenes import Scenes, regions
 from grainline.errors import UserError
 
@@ -48,14 +48,8 @@ def export(source: Scenes, out: Path, samples_per_shard: int = 1000) -> list[Pat
 
 def _shard(source: Scenes, out: Path, number: int, start: int, samples: int) -> Path:
     path = out / f"{source.split}-{number:06d}.tar"
-    draft = path.with_suffix(".part")
-    with tarfile.open(draft, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for index in range(start, min(start + samples, len(source))):
-            for name, data in _members(source, index):
-                member = tarfile.TarInfo(name)  # no time, no owner
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
-    os.replace(draft, path)
+    rows = range(start, min(start + samples, len(source)))
+    write_shard(path, (file for index in rows for file in _members(source, index)))
     return path
 
 
@@ -65,9 +59,9 @@ def _members(source: Scenes, index: int) -> list[tuple[str, bytes]]:
     assert isinstance(record.image, Image.Image)
     text = json.dumps(_facts(source, index, labels), ensure_ascii=False)
     return [
-        (f"{record.key}.png", _png(record.image)),
+        (f"{record.key}.png", as_png(record.image)),
         (f"{record.key}.json", text.encode()),
-        (f"{record.key}.masks.png", _png(_indexed(labels))),
+        (f"{record.key}.masks.png", as_png(_indexed(labels))),
     ]
 
 
@@ -93,25 +87,7 @@ def _facts(source: Scenes, index: int, labels: np.ndarray) -> dict[str, Any]:
     }
 
 
-def run_lengths(mask: np.ndarray) -> dict[str, list[int]]:
-    """The run-length code of a mask [H, W] bool, down the columns, zeros first.
-
-    >>> run_lengths(np.array([[0, 0, 1], [0, 1, 1]], bool))
-    {'size': [2, 3], 'counts': [3, 3]}
-    """
-    flat = mask.T.reshape(-1)
-    edges = np.flatnonzero(flat[1:] != flat[:-1]) + 1
-    counts = np.diff(edges, prepend=0, append=len(flat)).tolist()
-    return {"size": list(mask.shape), "counts": [0, *counts] if flat[0] else counts}
-
-
 def _indexed(labels: np.ndarray) -> Image.Image:
     image = Image.fromarray(labels)
     image.putpalette([255, 255, 255, *(part for colour in COLOUR.values() for part in colour)])
     return image
-
-
-def _png(image: Image.Image) -> bytes:
-    data = io.BytesIO()
-    image.save(data, "png")
-    return data.getvalue()

@@ -10,7 +10,6 @@ several rows is one record, with all its captions; `items` says what stands toge
 import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from grainline.data.record import Record
 from grainline.data.sources.common import (
@@ -23,6 +22,7 @@ from grainline.data.sources.common import (
     split_query,
     strings,
 )
+from grainline.data.sources.paths import name_of
 from grainline.errors import UserError
 
 ROW = "[url, caption, url, caption]"
@@ -77,16 +77,6 @@ class Cola(FileSource):
 def is_cola(data: Any) -> bool:
     """Whether parsed JSON has the form of a file of items; its rows may still be wrong."""
     return isinstance(data, list) and bool(data) and all(isinstance(row, list) for row in data)
-
-
-def name_of(url: str) -> str:
-    """The file name of a URL or a path.
-
-    >>> name_of("https://a.org/vg/23%20a.jpg?size=2"), name_of("vg/2390970.jpg")
-    ('23 a.jpg', '2390970.jpg')
-    """
-    path = unquote(urlsplit(url).path) if "://" in url else url
-    return path.rpartition("/")[2]
 
 
 def _item(row: list[Any], where: str, urls: dict[str, str]) -> Item:

@@ -3,12 +3,13 @@
 A description of a picture, in a JSON file beside it or in a row of a table, has these fields:
     caption, captions                 a string or a list of strings
     long, long_caption, description   one longer text
+    longs                             a list of further ones
     regions, boxes                    a list of {phrase, box: [left, top, right, bottom], mask?, span?,
                                       foils?}
     foils                             a list of {text, true, kind}; those of a region need no true
     subtexts                          a list of strings, each longer than the one before
-A mask is a list of rows of 0 and 1, or a run-length code down the columns, as COCO writes it:
-{size: [height, width], counts: [zeros, ones, zeros, ...]}.
+A mask is what grainline.data.sources.masks reads. Recaptioned data has fields of its own:
+grainline.data.sources.recaptioned.
 """
 
 import errno
@@ -23,13 +24,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-import numpy as np
-
 from grainline.data.causes import DAMAGED_REGION, MISSING_IMAGE, UNREADABLE_FILE
 from grainline.data.record import Damaged, Foil, Record, Region
+from grainline.data.sources.masks import read_mask
+from grainline.data.sources.recaptioned import is_recaptioned, renamed
 from grainline.errors import UserError
 
-IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif")
 LONG_FIELDS = ("long", "long_caption", "description")
 HELP = "see docs/data.md"
 MOST_BYTES = 2**30  # of a picture file: the largest that is decoded has 716 MB in 16 bits and four channels
@@ -67,22 +68,26 @@ class Said(NamedTuple):
     regions: tuple[Region, ...] = ()
     foils: tuple[Foil, ...] = ()
     subtexts: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
     def record(self, key: str, image: bytes) -> Record:
         """The record of this description; a long text alone serves as the caption."""
-        assert not self.silent, "no text"
-        captions, long = (self.captions, self.long) if self.captions else ((self.long or "",), None)
-        return Record(key, image, captions, long, self.regions, self.foils, self.subtexts)
+        assert self.regions or not self.silent, "no text"
+        captions, long = self.captions, self.long
+        if long and not captions:
+            captions, long = (long,), long if self.others else None
+        return Record(key, image, captions, long, self.regions, self.foils, self.subtexts, self.others)
 
     @property
     def texts(self) -> list[str | int]:
         """What a fingerprint takes of the texts."""
         parts: list[str | int] = [len(self.captions), *self.captions, self.long or ""]
-        return [*parts, len(self.subtexts), *self.subtexts] if self.subtexts else parts
+        parts += [len(self.subtexts), *self.subtexts] if self.subtexts else []
+        return [*parts, "others", len(self.others), *self.others] if self.others else parts
 
     @property
     def silent(self) -> bool:
-        """Whether there is no text at all."""
+        """Whether there is no text of the whole picture."""
         return not self.captions and not self.long
 
 
@@ -94,17 +99,21 @@ def said(fields: Mapping[str, Any], where: str) -> Said:
     >>> said({"caption": "A dog.", "captions": ["It runs. ", " "], "description": "A wet dog."}, "a.json")[:2]
     (('A dog.', 'It runs.'), 'A wet dog.')
     """
+    if is_recaptioned(fields):
+        fields = renamed(fields)
     several = strings(fields.get("captions"))
     captions = [text for text in strings(fields.get("caption")) if text not in several] + several
     long = next((" ".join(texts) for name in LONG_FIELDS if (texts := strings(fields.get(name)))), None)
+    longs = ([long] if long else []) + strings(fields.get("longs"))
     regions = fields.get("regions") or fields.get("boxes") or ()
     foils = fields.get("foils") or ()
     return Said(
         tuple(captions),
-        long,
+        longs[0] if longs else None,
         tuple(_region(value, where) for value in _listed(regions, where)),
         tuple(_foil(value, where) for value in _listed(foils, where)),
         tuple(strings(fields.get("subtexts"))),
+        tuple(longs[1:]),
     )
 
 
@@ -142,7 +151,7 @@ def _region(value: Any, where: str) -> Region:
     box = value.get("box")
     try:
         sides = None if box is None else (float(box[0]), float(box[1]), float(box[2]), float(box[3]))
-        mask = None if value.get("mask") is None else _mask(value["mask"])
+        mask = None if value.get("mask") is None else read_mask(value["mask"])
         span = value.get("span")
         place = None if span is None else (str(span[0]), int(span[1]), int(span[2]))
     except (TypeError, ValueError, IndexError, KeyError) as error:
@@ -155,22 +164,9 @@ def _region(value: Any, where: str) -> Region:
     return Region(phrase, sides, mask, place, foils)
 
 
-def _mask(value: Any) -> np.ndarray:
-    """[H, W] bool from rows or from a run-length code."""
-    if isinstance(value, Mapping):
-        height, width = (int(side) for side in value["size"])
-        counts = [int(run) for run in value["counts"]]
-        flat = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
-        return flat.reshape(width, height).T
-    rows = np.asarray(value)
-    if rows.ndim != 2 or rows.dtype.kind not in "biu":
-        raise ValueError("a mask is rows of 0 and 1, or {size, counts}")
-    return rows.astype(bool)
-
-
 def _foil_of(phrase: str, value: Any, where: str) -> Foil:
-    """A foil of a region: what it is compared with is the phrase."""
-    return _foil({**value, "true": phrase} if isinstance(value, Mapping) else value, where)
+    """A foil of a region: what it is compared with is the phrase, unless it says otherwise."""
+    return _foil({"true": phrase, **value} if isinstance(value, Mapping) else value, where)
 
 
 def _foil(value: Any, where: str) -> Foil:

@@ -28,7 +28,7 @@ from grainline.data.sources.common import (
     said,
     split_query,
 )
-from grainline.data.sources.table import FURTHER, OPTIONS, choose_columns, fields_of
+from grainline.data.sources.table import FURTHER, OPTIONS, SPOTS, choose_columns, fields_of
 from grainline.errors import UserError
 
 KEPT_GROUPS = 2
@@ -142,7 +142,7 @@ class Parquet(FileSource):
     def fingerprint(self) -> str:
         """sha256 over keys and texts, read without the pictures; their sizes do not count."""
         wanted = [name for role, name in self._columns.items() if role != "image"]
-        wanted += [name for name in self._further if name == "subtexts"]
+        wanted += [name for name in self._further if name not in SPOTS]
         parts: list[str | int] = list(self.keys())
         for group in self._groups:
             for fields in _read(group, wanted):

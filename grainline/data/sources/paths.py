@@ -1,9 +1,12 @@
-"""Patterns of paths: braces as in WebDataset ({0000..0004}, {a,b}) and the wildcards of the shell."""
+"""Patterns of paths: braces as in WebDataset ({0000..0004}, {a,b}) and the wildcards of the shell; and what a
+URL is called on a disk.
+"""
 
 import glob
 import os
 import re
 from itertools import product
+from urllib.parse import unquote, urlsplit
 
 from grainline.data.sources.common import HELP, some
 from grainline.errors import UserError
@@ -57,3 +60,13 @@ def _choices(brace: str, path: str) -> list[str]:
             )
         return [f"{number:0{len(span[1])}d}" for number in range(first, last + 1)]
     return inside.split(",") if "," in inside else [brace]
+
+
+def name_of(url: str) -> str:
+    """The file name of a URL or a path.
+
+    >>> name_of("https://a.org/vg/23%20a.jpg?size=2"), name_of("vg/2390970.jpg")
+    ('23 a.jpg', '2390970.jpg')
+    """
+    path = unquote(urlsplit(url).path) if "://" in url else url
+    return path.rpartition("/")[2]

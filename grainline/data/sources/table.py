@@ -3,7 +3,8 @@
 Columns are found by name (`COLUMNS`), or named: `file.csv?image=photo&caption=sentence&root=pictures`. Paths
 of pictures are relative to the table's folder, to `root`, or to the folder given with --images. Rows with the
 same picture become one record with all their captions; its key is the path of the picture as the table writes
-it. JSON rows may have the further fields of grainline.data.sources.common. The whole table is held in memory.
+it. A URL stands for the picture of its file name. JSON rows may have the further fields of
+grainline.data.sources.common. The whole table is held in memory.
 """
 
 import csv
@@ -29,6 +30,8 @@ from grainline.data.sources.common import (
     some,
     split_query,
 )
+from grainline.data.sources.paths import name_of
+from grainline.data.sources.recaptioned import FIELDS as RECAPTIONED
 from grainline.errors import UserError
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -42,14 +45,17 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "img",
         "img_path",
         "image_name",
+        "image path",
+        "imagepath",
     ),
-    "caption": ("caption", "captions", "text", "title", "sentence", "sentences"),
+    "caption": ("caption", "captions", "text", "title", "sentence", "sentences", "raw_caption"),
     "long": LONG_FIELDS,
 }
 """The names that a column goes by, best first; capitals do not matter."""
 
 OPTIONS = ("image", "caption", "long", "root")
-FURTHER = ("regions", "boxes", "foils", "subtexts")  # fields that are called so or are not there
+SPOTS = ("regions", "boxes", "foils")
+FURTHER = (*SPOTS, "subtexts", "longs", *RECAPTIONED)  # fields that are called so or are not there
 
 
 class Row(NamedTuple):
@@ -84,11 +90,12 @@ class Table(FileSource):
             raise UserError(
                 f"{self._file} has no text in any row (column {columns.get('caption', '')}); {HELP}"
             )
+        _refuse_shared([picture.path for picture in self._pictures if "://" in picture.path], self._file)
         places = [self._places(picture) for picture in self._pictures if picture.path]
         require_pictures(places, self._file, self._root, self.which)
 
     def _places(self, picture: _Picture) -> list[str]:
-        return [os.path.join(self._root, picture.path)]
+        return [os.path.join(self._root, name_of(picture.path) if "://" in picture.path else picture.path)]
 
     def __len__(self) -> int:
         return len(self._pictures)
@@ -114,6 +121,18 @@ class Table(FileSource):
         for picture in self._pictures:
             parts += [picture.key, *picture.said.texts]
         return digest(parts)
+
+
+def _refuse_shared(urls: Iterable[str], file: str) -> None:
+    """Raises UserError where two URLs have one file name."""
+    named: dict[str, str] = {}
+    for url in urls:
+        first = named.setdefault(name_of(url), url)
+        if first != url:
+            raise UserError(
+                f"{file}: {url} and {first} have one file name, by which both would be found: download such "
+                f"sets as WebDataset tars that take the columns of the table along; {HELP}"
+            )
 
 
 def choose_columns(found: Iterable[str], options: Mapping[str, str], file: str) -> dict[str, str]:
@@ -194,6 +213,7 @@ def _joined(picture: _Picture, row: Row, columns: Mapping[str, str], file: str) 
             old.regions + new.regions,
             old.foils + new.foils,
             old.subtexts or new.subtexts,
+            old.others or new.others,
         )
     )
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grainline.data.sources.common import HELP, IMAGE_SUFFIXES
+from grainline.data.sources.tarkeys import HEADER, unquoted
 from grainline.errors import UserError
 
 VERSION = 1  # of the cache files: raise it when the meaning of Shard changes
@@ -44,6 +45,7 @@ class Members(NamedTuple):
     files: list[Member]
     flaw: str  # why reading stopped before a proper end; empty if it did not
     lost: bool  # whether samples may follow that nobody can see
+    quoted: bool = False  # whether names are as grainline.data.sources.tarkeys makes them
 
 
 class Shard(NamedTuple):
@@ -84,7 +86,8 @@ def members(path: str) -> Members:
                 raise UserError(f"{path} is not a tar (no valid header at its start); {HELP}")
             more = None if header is None else _extension(handle, header, position + _BLOCK)
             if header is None or more is None:
-                return Members(found, f"has a cut or damaged header at byte {position}", True)
+                flaw = f"has a cut or damaged header at byte {position}"
+                return Members(found, flaw, True, common.items() >= HEADER.items())
             flaw = "ends without an end mark"
             size = header.size
             if header.kind == b"g":
@@ -101,7 +104,7 @@ def members(path: str) -> Members:
         flaw, lost = f"ends behind the header of a member at byte {end}", True
     elif end == 0:
         flaw, lost = "is empty", True
-    return Members(found, flaw, lost)
+    return Members(found, flaw, lost, common.items() >= HEADER.items())
 
 
 def _add(found: list[Member], header: _Header, extra: dict[str, str], offset: int, path: str) -> int:
@@ -196,6 +199,7 @@ def group(path: str, found: Members, state: os.stat_result) -> Shard:
         name, kind = _split(member.name)
         if not name or not kind:
             continue
+        name = unquoted(name) if found.quoted else name
         key = newest.get(name, name)
         if kind in samples.get(key, {}):
             key = newest[name] = next(

@@ -1,0 +1,242 @@
+"""Any source as WebDataset tars that the tars source reads back, record by record: `grainline data pack`.
+
+    data-000000.tar   KEY.jpg (or png, ...) as it was stored, KEY.json with all that is said of the picture
+    pack.jsonl        what the tars were made from; a line for each tar, with what is in it and what is not
+
+Every picture is decoded on the way; a record that cannot be used is left out and counted. A tar gets its name
+when it is complete, and its line when it is on the disk: a run that was killed goes on with the first tar
+that has no line. The lines stand in pack.jsonl.partial until the last tar is done.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grainline.data.causes import MISSING_CAPTION
+from grainline.data.decode import as_png, decode
+from grainline.data.lines import as_line, require_same, resuming
+from grainline.data.record import Damaged, Record, Region, Source
+from grainline.data.shards import write_shard
+from grainline.data.sources.masks import run_lengths
+from grainline.data.sources.tarindex import load_shard
+from grainline.data.sources.tarkeys import HEADER, quoted
+from grainline.errors import UserError
+from grainline.files import reason, sync
+
+FORMAT = 1
+LOG = "pack.jsonl"
+NAMED = 5  # places of damage that a line names
+
+_SUFFIXES = {b"\xff\xd8": "jpg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}
+
+
+class Packed(NamedTuple):
+    """What is in the folder now."""
+
+    tars: int
+    samples: int
+    skipped: dict[str, int]  # cause -> records that were left out
+    first: tuple[str, ...]  # the first places of them
+    kept: int  # tars that were there before
+
+
+def pack(
+    source: Source,
+    out: Path,
+    samples_per_shard: int = 1000,
+    progress: Callable[[int, int], None] | None = None,
+) -> Packed:
+    """Write the records of a source into a folder, or what is missing of them.
+
+    progress  is called with (records done, records to do)
+
+    Raises UserError where the folder holds other data or cannot be written, and where a key comes twice.
+    """
+    begun = {"grainline": FORMAT, "source": source.fingerprint(), "samples": samples_per_shard}
+    log, partial = out / LOG, out / f"{LOG}.partial"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if log.exists():
+            _check(log, begun)
+            return _account(log, sum(1 for _ in _lines(log)))
+        if not partial.exists():
+            _refuse_tars(out)
+        with resuming(partial, begun, lambda path: _check(path, begun)) as (file, done):
+            writer = _Writer(source, out, samples_per_shard, progress)
+            writer.remember(range(done))
+            for number in range(done, -(-len(source) // samples_per_shard)):
+                file.write(as_line(writer.shard(number)))
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(partial, log)
+        sync(out)
+    except OSError as error:
+        raise UserError(
+            f"cannot write into {out}: {reason(error)}; free some space, or choose another --out"
+        ) from None
+    return _account(log, done)
+
+
+class _Writer:
+    """One walk over a source."""
+
+    def __init__(
+        self, source: Source, out: Path, size: int, progress: Callable[[int, int], None] | None
+    ) -> None:
+        self.source, self.out, self.size, self.progress = source, out, size, progress
+        self.keys: set[str] = set()
+
+    def remember(self, numbers: range) -> None:
+        """Take in the keys of tars that are there."""
+        for number in numbers:
+            path = _name(self.out, number)
+            if path.exists():
+                self.keys.update(load_shard(str(path)).keys)
+
+    def shard(self, number: int) -> dict[str, Any]:
+        """Write one tar, unless it would be empty; its line."""
+        faults: list[Damaged] = []
+        before = len(self.keys)
+        path = _name(self.out, number)
+        write_shard(path, self._files(number, faults), HEADER)
+        samples = len(self.keys) - before
+        if not samples:
+            path.unlink()
+        return {
+            "tar": number,
+            "bytes": path.stat().st_size if samples else 0,
+            "samples": samples,
+            "skipped": Counter(fault.cause for fault in faults),
+            "first": [f"{fault.cause}: {fault.where}" for fault in faults[:NAMED]],
+        }
+
+    def _files(self, number: int, faults: list[Damaged]) -> Iterator[tuple[str, bytes]]:
+        first = number * self.size
+        for index in range(first, min(first + self.size, len(self.source))):
+            try:
+                record = self.source[index]
+                decode(record, draft=1).close()
+                if not record.captions and not record.regions:
+                    raise Damaged(MISSING_CAPTION, record.key)
+            except Damaged as damaged:
+                faults.append(damaged)
+            else:
+                yield from self._sample(record)
+            if self.progress is not None:
+                self.progress(index + 1, len(self.source))
+
+    def _sample(self, record: Record) -> Iterator[tuple[str, bytes]]:
+        if record.key in self.keys:
+            raise UserError(
+                f"{self.source.path} has the key {record.key} twice; a tar tells its samples by keys"
+            )
+        self.keys.add(record.key)
+        name = quoted(record.key)
+        data = record.image if isinstance(record.image, bytes) else as_png(record.image)
+        kind = next((kind for start, kind in _SUFFIXES.items() if data.startswith(start)), "tiff")
+        yield f"{name}.{kind}", data
+        # Halves of surrogate pairs, which JSON can hold, are no UTF-8 and come back all the same.
+        yield (
+            f"{name}.json",
+            json.dumps(fields_of(record), ensure_ascii=False).encode("utf-8", "surrogatepass"),
+        )
+
+
+def fields_of(record: Record) -> dict[str, Any]:
+    """What a record says of its picture, in the fields of grainline.data.sources.common.
+
+    >>> fields_of(Record("a", b"", ("A dog.",), "A wet dog runs."))
+    {'captions': ['A dog.'], 'long': 'A wet dog runs.'}
+    """
+    fields: dict[str, Any] = {
+        "captions": record.captions,
+        "long": record.long,
+        "longs": record.others,
+        "regions": [_region(region) for region in record.regions],
+        "foils": [foil._asdict() for foil in record.foils],
+        "subtexts": record.subtexts,
+    }
+    return {name: _plain(value) for name, value in fields.items() if value}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _region(region: Region) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "phrase": region.phrase,
+        "box": region.box,
+        "mask": None if region.mask is None else run_lengths(region.mask),
+        "span": region.span,
+        "foils": [foil._asdict() for foil in region.foils],
+    }
+    return {name: value for name, value in fields.items() if value is not None and value != []}
+
+
+def _name(out: Path, number: int) -> Path:
+    return out / f"data-{number:06d}.tar"
+
+
+def _refuse_tars(out: Path) -> None:
+    found = sorted(out.glob("*.tar"))
+    if found:
+        raise UserError(f"{out} already holds {found[0].name}: name an empty folder, or delete the old tars")
+
+
+def _check(path: Path, begun: dict[str, Any]) -> None:
+    """Raises UserError where the folder was made otherwise, or its tars are not as they were written."""
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.readline())
+        whole = found["grainline"] == FORMAT and begun.keys() <= found.keys()
+    except (ValueError, TypeError, KeyError):
+        whole = False
+    if not whole:
+        raise UserError(f"{path} is no account of tars of this version; delete it, or choose another --out")
+    told = {"source": "from other data", "samples": f"with {found['samples']} samples in a tar"}
+    require_same(path, found, begun, told)
+    for line in _lines(path):
+        tar = _name(path.parent, line["tar"])
+        if line["bytes"] and not (tar.exists() and tar.stat().st_size == line["bytes"]):
+            raise UserError(f"{tar} is not as it was written; delete {path}, or choose another --out")
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """What was written of each tar."""
+    with path.open("rb") as file:
+        file.readline()
+        for number, line in enumerate(file):
+            try:
+                yield {"bytes": 0, "samples": 0, "skipped": {}, "first": (), **json.loads(line)}
+            except (ValueError, TypeError):
+                raise UserError(f"{path}: line {number + 2} cannot be read; delete it and the tars") from None
+
+
+def _account(log: Path, kept: int) -> Packed:
+    lines = list(_lines(log))
+    skipped: Counter[str] = Counter()
+    for line in lines:
+        skipped.update(line["skipped"])
+    first = [place for line in lines for place in line["first"]][:NAMED]
+    samples = sum(line["samples"] for line in lines)
+    return Packed(sum(line["bytes"] > 0 for line in lines), samples, dict(skipped), tuple(first), kept)
+
+
+def told(packed: Packed) -> str:
+    """The account in words.
+
+    >>> told(Packed(2, 990, {"missing image": 10}, ("missing image: x",), kept=1))
+    '2 tars, 990 samples; 1 tar was there before; 10 left out: 10 missing image; the first: missing image: x'
+    """
+    parts = [f"{packed.tars} tar{'s' * (packed.tars != 1)}, {packed.samples} samples"]
+    if packed.kept:
+        parts.append(f"{packed.kept} tar{'s were' if packed.kept > 1 else ' was'} there before")
+    if packed.skipped:
+        causes = ", ".join(f"{number} {cause}" for cause, number in packed.skipped.items())
+        parts.append(f"{sum(packed.skipped.values())} left out: {causes}")
+        parts.append(f"the first: {'; '.join(packed.first)}")
+    return "; ".join(parts)

@@ -1,0 +1,274 @@
+"""A text as sub-captions of whole sentences, against slow programs and the numbers of the paper."""
+
+import json
+from collections import Counter
+from itertools import chain, pairwise, product
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_dataset import CROP, TOKENIZER, Shelf, assert_same_batches, loaded, picture
+
+from grainline.data.captions import joined, sentences
+from grainline.data.causes import MISSING_CAPTION
+from grainline.data.chunks import (
+    Chunking,
+    balanced_chunks,
+    balanced_sizes,
+    even_sizes,
+    loose_caption,
+    random_chunks,
+    random_sizes,
+    ways,
+)
+from grainline.data.collate import collate
+from grainline.data.dataset import Sample, TextsConfig, TrainSet
+from grainline.data.parts import encode_parts
+from grainline.data.record import Record
+from grainline.data.sampler import Batches, Draw
+from grainline.errors import UserError
+from grainline.types import CAPTION, FOIL, LOOSE, SENTENCE
+
+PIECES = [f"S{n}" for n in range(20)]
+
+
+def cuts(count: int, number: int, most: int) -> list[tuple[int, ...]]:
+    """All ways to cut, by trying everything."""
+    return [sizes for sizes in product(range(1, most + 1), repeat=number) if sum(sizes) == count]
+
+
+def test_ways_are_those_of_trying_everything() -> None:
+    for count, number, most in product(range(1, 10), range(1, 5), range(1, 5)):
+        assert ways(count, number, most) == len(cuts(count, number, most))
+    assert [ways(count, 4, 3) for count in range(4, 13)] == [1, 4, 10, 16, 19, 16, 10, 4, 1]
+
+
+def test_random_sizes_are_uniform_over_all_ways() -> None:
+    rng = Random(3)
+    drawn = Counter(tuple(random_sizes(8, 4, 3, rng)) for _ in range(1900))
+    assert set(drawn) == set(cuts(8, 4, 3))
+    assert len(drawn) == 19
+    chi2 = sum((number - 100) ** 2 / 100 for number in drawn.values())
+    assert chi2 < 42.3  # 0.999 of chi squared with 18 degrees of freedom
+    assert len({tuple(random_sizes(8, 4, 3, Random(seed))) for seed in range(40)}) > 5
+
+
+@pytest.mark.parametrize("count", range(4, 20))
+def test_random_chunks_keep_order_and_lose_only_what_is_beyond_them(count: int) -> None:
+    for seed in range(10):
+        chunks = random_chunks(PIECES[:count], 4, 3, Random(seed), "every_period")
+        told = [chunk.split(". ") for chunk in chunks]
+        assert list(chain(*told)) == PIECES[: min(count, 12)]
+        assert len(told) == 4
+        assert all(1 <= len(chunk) <= 3 for chunk in told)
+
+
+def test_too_few_sentences_stand_again_by_chance() -> None:
+    drawn = [random_chunks(PIECES[:3], 4, 3, Random(seed), "rules") for seed in range(60)]
+    assert all(chunks[:3] == PIECES[:3] for chunks in drawn)
+    assert {chunks[3] for chunks in drawn} == set(PIECES[:3])
+    assert random_chunks(["One."], 4, 3, Random(0), "rules") == ["One."] * 4
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"),
+    [(6, [2, 2, 1, 1]), (11, [3, 3, 3, 2]), (4, [1, 1, 1, 1]), (20, [5, 5, 5, 5]), (13, [4, 3, 3, 3])],
+)
+def test_balanced_sizes_are_those_of_the_paper(count: int, sizes: list[int]) -> None:
+    assert balanced_sizes(count, 4) == sizes == even_sizes([1] * count, 4)
+    chunks = balanced_chunks(". ".join(PIECES[:count]), 4, Chunking(splitter="period_space"))
+    assert [len(chunk.split(". ")) for chunk in chunks] == sizes
+    assert ". ".join(chunks) == ". ".join(PIECES[:count])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 4))
+def test_even_sizes_are_the_best_of_all(lengths: list[int], number: int) -> None:
+    number = min(number, len(lengths))
+
+    def worth(sizes: tuple[int, ...]) -> tuple[int, list[int]]:
+        ends = [sum(sizes[:k]) for k in range(number + 1)]
+        told = [sum(lengths[a:b]) for a, b in pairwise(ends)]
+        return sum(length**2 for length in told), [-size for size in sizes]
+
+    assert tuple(even_sizes(lengths, number)) == min(cuts(len(lengths), number, len(lengths)), key=worth)
+
+
+def test_balanced_chunks_of_short_and_empty_texts() -> None:
+    by_characters = Chunking(by="characters")
+    for chunking in (Chunking(), by_characters):
+        assert balanced_chunks("A dog. A cat.", 4, chunking) == ["A dog.", "A cat.", "A dog.", "A cat."]
+        assert balanced_chunks(" \n", 4, chunking) == [""] * 4
+    text = "A very long first sentence that goes on and on. A dog. A cat. A bird. A cow."
+    assert balanced_chunks(text, 2, Chunking())[0].count(".") == 3
+    assert balanced_chunks(text, 2, by_characters)[1] == "A dog. A cat. A bird. A cow."
+
+
+def test_loose_captions_are_rows_of_one_caption_or_any_sentences() -> None:
+    told = [["a1", "a2", "a3"], ["b1"], ["c1", "c2"]]
+    whole = [piece for caption in told for piece in caption]
+    drawn = [loose_caption(told, 3, Random(seed), "every_period").split(". ") for seed in range(3000)]
+    assert all(1 <= len(caption) <= 3 and len(set(caption)) == len(caption) for caption in drawn)
+    shares = Counter(len(caption) for caption in drawn)
+    assert all(0.29 < shares[size] / 3000 < 0.38 for size in (1, 2, 3))
+    twos = Counter(tuple(caption) for caption in drawn if len(caption) == 2)
+    rows = {("a1", "a2"), ("a2", "a3"), ("c1", "c2")}  # the last row of a caption is among them
+    share = sum(twos[row] for row in rows) / shares[2]
+    assert 0.5 < share < 0.6  # half of them, and 3 of 30 others
+    assert ("b1", "c1") in twos  # any two in any order, across captions, but not as often
+    assert all(twos[row] > 5 * twos["b1", "c1"] for row in rows)
+    assert {piece for caption in drawn for piece in caption} == set(whole)
+    assert loose_caption([["only"]], 3, Random(0), "rules") == "only"
+
+
+class Told(Shelf):
+    """Records with captions and long descriptions as given."""
+
+    def __init__(self, *records: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
+        super().__init__(len(records))
+        self.records = records
+
+    def __getitem__(self, index: int) -> Record:
+        captions, longs = self.records[index]
+        return Record(f"p{index}", picture(index), captions, longs[0] if longs else None, others=longs[1:])
+
+
+ONE = (
+    "A red circle stands left. A blue square lies below it. Two stars shine. The ground is grey. A red star."
+)
+TWO = "A grey circle. A grey square. A grey star. Two grey stars. Left of it. Below it. The left. The right."
+SHORT = ("A red circle", "Stars on grey ground.")
+CAFT = {"chunks": 4, "loose": 4}
+
+
+def samples(source: Shelf, context: int = 40, epochs: int = 1, **cfg: object) -> list[Sample]:
+    data = TrainSet(source, TOKENIZER, CROP, TextsConfig(**(CAFT | cfg)), context=context, seed=1, parts=4)
+    return [data[Draw(e * len(source) + i, e, i)] for e in range(epochs) for i in range(len(source))]
+
+
+def words(ids: list[int]) -> str:
+    return TOKENIZER.decode(ids)
+
+
+def test_a_sample_is_one_text_of_chunks_and_loose_captions() -> None:
+    found = samples(Told((SHORT, (ONE, TWO))), epochs=30)
+    chosen = set()
+    for sample in found:
+        assert sample.slots == len(sample.texts) == 5
+        texts = [text for text in sample.texts if text is not None]
+        assert [text.level for text in texts] == [CAPTION, LOOSE, LOOSE, LOOSE, LOOSE]
+        assert [len(text.parts) for text in texts] == [4, 1, 1, 1, 1]
+        told = " ".join(words(ids) for ids in texts[0].parts)
+        whole = {text: words(TOKENIZER.encode([text], 99).ids[0]) for text in (ONE, TWO)}
+        chosen |= {text for text in whole if whole[text] == told}
+        assert told in whole.values()
+    assert chosen == {ONE, TWO}  # any of the long captions, one at a time
+    assert len({str(sample.texts) for sample in found}) > 25
+    loose = {words(text.parts[0]) for sample in found for text in sample.texts[1:] if text}
+    assert any("ground" in text and "stars on" in text for text in loose)  # of short captions too
+    assert samples(Told((SHORT, (ONE, TWO))), epochs=30)[29].texts == found[29].texts
+
+
+def test_a_batch_of_chunks_has_fixed_slots_and_levels() -> None:
+    batch = collate(samples(Told((SHORT, (ONE,)), (("A dog.",), ())))).texts
+    assert batch.ids.shape[:2] == (10, 4)
+    assert batch.level.tolist() == [CAPTION, *[LOOSE] * 4] * 2
+    assert batch.image.tolist() == [0] * 5 + [1] * 5
+    assert batch.mask.any(2).sum(1).tolist() == [4, 1, 1, 1, 1] * 2
+    assert batch.item.tolist() == list(range(10))
+
+
+def test_the_long_caption_is_one_with_sentences_and_else_all_captions_as_one() -> None:
+    every = {"splitter": "every_period"}
+    blank, joined, none = samples(Told((("A dog.",), (" . ", ONE)), (SHORT, ()), (("...",), ())), **every)
+    assert blank.texts[0] is not None
+    assert "circle" in words(blank.texts[0].parts[0])
+    assert joined.texts[0] is not None
+    assert [words(ids) for ids in joined.texts[0].parts[:2]] == ["a red circle", "stars on grey ground"]
+    assert none.damage == ((MISSING_CAPTION, "p2 (no sentence in any caption)"),)
+
+
+def test_what_is_longer_than_its_chunks_is_counted_as_cut() -> None:
+    assert samples(Told((SHORT, (ONE,))), together=1)[0].cut == 1  # a sentence is left out
+    assert samples(Told((SHORT, (ONE,))))[0].cut == 0
+    texts = samples(Told((SHORT, (ONE,))), context=5)[0]
+    assert texts.cut >= 1
+    assert all(text is not None and all(len(ids) <= 5 for ids in text.parts) for text in texts.texts)
+    ends = {ids[-1] for text in texts.texts if text is not None for ids in text.parts}
+    assert len(ends) == 1  # every part keeps its end token
+
+
+def test_chunks_are_the_same_on_any_number_of_workers() -> None:
+    data = TrainSet(
+        Told((SHORT, (ONE, TWO)), (SHORT, (TWO,)), (("A dog.",), ())),
+        TOKENIZER, CROP, TextsConfig(chunks=4, loose=4), context=30, seed=2, parts=4,
+    )  # fmt: skip
+    plan = Batches(3, 2, 2, range(3))
+    assert_same_batches(loaded(data, plan), loaded(data, plan, workers=2))
+
+
+def test_loose_captions_stand_beside_any_caption() -> None:
+    cfg = TextsConfig(loose=2, sentences=1, foils=1)
+    data = TrainSet(Shelf(1, foils=[0]), TOKENIZER, CROP, cfg, context=60, seed=1)
+    found = data[Draw(0, 0, 0)]
+    assert [text.level for text in found.texts if text] == [CAPTION, SENTENCE, LOOSE, LOOSE, FOIL]
+    assert cfg.slots == 5
+
+
+def test_a_method_that_reads_chunks_gets_balanced_ones_of_any_text() -> None:
+    read = encode_parts(TOKENIZER, [ONE, "", "A red star."], 30, 4, Chunking())
+    assert [len(ids) for ids in read.ids] == [4, 4, 4]
+    pieces = [s.text for s in sentences(ONE)]
+    assert words(read.ids[0][0]) == words(TOKENIZER.encode([" ".join(pieces[:2])], 30).ids[0])
+    assert read.ids[1] == [TOKENIZER.encode([""], 30).ids[0]] * 4
+    assert read.lost == [0, 0, 0]
+    short = encode_parts(TOKENIZER, [ONE], 4, 4, Chunking())
+    assert short.lost[0] == sum(len(ids) - 4 for ids in read.ids[0])
+    data = TrainSet(
+        Told((SHORT, (ONE,))),
+        TOKENIZER,
+        CROP,
+        TextsConfig(),
+        context=30,
+        seed=0,
+        parts=4,
+        chunking=Chunking(),
+    )
+    whole = data[Draw(0, 0, 0)].texts[0]
+    assert whole is not None
+    assert whole.parts == read.ids[0]
+
+
+def test_chunks_go_with_methods_that_read_them() -> None:
+    with pytest.raises(UserError, match="chunks is 4, but the method reads 1 part of a text"):
+        TrainSet(Shelf(1), TOKENIZER, CROP, TextsConfig(chunks=4), context=9, seed=0)
+
+
+@pytest.mark.parametrize(
+    "cfg",
+    [{"captions": "first"}, {"per_image": 2}, {"subset": 0.5}, {"foils": 1}, {"sentences": 2}],
+    ids=lambda cfg: next(iter(cfg)),
+)
+def test_chunks_go_with_no_other_way_to_take_a_caption(cfg: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="with chunks a picture has one long caption"):
+        TextsConfig(chunks=4, **cfg)
+
+
+def test_sentences_of_the_benchmarks_are_as_many_as_the_paper_counts(shared_data: Path) -> None:
+    """Table 6: 5.97 sentences a text in Urban-1k, and 10.16 in IIW, which FLAIR splits and joins."""
+    folder = shared_data / "benchmarks"
+    files = [folder / "imageinwords" / name / "data.jsonl" for name in ("DOCCI_Test", "IIW-400", "DCI_Test")]
+    if not all(file.is_file() for file in (*files, folder / "urban1k" / "annotations.json")):
+        pytest.skip(f"no Urban-1k or IIW below {folder}")
+    urban = json.loads((folder / "urban1k" / "annotations.json").read_text())["annotations"]
+    iiw = [json.loads(line)["IIW"] for file in files for line in file.read_text().splitlines()]
+    sets = {
+        5.97: [row["caption"] for row in urban if row["caption"].strip()],
+        10.16: [joined([s.text for s in sentences(text, "every_period")], "every_period") for text in iiw],
+    }
+    assert [len(texts) for texts in sets.values()] == [999, 612]
+    for wanted, texts in sets.items():
+        mean = sum(len(sentences(text, "period_space")) for text in texts) / len(texts)
+        assert abs(mean - wanted) < 0.005
