@@ -35,6 +35,7 @@ from grainline.evaluate.outcome import Options
 from grainline.evaluate.pool import pooled
 from grainline.evaluate.regions import margins, outcomes, question_scores
 from grainline.evaluate.result import Result, read
+from grainline.evaluate.suite import SUITES
 from grainline.experiment import run
 from grainline.model import Model
 from grainline.recipe import read_recipe
@@ -501,9 +502,8 @@ def test_the_command_measures_and_compares(tmp_path: Path, capsys: Capture) -> N
     first = read(tmp_path / "a.json")
     assert first.data["path"] == "scenes:dev?count=4"
     assert call("evaluate", folder, *given, "--against", tmp_path / "a.json") == 0
-    assert complaint(capsys, "evaluate", folder, "--data", "scenes:dev?count=4", "--suite", "fgovd").endswith(
-        "fg-ovd, similarity, own-caption"
-    )
+    said = complaint(capsys, "evaluate", folder, "--data", "scenes:dev?count=4", "--suite", "fgovd")
+    assert said.endswith(f"allowed are {', '.join(SUITES)}")
 
 
 # Pages and pictures
