@@ -14,7 +14,7 @@ from grainline.losses.beta import Beta, beta_ce, shares_of
 from grainline.losses.blocks import Blocks, Keys
 from grainline.losses.normalised import Normalised
 from grainline.losses.pairs import Logistic, pair_loss
-from grainline.losses.scores import Parts, Pull, Score
+from grainline.losses.scores import Parts, Pull, Score, add_products
 from grainline.types import Mean
 
 See = Callable[[Tensor, Tensor, Parts], Tensor]
@@ -52,11 +52,7 @@ class Repeated(Score):
         self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
     ) -> tuple[Tensor, Pull]:
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
-            by_rows, _, by_cols, *_ = sums
-            if by_rows is not None:
-                by_rows.addmm_(by_logits, cols[0])
-            if by_cols is not None:
-                by_cols.addmm_(by_logits.T, rows[0])
+            add_products(by_logits, (rows[0], cols[0]), (sums[0], sums[2]))  # owners learn nothing
 
         return self.tile(rows, cols, shared) if known is None else known, pull
 

@@ -74,10 +74,18 @@ class Dot(Score):
         self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
     ) -> tuple[Tensor, Pull]:
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
-            by_rows, by_cols = sums
-            if by_rows is not None:
-                by_rows.addmm_(by_logits, cols[0])
-            if by_cols is not None:
-                by_cols.addmm_(by_logits.T, rows[0])
+            add_products(by_logits, (rows[0], cols[0]), (sums[0], sums[1]))
 
         return self.tile(rows, cols, shared) if known is None else known, pull
+
+
+def add_products(
+    by_logits: Tensor, sides: tuple[Tensor, Tensor], sums: tuple[Tensor | None, Tensor | None]
+) -> None:
+    """Pass a gradient by inner products [r, c] on to rows [r, D] and columns [c, D], where it is wanted."""
+    rows, cols = sides
+    by_rows, by_cols = sums
+    if by_rows is not None:
+        by_rows.addmm_(by_logits, cols)
+    if by_cols is not None:
+        by_cols.addmm_(by_logits.T, rows)

@@ -273,7 +273,7 @@ class BetaCLIP(Method):
                 other = pictures.image[few][:, None] != every.image[texts]
                 pooled = checkpoint(self.pool, said[texts][None], patches[few], use_reentrant=False)
                 found.append(unit(pooled)[other])
-                groups.append(torch.full_like(other.sum().expand(len(found[-1])), group))
+                groups.append(here.new_full((len(found[-1]),), group))
         return torch.cat(found), torch.cat(groups)
 
 
