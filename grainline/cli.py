@@ -144,7 +144,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
 
     from grainline.evaluate.ask import ask, encoded, measured
     from grainline.evaluate.examples import Measured
-    from grainline.evaluate.figure import besides, draw, refuse_gridless
+    from grainline.evaluate.figure import besides, draw, refuse_unplaced
     from grainline.evaluate.outcome import Options
     from grainline.evaluate.report import write_html
     from grainline.evaluate.result import writable, write
@@ -158,7 +158,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     for path in filter(None, (json, html, png)):
         writable(path)
     loaded = load(model, scoring=scoring)
-    refuse_gridless(png, suite, loaded.method)
+    refuse_unplaced(png, suite, loaded.method)
     source = _open(data, images, loaded.method.size)
     with progress("encoding") as step:
         encodings = encoded(asked, loaded, source, batch, damage, step)

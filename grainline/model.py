@@ -36,7 +36,6 @@ from grainline.start import (
     start,
 )
 from grainline.types import Encoded, Images, concat, rows, to
-from grainline.viz.heat import on_pixels
 from grainline.weights import MODEL, load_weights
 
 SETTINGS = ("config.json", "open_clip_config.json")  # one of them stands in every folder of others
@@ -103,11 +102,11 @@ class Model:
 
         Signed, unless `model.method.distribution` says that every map is >= 0 and sums to 1 over the tokens.
         """
-        if self.method.grid is None:
-            raise UserError(f"the image tokens of {self.description.method} lie on no grid")
+        if not self.method.placed:
+            raise UserError(f"the image tokens of {self.description.method} have no places in the picture")
         b = self.encode(texts=texts)
         a = rows(self.encode(images=[image]), torch.zeros(len(b.item), dtype=torch.int64, device=self.device))
-        return on_pixels(self.method.heat(a, b), self.method.grid, (self.method.size, self.method.size))
+        return self.method.on_pixels(a, self.method.heat(a, b), (self.method.size, self.method.size))
 
     def read(self, texts: Sequence[str]) -> Parted:
         """The ids that the method reads of each text, in parts, and how many tokens are cut."""

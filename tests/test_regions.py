@@ -572,7 +572,7 @@ def test_maps_need_a_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsy
     model.method.grid = None
     monkeypatch.setattr("grainline.model.load", lambda _, **__: model)
     said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2", "--png", tmp_path / "x.png")
-    assert "--png draws heat maps, and the image tokens of this model lie on no grid" in said
+    assert "--png draws heat maps, and the image tokens of this model have no places in the picture" in said
     said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2&size=32", "--suite", "fg-ovd")
     assert "the image tokens of clip lie on no grid" in said
 

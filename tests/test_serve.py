@@ -129,7 +129,8 @@ def test_heat_is_that_of_the_index_and_small(client: Client, made: Path) -> None
     hit = ask(client).json()["hits"][1]
     heat = client.post("/api/heat", json={"picture": hit["name"], "text": QUERY}).json()
     index = open_index(made / "index", MODEL)
-    exact = index.heat([(index.opened.numbers[hit["path"]], [s.text for s in sentences(QUERY)])])[0].numpy()
+    asked = [(index.opened.numbers[hit["path"]], [s.text for s in sentences(QUERY)])]
+    exact = index.heat(asked, (2, 2))[0].flatten(1).numpy()
     assert (heat["rows"], heat["columns"], heat["part"]) == (2, 2, "middle")
     assert [one["text"] for one in heat["maps"]] == [s.text for s in sentences(QUERY)]
     for one, values in zip(heat["maps"], exact, strict=True):

@@ -241,7 +241,7 @@ def test_focus_lays_the_heat_of_a_sentence_over_the_picture_as_python_draws_it(s
     assert canvas(site, card) is None
     index: Index = site.engine.now.searched
     told = [sentence.text for sentence in sentences(QUERY)]
-    exact = index.heat([(index.opened.numbers["flat.png"], told)])[0]
+    exact = index.heat([(index.opened.numbers["flat.png"], told)], (2, 2))[0].flatten(1)
     seen = set()
     for button, heat in zip(card.find_elements(By.CSS_SELECTOR, ".sentences button"), exact, strict=True):
         focus(site, button)

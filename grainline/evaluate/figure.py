@@ -86,10 +86,12 @@ def draw(path: str | Path, on: Measured) -> None:
     write_png(path, risings(on), f"Score by subtexts, {number:,} pictures of {name}")
 
 
-def refuse_gridless(png: Path | None, suite: str, method: Method) -> None:
-    """Raise UserError for heat maps of a method whose image tokens lie on no grid."""
-    if png and suite in MAPPED and method.grid is None:
-        raise UserError("--png draws heat maps, and the image tokens of this model lie on no grid")
+def refuse_unplaced(png: Path | None, suite: str, method: Method) -> None:
+    """Raise UserError for heat maps of a method whose image tokens have no places."""
+    if png and suite in MAPPED and not method.placed:
+        raise UserError(
+            "--png draws heat maps, and the image tokens of this model have no places in the picture"
+        )
 
 
 def _looks(on: Measured) -> list[Look]:

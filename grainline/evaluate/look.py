@@ -27,8 +27,8 @@ def look_at(model: Model, picture: Image.Image | Gone, text: str) -> Look:
         return Look(picture, "")
     every = sentences(text)
     shown = every[:SENTENCES]
-    gridless = model.method.grid is None
-    found = [[] for _ in shown] if gridless else phrases_of(text, shown)
+    without = not model.method.placed
+    found = [[] for _ in shown] if without else phrases_of(text, shown)
     kept = _first(found, PHRASES)
     said = [part for one, inside in zip(shown, kept, strict=True) for part in (one.text, *inside)]
     score = iter(model.score([picture], said)[0].tolist())
@@ -36,7 +36,7 @@ def look_at(model: Model, picture: Image.Image | Gone, text: str) -> Look:
         Told(one.text, next(score), phrases=[Told(phrase, next(score)) for phrase in inside])
         for one, inside in zip(shown, kept, strict=True)
     ]
-    heat = None if gridless else model.heat(picture, said).cpu().numpy()
+    heat = None if without else model.heat(picture, said).cpu().numpy()
     left_out = _left_out((len(shown), len(every)), (sum(map(len, kept)), sum(map(len, found))))
     return Look(picture, "the right picture", told, heat, left_out=left_out)
 

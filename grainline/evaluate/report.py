@@ -107,7 +107,7 @@ def outcomes(on: Measured) -> list[Section]:
 
 def _retrieval(on: Measured) -> list[Section]:
     order = f"Queries evenly spaced from the best rank to the worst; the best {HITS} of all candidates."
-    heat = f" {HEAT}" if on.model.method.grid is not None else ""
+    heat = f" {HEAT}" if on.model.method.placed else ""
     return [
         Section(
             "Text to image, best to worst", hint(f"{order} {seen(on)}{heat}") + examples(by_text(on), "t")

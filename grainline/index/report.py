@@ -83,7 +83,7 @@ def _found(index: Index, hit: Hit) -> Found:
         why = f"{error}; it is not shown, and `grainline index refresh` brings the index up to date"
         return Found(hit.path, hit.score, hit.chance, hit.sure, Look(Gone(why), "", told))
     heat = None
-    if told and index.model.method.grid is not None:
+    if told and index.model.method.placed:
         heat = index.model.heat(data, [one.text for one in told]).cpu().numpy()
     seen = Look(index.model.seen(data), hit.path, told, heat)
     return Found(hit.path, hit.score, hit.chance, hit.sure, seen)

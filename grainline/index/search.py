@@ -24,7 +24,6 @@ from grainline.index.pictures import unchanged
 from grainline.index.segment import VECTORS
 from grainline.model import ImageLike, Model
 from grainline.types import Encoded, rows, to
-from grainline.viz.heat import on_pixels
 
 AT_ONCE = 256  # pictures whose tokens are scored at a time
 SPARE = 16  # candidates beyond k: products in float32 may swap neighbours
@@ -170,7 +169,7 @@ class Index:
             shares = chance(self.opened.support, score - usual[own])
             heat: list[Any] = [[None] * len(texts)] * len(hits)
             if options.heat:
-                heat = [self._on_pixels(x) for x in self.heat([(row, texts) for row in found.tolist()])]
+                heat = [list(x) for x in self.heat([(row, texts) for row in found.tolist()])]
             out.append(
                 [
                     hit._replace(sentences=_judged(texts, score[i], shares[i], heat[i], options))
@@ -180,26 +179,31 @@ class Index:
         return out
 
     @torch.no_grad()
-    def heat(self, asked: Sequence[tuple[int, Sequence[str]]]) -> list[torch.Tensor]:
-        """Where texts show, over the image tokens of some rows: [S, L] of each row and its texts.
+    def heat(
+        self, asked: Sequence[tuple[int, Sequence[str]]], size: tuple[int, int] | None = None
+    ) -> list[torch.Tensor]:
+        """Where texts show in the squares that the model sees of some rows: [S, H, W] of each and its texts.
 
-        Reads the picture files. UserError if one is no longer what was indexed, or if tokens lie on no grid.
+        size  (H, W); None: the side of the square
+
+        Reads the picture files. UserError if one is no longer what was indexed, or if tokens have no places.
         """
-        if self.model.method.grid is None:
-            raise UserError(f"the image tokens of {self.model.description.method} lie on no grid")
+        method = self.model.method
+        if not method.placed:
+            raise UserError(f"the image tokens of {self.model.description.method} have no places")
+        size = size or (method.size, method.size)
         numbers = list(dict.fromkeys(row for row, _ in asked))
         texts = list(dict.fromkeys(text for _, told in asked for text in told))
         at = {row: i for i, row in enumerate(numbers)}
         place = {text: i for i, text in enumerate(texts)}
         images = self.model.encode(images=[self._read(row) for row in numbers])
         encoded = self.model.encode(texts=texts)
-        return [
-            self.model.method.heat(
-                rows(images, torch.full((len(told),), at[row])),
-                rows(encoded, torch.tensor([place[text] for text in told])),
-            ).cpu()
-            for row, told in asked
-        ]
+        out = []
+        for row, told in asked:
+            picture = rows(images, torch.full((len(told),), at[row]))
+            own = rows(encoded, torch.tensor([place[text] for text in told]))
+            out.append(method.on_pixels(picture, method.heat(picture, own), size).cpu())
+        return out
 
     def _read(self, row: int) -> bytes:
         """The file of a row. UserError if it is no longer what was indexed."""
@@ -211,11 +215,6 @@ class Index:
                 f"{self.root / path} is not what was indexed: "
                 f"give `grainline index refresh {self.opened.folder}`"
             ) from None
-
-    def _on_pixels(self, heat: torch.Tensor) -> list[torch.Tensor]:
-        size, grid = self.model.method.size, self.model.method.grid
-        assert grid is not None
-        return list(on_pixels(heat, grid, (size, size)))
 
     def _cut(self, texts: Sequence[str]) -> list[bool]:
         """Which texts are longer than the model reads."""

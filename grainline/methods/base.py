@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from grainline.data.chunks import Chunking
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
+from grainline.viz.heat import on_pixels
 
 
 class Method(ABC, nn.Module):
@@ -39,6 +40,11 @@ class Method(ABC, nn.Module):
     grid: tuple[int, int] | None
     """Rows and columns of the image tokens; None where they do not lie on a grid."""
 
+    @property
+    def placed(self) -> bool:
+        """Whether image tokens have places in the picture, so that `on_pixels` can show heat there."""
+        return self.grid is not None
+
     @abstractmethod
     def encode_images(self, images: Images) -> Encoded:
         """N pictures -> Encoded of N rows."""
@@ -70,6 +76,17 @@ class Method(ABC, nn.Module):
     @abstractmethod
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """Where text i shows in image i: [N, L] over the image tokens."""
+
+    def on_pixels(self, images: Encoded, heat: Tensor, size: tuple[int, int]) -> Tensor:  # noqa: ARG002
+        """Heat over image tokens [N, L] as heat over the square that the method sees: [N, H, W].
+
+        images  [N] with their tokens
+        size    (H, W) of the answer
+
+        Tokens on a grid are interpolated. A method whose tokens lie elsewhere says where.
+        """
+        assert self.grid is not None, "image tokens without places; ask `placed` first"
+        return on_pixels(heat, self.grid, size)
 
 
 @runtime_checkable

@@ -106,7 +106,7 @@ class Server:
         async def heat(request: Request, query: HeatQuery) -> HeatOut:
             """Where each sentence of a text shows in a picture of the index."""
             model = self.engine.now.searched.model
-            if model.method.grid is None:
+            if not model.method.placed:
                 raise HTTPException(409, "this model cannot show where a sentence lies")
             found = await self._ask(request, Where(query.picture, query.text))
             return heat_out(found, squashed=model.transform.resize == "squash")
@@ -147,7 +147,7 @@ class Server:
                 pictures=pictures,
                 method=mark.method,
                 model=Path(mark.path).name,
-                heat=now.model.method.grid is not None,
+                heat=now.model.method.placed,
                 calibrated_texts=pictures >= FEWEST and now.opened.null.source != DRAWN,
                 calibrated_pictures=pictures >= FEWEST,
                 notes=list(now.notes()) if pictures else [],

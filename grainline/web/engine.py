@@ -53,11 +53,15 @@ class Found(NamedTuple):
 
 
 class Heat(NamedTuple):
-    """Sentences of a text, and where each shows over the image tokens."""
+    """Sentences of a text, and where each shows over the square that the model sees."""
 
     sentences: list[str]  # [S]
-    values: Tensor  # [S, L]
+    values: Tensor  # [S, rows * columns]
     grid: tuple[int, int]
+
+
+CELLS = 28
+"""Rows and columns of heat where image tokens do not lie on a grid."""
 
 
 class Gone(Exception):
@@ -144,14 +148,13 @@ class Engine:
     def _heat(self, asked: list[Where]) -> list[Heat]:
         index = self.now.searched
         told = [[sentence.text for sentence in sentences(one.text)] for one in asked]
-        grid = index.model.method.grid
-        assert grid is not None, "the page asks for heat only where tokens lie on a grid"
+        grid = index.model.method.grid or (CELLS, CELLS)
         rows = [self.now.row(one.name) for one in asked]
         try:
-            maps = index.heat(list(zip(rows, told, strict=True)))
+            maps = index.heat(list(zip(rows, told, strict=True)), grid)
         except UserError:  # changed just now
             raise Gone(known=True) from None
-        return [Heat(texts, values, grid) for texts, values in zip(told, maps, strict=True)]
+        return [Heat(texts, values.flatten(1), grid) for texts, values in zip(told, maps, strict=True)]
 
 
 def name_of(sha256: str) -> str:
