@@ -33,6 +33,7 @@ class Where(NamedTuple):
     real: Tensor | None  # [r, c] bool, False = no pair; None = all are pairs
     same: Tensor  # [r, c] bool, True = rows of one image
     weight: Tensor  # [r, c] of pairs of one image; 0 elsewhere
+    against: Tensor | None = None  # [c] weight of every other pair of a column; None: 1
 
 
 class Tile(NamedTuple):
@@ -53,7 +54,9 @@ class Blocks(NamedTuple):
     weight of row i with row j of the same group:
         own                                            if they are one item
         sibling * exp(-decay * |slot[i] - slot[j]|)    else, if they are of one image
-        0                                              else: a negative
+        0                                              else: a negative, of weight against[j]
+
+    The weight of negatives is for losses of single pairs.
     """
 
     rows: Keys  # n of them
@@ -61,6 +64,7 @@ class Blocks(NamedTuple):
     own: float = 1.0
     sibling: float = 1.0
     decay: float = 0.0
+    against: Tensor | None = None  # [M] weight of each column as a negative; None: 1
 
     def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> Where:
         """The pairs of a tile, by default of the whole matrix, with weights of that type."""
@@ -77,7 +81,20 @@ class Blocks(NamedTuple):
         if self.decay:
             far = (a.slot[:, None] - b.slot).abs().to(dtype)
             weight *= torch.exp(-self.decay * far)
-        return Where(real, same, weight.masked_fill_((a.item[:, None] == b.item) & same, self.own))
+        weight.masked_fill_((a.item[:, None] == b.item) & same, self.own)
+        against = None if self.against is None else self.against[tile.cols].to(dtype)
+        return Where(real, same, weight, against)
+
+    def take(self, x: Tensor, tile: Tile) -> Tensor:
+        """What belongs to the columns of a tile, of x [M, ...]: a view [c, ...]"""
+        return x[tile.cols]
+
+    def room(self, x: Tensor, tile: Tile) -> Tensor:
+        """Where gradients by these columns are added up before `put` adds them to x [M, ...]: x itself"""
+        return x[tile.cols]
+
+    def put(self, part: Tensor, x: Tensor, tile: Tile) -> None:
+        """Nothing: the room was a part of x."""
 
     def tiles(self, height: int, width: int) -> Iterator[Tile]:
         """The tiles of so many rows and columns that hold any pair, row by row.
@@ -96,7 +113,8 @@ class Blocks(NamedTuple):
                 if row.group.meets(col.group):
                     one_group = row.group == col.group and row.group.first == row.group.last
                     whole = row.full and col.full and one_group
-                    yield Tile(row.part, col.part, whole, whole and not row.image.meets(col.image))
+                    plain = whole and self.against is None and not row.image.meets(col.image)
+                    yield Tile(row.part, col.part, whole, plain)
 
 
 BEYOND = 2**40  # more than any number of a group or image

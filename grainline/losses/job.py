@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from grainline.losses.blocks import Blocks, Tile, Where
+from grainline.losses.lists import Lists
 from grainline.losses.scores import Parts, Score
 
 
@@ -15,7 +16,7 @@ class Job(NamedTuple):
 
     score: Score
     loss: Any
-    blocks: Blocks
+    blocks: Blocks | Lists
     tiles: tuple[Tile, ...]
     counts: tuple[int, int]  # tensors of rows, and of columns
     shares: tuple[Tensor, Tensor]
@@ -25,15 +26,23 @@ class Job(NamedTuple):
         n, m = self.counts[0], sum(self.counts)
         for tile in self.tiles:
             rows = tuple(x[tile.rows] for x in tensors[:n])
-            cols = tuple(x[tile.cols] for x in tensors[n:m])
+            cols = tuple(self.blocks.take(x, tile) for x in tensors[n:m])
             where = None if tile.plain else self.blocks.where(tile, tensors[0].dtype)
             yield tile, (rows, cols, tensors[m:]), where
 
     def part(self, sums: Sequence[Tensor | None], tile: Tile) -> list[Tensor | None]:
-        """Of sums for all tensors, what belongs to a tile: views."""
+        """Where the gradients of a tile are added: of sums for all tensors, what belongs to it."""
         n, m = self.counts[0], sum(self.counts)
-        parts = [tile.rows] * n + [tile.cols] * (m - n) + [slice(None)] * (len(sums) - m)
-        return [None if x is None else x[part] for x, part in zip(sums, parts, strict=True)]
+        rows = [None if x is None else x[tile.rows] for x in sums[:n]]
+        cols = [None if x is None else self.blocks.room(x, tile) for x in sums[n:m]]
+        return [*rows, *cols, *sums[m:]]
+
+    def put(self, parts: Sequence[Tensor | None], sums: Sequence[Tensor | None], tile: Tile) -> None:
+        """Add what `part` gave to the sums, where it was no view of them."""
+        columns = slice(self.counts[0], sum(self.counts))
+        for part, x in zip(parts[columns], sums[columns], strict=True):
+            if part is not None and x is not None:
+                self.blocks.put(part, x, tile)
 
     def room(self, tensors: Parts) -> int:
         """The bytes of all rows and columns."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from grainline.losses.blocks import Blocks, Where
 from grainline.losses.job import Job, exact, kept, only_once, total, zeros
+from grainline.losses.lists import Lists
 from grainline.losses.normalised import Normalised, TwoPasses
 from grainline.losses.scores import Parts, Score
 from grainline.types import Mean, full
@@ -39,10 +40,10 @@ class Separable(ABC):
 
 
 class Logistic(Separable):
-    """Binary cross-entropy; positives count by their weight, negatives by 1.
+    """Binary cross-entropy; positives count by their weight, negatives by that of their column, or by 1.
 
     same  : weight * log(1 + exp(-logit))
-    else  : log(1 + exp(logit))
+    else  : against * log(1 + exp(logit))
     """
 
     def losses(self, logits: Tensor, where: Where | None) -> Tensor:
@@ -59,9 +60,10 @@ class Logistic(Separable):
 
 
 def _sign_and_size(where: Where) -> tuple[Tensor, Tensor]:
-    """-1 and the weight of positives, 1 and 1 of all others: [r, c] both; torch.where takes far more time"""
+    """-1 and the weight of positives, 1 and that of all others: [r, c]; torch.where takes far more time"""
     other = (~where.same).to(where.weight.dtype)
-    return 2 * other - 1, where.weight + other
+    sign = 2 * other - 1
+    return sign, where.weight + (other if where.against is None else other.mul_(where.against))
 
 
 def pair_loss(
@@ -69,12 +71,12 @@ def pair_loss(
     loss: Separable | Normalised,
     rows: Parts,
     cols: Parts,
-    blocks: Blocks,
+    blocks: Blocks | Lists,
     *,
     shared: Parts = (),
     shares: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Mean, ...]:
-    """A loss over all pairs of rows and columns that `blocks` describes.
+    """A loss over all pairs of rows and columns that `blocks` describes, or `Lists` of some of them.
 
     rows    tensors [n, ...] of my rows, cols tensors [M, ...] of everyone's columns, shared parameters of the
             score; gradients reach all that are floating-point
@@ -84,7 +86,7 @@ def pair_loss(
         for i with real[i]:
             total += shares[i] * (sum of loss(logits[i, j]) over its pairs j)
             number += shares[i]
-    Normalised: the mean over rows, and with `columns` that over columns
+    Normalised: the mean over rows, and with `columns` that over columns; no lists, no `against`
         for i with weight[i].sum() > 0:
             target = weight[i] / weight[i].sum()
             total += shares[i] * -(target * log_softmax(logits[i] over its pairs)).sum()
@@ -118,7 +120,9 @@ class _OnePass(torch.autograd.Function):
                 share = shares[tile.rows].to(losses.dtype)
                 if any(x is not None for x in sums):
                     logits, pull = job.score.pulled(*here)
-                    pull(job.loss.slopes(logits, where).mul_(share[:, None]), job.part(sums, tile))
+                    parts = job.part(sums, tile)
+                    pull(job.loss.slopes(logits, where).mul_(share[:, None]), parts)
+                    job.put(parts, sums, tile)
                 else:
                     logits = job.score.tile(*here)
                 losses[tile.rows] += job.loss.losses(logits, where).sum(1)

@@ -1,0 +1,145 @@
+"""Text-conditioned pooling with an empty slot against nn.MultiheadAttention and against loops."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from grainline.nn.condition import ConditionedPool
+
+WIDTH = 12
+
+
+@pytest.fixture
+def pool() -> ConditionedPool:
+    """All parameters differ from their first values, biases included."""
+    pool = ConditionedPool(WIDTH, 3).double()
+    with torch.no_grad():
+        for p in pool.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return pool
+
+
+def drawn() -> tuple[Tensor, Tensor, Tensor]:
+    texts, segments = torch.randn(4, 5, WIDTH).double(), torch.randn(4, 7, WIDTH).double()
+    mask = torch.rand(4, 7) > 0.4
+    mask[0] = True
+    mask[3] = False
+    return texts, segments, mask
+
+
+def library(pool: ConditionedPool) -> nn.MultiheadAttention:
+    """The attention of torch with the same parameters."""
+    attention = nn.MultiheadAttention(WIDTH, pool.heads, add_zero_attn=True, batch_first=True).double()
+    into = pool.to_query, pool.to_key, pool.to_value
+    with torch.no_grad():
+        attention.in_proj_weight.copy_(torch.cat([layer.weight for layer in into]))
+        attention.in_proj_bias.copy_(torch.cat([layer.bias for layer in into]))
+        attention.out_proj.weight.copy_(pool.to_out.weight)
+        attention.out_proj.bias.copy_(pool.to_out.bias)
+    return attention
+
+
+def test_it_is_the_attention_of_torch_with_a_zero_key_and_value_behind_three_norms(
+    pool: ConditionedPool,
+) -> None:
+    texts, segments, mask = drawn()
+    expected, weight = library(pool)(
+        pool.norm_query(texts), pool.norm_key(segments), pool.norm_value(segments), key_padding_mask=~mask
+    )
+    found = pool(texts, segments, mask)
+    torch.testing.assert_close(found.vector, expected)
+    torch.testing.assert_close(found.weight, weight)  # torch too puts the empty slot last
+    every = pool(texts, segments)
+    torch.testing.assert_close(every.vector[0], found.vector[0])
+    assert not torch.allclose(every.vector[1], found.vector[1])
+
+
+def test_it_is_its_formula_one_text_and_one_head_at_a_time(pool: ConditionedPool) -> None:
+    texts, segments, mask = drawn()
+    found = pool(texts, segments, mask)
+    d = WIDTH // pool.heads
+    for n in range(4):
+        for k in range(5):
+            parts, weights = [], []
+            for h in range(pool.heads):
+                here = slice(h * d, (h + 1) * d)
+                q = pool.to_query(pool.norm_query(texts[n, k]))[here]
+                up, u = [], []
+                for i in range(7):
+                    if mask[n, i]:
+                        up.append((q @ pool.to_key(pool.norm_key(segments[n, i]))[here] / d**0.5).exp())
+                        u.append(pool.to_value(pool.norm_value(segments[n, i]))[here])
+                below = 1 + sum(up)
+                parts.append(sum((a / below * x for a, x in zip(up, u, strict=True)), torch.zeros(d)))
+                weights.append(1 / below)
+            torch.testing.assert_close(found.vector[n, k], pool.to_out(torch.cat(parts).double()))
+            empty = torch.as_tensor(sum(weights) / pool.heads).double()
+            torch.testing.assert_close(found.weight[n, k, -1], empty)
+
+
+def test_weights_sum_to_one_and_masked_segments_have_none_of_it(pool: ConditionedPool) -> None:
+    texts, segments, mask = drawn()
+    weight = pool(texts, segments, mask).weight
+    assert weight.shape == (4, 5, 8)
+    torch.testing.assert_close(weight.sum(-1), torch.ones(4, 5).double())
+    assert not weight[..., :-1][~mask[:, None].expand(-1, 5, -1)].any()
+
+
+def test_nothing_of_a_masked_segment_is_read(pool: ConditionedPool) -> None:
+    texts, segments, mask = drawn()
+    other = segments.masked_fill(~mask[..., None], 100.0)
+    for a, b in zip(pool(texts, segments, mask), pool(texts, other, mask), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_picture_without_segments_gives_the_bias_and_an_empty_slot_of_one(pool: ConditionedPool) -> None:
+    texts, segments, mask = drawn()
+    segments.requires_grad_()
+    found = pool(texts, segments, mask)
+    torch.testing.assert_close(found.vector[3], pool.to_out.bias.expand(5, -1))
+    assert (found.weight[3, :, -1] == 1).all()
+    (by_segments,) = torch.autograd.grad(found.vector.sum(), segments)
+    assert not by_segments[3].any()
+    assert by_segments.isfinite().all()
+
+
+def test_the_order_of_segments_does_not_matter(pool: ConditionedPool) -> None:
+    texts, segments, mask = drawn()
+    order = torch.randperm(7)
+    found, turned = pool(texts, segments, mask), pool(texts, segments[:, order], mask[:, order])
+    torch.testing.assert_close(found.vector, turned.vector)
+    torch.testing.assert_close(found.weight[..., order], turned.weight[..., :-1])
+
+
+def test_what_is_held_serves_any_texts_and_texts_of_one_row_are_asked_of_all(pool: ConditionedPool) -> None:
+    texts, segments, mask = drawn()
+    held = pool.keys(segments, mask)
+    assert held.key.shape == held.value.shape == (4, 3, 7, 4)
+    found = pool.read(pool.queries(texts[:1]), held)
+    torch.testing.assert_close(found.vector, pool(texts[:1].expand(4, -1, -1), segments, mask).vector)
+
+
+def test_it_begins_as_the_attention_of_torch_does() -> None:
+    pool, other = ConditionedPool(64, 8), nn.MultiheadAttention(64, 8)
+    stacked = torch.cat([pool.to_query.weight, pool.to_key.weight, pool.to_value.weight])
+    bound = other.in_proj_weight.abs().max()
+    assert 0.98 < stacked.abs().max() / bound < 1.02
+    assert 0.95 < stacked.std() / other.in_proj_weight.std() < 1.05
+    assert 0.9 < pool.to_out.weight.std() / other.out_proj.weight.std() < 1.1
+    assert not any(x.bias.any() for x in (pool.to_query, pool.to_key, pool.to_value, pool.to_out))
+
+
+def test_half_precision_keeps_the_weights_in_full(pool: ConditionedPool) -> None:
+    texts, segments, mask = drawn()
+    single = pool.float()
+    exact = single(texts.float(), segments.float(), mask)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = single(texts.float(), segments.float(), mask)
+    assert found.weight.dtype == torch.float32
+    assert found.vector.dtype == torch.bfloat16
+    torch.testing.assert_close(found.vector.float(), exact.vector, rtol=0.05, atol=0.05)
+
+
+def test_heads_divide_the_width() -> None:
+    with pytest.raises(ValueError, match="width 12 is not a multiple of 5 heads"):
+        ConditionedPool(12, 5)
