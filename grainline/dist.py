@@ -56,7 +56,9 @@ def gather(batch: Encoded, fields: Iterable[str]) -> Encoded:
     longest = 0
     if "tokens" in wanted:
         longest = int(most(torch.tensor(batch.mask.shape[1], device=batch.mask.device)))
-    kept = batch._replace(tokens=_of_length(batch.tokens, longest), mask=_of_length(batch.mask, longest))
+    kept = batch._replace(
+        tokens=_of_length(batch.tokens, longest), mask=_of_length(batch.mask, longest), places=None
+    )
     if "extra" not in wanted:
         kept = kept._replace(extra=None)
     return each(_gathered, kept)

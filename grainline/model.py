@@ -100,7 +100,8 @@ class Model:
     def heat(self, image: ImageLike, texts: Sequence[str]) -> Tensor:
         """Where each text shows in one picture: [M, size, size] over the square that the model sees.
 
-        Signed, unless `model.method.distribution` says that every map is >= 0 and sums to 1 over the tokens.
+        Signed, unless `model.method.distribution` says that every map is >= 0 and sums to 1 over the tokens,
+        or to less where the text looked at nothing.
         """
         if not self.method.placed:
             raise UserError(f"the image tokens of {self.description.method} have no places in the picture")

@@ -55,6 +55,7 @@ class Encoded(NamedTuple):
     item: Tensor  # [N] int64, id of the row itself; -1 = padding row
     image: Tensor  # [N] int64, id of the image behind the row; -1 = none
     extra: Any = None  # a NamedTuple of further tensors [N, ...] that only this method reads
+    places: Tensor | None = None  # [N, H, W] token of each pixel, for pictures whose tokens lie on no grid
 
 
 class Pair(NamedTuple):
@@ -129,8 +130,8 @@ def full(x: Tensor) -> Tensor:
 
 
 def vectors_only(encoded: Encoded) -> Encoded:
-    """The same rows without tokens and extras: 1 kB a row instead of hundreds."""
-    return encoded._replace(tokens=encoded.tokens[:, :0], mask=encoded.mask[:, :0], extra=None)
+    """The same rows without tokens, places and extras: 1 kB a row instead of hundreds."""
+    return encoded._replace(tokens=encoded.tokens[:, :0], mask=encoded.mask[:, :0], extra=None, places=None)
 
 
 def same_image(a: Encoded, b: Encoded) -> Tensor:

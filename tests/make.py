@@ -45,6 +45,12 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in ME
     "beta_clip-pairs": ("beta_clip", ("scoring=conditioned", "input_norm=true", "detach_keys=true")),
     "beta_clip-others": ("beta_clip", ("others.own=true", "group=3")),
     "beta_clip-others_bce": ("beta_clip", ("others.weight=2", "group=3", "form=bce")),
+    "flair-vectors": ("flair", ("scoring=vectors", "chunks=2", "negatives=all", "divisor=candidates")),
+    "caft": ("caft", ("heads=2", "composer.depth=1", "composer.heads=2")),
+    "caft-plus": (
+        "caft",
+        ("scoring=conditioned", "negatives=all", "composer.heads=2", "composer.adapter=blend"),
+    ),
     "siglip-map": ("siglip", ("image.pool=attention", "text.buckets=1")),
 }
 CASES |= {name: (name.partition("-")[0], ()) for name in PRETRAINED}

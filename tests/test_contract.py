@@ -9,6 +9,8 @@ from make import CASES, CLOCK, PRETRAINED, VOCAB, WIDTH, batch, build
 from torch.nn.functional import pad
 
 from grainline.methods.base import Method, dot
+from grainline.methods.caft import CAFT
+from grainline.methods.flair import FLAIR
 from grainline.nn.scale import clamp_scales
 from grainline.train.recompute import recompute_layers
 from grainline.train.step import cached_step, step
@@ -80,7 +82,9 @@ def test_content_of_padding_rows_changes_nothing(method: Method) -> None:
 
 def test_a_foil_is_a_negative_and_never_a_positive(method: Method) -> None:
     images, texts = batch()
+    images = images._replace(pixels=images.pixels.double())  # a negative may add 1e-5 to a loss of 40
     without = rows(texts, texts.item != 1)
+    method.double()
     assert sum(step(method, images, texts, CLOCK).values()) > sum(
         step(copy.deepcopy(method), images, without, CLOCK).values()
     )
@@ -161,7 +165,11 @@ def test_heat_is_signed_and_finite_or_the_distribution_it_promises(method: Metho
     assert heat.isfinite().all()
     if method.distribution:
         assert (heat >= 0).all()
-        torch.testing.assert_close(heat.sum(-1), torch.ones(4))
+        total = heat.sum(-1)
+        assert (total > 0).all()
+        assert (total <= 1 + 1e-6).all()  # below 1 only where the method has a slot for looking at nothing
+        if not isinstance(method, FLAIR | CAFT):
+            torch.testing.assert_close(total, torch.ones(4))
     else:
         assert (heat < 0).any()
 

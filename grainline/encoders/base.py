@@ -11,6 +11,14 @@ class ImageTokens(NamedTuple):
     pooled: Tensor  # [N, W]
     cls: Tensor | None  # [N, W] the class token, where the encoder has one; never mixed in with the patches
     patches: Tensor  # [N, L, W] in reading order where the backbone has a grid
+    mask: Tensor | None = None  # [N, L] bool, True = real; None: all are
+    places: Tensor | None = (
+        None  # [N, H, W] the patch of each pixel, where they lie on no grid, outside training
+    )
+
+    def real(self) -> Tensor:
+        """Which patches are real: [N, L] bool."""
+        return self.mask if self.mask is not None else self.patches.new_ones(self.patches.shape[:2]).bool()
 
 
 class TextTokens(NamedTuple):

@@ -7,6 +7,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from torch import Tensor, nn
 
 from grainline.config import Config
+from grainline.encoders.base import ImageTokens
 from grainline.encoders.pretrained import Pretrained, build_pretrained
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.build import is_vector, space_of
@@ -74,13 +75,23 @@ class Towers(nn.Module):
             self.text.fill(text.text.library_state())
             _fill(self.to_text, text.text_projection)
 
+    @property
+    def segmented(self) -> bool:
+        """Whether image tokens are segments of any shape."""
+        return False
+
+    def see(self, images: Images) -> ImageTokens:
+        """What the image encoder makes of pictures."""
+        seen: ImageTokens = self.image(images.pixels)
+        return seen
+
     def encode_images(self, images: Images) -> Encoded:
         """images of N rows -> Encoded [N, D], tokens = patches"""
-        seen = self.image(images.pixels)
-        patches = seen.patches[:, :0] if self.training else seen.patches
-        mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
-        vector = unit(self.to_image(seen.pooled))
-        return Encoded(vector, self._tokens(self.to_image, patches), mask, images.image, images.image)
+        seen = self.see(images)
+        keep = 0 if self.training else seen.patches.shape[1]
+        tokens = self._tokens(self.to_image, seen.patches[:, :keep])
+        vector, mask = unit(self.to_image(seen.pooled)), seen.real()[:, :keep]
+        return Encoded(vector, tokens, mask, images.image, images.image, None, seen.places)
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """texts of M rows, their S parts read one after the other -> Encoded [M, D], tokens = words"""

@@ -63,11 +63,16 @@ class Score(ABC):
 
 
 class Dot(Score):
-    """Inner products of rows [n, D] with columns [M, D]; a scale is put on the rows beforehand."""
+    """Inner products of rows [n, D] with columns [M, D]; a scale is put on the rows beforehand.
+
+    Columns of a tile may be [r, c, D]: others for each row.
+    """
 
     closed = True
 
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:  # noqa: ARG002
+        if cols[0].dim() == 3:
+            return (cols[0] @ rows[0][..., None])[..., 0]
         return rows[0] @ cols[0].T
 
     def pulled(
@@ -82,9 +87,18 @@ class Dot(Score):
 def add_products(
     by_logits: Tensor, sides: tuple[Tensor, Tensor], sums: tuple[Tensor | None, Tensor | None]
 ) -> None:
-    """Pass a gradient by inner products [r, c] on to rows [r, D] and columns [c, D], where it is wanted."""
+    """Pass a gradient by inner products [r, c] on to rows [r, D] and columns [c, D], where it is wanted.
+
+    Columns may be [r, c, D].
+    """
     rows, cols = sides
     by_rows, by_cols = sums
+    if cols.dim() == 3:
+        if by_rows is not None:
+            by_rows += (by_logits[:, None] @ cols)[:, 0]
+        if by_cols is not None:
+            by_cols.addcmul_(by_logits[..., None], rows[:, None])
+        return
     if by_rows is not None:
         by_rows.addmm_(by_logits, cols)
     if by_cols is not None:

@@ -3,7 +3,9 @@
 from grainline.config import Config
 from grainline.methods.base import Method
 from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig
+from grainline.methods.caft import CAFT, CAFTConfig
 from grainline.methods.clip import CLIP, CLIPConfig
+from grainline.methods.flair import FLAIR, FLAIRConfig
 from grainline.methods.himo import HiMo, HiMoConfig
 from grainline.methods.maxsim import MaxSim, MaxSimConfig
 from grainline.methods.siglip import SigLIP, SigLIPConfig
@@ -13,5 +15,7 @@ METHODS: dict[str, tuple[type[Method], type[Config]]] = {
     "siglip": (SigLIP, SigLIPConfig),
     "himo": (HiMo, HiMoConfig),
     "beta_clip": (BetaCLIP, BetaCLIPConfig),
+    "flair": (FLAIR, FLAIRConfig),
+    "caft": (CAFT, CAFTConfig),
     "maxsim": (MaxSim, MaxSimConfig),
 }

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from grainline.data.chunks import Chunking
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
-from grainline.viz.heat import on_pixels
+from grainline.viz.heat import on_pixels, on_segments
 
 
 class Method(ABC, nn.Module):
@@ -20,7 +20,8 @@ class Method(ABC, nn.Module):
     """False promises score(a, b) == a.vector @ b.vector.T"""
 
     distribution: bool
-    """True promises that every row of `heat` is >= 0 and sums to 1; otherwise heat is signed."""
+    """True promises that every row of `heat` is >= 0 and sums to 1, or to less: what is missing looked at
+    nothing. Otherwise heat is signed."""
 
     gathers: tuple[str, ...] = ("vector", "item", "image")
     """The fields of Encoded that `loss` compares across images: what travels between processes."""
@@ -40,10 +41,13 @@ class Method(ABC, nn.Module):
     grid: tuple[int, int] | None
     """Rows and columns of the image tokens; None where they do not lie on a grid."""
 
+    segmented: bool = False
+    """Whether image tokens are segments, and Encoded.places says which pixels are whose."""
+
     @property
     def placed(self) -> bool:
         """Whether image tokens have places in the picture, so that `on_pixels` can show heat there."""
-        return self.grid is not None
+        return self.grid is not None or self.segmented
 
     @abstractmethod
     def encode_images(self, images: Images) -> Encoded:
@@ -77,14 +81,18 @@ class Method(ABC, nn.Module):
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """Where text i shows in image i: [N, L] over the image tokens."""
 
-    def on_pixels(self, images: Encoded, heat: Tensor, size: tuple[int, int]) -> Tensor:  # noqa: ARG002
+    def on_pixels(self, images: Encoded, heat: Tensor, size: tuple[int, int]) -> Tensor:
         """Heat over image tokens [N, L] as heat over the square that the method sees: [N, H, W].
 
         images  [N] with their tokens
         size    (H, W) of the answer
 
-        Tokens on a grid are interpolated. A method whose tokens lie elsewhere says where.
+        Tokens on a grid are interpolated between their centres. A segment has one heat all over, and
+        segments meet at sharp borders; a smaller answer holds their means.
         """
+        if self.segmented:
+            assert images.places is not None, "segments without places"
+            return on_segments(heat, images.places, size)
         assert self.grid is not None, "image tokens without places; ask `placed` first"
         return on_pixels(heat, self.grid, size)
 

@@ -34,6 +34,21 @@ def on_pixels(heat: Tensor, grid: tuple[int, int], size: tuple[int, int], mode: 
     return F.interpolate(tokens, size=size, mode=mode, align_corners=False)[:, 0]
 
 
+def on_segments(heat: Tensor, places: Tensor, size: tuple[int, int]) -> Tensor:
+    """Give every pixel the heat of its segment: [N, H, W], brought to another size by the mean over areas.
+
+    heat    [N, L] of segments
+    places  [N, h, w] integers 0..L-1, the segment of each pixel
+    size    (H, W)
+
+    >>> import torch
+    >>> on_segments(torch.tensor([[0.25, 1.0]]), torch.tensor([[[0, 1]]]), (1, 2))
+    tensor([[[0.2500, 1.0000]]])
+    """
+    found = heat.float().gather(1, places.flatten(1).long()).view(places.shape)
+    return found if found.shape[1:] == size else F.interpolate(found[:, None], size=size, mode="area")[:, 0]
+
+
 def place(heat: np.ndarray) -> str:
     """Where heat is strongest, in words: the ninth of the picture in which the maximum lies.
 
