@@ -16,9 +16,6 @@ from grainline.types import full
 SHARPNESS = 5.0
 """Factor on the cosines of the assignment: it stays soft, 0.7 at most for one of 64 groups."""
 
-NOWHERE = -1e4
-"""In front of a softmax that must give 0 there; finite, because a row may hold nothing else."""
-
 
 class Grouped(NamedTuple):
     """Tokens after pooling, and where they come from."""
@@ -86,7 +83,8 @@ class GraphPool(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             y = unit(y - mean_pool(y, valid).vector[:, None] + self.shift)
             fit = SHARPNESS * (y @ taken(y, picked).mT)
-            weight = fit.masked_fill(~mask[:, None], NOWHERE).softmax(-1)
+            real = mask | ~mask.any(1, keepdim=True)  # without a group, any will do: no NaN
+            weight = fit.masked_fill(~real[:, None], -torch.inf).softmax(-1)
         return weight.masked_fill(~valid[..., None], 0.0)
 
 
