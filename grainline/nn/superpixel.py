@@ -1,10 +1,11 @@
 """Superpixels under one contract, and the mean of a feature map over them.
 
 A picture of S x S pixels is cut into G x G square cells, G = S / cell. Each cell is the place of one
-superpixel, and a pixel belongs to the superpixel of its own cell or of one of the eight cells around it. Those
-nine are numbered row by row, from 0, above and to the left, over 4, its own, to 8, below and to the right. So a
-map of superpixels is nine numbers for each pixel, whatever the size of the picture, and the mean of features
-over superpixels needs no scatter: it is nine sums over cells, each shifted by one cell at most.
+superpixel, and a pixel belongs to the superpixel of its own cell or of one of the eight cells around it.
+Those nine are numbered row by row, from 0, above and to the left, over 4, its own, to 8, below and to the
+right. So a map of superpixels is nine numbers for each pixel, whatever the size of the picture, and the
+mean of features over superpixels needs no scatter: it is nine sums over cells, each shifted by one cell at
+most.
 
     S   side of the picture in pixels      G   side of the grid of cells
     C   channels of a feature map          h, w   its height and width
@@ -99,13 +100,28 @@ def pool_cells(features: Tensor, weight: Tensor, cell: int) -> CellPool:
         blocks = blocks.permute(0, 2, 4, 3, 5, 1).flatten(3, 4)  # [N, G, G, k*k, C]
         parts = share.unflatten(2, (grid, side)).unflatten(4, (grid, side))
         parts = parts.permute(0, 2, 4, 1, 3, 5).flatten(4, 5)  # [N, G, G, 9, k*k]
-        total = _shifted((parts @ blocks).permute(3, 0, 1, 2, 4))  # [N, G, G, C]
-        mass = _shifted(parts.sum(-1, keepdim=True).permute(3, 0, 1, 2, 4))  # [N, G, G, 1]
+        total = shifted((parts @ blocks).permute(3, 0, 1, 2, 4))  # [N, G, G, C]
+        mass = shifted(parts.sum(-1, keepdim=True).permute(3, 0, 1, 2, 4))  # [N, G, G, 1]
         tokens = total / torch.where(mass > 0, mass, 1.0)
     return CellPool(tokens.flatten(1, 2), mass.flatten(1))
 
 
-def _shifted(parts: Tensor) -> Tensor:
+def hard(association: Tensor, cell: int) -> Tensor:
+    """The most associated neighbour as a label: [N, 9, S, S] -> [N, S, S] int64
+
+    Of equal ones it is the one with the lower number. A loop over the
+    nine: argmax along so short a dimension takes several times as long on a CPU.
+    """
+    best = association[:, 0]
+    neighbour = torch.zeros_like(best, dtype=torch.uint8)
+    for number in range(1, 9):
+        more = association[:, number] > best
+        best = torch.where(more, association[:, number], best)
+        neighbour = neighbour.masked_fill(more, number)
+    return label_of(neighbour.long(), cell)
+
+
+def shifted(parts: Tensor) -> Tensor:
     """What each cell gives to the nine around it, summed where it arrives: [9, N, G, G, C] -> [N, G, G, C]"""
     grid = parts.shape[2]
     out = F.pad(torch.zeros_like(parts[OWN]), (0, 0, 1, 1, 1, 1))  # a rim for what falls outside
@@ -113,6 +129,14 @@ def _shifted(parts: Tensor) -> Tensor:
         top, left = divmod(neighbour, 3)
         out[:, top : top + grid, left : left + grid] += part
     return out[:, 1:-1, 1:-1]
+
+
+def around(x: Tensor) -> Tensor:
+    """What stands in the nine cells around each cell, 0 outside: [N, G, G, C] -> [N, G, G, 9, C]"""
+    grid = x.shape[1]
+    wide = F.pad(x, (0, 0, 1, 1, 1, 1))
+    parts = [wide[:, top : top + grid, left : left + grid] for top in range(3) for left in range(3)]
+    return torch.stack(parts, 3)
 
 
 def _place(x: Tensor, cell: int) -> tuple[Tensor, Tensor]:
