@@ -123,11 +123,11 @@ LONGEST = 20
 """Radians that the shortest wave turns while the longest turns one."""
 
 
-def waves(rows: int, columns: int, width: int) -> Tensor:
+def waves(rows: int, columns: int, width: int, longest: float = LONGEST) -> Tensor:
     """Sines and cosines of row and column, a quarter of the width each: [rows * columns, width]
 
-    Frequencies fall from 1 radian a cell geometrically. Vaswani et al. (arXiv 1706.03762, section 3.5) let
-    them fall to 1 / 10,000, for texts; in some ten cells a side most of those waves would stand still.
+    Frequencies fall from 1 radian a cell to 1 / `longest`, geometrically. Vaswani et al. (arXiv 1706.03762,
+    section 3.5) take 10,000, for texts; in some ten cells a side most of those waves would stand still.
 
     >>> waves(2, 2, 4)  # sine and cosine of the row, then of the column
     tensor([[0.0000, 1.0000, 0.0000, 1.0000],
@@ -136,7 +136,7 @@ def waves(rows: int, columns: int, width: int) -> Tensor:
             [0.8415, 0.5403, 0.8415, 0.5403]])
     """
     quarter = width // 4
-    speed = LONGEST ** -(torch.arange(quarter) / quarter)
+    speed = longest ** -(torch.arange(quarter) / quarter)
     down, across = (torch.arange(n)[:, None] * speed for n in (rows, columns))
     down, across = down.repeat_interleave(columns, 0), across.repeat(rows, 1)
     return torch.cat([down.sin(), down.cos(), across.sin(), across.cos()], dim=1)

@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from grainline.nn.precision import has_bf16
+
 Precision = Literal["auto", "fp32", "bf16"]
 
 
@@ -53,14 +55,6 @@ def dtype_of(precision: Precision, device: torch.device) -> torch.dtype:
     """The type that encoders compute in: `auto` is bf16 where the device has instructions for it, or fp32."""
     if precision == "fp32":
         return torch.float32
-    if precision == "bf16" or _has_bf16(device):
+    if precision == "bf16" or has_bf16(device):
         return torch.bfloat16
     return torch.float32
-
-
-def _has_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    # Named with underscores, but there from torch 2.6 on; the public list of capabilities came later.
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return device.type == "cpu" and native

@@ -1,0 +1,12 @@
+"""Which precision a device computes in by itself."""
+
+import torch
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether the device has instructions for bfloat16."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    # Named with underscores, but there from torch 2.6 on; the public list of capabilities came later.
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return device.type == "cpu" and native

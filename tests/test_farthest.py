@@ -1,0 +1,128 @@
+"""Farthest point sampling against loops in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from grainline.nn.farthest import centred, farthest_points, halves, products
+
+SHAPES = [(20, 5, 3), (40, 16, 8), (64, 33, 64), (7, 7, 2)]
+
+
+def slow_points(x: Tensor, valid: Tensor, number: int) -> list[int]:
+    """The docstring of `farthest_points`, for one set; ends early where no token is left that differs."""
+    at = valid.nonzero().flatten().tolist()
+    tokens = x.double()
+    mean = torch.stack([tokens[i] for i in at]).mean(0)
+    picks: list[int] = []
+    for _ in range(number):
+        marks = [tokens[i] for i in picks] or [mean]
+        far = {i: min(float((tokens[i] - mark).norm()) for mark in marks) for i in at if i not in picks}
+        if not far or (picks and max(far.values()) == 0):
+            break
+        picks.append(max(far, key=lambda i: far[i]))
+    return picks
+
+
+@pytest.mark.parametrize(("tokens", "number", "width"), SHAPES)
+def test_picks_are_those_of_loops_in_float64(tokens: int, number: int, width: int) -> None:
+    torch.manual_seed(tokens)
+    x = torch.randn(6, tokens, width)
+    valid = torch.rand(6, tokens) < 0.8
+    valid[0] = True
+    for mask in (None, valid):
+        found = farthest_points(x, mask, number)
+        assert (found.token.dtype, found.token.shape) == (torch.int64, (6, number))
+        for i in range(6):
+            expected = slow_points(x[i], valid[i] if mask is not None else torch.ones(tokens).bool(), number)
+            assert found.token[i, : len(expected)].tolist() == expected
+            assert found.mask[i].tolist() == [k < len(expected) for k in range(number)]
+
+
+def test_the_first_pick_is_farthest_from_the_mean_and_all_differ() -> None:
+    x = torch.randn(8, 50, 16)
+    token = farthest_points(x, None, 20).token
+    assert torch.equal(token[:, 0], (x - x.mean(1, keepdim=True)).norm(dim=2).argmax(1))
+    assert all(len(set(row)) == 20 for row in token.tolist())
+
+
+def test_an_invalid_token_neither_is_picked_nor_moves_the_mean() -> None:
+    x, valid = torch.randn(4, 30, 8), torch.rand(4, 30) < 0.6
+    other = torch.where(valid[..., None], x, 1e6 * torch.randn(4, 30, 8))
+    one, two = farthest_points(x, valid, 8), farthest_points(other, valid, 8)
+    assert torch.equal(one.token, two.token)
+    assert valid.gather(1, one.token).all()
+    assert one.mask.all()
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 5])
+def test_equal_tokens_are_picked_once_and_the_rest_is_surplus(kinds: int) -> None:
+    torch.manual_seed(kinds)
+    for width in (3, 768):
+        kind = torch.cat([torch.arange(kinds), torch.randint(kinds, (40 - kinds,))])[torch.randperm(40)]
+        x = torch.randn(kinds, width)[kind][None] + 3
+        found = farthest_points(x, None, 8)
+        assert int(found.mask.sum()) == min(kinds, 8)
+        assert len(set(kind[found.token[found.mask]].tolist())) == min(kinds, 8)
+        assert ((found.token >= 0) & (found.token < 40)).all()
+
+
+def test_few_valid_tokens_and_none_at_all() -> None:
+    x, valid = torch.randn(2, 12, 4), torch.zeros(2, 12, dtype=torch.bool)
+    valid[0, [3, 7]] = True
+    found = farthest_points(x, valid, 4)
+    assert found.mask.tolist() == [[True, True, False, False], [False] * 4]
+    assert set(found.token[0, :2].tolist()) == {3, 7}
+
+
+def test_a_common_offset_changes_nothing() -> None:
+    x = torch.randn(16, 64, 32).mul(256).round() / 256  # exact beside 1000
+    assert torch.equal(farthest_points(x + 1000, None, 32).token, farthest_points(x, None, 32).token)
+
+
+def test_half_precision_around_it_changes_nothing() -> None:
+    x = torch.randn(16, 64, 32, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = farthest_points(x, None, 32)
+    assert torch.equal(found.token, farthest_points(x, None, 32).token)
+    assert not found.token.requires_grad
+    double = farthest_points(x.double(), None, 32).token
+    assert torch.equal(found.token, double)
+    half = x.to(torch.bfloat16)
+    assert torch.equal(farthest_points(half, None, 32).token, farthest_points(half.double(), None, 32).token)
+
+
+def to_tf32(x: Tensor) -> Tensor:
+    """x rounded to the 10 stored bits of TF32, as a GPU does it to what it multiplies."""
+    bits = x.view(torch.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
+
+
+def test_halves_keep_products_exact_where_factors_are_rounded_to_tf32() -> None:
+    x = centred(torch.randn(4, 50, 96), None)
+    exact = x.double() @ x.double().mT
+    high, low = halves(x)
+    assert torch.equal(high + low, x)
+    assert torch.equal(to_tf32(high), high)
+    mixed = to_tf32(high).double() @ to_tf32(low).double().mT
+    found = to_tf32(high).double() @ to_tf32(high).double().mT + mixed + mixed.mT
+    rounded = to_tf32(x).double() @ to_tf32(x).double().mT
+    size = exact.diagonal(dim1=1, dim2=2).mean()
+    assert (found - exact).abs().max() < 3e-6 * size
+    assert (rounded - exact).abs().max() > 3e-5 * size
+    torch.testing.assert_close(products(x).double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_tf32_does_not_change_the_picks() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    x = torch.randn(16, 197, 768)
+    expected = farthest_points(x.double(), None, 64).token
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        found = farthest_points(x.cuda(), None, 64).token.cpu()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert (found == expected).float().mean() >= 0.999

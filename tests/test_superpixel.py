@@ -1,0 +1,492 @@
+"""Superpixels: the contract, pooling over them, k-means, and the network."""
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from grainline.encoders.pretrained.sfcn import read_sfcn
+from grainline.encoders.seeds import at_home
+from grainline.encoders.sfcn import SFCN, cells_of, folded
+from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
+from grainline.errors import UserError
+from grainline.nn.kmeans import kmeans, lab
+from grainline.nn.superpixel import (
+    Cells,
+    hard,
+    inside,
+    label_of,
+    neighbour_of,
+    one_hot,
+    pool_cells,
+    square_grid,
+)
+from grainline.weights import load_weights, save_weights
+
+
+def some_labels(number: int, size: int, cell: int, seed: int = 0) -> Tensor:
+    """Labels at random under the contract."""
+    weight = torch.rand((number, 9, size, size), generator=torch.Generator().manual_seed(seed))
+    return label_of((weight * inside(size, cell)).argmax(1), cell)
+
+
+def some_association(number: int, size: int, cell: int) -> Tensor:
+    weight = torch.rand((number, 9, size, size), generator=torch.Generator().manual_seed(7))
+    return (weight + 0.01).masked_fill(~inside(size, cell), 0.0)
+
+
+def slow_pool(features: Tensor, weight: Tensor, cell: int) -> tuple[Tensor, Tensor]:
+    """The docstring of `pool_cells`, pixel by pixel, in float64."""
+    number, channels = features.shape[:2]
+    size, grid = weight.shape[-1], weight.shape[-1] // cell
+    stride = size // features.shape[-1]
+    total = torch.zeros(number, grid * grid, channels, dtype=torch.float64)
+    mass = torch.zeros(number, grid * grid, dtype=torch.float64)
+    for n in range(number):
+        for y in range(size):
+            for x in range(size):
+                for a in range(9):
+                    row, column = y // cell + a // 3 - 1, x // cell + a % 3 - 1
+                    if 0 <= row < grid and 0 <= column < grid:
+                        w = weight[n, a, y, x].double()
+                        total[n, row * grid + column] += w * features[n, :, y // stride, x // stride]
+                        mass[n, row * grid + column] += w
+    return total / mass[..., None].clamp(min=1e-30), mass
+
+
+def test_neighbours_are_numbered_row_by_row() -> None:
+    size, cell = 12, 4
+    label = torch.full((1, size, size), 4)
+    expected = [[8, 7, 6], [5, 4, 3], [2, 1, 0]]  # the middle cell, as seen from each of the nine
+    found = neighbour_of(label, cell)
+    for row in range(3):
+        for column in range(3):
+            corner = found[0, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+            assert (corner == expected[row][column]).all()
+
+
+def test_labels_and_neighbours_are_inverse() -> None:
+    label = some_labels(3, 20, 4)
+    assert torch.equal(label_of(neighbour_of(label, 4), 4), label)
+    assert set(label.flatten().tolist()) == set(range(25))
+
+
+def test_inside_counts_the_cells_around() -> None:
+    there = inside(16, 4)
+    assert there.shape == (9, 16, 16)
+    assert int(there[:, 0, 0].sum()) == 4
+    assert there[[4, 5, 7, 8], 0, 0].all()
+    assert int(there[:, 0, 5].sum()) == 6
+    assert int(there[:, 5, 6].sum()) == 9
+    assert there[[0, 1, 3, 4], 15, 15].all()
+    assert int(there[:, 15, 15].sum()) == 4
+
+
+@pytest.mark.parametrize(
+    ("size", "cell", "side"), [(12, 4, 12), (12, 4, 6), (12, 4, 3), (8, 8, 2), (12, 6, 2)]
+)
+def test_pooling_is_the_mean_over_pixels(size: int, cell: int, side: int) -> None:
+    features = torch.randn(2, 5, side, side)
+    for weight in (one_hot(some_labels(2, size, cell), cell), some_association(2, size, cell)):
+        found = pool_cells(features, weight, cell)
+        tokens, mass = slow_pool(features, weight, cell)
+        torch.testing.assert_close(found.tokens.double(), tokens, atol=1e-5, rtol=0)
+        torch.testing.assert_close(found.mass.double(), mass, atol=1e-4, rtol=0)
+
+
+def test_an_empty_superpixel_has_no_mass_and_no_token() -> None:
+    label = square_grid(torch.zeros(1, 3, 12, 12), 4).label.clone()
+    label[label == 4] = 1
+    found = pool_cells(torch.ones(1, 2, 6, 6), one_hot(label, 4), 4)
+    assert found.mass[0].tolist() == [16, 32, 16, 16, 0, 16, 16, 16, 16]
+    assert (found.tokens[0, 4] == 0).all()
+    assert (found.tokens[0, :4] == 1).all()
+
+
+def test_the_square_grid_gives_plain_means_of_cells() -> None:
+    cells = square_grid(torch.zeros(2, 3, 24, 24, dtype=torch.uint8), 8)
+    assert isinstance(cells, Cells)
+    assert cells.label.dtype == torch.int64
+    assert cells.label[1, ::8, ::8].flatten().tolist() == list(range(9))
+    assert torch.equal(cells.association, one_hot(cells.label, 8))
+    features = torch.randn(2, 4, 12, 12)
+    mean = features.unflatten(2, (3, 4)).unflatten(4, (3, 4)).mean((3, 5)).flatten(2).mT
+    torch.testing.assert_close(pool_cells(features, cells.association, 8).tokens, mean, atol=1e-5, rtol=0)
+
+
+def test_pooling_has_the_gradient_of_its_formula() -> None:
+    features = torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)
+    weight = some_association(1, 8, 4).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda f, w: pool_cells(f, w, 4)[0], (features, weight))
+
+
+def test_an_empty_superpixel_leaves_the_gradient_finite() -> None:
+    features = torch.randn(1, 2, 4, 4, requires_grad=True)
+    weight = torch.zeros(1, 9, 8, 8, requires_grad=True)
+    pool_cells(features, weight, 4).tokens.sum().backward()
+    assert features.grad is not None
+    assert features.grad.isfinite().all()
+    assert weight.grad is not None
+    assert weight.grad.isfinite().all()
+
+
+def test_pooling_sums_in_full_precision() -> None:
+    features, weight = torch.randn(1, 3, 6, 6), one_hot(some_labels(1, 12, 4), 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = pool_cells(features, weight, 4)
+    assert found.tokens.dtype == torch.float32
+    torch.testing.assert_close(found.tokens, pool_cells(features, weight, 4).tokens, atol=0, rtol=0)
+
+
+def test_a_map_that_does_not_fit_the_cells_is_refused() -> None:
+    with pytest.raises(ValueError, match="side 5"):
+        pool_cells(torch.zeros(1, 1, 5, 5), torch.zeros(1, 9, 12, 12), 4)
+    with pytest.raises(ValueError, match="cells of 4"):
+        pool_cells(torch.zeros(1, 1, 2, 2), torch.zeros(1, 9, 12, 12), 4)
+
+
+def picture(size: int, seed: int = 0) -> Tensor:
+    """A few flat patches under noise: [2, 3, size, size] uint8."""
+    generator = torch.Generator().manual_seed(seed)
+    flat = torch.rand((2, 3, 5, 5), generator=generator)
+    x = torch.nn.functional.interpolate(flat, size) + 0.03 * torch.randn(
+        (2, 3, size, size), generator=generator
+    )
+    return (x.clamp(0, 1) * 255).to(torch.uint8)
+
+
+def assert_contract(cells: Cells, size: int, cell: int) -> None:
+    """What every way of making superpixels promises."""
+    assert cells.label.dtype == torch.int64
+    assert cells.label.shape[1:] == (size, size)
+    assert (cells.association >= 0).all()
+    there = inside(size, cell)
+    assert (cells.association.masked_select(~there) == 0).all()
+    torch.testing.assert_close(cells.association.sum(1), torch.ones_like(cells.association[:, 0]))
+    neighbour = neighbour_of(cells.label, cell)
+    assert ((neighbour >= 0) & (neighbour <= 8)).all()
+    assert torch.equal(label_of(neighbour, cell), cells.label)
+    chosen = cells.association.gather(1, neighbour[:, None])[:, 0]
+    assert (chosen == cells.association.amax(1)).all()
+    assert there.expand(len(neighbour), -1, -1, -1).gather(1, neighbour[:, None]).all()
+
+
+def slow_kmeans(pixels: Tensor, cell: int, compactness: float, steps: int) -> list[list[int]]:
+    """The docstring of `kmeans` for one picture, pixel by pixel, in float64: a label for each."""
+    colour = lab(pixels[None].double() / 255)[0].double()
+    size, grid = pixels.shape[-1], pixels.shape[-1] // cell
+    scale = compactness / cell
+
+    def feature(y: int, x: int) -> Tensor:
+        return torch.cat([colour[:, y, x], torch.tensor([y * scale, x * scale], dtype=torch.float64)])
+
+    places = list(product(range(size), repeat=2))
+    own = {(y, x): [(y // cell, x // cell)] for y, x in places}
+    centres: dict[tuple[int, int], Tensor] = {}
+    chosen = {place: own[place][0] for place in places}
+    for step in range(steps + 1):
+        for home in product(range(grid), repeat=2):
+            mine = [feature(*place) for place in places if chosen[place] == home]
+            if mine:
+                centres[home] = torch.stack(mine).mean(0)
+        if step == steps:
+            break
+        for y, x in places:
+            near = [(y // cell + a // 3 - 1, x // cell + a % 3 - 1) for a in range(9)]
+            near = [home for home in near if home in centres]
+            far = [float((feature(y, x) - centres[home]).square().sum()) for home in near]
+            chosen[y, x] = near[min(range(len(near)), key=far.__getitem__)]
+    return [[grid * chosen[y, x][0] + chosen[y, x][1] for x in range(size)] for y in range(size)]
+
+
+@pytest.mark.parametrize(
+    ("rgb", "expected"),
+    [  # by the formulas of CIE for sRGB under D65
+        ((255, 255, 255), (100.0, 0.0, 0.0)),
+        ((0, 0, 0), (0.0, 0.0, 0.0)),
+        ((255, 0, 0), (53.2408, 80.0925, 67.2032)),
+        ((0, 255, 0), (87.7347, -86.1827, 83.1793)),
+        ((0, 0, 255), (32.2970, 79.1875, -107.8602)),
+        ((119, 119, 119), (50.0344, 0.0, 0.0)),
+        ((5, 5, 5), (1.3709, 0.0, 0.0)),  # on the straight parts of both curves
+    ],
+)
+def test_lab(rgb: tuple[int, int, int], expected: tuple[float, float, float]) -> None:
+    pixels = torch.tensor(rgb, dtype=torch.uint8).view(1, 3, 1, 1)
+    for x in (pixels, pixels.float() / 255):
+        torch.testing.assert_close(lab(x).flatten(), torch.tensor(expected), atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("cell", "compactness", "steps"), [(4, 10.0, 1), (4, 10.0, 4), (4, 40.0, 3), (8, 2.0, 4)]
+)
+def test_kmeans_is_the_loop_over_pixels(cell: int, compactness: float, steps: int) -> None:
+    pixels = picture(24, seed=3)
+    found = kmeans(pixels, cell, compactness, steps)
+    assert_contract(found, 24, cell)
+    assert found.label[0].tolist() == slow_kmeans(pixels[0], cell, compactness, steps)
+    assert found.label[1].tolist() == slow_kmeans(pixels[1], cell, compactness, steps)
+    assert not torch.equal(found.label, square_grid(pixels, cell).label)
+
+
+def test_kmeans_of_a_uniform_picture_is_the_square_grid() -> None:
+    pixels = torch.full((1, 3, 24, 24), 77, dtype=torch.uint8)
+    found = kmeans(pixels, 4)
+    assert_contract(found, 24, 4)
+    assert torch.equal(found.label, square_grid(pixels, 4).label)
+
+
+def test_equal_distances_go_to_the_lower_number() -> None:
+    pixels = torch.full((1, 3, 9, 9), 77, dtype=torch.uint8)
+    pixels[..., 4, 4] = 0  # the middle of nine; both kinds of pixel are as far from centres on either side
+    association = torch.zeros(1, 9, 4, 4)
+    association[:, [3, 5, 7]] = 1 / 3
+    assert (neighbour_of(hard(association, 2), 2)[..., 2:, 2:] == 3).all()
+    found = kmeans(pixels, 3, compactness=1e-6, steps=1)  # place counts next to nothing, and colours tie
+    assert_contract(found, 9, 3)
+    corner = neighbour_of(found.label, 3)[0, 0, 0]
+    assert corner == 4  # 0 to 3 lie outside, and 4 comes before 5 and 7, which have its colour
+
+
+def test_a_centre_without_pixels_keeps_its_place() -> None:
+    pixels = torch.zeros(1, 3, 12, 12, dtype=torch.uint8)
+    pixels[..., :4] = (
+        255  # the middle is grey on average, its pixels are black or white as the cells beside it
+    )
+    pixels[..., 4:8, 4:8] = torch.tensor([[0, 255], [255, 0]], dtype=torch.uint8).repeat(2, 2)
+    found = kmeans(pixels, 4, compactness=1.0, steps=4)
+    assert_contract(found, 12, 4)
+    mass = pool_cells(torch.ones(1, 1, 12, 12), found.association, 4).mass
+    assert (mass == 0).any()
+    assert found.label[0].tolist() == slow_kmeans(pixels[0], 4, 1.0, 4)
+
+
+def test_many_pictures_are_each_as_they_are_alone() -> None:
+    pixels = torch.cat([picture(16, seed) for seed in range(6)])
+    found = kmeans(pixels, 8, steps=3)
+    assert len(found.label) == 12
+    for i in range(12):
+        assert torch.equal(found.label[i], kmeans(pixels[i : i + 1], 8, steps=3).label[0])
+
+
+def test_pictures_in_numbers_of_either_kind_have_the_same_superpixels() -> None:
+    pixels = picture(16)
+    assert torch.equal(kmeans(pixels, 4).label, kmeans(pixels.float() / 255, 4).label)
+
+
+# The network
+
+
+def some_network(seed: int = 0, *, norm: bool = True) -> SFCN:
+    """Weights at random, and normalisations that have seen something."""
+    torch.manual_seed(seed)
+    network = SFCN(norm=norm)
+    for x in network.parameters():
+        if x.dim() == 4:
+            torch.nn.init.kaiming_normal_(x)
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            for name in ("running_mean", "bias"):
+                torch.nn.init.normal_(getattr(module, name), std=0.3)
+            for name in ("running_var", "weight"):
+                torch.nn.init.uniform_(getattr(module, name), 0.5, 2.0)
+    return network.eval()
+
+
+def published(network: SFCN) -> dict[str, Tensor]:
+    """The state dict as SpixelNet has it, with the heads that only its training reads."""
+    out: dict[str, Tensor] = {}
+    for name, x in network.state_dict().items():
+        kind, *rest = name.split(".")
+        if kind == "head":
+            out[f"pred_mask0.{rest[0]}"] = x
+            continue
+        place = "" if "grow" in rest else ("1" if "norm" in rest else "0")
+        if kind == "down":
+            out[f"conv{rest[0]}{'ab'[int(rest[1])]}.{place}.{rest[-1]}"] = x
+        elif place:
+            out[f"conv{3 - int(rest[0])}_1.{place}.{rest[-1]}"] = x
+        else:
+            out[f"deconv{3 - int(rest[0])}.0.{rest[-1]}"] = x
+    for head, width in ((3, 128), (2, 64), (1, 32)):
+        out |= {
+            f"pred_mask{head}.weight": torch.zeros(9, width, 3, 3),
+            f"pred_mask{head}.bias": torch.zeros(9),
+        }
+    return out
+
+
+def save(path: Path, state: dict[str, Tensor]) -> Path:
+    torch.save({"arch": "SpixelNet1l_bn", "state_dict": state}, path)
+    return path
+
+
+def test_the_network_is_the_published_one() -> None:
+    network = SFCN(norm=True)
+    convolutions = 2_267_321  # weights of 14 convolutions, 4 transposed ones with biases, and the head
+    assert sum(x.numel() for x in network.parameters()) == convolutions + 2 * (2 * 496 + 240)
+    with torch.no_grad():
+        out = network.eval()(torch.rand(2, 3, 48, 32))
+    assert out.shape == (2, 9, 48, 32)
+    assert len(published(network)) == 14 * 6 + 4 * 2 + 2 + 6
+    assert [tuple(published(network)[f"conv{i}a.0.weight"].shape) for i in (0, 4)] == [
+        (16, 3, 3, 3),
+        (256, 128, 3, 3),
+    ]
+
+
+def test_a_published_file_gives_the_same_network(tmp_path: Path) -> None:
+    network, x = some_network(), torch.rand(1, 3, 32, 32)
+    found = read_sfcn(save(tmp_path / "spixel.tar", published(network)))
+    with torch.no_grad():
+        assert torch.equal(found(x), network(x))
+        torch.testing.assert_close(folded(found)(x), network(x), atol=1e-4, rtol=1e-4)
+
+
+def test_a_published_network_without_normalisations_is_read(tmp_path: Path) -> None:
+    network, x = some_network(norm=False), torch.rand(1, 3, 16, 16)
+    found = read_sfcn(save(tmp_path / "plain.pth", published(network)))
+    with torch.no_grad():
+        assert torch.equal(folded(found)(x), network(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda state: state | {"conv9a.0.weight": torch.zeros(1)}, "conv9a.0.weight is no part of SFCN"),
+        (lambda state: state | {"down.0.0.conv.weight": torch.zeros(1)}, "is no part of SFCN"),
+        (lambda state: state | {"pred_mask0.bias": torch.zeros(4)}, "pred_mask0.bias is 4, and SFCN has 9"),
+        (lambda state: {k: x for k, x in state.items() if "deconv2" not in k}, "2 of the 94 tensors"),
+    ],
+)
+def test_other_files_are_refused(
+    change: Callable[[dict[str, Tensor]], dict[str, Tensor]], complaint: str, tmp_path: Path
+) -> None:
+    path = save(tmp_path / "x.pth", change(published(SFCN(norm=True))))
+    with pytest.raises(UserError, match=complaint):
+        read_sfcn(path)
+
+
+def test_the_association_of_the_network_is_a_softmax_over_what_lies_inside() -> None:
+    logits = torch.randn(2, 9, 32, 32)
+    found = cells_of(logits)
+    assert_contract(found, 32, 16)
+    torch.testing.assert_close(
+        found.association[0, :, 0, 0],
+        torch.tensor([0.0] * 9).index_put(
+            (torch.tensor([4, 5, 7, 8]),), logits[0, [4, 5, 7, 8], 0, 0].softmax(0)
+        ),
+    )
+    tied = cells_of(torch.zeros(1, 9, 48, 48))
+    assert_contract(tied, 48, 16)
+    assert (neighbour_of(tied.label, 16)[0, 16:32, 16:32] == 0).all()
+
+
+def test_a_model_keeps_the_network_in_its_own_weights(tmp_path: Path) -> None:
+    network, pixels = some_network(), picture(32)
+    cfg = SuperpixelConfig(kind="sfcn", checkpoint=str(save(tmp_path / "x.pth", published(network))))
+    made = Superpixels(cfg, 32)
+    made.fill(Path(cfg.checkpoint or ""))
+    assert not list(made.parameters())
+    found = made(pixels)
+    assert_contract(found, 32, 16)
+    with torch.no_grad():
+        exact = cells_of(network(pixels / 255))
+    torch.testing.assert_close(found.association, exact.association, atol=0.05, rtol=0)
+    save_weights(tmp_path / "own.safetensors", made)
+    (tmp_path / "x.pth").unlink()
+    again = Superpixels(cfg, 32)
+    load_weights(tmp_path / "own.safetensors", again)
+    assert torch.equal(again(pixels).association, found.association)
+
+
+# All kinds
+
+
+def some_superpixels(kind: str, size: int = 32) -> Superpixels:
+    torch.manual_seed(1)
+    if kind == "sfcn":
+        made = Superpixels(SuperpixelConfig(kind="sfcn", checkpoint="none"), size)
+        assert made.network is not None
+        made.network.load_state_dict(folded(some_network()).state_dict())
+        return made
+    return Superpixels(SuperpixelConfig.model_validate({"kind": kind, "cell": 8}), size)
+
+
+@pytest.mark.parametrize("kind", ["kmeans", "grid", "sfcn"])
+def test_no_kind_learns_or_minds_its_surroundings(kind: str) -> None:
+    made, pixels = some_superpixels(kind), picture(32)
+    expected = made(pixels)
+    assert_contract(expected, 32, made.cfg.cell)
+    given = (pixels / 255).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = made.train()(given)
+    assert found.association.dtype == torch.float32
+    assert not found.association.requires_grad
+    assert torch.equal(found.label, expected.label)
+    torch.testing.assert_close(found.association, expected.association)
+
+
+@pytest.mark.parametrize("kind", ["kmeans", "grid", "sfcn"])
+def test_nothing_waits_for_the_device(kind: str) -> None:
+    made = some_superpixels(kind)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:  # reading a value out of a tensor raises here
+        found = made(mode.from_tensor(picture(32)))
+        pooled = pool_cells(torch.randn(2, 3, 16, 16), found.association, made.cfg.cell)
+    assert found.association.shape == (2, 9, 32, 32)
+    assert found.label.shape == (2, 32, 32)
+    assert pooled.tokens.shape == (2, made.number, 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"kind": "sfcn", "cell": 8, "checkpoint": "x"}, "cells of 16; cell is 8"),
+        ({"kind": "sfcn"}, "wants checkpoint"),
+        ({"checkpoint": "x"}, "kmeans has no weights"),
+        ({"kind": "slic"}, "kmeans"),
+        ({"cell": 1}, "greater than or equal to 2"),
+        ({"steps": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_settings_that_make_no_superpixels(values: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        SuperpixelConfig.model_validate(values)
+
+
+def test_cells_have_to_fill_the_picture() -> None:
+    with pytest.raises(UserError, match="220 pixels are no whole number of cells of 16"):
+        Superpixels(SuperpixelConfig(), 220)
+    with pytest.raises(ValueError, match="not of 32"):
+        some_superpixels("grid")(picture(16))
+
+
+# SEEDS
+
+
+def test_free_segments_come_home() -> None:
+    generator = torch.Generator().manual_seed(5)
+    segment = torch.randint(0, 7, (24, 24), generator=generator).numpy()
+    found = torch.from_numpy(at_home(segment, 4))[None]
+    neighbour = neighbour_of(found, 4)
+    assert torch.equal(label_of(neighbour, 4), found)
+    assert ((neighbour >= 0) & (neighbour <= 8)).all()
+    whole = square_grid(torch.zeros(1, 3, 24, 24), 4).label
+    assert torch.equal(torch.from_numpy(at_home(whole[0].numpy(), 4))[None], whole)
+
+
+def test_seeds() -> None:
+    pytest.importorskip("cv2.ximgproc", reason="the extra `seeds` is not installed")
+    made = Superpixels(SuperpixelConfig(kind="seeds", cell=16), 64)
+    assert_contract(made(picture(64)), 64, 16)
+
+
+def test_seeds_without_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "cv2", None)
+    with pytest.raises(UserError, match=r"grainline\[seeds\]"):
+        Superpixels(SuperpixelConfig(kind="seeds"), 64)
