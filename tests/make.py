@@ -33,6 +33,11 @@ def begun(kind: str) -> dict[str, Any]:
 
 
 PRETRAINED = {f"{kind}-pretrained": begun(kind) for kind in ("clip", "siglip")}
+SEGMENTS = {
+    "image": {"name": "toy", "size": 8, "superpixels": {"cell": 2}, "stride": 2, "groups": [6, 4, 2]},
+    "text": TINY["text"],
+    "width": WIDTH,
+}
 PRETRAINED["clip-frozen-pretrained"] = override(begun("clip"), ["text.frozen_positions=3"])
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in METHODS} | {
     "clip-mean": ("clip", ("image.pool=mean", "text.causal=false", "text.pool=mean", "image.stem=conv")),
@@ -47,6 +52,8 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in ME
     "beta_clip-others_bce": ("beta_clip", ("others.weight=2", "group=3", "form=bce")),
     "flair-vectors": ("flair", ("scoring=vectors", "chunks=2", "negatives=all", "divisor=candidates")),
     "caft": ("caft", ("heads=2", "composer.depth=1", "composer.heads=2")),
+    "caft-segments": ("caft", ("heads=2", "composer.depth=1", "composer.heads=2")),
+    "flair-segments": ("flair", ()),
     "caft-plus": (
         "caft",
         ("scoring=conditioned", "negatives=all", "composer.heads=2", "composer.adapter=blend"),
@@ -62,7 +69,7 @@ def build(case: str, *changes: str) -> Method:
     name, settings = CASES[case]
     cls, config = METHODS[name]
     make: Callable[[Any], Method] = cls
-    values = PRETRAINED.get(case, TINY)
+    values = SEGMENTS if case.endswith("-segments") else PRETRAINED.get(case, TINY)
     return make(parse(config, override(values, [*settings, *changes]), "test")).eval()
 
 

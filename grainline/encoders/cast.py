@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from grainline.config import Config
-from grainline.encoders.base import Layered
+from grainline.encoders.base import ImageTokens, Layered
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.encoders.vit import Colour, normalised, waves
 from grainline.nn.block import PROJECTIONS, Stack
@@ -44,6 +44,7 @@ class CastConfig(Config):
     heads: int = Field(gt=0)
     depths: tuple[int, ...] = Field(min_length=1)  # blocks of each stage
     groups: tuple[int, ...] = (64, 32, 16)  # tokens of each stage but the first, which has the superpixels
+    read: int | None = Field(None, ge=1)  # the stage whose tokens are the picture's, from 1; None: the last
     size: int = Field(224, gt=0)  # side of the square input in pixels
     superpixels: SuperpixelConfig = SuperpixelConfig()
     stride: int = Field(
@@ -79,6 +80,8 @@ class CastConfig(Config):
             f"{len(self.depths)} depths need {len(self.depths) - 1} groups, one between two stages; "
             f"groups has {len(self.groups)}": len(self.depths) != len(self.groups) + 1,
             f"depths {self.depths} must be above 0": min(self.depths) <= 0,
+            f"read {self.read} is no stage: there are {len(self.depths)}": (self.read or 1)
+            > len(self.depths),
             f"groups {self.groups} must fall, from below the {tokens[0]} superpixels to above 0": not falling,
             f"width {self.width} is not a multiple of {self.heads} heads": self.width % self.heads,
             f"width {self.width} is not a multiple of 4, as positions of waves need it": self.width % 4
@@ -118,7 +121,7 @@ class Cast(Layered):
     Blocks and graph pools stand one after the other in one list of layers. Drop path rises over the blocks.
     """
 
-    before, behind, attention = ("stem", "position", "class_token"), ("norm",), PROJECTIONS
+    before, behind, attention = ("stem", "position", "class_token"), ("norm", "norm_read"), PROJECTIONS
     mean: Tensor
     spread: Tensor
     position: Tensor
@@ -139,6 +142,21 @@ class Cast(Layered):
         self.class_token = nn.Parameter(torch.randn(cfg.width) * 0.02)
         self.layers = _layers(cfg)
         self.norm = nn.LayerNorm(cfg.width)
+        # Tokens of the last stage stand where the class token stands, behind the same norm.
+        last = len(cfg.depths)
+        self.stage = (cfg.read or last) - 1
+        self.norm_read = None if self.stage == last - 1 else nn.LayerNorm(cfg.width)
+
+    def read(self, pixels: Tensor, regions: Tensor | None = None) -> ImageTokens:
+        """The tokens of one stage, and outside training that of each pixel. Arguments as in `forward`."""
+        seen = self(pixels, regions)
+        tokens, mask = seen.stages[self.stage]
+        patches = (self.norm_read or self.norm)(tokens)
+        places = None
+        if not self.training:
+            small = torch.uint8 if tokens.shape[1] <= 256 else torch.int32
+            places = segments(seen)[self.stage].to(small)
+        return ImageTokens(seen.pooled, seen.pooled, patches, mask, places)
 
     def forward(self, pixels: Tensor, regions: Tensor | None = None) -> CastTokens:
         """Pictures to tokens. No value is read by the host.

@@ -1,6 +1,6 @@
 """Two encoders and the projections of both into one shared space: the trunk of every dual-encoder method."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from grainline.config import Config
 from grainline.encoders.base import ImageTokens
+from grainline.encoders.cast import SIZES as CAST_SIZES
+from grainline.encoders.cast import Cast, CastConfig
 from grainline.encoders.pretrained import Pretrained, build_pretrained
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.build import is_vector, space_of
@@ -19,9 +21,22 @@ from grainline.types import Encoded, Images, Texts, full
 
 WIDTH = 512  # of the shared space, where neither the config nor a checkpoint says it
 
+
+def image_kind(value: Any) -> str:
+    """The tag of an image side: "pretrained" where it has that field, "cast" by name or field, else "vit"."""
+    kind = is_pretrained(value)
+    if kind == "scratch":
+        fields = value if isinstance(value, dict) else {}
+        named = "name" in fields and str(fields["name"]).partition("/")[0] in CAST_SIZES
+        kind = "cast" if isinstance(value, CastConfig) or "superpixels" in fields or named else "vit"
+    return kind
+
+
 ImageSide = Annotated[
-    Annotated[ViTConfig, Tag("scratch")] | Annotated[PretrainedImageConfig, Tag("pretrained")],
-    Discriminator(is_pretrained),
+    Annotated[ViTConfig, Tag("vit")]
+    | Annotated[CastConfig, Tag("cast")]
+    | Annotated[PretrainedImageConfig, Tag("pretrained")],
+    Discriminator(image_kind),
 ]
 TextSide = Annotated[
     Annotated[TextConfig, Tag("scratch")] | Annotated[PretrainedTextConfig, Tag("pretrained")],
@@ -36,6 +51,13 @@ class TowersConfig(Config):
     image: ImageSide
     text: TextSide
     width: int | None = Field(None, gt=0)  # None: that of the checkpoint, WIDTH where none has one
+    learns_tokens: ClassVar[bool] = False  # whether the loss reads image tokens, with their mask
+
+    @model_validator(mode="after")
+    def _has_use_for_segments(self) -> "TowersConfig":
+        if isinstance(self.image, CastConfig) and not self.learns_tokens:
+            raise ValueError("image.superpixels are for methods that learn from segments: caft and flair")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -78,10 +100,12 @@ class Towers(nn.Module):
     @property
     def segmented(self) -> bool:
         """Whether image tokens are segments of any shape."""
-        return False
+        return isinstance(self.image, Cast)
 
     def see(self, images: Images) -> ImageTokens:
-        """What the image encoder makes of pictures."""
+        """What the image encoder makes of pictures; superpixels that they bring along are not made again."""
+        if isinstance(self.image, Cast):
+            return self.image.read(images.pixels, images.regions)
         seen: ImageTokens = self.image(images.pixels)
         return seen
 
@@ -91,7 +115,7 @@ class Towers(nn.Module):
         keep = 0 if self.training else seen.patches.shape[1]
         tokens = self._tokens(self.to_image, seen.patches[:, :keep])
         vector, mask = unit(self.to_image(seen.pooled)), seen.real()[:, :keep]
-        return Encoded(vector, tokens, mask, images.image, images.image, None, seen.places)
+        return Encoded(vector, tokens, mask, images.image, images.image)
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """texts of M rows, their S parts read one after the other -> Encoded [M, D], tokens = words"""
@@ -113,25 +137,32 @@ class Towers(nn.Module):
         return full(project(tokens))
 
 
-def _encoders(cfg: TowersConfig) -> tuple[ViT | ImageEncoder, TextTransformer | TextEncoder]:
+def _encoders(cfg: TowersConfig) -> tuple[ViT | Cast | ImageEncoder, TextTransformer | TextEncoder]:
     """The encoders of both sides; two sides of one checkpoint are built at once."""
-    image = None if isinstance(cfg.image, ViTConfig) else _built(cfg.image)
+    image = _built(cfg.image) if isinstance(cfg.image, PretrainedImageConfig) else None
     same = (
         isinstance(cfg.image, PretrainedImageConfig)
         and isinstance(cfg.text, PretrainedTextConfig)
         and cfg.image.architecture == cfg.text.architecture
     )
     text = image if same else None if isinstance(cfg.text, TextConfig) else _built(cfg.text)
-    seeing = ViT(cfg.image) if isinstance(cfg.image, ViTConfig) else image.image if image else None
+    seeing = _fresh(cfg.image) or (image and image.image)
     reading = TextTransformer(cfg.text) if isinstance(cfg.text, TextConfig) else text.text if text else None
     assert seeing is not None
     assert reading is not None
-    if isinstance(seeing, ImageEncoder) and cfg.image.patches == "values":
+    if isinstance(cfg.image, PretrainedImageConfig) and cfg.image.patches == "values":
+        assert isinstance(seeing, ImageEncoder)
         seeing.keep_values()
     if isinstance(cfg.text, PretrainedTextConfig) and cfg.text.frozen_positions:
         assert isinstance(reading, TextEncoder)
         reading.freeze_positions(cfg.text.frozen_positions)
     return seeing, reading
+
+
+def _fresh(side: ViTConfig | CastConfig | PretrainedImageConfig) -> ViT | Cast | None:
+    if isinstance(side, CastConfig):
+        return Cast(side)
+    return ViT(side) if isinstance(side, ViTConfig) else None
 
 
 def _built(side: PretrainedImageConfig | PretrainedTextConfig) -> Pretrained:
@@ -141,10 +172,12 @@ def _built(side: PretrainedImageConfig | PretrainedTextConfig) -> Pretrained:
 
 
 def _projection(
-    side: ViTConfig | TextConfig | PretrainedImageConfig | PretrainedTextConfig, width: int, space: int
+    side: ViTConfig | CastConfig | TextConfig | PretrainedImageConfig | PretrainedTextConfig,
+    width: int,
+    space: int,
 ) -> nn.Module:
     """Into the shared space; nothing where the summaries of a checkpoint are its vectors already."""
-    found = None if isinstance(side, ViTConfig | TextConfig) else side.architecture
+    found = None if isinstance(side, ViTConfig | CastConfig | TextConfig) else side.architecture
     if found is not None and is_vector(found) and space_of(found) == space:
         return nn.Identity()
     return nn.Linear(width, space, bias=False)

@@ -17,7 +17,7 @@ step and pictures, whatever the number of processes; an empty place of a short t
 sum over parts is scaled up to all places. Foils join the loss of the wholes only: a part of one may be true.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from grainline.data.chunks import Chunking
 from grainline.encoders.composer import Composer, ComposerConfig
-from grainline.encoders.towers import Towers, TowersConfig
+from grainline.encoders.towers import Towers, TowersConfig, image_kind
 from grainline.losses.contrastive import sigmoid
 from grainline.losses.pooled import Negatives, part_loss, part_pairs
 from grainline.methods.base import Method, dot
@@ -57,6 +57,9 @@ from grainline.types import (
     same_image,
 )
 
+FINE = 2
+"""The stage that sub-captions pool, in the paper."""
+
 
 class CAFTConfig(TowersConfig):
     """Encoders, composition, pooling, both losses and the score."""
@@ -73,6 +76,16 @@ class CAFTConfig(TowersConfig):
     bias: float = -10.0  # of both losses, at the start
     scoring: Literal["vectors", "conditioned"] = "vectors"  # conditioned: CAFT++
     alpha: float = Field(0.3, ge=0, le=1)  # share of the parts in the score of CAFT++
+
+    learns_tokens = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_early(cls, values: Any) -> Any:
+        image = values.get("image") if isinstance(values, dict) else None
+        if isinstance(image, dict) and image_kind(image) == "cast":
+            return values | {"image": {"read": FINE} | image}
+        return values
 
     @model_validator(mode="after")
     def _fits(self) -> "CAFTConfig":
