@@ -33,7 +33,7 @@ class TextsConfig(Config):
 
     # the fullest text, the first or any caption, or what the chosen sentences of the fullest text say
     captions: Literal["whole", "first", "random", "sampled"] = "whole"
-    per_image: int = Field(1, ge=1)  # texts drawn for each picture, each on its own
+    per_image: int = Field(1, ge=0)  # texts drawn for each picture, each on its own; 0: loose ones alone
     subset: float = Field(0.0, ge=0, le=1)  # share of the texts that keep a random part of their sentences
     most: int | None = Field(None, ge=1)  # sentences that a subset keeps at most; None: any number
     foils: int = Field(0, ge=0)  # hard negatives beside them, from sources that have them
@@ -46,6 +46,11 @@ class TextsConfig(Config):
 
     @model_validator(mode="after")
     def _foils_fit(self) -> "TextsConfig":
+        if self.per_image == 0 and (not self.loose or self.foils or self.apart):
+            raise ValueError(
+                "with per_image 0 a picture has loose captions alone: loose above 0, and neither foils, "
+                "sentences nor phrases"
+            )
         if self.foils and self.per_image == 1 and self.captions != "whole":
             raise ValueError(
                 f"with foils one text is the caption that they spoil: captions "

@@ -27,7 +27,7 @@ def image_kind(value: Any) -> str:
     kind = is_pretrained(value)
     if kind == "scratch":
         fields = value if isinstance(value, dict) else {}
-        named = "name" in fields and str(fields["name"]).partition("/")[0] in CAST_SIZES
+        named = fields.get("name") in CAST_SIZES  # those of a ViT have a slash
         kind = "cast" if isinstance(value, CastConfig) or "superpixels" in fields or named else "vit"
     return kind
 
