@@ -1026,6 +1026,8 @@ CAST = [
           "fit.masked_fill(~real[:, None], -torch.inf)", "fit"),
     Fault("nn/grouping.py", "tests/test_grouping.py", "graph pooling adds means, not the picked tokens",
           "+ taken(x, picked)", "+ share.mT @ x"),
+    Fault("nn/layers.py", "tests/test_layer_lists.py", "what cannot learn counts as a layer",
+          "and any(True for _ in module.parameters())", "and len(module) > 0"),
     Fault("encoders/cast.py", "tests/test_cast.py", "empty superpixels count as real in cast",
           "found.mass > 0", "found.mass >= 0"),
     Fault("encoders/cast.py", "tests/test_cast.py", "empty superpixels are attended to in cast",
