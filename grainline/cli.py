@@ -34,6 +34,7 @@ app.command()(commands.serve)
 app.command()(commands.export)
 data.command()(commands.phrases)
 data.command()(commands.pack)
+data.command()(commands.superpixels)
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 VARIADIC = ("--data", "--set", "--validation", "--beside", "--samples")

@@ -1,4 +1,5 @@
-"""The commands `index ...`, `search`, `serve`, `export`, `data phrases`, `data pack`; cli.py mounts them.
+"""The commands `index ...`, `search`, `serve`, `export`, `data phrases`, `data pack`,
+`data superpixels`; cli.py mounts them.
 
 They load torch when run.
 """
@@ -248,3 +249,49 @@ def pack(
     lost = sum(done.skipped.values())
     if not done.samples or lost > damage * (done.samples + lost):
         raise typer.Exit(1)
+
+
+def superpixels(  # noqa: PLR0913 - each is an option of the command
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="One or more data sources.")],
+    out: Annotated[Path, typer.Option(help="Folder for the maps; one that was interrupted goes on.")],
+    size: Annotated[int, typer.Option(min=1, help="Side of the pictures that the model reads.")] = 224,
+    cell: Annotated[int, typer.Option(help="Side of the cell of a superpixel, in pixels.")] = 16,
+    kind: Annotated[str, typer.Option(help="kmeans, sfcn, seeds or grid.")] = "kmeans",
+    compactness: Annotated[float, typer.Option(help="kmeans: what a distance of one cell weighs.")] = 10.0,
+    steps: Annotated[int, typer.Option(help="kmeans and seeds: how often the pixels choose.")] = 10,
+    checkpoint: Annotated[str | None, typer.Option(help="sfcn: the file of its published weights.")] = None,
+    images: Annotated[
+        str | None, typer.Option(help="Folder of the pictures, for files that name them by path.")
+    ] = None,
+) -> None:
+    """Make the superpixels of all pictures once, for data.superpixels of a recipe without random crops."""
+    import torch
+
+    from grainline.config import parse
+    from grainline.data.sources import open_sources
+    from grainline.data.superpixels import make, told
+    from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
+
+    values = {
+        "kind": kind,
+        "cell": cell,
+        "compactness": compactness,
+        "steps": steps,
+        "checkpoint": checkpoint,
+    }
+    cfg = parse(SuperpixelConfig, values, "the options")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    maker = Superpixels(cfg, size)
+    if cfg.checkpoint is not None:
+        maker.fill(Path(cfg.checkpoint))
+    maker.to(device)
+    with progress("superpixels") as step:
+        made = make(
+            open_sources(sources, images=images, size=size),
+            lambda pixels: maker(pixels.to(device)).label,
+            out,
+            size=size,
+            settings=cfg.model_dump(mode="json", exclude={"checkpoint"}),
+            progress=step,
+        )
+    print(f"written: {out} ({plain(told(made))})")

@@ -17,6 +17,7 @@ from grainline.config import Config
 from grainline.data.dataset import TrainSet
 from grainline.data.record import Damaged, Source
 from grainline.data.sources import open_sources, takes_images
+from grainline.data.superpixels import StoredSuperpixels
 from grainline.data.tokenized import TextTokenizer
 from grainline.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer
 from grainline.data.transforms import EvalTransform, SameTransform, TrainTransform
@@ -87,7 +88,7 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
         data = TrainSet(
             source,
             tokenizer,
-            _crop(recipe, method.size, description),
+            _crop(recipe, source, method.size, description),
             recipe.data.texts,
             context=method.context,
             seed=recipe.train.seed,
@@ -132,11 +133,24 @@ def _report(job: Run, recipe: Recipe, ended: str) -> None:
         print(f"no {REPORT}: {error}", file=sys.stderr)
 
 
-def _crop(recipe: Recipe, size: int, description: Description) -> TrainTransform | SameTransform:
-    """How training pictures are cut out."""
-    if recipe.data.crop is None:
-        return SameTransform(EvalTransform(size, **picture_settings(description)))
-    return TrainTransform(size, **recipe.data.crop.model_dump())
+def _crop(
+    recipe: Recipe, source: Source, size: int, description: Description
+) -> TrainTransform | SameTransform:
+    """How training pictures are cut out, and their superpixels where they were made before."""
+    cfg = recipe.data
+    if cfg.crop is not None:
+        return TrainTransform(size, **cfg.crop.model_dump())
+    transform = EvalTransform(size, **picture_settings(description))
+    if cfg.superpixels is None:
+        return SameTransform(transform)
+    config: Any = description.config
+    settings = config.image.model_dump(mode="json").get("superpixels")
+    if settings is None:
+        raise UserError(
+            f"data.superpixels is set, but the image encoder of {description.method} reads none: leave it out"
+        )
+    del settings["checkpoint"]  # where the weights lay says nothing about what they are
+    return SameTransform(transform, StoredSuperpixels(Path(cfg.superpixels), source, transform, settings))
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

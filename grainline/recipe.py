@@ -29,8 +29,18 @@ class DataConfig(Config):
     tokenizer_samples: int = Field(50_000, gt=0)  # records, evenly spread, whose captions train the BPE
     texts: TextsConfig = TextsConfig()
     crop: CropConfig | None = CropConfig()  # None: pictures as evaluation sees them
+    superpixels: str | None = None  # folder of `grainline data superpixels`, for an encoder that reads them
     workers: int = Field(1, ge=0)  # processes that load pictures, for each training process
     damage: float = Field(0.02, ge=0, le=1)  # share of samples that may be damaged before the run stops
+
+    @model_validator(mode="after")
+    def _same_squares(self) -> "DataConfig":
+        if self.superpixels and self.crop is not None:
+            raise ValueError(
+                "superpixels that were made before are of the square that evaluation sees, and a random crop "
+                "shows another one: set data.crop to null, or leave data.superpixels out"
+            )
+        return self
 
 
 class Recipe(Config):

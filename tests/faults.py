@@ -1009,6 +1009,36 @@ CHUNKS = [
           "unquoted(name) if found.quoted else name", "unquoted(name)"),
 ]
 
+CAST = [
+    Fault("nn/farthest.py", "tests/test_farthest.py", "invalid tokens move the mean of farthest points",
+          "total = x.masked_fill(~valid[..., None], 0.0).sum(1)", "total = x.sum(1)"),
+    Fault("nn/farthest.py", "tests/test_farthest.py", "distances of farthest points are of half precision",
+          "with torch.autocast(x.device.type, enabled=False)", "with torch.autocast(x.device.type)"),
+    Fault("nn/farthest.py", "tests/test_farthest.py", "equal tokens count as farthest points of their own",
+          "far > (SAME * own if m else -torch.inf)", "far > -torch.inf"),
+    Fault("nn/farthest.py", "tests/test_farthest.py", "TF32 rounds what farthest points are told by",
+          "LOW = 0x1FFF", "LOW = 0x0FFF"),
+    Fault("nn/grouping.py", "tests/test_grouping.py", "invalid tokens move the mean of graph pooling",
+          "mean_pool(y, valid).vector[:, None]", "y.mean(1, keepdim=True)"),
+    Fault("nn/grouping.py", "tests/test_grouping.py", "invalid tokens are pooled into groups",
+          "return weight.masked_fill(~valid[..., None], 0.0)", "return weight"),
+    Fault("nn/grouping.py", "tests/test_grouping.py", "surplus groups of graph pooling take their share",
+          "fit.masked_fill(~real[:, None], -torch.inf)", "fit"),
+    Fault("nn/grouping.py", "tests/test_grouping.py", "graph pooling adds means, not the picked tokens",
+          "+ taken(x, picked)", "+ share.mT @ x"),
+    Fault("nn/layers.py", "tests/test_layer_lists.py", "what cannot learn counts as a layer",
+          "and any(True for _ in module.parameters())", "and len(module) > 0"),
+    Fault("encoders/cast.py", "tests/test_cast.py", "empty superpixels count as real in cast",
+          "found.mass > 0", "found.mass >= 0"),
+    Fault("encoders/cast.py", "tests/test_cast.py", "empty superpixels are attended to in cast",
+          "x = layer(x, seen)", "x = layer(x)"),
+    Fault("encoders/cast.py", "tests/test_cast.py", "rows and columns of positions are exchanged in cast",
+          "self.position.T.unflatten(1, (self.side, self.side))",
+          "self.position.T.unflatten(1, (self.side, self.side)).mT"),
+    Fault("encoders/cast.py", "tests/test_cast.py", "coarse segments of cast are read off the finest",
+          "of = maps[-1].flatten(1)", "of = maps[0].flatten(1) % weight.shape[1]"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -1043,4 +1073,5 @@ FAULTS = (
     + SPREAD
     + LONG
     + CHUNKS
+    + CAST
 )

@@ -3,6 +3,7 @@
 import checkpoints
 import pytest
 
+from grainline.encoders.cast import Cast, CastConfig
 from grainline.encoders.towers import Towers, TowersConfig
 from grainline.nn.layers import layer_lists
 
@@ -13,6 +14,14 @@ def test_our_towers_have_one_list_a_side() -> None:
     found = layer_lists(Towers(TowersConfig.model_validate(cfg)))
     assert [len(layers) for layers in found.values()] == [3, 3]
     assert [name.partition(".")[0] for name in found] == ["image", "text"]
+
+
+def test_a_network_whose_weights_are_buffers_has_no_layers() -> None:
+    cfg = {"name": "toy", "size": 32, "groups": [3], "depths": [1, 1]}
+    network = {"superpixels": {"kind": "sfcn", "cell": 16, "checkpoint": "weights.tar"}}
+    model = Cast(CastConfig.model_validate(cfg | network))
+    assert list(model.superpixels.buffers())
+    assert [(name, len(layers)) for name, layers in layer_lists(model).items()] == [("layers", 3)]
 
 
 @pytest.mark.parametrize(

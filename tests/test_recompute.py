@@ -98,7 +98,12 @@ def test_a_layer_that_does_not_learn_above_one_that_does_is_computed_again_too()
 
 
 class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(2))
+
     def forward(self, x: Tensor) -> Tensor:
+        x = self.gain * x
         return x if float(x.sum()) > 0 else -x  # a compiler cannot know
 
 

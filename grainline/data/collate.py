@@ -43,7 +43,9 @@ def collate(samples: list[Sample]) -> Batch:
     Ids of texts come from the position in the run: no two texts of a global batch share one.
     """
     image = torch.tensor([sample.draw.picture for sample in samples])
-    images = Images(torch.stack([sample.pixels for sample in samples]), image)
+    regions = [sample.regions for sample in samples if sample.regions is not None]
+    pixels = torch.stack([sample.pixels for sample in samples])
+    images = Images(pixels, image, torch.stack(regions) if regions else None)
     cut = sum(sample.cut for sample in samples)
     return Batch(images, _texts(samples), cut, tuple(d for sample in samples for d in sample.damage))
 

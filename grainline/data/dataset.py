@@ -112,6 +112,7 @@ class Sample(NamedTuple):
     slots: int  # rows that every sample of the set takes; fewer texts leave padding rows
     cut: int  # texts that were longer than the method reads
     damage: tuple[tuple[str, str], ...]  # (cause, where) of the samples that this one replaces
+    regions: Tensor | None = None  # [H, W] int64 superpixels, where they were made before
 
 
 TRIES = 100  # replacements before a source counts as unusable
@@ -164,7 +165,9 @@ class TrainSet(Dataset[Sample]):
                 damage.append((error.cause, error.where))
                 index = rng.randrange(len(self.source))
                 continue
-            return Sample(pixels, draw._replace(picture=index), texts, self.cfg.slots, cut, tuple(damage))
+            regions = self.crop.regions(index, record.key)
+            draw = draw._replace(picture=index)
+            return Sample(pixels, draw, texts, self.cfg.slots, cut, tuple(damage), regions)
         cause, where = damage[0]
         raise UserError(
             f"{self.source.path}: {TRIES} samples in a row cannot be used, the first for {cause} ({where}); "

@@ -85,6 +85,9 @@ class TrainTransform:
         brightness, contrast = (1 + self.jitter * (2 * draw - 1) for draw in draws[5:])
         return adjust(square, brightness, contrast)
 
+    def regions(self, _index: int, _key: str) -> None:
+        """No superpixels: those that were made before are of another square."""
+
 
 class EvalTransform:
     """The same square of a picture every time, exactly as Pillow resizes.
@@ -139,17 +142,29 @@ class EvalTransform:
         return whole.crop((left, top, left + self.size, top + self.size))
 
 
+class Labels(Protocol):
+    """Superpixels of squares that are always the same, made before (`data.superpixels`)."""
+
+    def label(self, index: int, key: str) -> Tensor:
+        """[size, size] int64 of the record at a position"""
+
+
 class SameTransform:
     """The square that evaluation sees, in the place of a random crop. Draws what a crop would draw."""
 
-    def __init__(self, transform: EvalTransform) -> None:
-        self.transform = transform
+    def __init__(self, transform: EvalTransform, labels: Labels | None = None) -> None:
+        """labels: the superpixels of these squares, where they were made before"""
+        self.transform, self.labels = transform, labels
 
     def __call__(self, image: Picture, rng: Draws, where: str = "picture") -> Tensor:
         """[3, size, size] uint8. Raises Damaged, which names `where`."""
         for _ in range(DRAWS):
             rng.random()
         return self.transform(image, where)
+
+    def regions(self, index: int, key: str) -> Tensor | None:
+        """[size, size] int64 superpixels of the record at a position; None where they were not made."""
+        return None if self.labels is None else self.labels.label(index, key)
 
 
 def crop_box(

@@ -19,7 +19,7 @@ from torch import Tensor
 from grainline.errors import UserError
 from grainline.nn.superpixel import Cells, one_hot
 
-LEVELS, PRIOR, BINS = 4, 2, 5
+LEVELS, PRIOR, BINS = 2, 2, 5
 """Levels of blocks, smoothing of shapes from 0 to 5, and bins of the histogram of each colour."""
 
 

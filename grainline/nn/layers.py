@@ -10,7 +10,8 @@ from torch import nn
 def layer_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
     """The lists of layers by their full name, in the order of the model.
 
-    A list inside a list is a part of a layer, and not named.
+    A list inside a list is a part of a layer, and not named. Nor is one without parameters, such as that of a
+    network whose weights are buffers: nothing in it can learn.
 
     >>> layer = nn.ModuleDict({"heads": nn.ModuleList([nn.Linear(2, 2)])})
     >>> model = nn.ModuleDict({"image": nn.ModuleList([layer] * 3)})
@@ -20,6 +21,7 @@ def layer_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
     found: dict[str, nn.ModuleList] = {}
     for name, module in model.named_modules():
         outer = any(name.startswith(f"{other}.") for other in found)
-        if isinstance(module, nn.ModuleList) and len(module) and not outer:
+        learns = isinstance(module, nn.ModuleList) and any(True for _ in module.parameters())
+        if learns and not outer:
             found[name] = module
     return found

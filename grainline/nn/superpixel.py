@@ -55,7 +55,8 @@ def label_of(neighbour: Tensor, cell: int) -> Tensor:
     """The labels that neighbours are, the inverse of `neighbour_of`: [N, S, S] int64 -> [N, S, S] int64"""
     row, column = _place(neighbour, cell)
     grid = neighbour.shape[-1] // cell
-    return grid * (row + neighbour // 3 - 1) + column + neighbour % 3 - 1
+    step = torch.arange(-1, 2, device=neighbour.device)
+    return grid * row + column + (grid * step[:, None] + step).flatten()[neighbour]
 
 
 def inside(size: int, cell: int, device: torch.device | None = None) -> Tensor:
@@ -109,16 +110,19 @@ def pool_cells(features: Tensor, weight: Tensor, cell: int) -> CellPool:
 def hard(association: Tensor, cell: int) -> Tensor:
     """The most associated neighbour as a label: [N, 9, S, S] -> [N, S, S] int64
 
-    Of equal ones it is the one with the lower number. A loop over the
-    nine: argmax along so short a dimension takes several times as long on a CPU.
+    Of equal ones it is the one with the lower number.
     """
-    best = association[:, 0]
-    neighbour = torch.zeros_like(best, dtype=torch.uint8)
-    for number in range(1, 9):
-        more = association[:, number] > best
-        best = torch.where(more, association[:, number], best)
-        neighbour = neighbour.masked_fill(more, number)
-    return label_of(neighbour.long(), cell)
+    return label_of((9 - first_rank(association.clone())).long()[:, 0], cell)
+
+
+def first_rank(x: Tensor) -> Tensor:
+    """9 less the number of the first of the largest along dimension 1: [N, 9, ...] -> [N, 1, ...]
+
+    x is overwritten: 9 less the number at each of the largest, 0 elsewhere. A few passes in place are many
+    times as fast on a CPU as argmax along a dimension of nine.
+    """
+    rank = torch.arange(9, 0, -1, device=x.device, dtype=x.dtype).view(9, *[1] * (x.dim() - 2))
+    return x.eq_(x.amax(1, keepdim=True)).mul_(rank).amax(1, keepdim=True)
 
 
 def shifted(parts: Tensor) -> Tensor:

@@ -1,0 +1,177 @@
+"""Superpixels made once: what is stored comes back in training, and nothing that does not fit."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_dataset import TOKENIZER
+from test_pack import Listed
+from torch import Tensor
+
+from grainline.cli import main
+from grainline.config import parse
+from grainline.data.causes import MISSING_CAPTION
+from grainline.data.collate import collate
+from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.record import Record
+from grainline.data.sampler import Draw
+from grainline.data.sources import open_source
+from grainline.data.superpixels import StoredSuperpixels, digest, make
+from grainline.data.transforms import EvalTransform, SameTransform, TrainTransform
+from grainline.errors import UserError
+from grainline.nn.kmeans import kmeans
+from grainline.nn.superpixel import square_grid
+from grainline.recipe import DataConfig
+
+SCENES = "scenes:dev?count=5"
+SETTINGS = {"kind": "kmeans", "cell": 16, "compactness": 10.0, "steps": 10}
+
+
+def segment(pixels: Tensor) -> Tensor:
+    return kmeans(pixels, 16).label
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grainline.data.superpixels.BATCH", 2)
+
+
+def run(*arguments: str) -> int:
+    """The command line; its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["grainline", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def command(out: Path, *more: str) -> int:
+    return run("data", "superpixels", SCENES, "--out", str(out), "--size", "64", *more)
+
+
+def stored(folder: Path, source: Any, size: int = 64, **changes: Any) -> StoredSuperpixels:
+    return StoredSuperpixels(folder, source, EvalTransform(size), SETTINGS | changes)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_training_sees_the_superpixels_of_its_own_squares(tmp_path: Path) -> None:
+    out = tmp_path / "maps"
+    assert command(out) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["maps"]
+    assert sorted(path.name for path in out.iterdir()) == ["keys.npy", "neighbours.npy", "superpixels.json"]
+    codes = np.load(out / "neighbours.npy", mmap_mode="r")
+    assert codes.dtype == np.uint8
+    assert codes.max() <= 8
+    source = open_source(SCENES, size=64)
+    crop = SameTransform(EvalTransform(64), stored(out, source))
+    data = TrainSet(source, TOKENIZER, crop, TextsConfig(), context=16, seed=0)
+    batch = collate([data[Draw(0, 0, 4)], data[Draw(1, 0, 1)]])
+    assert batch.images.regions is not None
+    assert batch.images.regions.dtype == torch.int64
+    assert torch.equal(batch.images.regions, segment(batch.images.pixels))
+    assert not torch.equal(batch.images.regions, square_grid(batch.images.pixels, 16).label)
+    plain = TrainSet(source, TOKENIZER, TrainTransform(64), TextsConfig(), context=16, seed=0)
+    assert collate([plain[Draw(0, 0, 4)]]).images.regions is None
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    source, calls = open_source(SCENES, size=64), []
+
+    def dies(pixels: Tensor) -> Tensor:
+        calls.append(len(pixels))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return segment(pixels)
+
+    out = tmp_path / "maps"
+    settings = {"size": 64, "settings": SETTINGS}
+    with pytest.raises(KeyboardInterrupt):
+        make(source, dies, out, **settings)  # type: ignore[arg-type]
+    assert not out.exists()
+    with pytest.raises(UserError, match=r"was made with kind kmeans.*delete it"):
+        make(source, segment, out, size=64, settings=SETTINGS | {"steps": 3})
+    made = make(source, dies, out, size=64, settings=SETTINGS)
+    assert (made.pictures, made.kept, made.skipped) == (5, 2, 0)
+    assert calls == [2, 2, 2, 1]
+    again = make(source, dies, out, size=64, settings=SETTINGS)
+    assert (again.kept, len(calls)) == (5, 4)
+    whole = make(source, segment, tmp_path / "other", size=64, settings=SETTINGS)
+    assert whole.kept == 0
+    codes = [np.load(folder / "neighbours.npy") for folder in (out, tmp_path / "other")]
+    assert (codes[0] == codes[1]).all()
+
+
+def test_records_without_a_picture_are_left_out_and_said(tmp_path: Path) -> None:
+    picture = open_source(SCENES, size=64)[0].image
+    listed = Listed([Record("a", picture, ("A.",)), MISSING_CAPTION, Record("c", picture, ("C.",))])
+    made = make(listed, segment, tmp_path / "maps", size=64, settings=SETTINGS)
+    assert (made.pictures, made.skipped) == (2, 1)
+    found = stored(tmp_path / "maps", listed)
+    pixels = EvalTransform(64)(picture)[None]
+    assert torch.equal(found.label(2, "c"), segment(pixels)[0])
+    with pytest.raises(UserError, match="b has no superpixels"):
+        found.label(1, "b")
+    with pytest.raises(UserError, match="a has the superpixels of another picture"):
+        found.label(2, "a")
+    assert digest("a") != digest("c")
+
+
+def test_maps_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "maps"
+    source = open_source(SCENES, size=64)
+    make(source, segment, out, size=64, settings=SETTINGS)
+    with pytest.raises(UserError, match="pictures of 64 pixels, and the model sees 32"):
+        stored(out, source, 32)
+    with pytest.raises(UserError, match=r"cell 16, .* and the model has .*cell 8"):
+        stored(out, source, cell=8)
+    with pytest.raises(UserError, match="other data"):
+        stored(out, open_source("scenes:dev?count=6", size=64))
+    with pytest.raises(UserError, match="other squares"):
+        StoredSuperpixels(out, source, EvalTransform(64, "squash"), SETTINGS)
+    with pytest.raises(UserError, match="holds no superpixels"):
+        stored(tmp_path, source)
+    np.save(out / "keys.npy", np.zeros(3, np.uint64))
+    with pytest.raises(UserError, match=r"\(3,\), not \(5,\)"):
+        stored(out, source)
+    (out / "neighbours.npy").write_bytes(b"\x93NUMPY")
+    with pytest.raises(UserError, match="cannot be read"):
+        stored(out, source)
+
+
+def test_a_random_crop_has_no_superpixels_that_were_made_before() -> None:
+    with pytest.raises(UserError, match="a random crop shows another one"):
+        parse(DataConfig, {"superpixels": "maps"}, "recipe")
+    assert parse(DataConfig, {"superpixels": "maps", "crop": None}, "recipe").superpixels == "maps"
+    assert TrainTransform(8).regions(0, "a") is None
+    same = SameTransform(EvalTransform(8))
+    assert same.regions(0, "a") is None
+
+
+def test_an_encoder_without_superpixels_takes_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["data.crop=null", "data.superpixels=maps"]
+    given = ["train", "clip/scenes", "--data", SCENES, "--out", str(tmp_path / "run")]
+    assert run(*given, "--set", *settings) == 2
+    assert "the image encoder of clip reads none" in capsys.readouterr().err
+
+
+def test_the_command_says_what_is_wrong_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "maps"
+    for more, complaint in (
+        (("--cell", "15"), "64 pixels are no whole number of cells of 15"),
+        (("--kind", "slic"), "kind"),
+        (("--kind", "sfcn"), "wants checkpoint"),
+        (("--kind", "sfcn", "--checkpoint", str(tmp_path / "none.pth")), "none.pth"),
+    ):
+        assert command(out, *more) == 2
+        said = capsys.readouterr().err
+        assert complaint in said
+        assert len(said.splitlines()) == 1
+    assert command(out, "--kind", "grid") == 0
+    assert command(out) == 2
+    assert "with kind grid" in capsys.readouterr().err
