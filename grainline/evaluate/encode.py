@@ -225,7 +225,7 @@ class _Run:
         self.blank = 0
 
     def add(self, record: Record, picture: Image.Image) -> None:
-        """Queue a record; raises Damaged, having queued nothing, if it lacks a text or a mask does not fit."""
+        """Queue a record; raises Damaged, having queued nothing, if a text is lacking or a mask wrong."""
         texts = texts_of(record, self.captions)
         real = [text for text in texts if text.strip()]
         if not real and self.need_text:

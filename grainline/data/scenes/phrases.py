@@ -107,7 +107,7 @@ def matches(thing: Thing, stated: dict[str, str]) -> bool:
 def stated(pieces: Sequence[Piece]) -> tuple[str, ...]:
     """Which attributes of an object some pieces give: fields of Thing, and "position", each once.
 
-    >>> stated([Piece("a", "a"), Piece("red", "colour"), Piece("star", "shape"), Piece("in stripes", "after")])
+    >>> stated([Piece("a", "a"), Piece("red", "colour"), Piece("star", "shape"), Piece("in bars", "after")])
     ('colour', 'shape', 'pattern')
     """
     kinds = (FIELD.get(piece.kind, piece.kind) for piece in pieces)
