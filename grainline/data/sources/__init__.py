@@ -90,7 +90,7 @@ def _parquet(path: str, images: str | None, _size: int | None) -> Source:
 
 
 def _json(path: str, images: str | None, _size: int | None) -> Source:
-    """COCO, Karpathy, COLA, FG-OVD, RefCOCO, a benchmark of long captions or rows: only a look inside can tell."""
+    """Annotations of a benchmark, or rows: only a look inside can tell."""
     file, _ = divide(path)
     if is_sharegpt4v(file):  # first: it is too large to be read whole
         return ShareGPT4V(path, images)

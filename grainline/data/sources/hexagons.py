@@ -2,9 +2,9 @@
 
     hexagons:dev.jsonl
 
-Lachmy et al., TACL 2022. A row is a procedure: steps of an instruction and the board behind it, 180 digits for
-10 rows of 18 tiles. A record is the last board as a picture, drawn here; its caption is all instructions. Each
-instruction is a region: the tiles that its step painted, as far as the last board shows them still.
+Lachmy et al., TACL 2022. A row is a procedure: steps of an instruction and the board behind it, 180 digits
+for 10 rows of 18 tiles. A record is the last board as a picture, drawn here; its caption is all instructions.
+Each instruction is a region: the tiles that its step painted, as far as the last board shows them still.
 """
 
 import json

@@ -73,8 +73,8 @@ def polygons_mask(polygons: Sequence[Sequence[float]], height: int, width: int) 
 
     polygons  each x, y, x, y, ... in pixels, from the upper left corner of the picture; closed by itself
 
-    A polygon that crosses itself is empty where it is wound twice. Pillow draws outlines too, so that a square
-    of side 10 would have 121 pixels.
+    A polygon that crosses itself is empty where it is wound twice. Pillow draws outlines too, so that a
+    square of side 10 would have 121 pixels.
 
     >>> polygons_mask([[0.6, 0, 3, 0, 3, 1.6, 0.6, 1.6]], 3, 4).astype(int).tolist()
     [[0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]

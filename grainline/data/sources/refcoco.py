@@ -3,10 +3,10 @@
     refcoco:DIR?split=testA&images=train2014/    a folder of the release: refs(unc).p and instances.json
     refcoco:refcocog/refs(umd).p?split=val       one of several files of expressions
 
-Yu et al., arXiv 1608.00272; Mao et al., arXiv 1511.02283. The file of expressions, pickled or as JSON, is a list
-of {ref_id, ann_id, image_id, split, sentences: [{sent, raw, sent_id}]}; instances.json beside it has images[]
-and annotations[] with a segmentation, as COCO does. A record is a picture with a region for each sentence;
-it has no caption. `split` may name several, by commas, and is `val` unless it is told.
+Yu et al., arXiv 1608.00272; Mao et al., arXiv 1511.02283. The file of expressions, pickled or as JSON, is a
+list of {ref_id, ann_id, image_id, split, sentences: [{sent, raw, sent_id}]}; instances.json beside it has
+images[] and annotations[] with a segmentation, as COCO does. A record is a picture with a region for each
+sentence; it has no caption. `split` may name several, by commas, and is `val` unless it is told.
 """
 
 import os
@@ -99,7 +99,7 @@ class RefCoco(FileSource):
         return (picture.name for picture in self._pictures)
 
     def fingerprint(self) -> str:
-        """sha256 over names, texts and outlines; pictures are not looked at, so their content does not count."""
+        """sha256 over names, texts and outlines; pictures are not looked at, so they do not count."""
         parts: list[str | int] = []
         for name, _, asked in self._pictures:
             parts += [name, len(asked)]
@@ -169,7 +169,8 @@ def _read(refs: list[dict[str, Any]], instances: str, file: str) -> tuple[list[_
         where = f"expression {ref.get('ref_id')} of {file}"
         if ref["image_id"] not in sizes or ref["ann_id"] not in outlines:
             raise UserError(
-                f"{where}: picture {ref['image_id']} or annotation {ref['ann_id']} is not in {instances}; {HELP}"
+                f"{where}: picture {ref['image_id']} or annotation {ref['ann_id']} is not in {instances};"
+                f" {HELP}"
             )
         name, size = sizes[ref["image_id"]]
         picture = pictures.setdefault(ref["image_id"], _Picture(name, size, []))
