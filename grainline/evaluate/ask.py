@@ -71,9 +71,8 @@ def ask(
         if value is not None and suite != owner:
             raise UserError(f"{name} goes with --suite {owner}, not with {suite}")
     if scoring is not None and suite in OWN_SCORES:
-        raise UserError(
-            f"--scoring goes with suites that ask the method for scores; {suite} compares vectors"
-        )
+        what = "reads heat" if suite == REFERRING else "compares vectors"
+        raise UserError(f"--scoring goes with suites that ask the method for scores; {suite} {what}")
     earlier = None if against is None else read_earlier(against, suite)
     used = noise_seed or 0
     if earlier and suite == STABILITY and earlier.settings.get("noise_seed") != used:
@@ -104,8 +103,8 @@ def encoded(
     regions = view(model) if asked.suite == FG_OVD else None
     covering = None
     if asked.suite == REFERRING:
-        model, covering = model.pressed(), _covering(model, batch)
-        source = with_expressions(source)
+        model, source = model.pressed(), with_expressions(source)
+        covering = _covering(model, batch)
     alike, own = _pooling(asked.suite, model, batch)
     card = None
     if asked.suite == LONG_RETRIEVAL:
@@ -175,7 +174,7 @@ def _covering(model: Model, batch: int) -> Covering:
     if not model.method.placed:
         name = model.description.method
         raise UserError(f"the image tokens of {name} have no places in the picture, so it has no heat there")
-    return Covering(model.method, lambda texts: model.encode(texts=texts), batch)
+    return Covering(model.method, lambda texts: model.encode(texts=texts), model.read, batch)
 
 
 def _captions(suite: str, given: str | None) -> Captions:

@@ -291,7 +291,8 @@ class _Run:
     @property
     def spared(self) -> int:
         """Texts that are cut and were not encoded, because another one reads alike."""
-        return sum(one.spared for one in (self.gathered, self.collected) if one is not None)
+        again = 0 if self.covering is None else self.covering.again  # encoded more than once, cut each time
+        return sum(one.spared for one in (self.gathered, self.collected) if one is not None) - again
 
 
 def _refuse(failed: Sequence[tuple[str, str]], samples: int, share: float, path: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from grainline.data.causes import DAMAGED_REGION
+from grainline.data.parts import Parted
 from grainline.data.record import Damaged, Record
 from grainline.errors import UserError
 from grainline.evaluate.marks import centred, marked, overlap
@@ -26,7 +27,8 @@ HEAT, WHOLE, BOX = "heat", "whole picture", "centred box"
 MARKED_BY = (HEAT, WHOLE, BOX)
 NEEDED = "expressions are measured with masks, as in RefCOCO's files, in `scenes` or own data (docs/data.md)"
 
-Read = Callable[[Sequence[str]], Encoded]  # texts to rows
+Encode = Callable[[Sequence[str]], Encoded]
+Read = Callable[[Sequence[str]], Parted]
 
 
 class Pixels(NamedTuple):
@@ -65,12 +67,15 @@ class _Waiting(NamedTuple):
 class Covering:
     """The expressions of one picture after the other, judged as soon as the picture is encoded.
 
-    read   encodes texts
-    batch  pairs of picture and text that are compared at once
+    encode  makes rows of texts
+    read    what the model reads of them
+    batch   pairs of picture and text that are compared at once
     """
 
-    def __init__(self, method: Method, read: Read, batch: int) -> None:
-        self._method, self._read, self._batch = method, read, batch
+    def __init__(self, method: Method, encode: Encode, read: Read, batch: int) -> None:
+        self._method, self._encode, self._read, self._batch = method, encode, read, batch
+        self.again = 0  # texts that were encoded and cut, and not for the first time
+        self._texts: set[str] = set()
         self._waiting: list[_Waiting] = []
         self._done: list[Expression] = []
         self._same: list[int] = []
@@ -111,10 +116,11 @@ class Covering:
         for one in waiting:
             for _, text, _ in one.asked:
                 place.setdefault(text, len(place))
-        told = self._read(list(place)) if place else None
+        told = self._told(list(place)) if place else None
         for i, one in enumerate(waiting):
             step = max(1, min(self._batch, PIXELS // (one.size[0] * one.size[1])))
-            for start in range(0, len(one.asked) if told else 0, step):
+            for start in range(0, len(one.asked), step):
+                assert told is not None, "there are texts"
                 few = _Waiting(one.size, one.asked[start : start + step])
                 row = torch.tensor([place[text] for _, text, _ in few.asked], device=images.vector.device)
                 self._judge(rows(images, torch.full_like(row, i)), rows(told, row), few)
@@ -125,6 +131,13 @@ class Covering:
         if not self._done:
             raise UserError(f"no region of {path} has a mask; {NEEDED}")
         return Expressions(tuple(self._done), tuple(self._same), self._maskless, self._empty, self._flat)
+
+    def _told(self, texts: list[str]) -> Encoded:
+        """Rows of texts; those of earlier batches are not kept, but what is cut of them counts once."""
+        known = [text for text in texts if text in self._texts]
+        self.again += sum(map(bool, self._read(known).cut)) if known else 0
+        self._texts.update(texts)
+        return self._encode(texts)
 
     def _judge(self, images: Encoded, texts: Encoded, of: _Waiting) -> None:
         """Some expressions about one picture. images, texts: rows that belong together, one for each"""

@@ -60,7 +60,7 @@ def _refuse_code(data: bytes, path: str) -> bool:
                 f"{path} asks for more than plain data ({opcode.name} {argument or ''}), and was not run; "
                 f"write its content as JSON; {HELP}"
             )
-        if "PUT" in opcode.name and int(argument) > len(data):
+        if "PUT" in opcode.name and int(argument or 0) > len(data):
             raise ValueError("it asks for more memory than its content can need")
         told = told or "BYTES" in opcode.name
     return told
