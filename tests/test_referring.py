@@ -1,4 +1,4 @@
-"""Referring segmentation against loops: thresholds, overlaps, outcomes, metrics, expressions of scenes, the page."""
+"""Referring segmentation against loops: thresholds, overlaps, outcomes, metrics, expressions of scenes."""
 
 import json
 from collections.abc import Sequence
@@ -382,7 +382,7 @@ def test_scenes_make_expressions_where_the_suite_asks_for_them() -> None:
 # What is refused, the command and the page
 
 
-def test_what_cannot_be_measured_is_refused(tmp_path: Path, capsys: Capture) -> None:
+def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     model = tiny_model("clip")
     plain = rows_file(tmp_path, [{"image": "a.png", "caption": "A dog."}])
     with pytest.raises(UserError, match=r"^no region of .* has a mask; expressions are measured with masks"):

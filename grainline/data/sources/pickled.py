@@ -25,6 +25,7 @@ PLAIN = frozenset(
     ]
 )
 """Instructions that make values out of the file alone."""
+_OPCODES = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes}
 
 _DAMAGE = (
     *(ArithmeticError, AttributeError, EOFError, IndexError, KeyError, MemoryError, RecursionError),
@@ -53,17 +54,31 @@ def read_pickle(path: str) -> Any:
 
 def _refuse_code(data: bytes, path: str) -> bool:
     """Raise UserError for an instruction that is not plain; whether the file has byte strings of Python 3."""
-    told = False
-    for opcode, argument, _ in pickletools.genops(data):
+    told, file = False, BytesIO(data)
+    while code := file.read(1):
+        opcode = _OPCODES.get(code)
+        if opcode is None:
+            raise ValueError(f"{code!r} is no instruction")
+        argument = _argument(opcode, file)
         if opcode.name not in PLAIN:
             raise UserError(
                 f"{path} asks for more than plain data ({opcode.name} {argument or ''}), and was not run; "
                 f"write its content as JSON; {HELP}"
             )
-        if "PUT" in opcode.name and int(argument or 0) > len(data):
+        if "PUT" in opcode.name and argument > len(data):
             raise ValueError("it asks for more memory than its content can need")
+        if opcode.name == "STOP":
+            break
         told = told or "BYTES" in opcode.name
     return told
+
+
+def _argument(opcode: Any, file: BytesIO) -> Any:
+    if (
+        opcode.name == "STRING"
+    ):  # what pickletools reads with is an error where a text of Python 2 is not ASCII
+        return file.readline()
+    return None if opcode.arg is None else opcode.arg.reader(file)
 
 
 class _Reader(pickle.Unpickler):
