@@ -449,6 +449,16 @@ def test_tiles_are_hexagons_and_every_second_column_is_lower() -> None:
     assert tiles[0, 100:].min() == 0
 
 
+def test_equal_boards_are_one_picture_for_the_interval(tmp_path: Path) -> None:
+    other = [*STEPS[:4], [4, "The first one black.", board(r2c3=1, r0c0=3)]]
+    again = [STEPS[0], [1, "All at once.", STEPS[-1][2]]]
+    rows = [{"index": i, "drawing_procedure": steps} for i, steps in enumerate((STEPS, other, again))]
+    source = open_source(procedures(tmp_path, rows))
+    data = encoded(ask("referring", Options()), tiny_model("clip"), source, 2, 0.0)
+    assert data.expressions is not None
+    assert data.expressions.same == (0, 1, 0)
+
+
 def test_damaged_procedures_are_counted(tmp_path: Path) -> None:
     wrong = [
         {"drawing_procedure": [[0, "NONE", [0] * 179], [1, "x", [0] * 180]]},

@@ -291,8 +291,7 @@ class _Run:
     @property
     def spared(self) -> int:
         """Texts that are cut and were not encoded, because another one reads alike."""
-        again = 0 if self.covering is None else self.covering.again  # encoded more than once, cut each time
-        return sum(one.spared for one in (self.gathered, self.collected) if one is not None) - again
+        return sum(one.spared for one in (self.gathered, self.collected, self.covering) if one is not None)
 
 
 def _refuse(failed: Sequence[tuple[str, str]], samples: int, share: float, path: str) -> None:

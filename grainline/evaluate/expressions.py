@@ -74,7 +74,7 @@ class Covering:
 
     def __init__(self, method: Method, encode: Encode, read: Read, batch: int) -> None:
         self._method, self._encode, self._read, self._batch = method, encode, read, batch
-        self.again = 0  # texts that were encoded and cut, and not for the first time
+        self.spared = 0  # texts that are cut and were not encoded; below zero where some were encoded again
         self._texts: set[str] = set()
         self._waiting: list[_Waiting] = []
         self._done: list[Expression] = []
@@ -104,9 +104,9 @@ class Covering:
             else:
                 asked.append((i, region.phrase, region.mask))
         self._waiting.append(_Waiting((height, width), asked))
-        number = len(self._same)
-        file = sha256(record.image).digest() if isinstance(record.image, bytes) else b"%d" % number
-        self._same.append(self._first.setdefault(file, number))
+        image = record.image
+        content = image if isinstance(image, bytes) else b"%d %d " % image.size + image.tobytes()
+        self._same.append(self._first.setdefault(sha256(content).digest(), len(self._same)))
 
     def judge(self, images: Encoded) -> None:
         """All expressions about the next pictures that were added. images: N rows with tokens"""
@@ -135,7 +135,7 @@ class Covering:
     def _told(self, texts: list[str]) -> Encoded:
         """Rows of texts; those of earlier batches are not kept, but what is cut of them counts once."""
         known = [text for text in texts if text in self._texts]
-        self.again += sum(map(bool, self._read(known).cut)) if known else 0
+        self.spared -= sum(self._read(known).cut) if known else 0
         self._texts.update(texts)
         return self._encode(texts)
 
