@@ -93,7 +93,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         str,
         typer.Option(
             help="retrieval, long-retrieval, foils, zeroshot, monotonicity, cola, stability, fg-ovd,"
-            " similarity, own-caption."
+            " similarity, own-caption, referring."
         ),
     ] = "retrieval",
     captions: Annotated[
@@ -131,7 +131,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ] = None,
     png: Annotated[
         Path | None,
-        typer.Option(help="Write a figure (monotonicity), or heat maps (retrieval, long-retrieval, fg-ovd)."),
+        typer.Option(
+            help="Write a figure (monotonicity), or heat maps (retrieval, long-retrieval, fg-ovd, referring)."
+        ),
     ] = None,
     beside: Annotated[list[str] | None, typer.Option(help="monotonicity: other results to draw.")] = None,
     samples: Annotated[list[str] | None, typer.Option(help="monotonicity: keys of pictures to draw.")] = None,

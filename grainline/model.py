@@ -5,6 +5,7 @@ folder has the first two at its top and weights in `last/`, `best/` and `checkpo
 SigLIP of others becomes one without being written.
 """
 
+import copy
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -108,6 +109,12 @@ class Model:
         b = self.encode(texts=texts)
         a = rows(self.encode(images=[image]), torch.zeros(len(b.item), dtype=torch.int64, device=self.device))
         return self.method.on_pixels(a, self.method.heat(a, b), (self.method.size, self.method.size))
+
+    def pressed(self) -> "Model":
+        """The same model, which sees whole pictures, pressed into its square."""
+        other = copy.copy(self)
+        other.transform = self.transform.pressed()
+        return other
 
     def read(self, texts: Sequence[str]) -> Parted:
         """The ids that the method reads of each text, in parts, and how many tokens are cut."""

@@ -1039,6 +1039,54 @@ CAST = [
           "of = maps[-1].flatten(1)", "of = maps[0].flatten(1) % weight.shape[1]"),
 ]
 
+REFERRING = [
+    Fault("evaluate/marks.py", "tests/test_referring.py", "what lies at the threshold belongs to the mask",
+          "values > thresholds(values)[:, None, None]", "values >= thresholds(values)[:, None, None]"),
+    Fault("evaluate/marks.py", "tests/test_referring.py", "Otsu forgets the sizes of the two classes",
+          ".square() / (below * above).clamp(min=1)", ".square() / (below * above).square().clamp(min=1)"),
+    Fault("evaluate/marks.py", "tests/test_referring.py", "bins hold their lower end, not their upper one",
+          "(values * BINS).ceil().long() - 1", "(values * BINS).floor().long()"),
+    Fault("evaluate/marks.py", "tests/test_referring.py", "maps are stretched together, not each by itself",
+          "values.amin((1, 2), keepdim=True), values.amax((1, 2), keepdim=True)",
+          "values.amin(), values.amax()"),
+    Fault("evaluate/marks.py", "tests/test_referring.py", "the box has half the area, not half the sides",
+          "- 0.5) < 0.25", "- 0.5) < 0.35"),
+    Fault("evaluate/expressions.py", "tests/test_referring.py", "heat of a text meets the mask of another",
+          "rows(told, row), few)", "rows(told, row.flip(0)), few)"),
+    Fault("evaluate/expressions.py", "tests/test_referring.py", "expressions are asked of the first picture",
+          "torch.full_like(row, i)", "torch.zeros_like(row)"),
+    Fault("evaluate/expressions.py", "tests/test_referring.py", "cut texts count once a batch",
+          "self.spared -= sum(self._read(known).cut) if known else 0", "self.spared -= 0"),
+    Fault("evaluate/expressions.py", "tests/test_refcoco.py", "boards drawn alike count as many pictures",
+          "self._first.setdefault(sha256(content).digest(), len(self._same))", "len(self._same)"),
+    Fault("evaluate/ask.py", "tests/test_referring.py", "a model that crops loses what is asked for",
+          "model, source = model.pressed(), with_expressions(source)", "source = with_expressions(source)"),
+    Fault("evaluate/referring.py", "tests/test_referring.py", "cumulative IoU is a mean of ratios",
+          "mean[1] / mean[2], drawn[:, 1] / drawn[:, 2]", "mean[0], drawn[:, 0]"),
+    Fault("evaluate/referring.py", "tests/test_referring.py", "one half is more than one half",
+          "(iou > 0.5).mean(0)", "(iou >= 0.5).mean(0)"),
+    Fault("data/sources/scenes.py", "tests/test_referring.py", "expressions may fit several objects",
+          "if sum(matches(thing, facts) for thing in scene.things) == 1:", "if facts:"),
+    Fault("data/sources/masks.py", "tests/test_refcoco.py", "packed counts add up from the third on",
+          "counts[-2] if len(counts) > 2 else 0", "counts[-2] if len(counts) > 1 else 0"),
+    Fault("data/sources/masks.py", "tests/test_refcoco.py", "packed differences have no sign",
+          "if bits & 16:", "if bits & 64:"),
+    Fault("data/sources/masks.py", "tests/test_refcoco.py", "parts of an object cancel where they overlap",
+          "out |= _inside(", "out ^= _inside("),
+    Fault("data/sources/masks.py", "tests/test_refcoco.py", "pixels count by their corners, not centres",
+          "np.ceil(at - 0.5)", "np.ceil(at)"),
+    Fault("data/sources/pickled.py", "tests/test_refcoco.py", "instructions that call are let through",
+          "if opcode.name not in PLAIN:", "if opcode.name in ():"),
+    Fault("data/sources/pickled.py", "tests/test_refcoco.py", "only names are refused, not calls",
+          "if opcode.name not in PLAIN:", 'if "GLOBAL" in opcode.name:'),
+    Fault("data/sources/refcoco.py", "tests/test_refcoco.py", "all splits are one",
+          '[ref for ref in refs if ref["split"] in wanted]', "refs"),
+    Fault("data/sources/hexagons.py", "tests/test_refcoco.py", "tiles that were painted over still count",
+          " & (step.board == last)", ""),
+    Fault("data/sources/hexagons.py", "tests/test_refcoco.py", "all columns stand at one height",
+          "(2 * row + 1 + column % 2)", "(2 * row + 1)"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -1074,4 +1122,5 @@ FAULTS = (
     + LONG
     + CHUNKS
     + CAST
+    + REFERRING
 )

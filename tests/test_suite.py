@@ -17,6 +17,7 @@ from torch import Tensor
 from grainline.data.record import Damaged, Foil, Record
 from grainline.errors import UserError
 from grainline.evaluate.encode import Captions, Encodings, encode_source
+from grainline.evaluate.expressions import MARKED_BY, Expression, Expressions, Pixels
 from grainline.evaluate.foils import choices
 from grainline.evaluate.intervals import interval
 from grainline.evaluate.items import Items
@@ -322,7 +323,7 @@ def test_names_of_pictures_tell_the_two_sets_of_coco_apart() -> None:
 
 
 def with_everything() -> Encodings:
-    """Foils, classes, items, subtexts, noise, regions, pictures pooled by texts, and a card."""
+    """Foils, classes, items, subtexts, noise, regions, pictures pooled by texts, a card, and expressions."""
     data = with_classes(Colours(), with_foils("first"), ["{}"])
     pair = torch.tensor([[0, 1], [1, 2]])
     two = ((0, 1), (1, 2), (2, 0))
@@ -336,7 +337,10 @@ def with_everything() -> Encodings:
     likeness = (Likeness(data.strings, dict.fromkeys(KINDS, 3), alike, (0.5, 0.5, 0.5)),) * 3
     own = Pair(data.images, data.texts)
     data = data._replace(items=items, subtexts=told, noise=noise, regions=regions)
-    return data._replace(likeness=likeness, own=own, card=under(InMemory([]))[1])
+    covered = Expression(1, 0, data.strings[1], dict.fromkeys(MARKED_BY, Pixels(1, 3)))
+    expressions = Expressions((covered,), (0, 1, 2), 0, 0, 0)
+    card = under(InMemory([]))[1]
+    return data._replace(likeness=likeness, own=own, card=card, expressions=expressions)
 
 
 def with_foils(captions: Captions = "whole") -> Encodings:

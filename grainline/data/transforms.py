@@ -115,6 +115,10 @@ class EvalTransform:
             picture = self._resized(picture)
         return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
 
+    def pressed(self) -> "EvalTransform":
+        """The same filter, over the whole picture."""
+        return EvalTransform(self.size, "squash", self.filter.name)
+
     def place(self, box: Rectangle, picture: tuple[int, int]) -> Rectangle:
         """Where a rectangle of a picture lies in the square, in its pixels; it may reach beyond the rim.
 

@@ -9,6 +9,7 @@ from grainline.evaluate.against import noted, read_earlier
 from grainline.evaluate.classes import TEMPLATES, read_classes, read_templates
 from grainline.evaluate.cola import COLA, items_file, with_items
 from grainline.evaluate.encode import CAPTIONS, Captions, Encodings, Progress, encode_source
+from grainline.evaluate.expressions import Covering
 from grainline.evaluate.fgovd import FG_OVD, with_foils
 from grainline.evaluate.long import DEFAULT, LONG_RETRIEVAL, PLAIN, under
 from grainline.evaluate.long import PROTOCOLS as LONG_PROTOCOLS
@@ -16,6 +17,7 @@ from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.outcome import Options
 from grainline.evaluate.own import OWN_CAPTION
 from grainline.evaluate.protocols import PROTOCOLS
+from grainline.evaluate.referring import REFERRING, with_expressions
 from grainline.evaluate.regions import view
 from grainline.evaluate.result import Result
 from grainline.evaluate.score import Scorer
@@ -30,7 +32,8 @@ from grainline.types import Encoded
 ZEROSHOT = "zeroshot"
 SUBTEXTS = (MONOTONICITY, STABILITY)  # suites of the subtexts of one caption a picture
 POOLED = (SIMILARITY, OWN_CAPTION)  # suites of pictures as texts see them
-OWN_SCORES = (FG_OVD, *POOLED)  # suites that compare vectors, whatever the method scores
+OF_REGIONS = (FG_OVD, REFERRING)  # suites of the texts of regions
+OWN_SCORES = (*OF_REGIONS, *POOLED)  # suites that compare vectors or tokens, whatever the method scores
 
 
 class Asked(NamedTuple):
@@ -68,9 +71,8 @@ def ask(
         if value is not None and suite != owner:
             raise UserError(f"{name} goes with --suite {owner}, not with {suite}")
     if scoring is not None and suite in OWN_SCORES:
-        raise UserError(
-            f"--scoring goes with suites that ask the method for scores; {suite} compares vectors"
-        )
+        what = "reads heat" if suite == REFERRING else "compares vectors"
+        raise UserError(f"--scoring goes with suites that ask the method for scores; {suite} {what}")
     earlier = None if against is None else read_earlier(against, suite)
     used = noise_seed or 0
     if earlier and suite == STABILITY and earlier.settings.get("noise_seed") != used:
@@ -99,6 +101,10 @@ def encoded(
     """
     items = items_file(source) if asked.suite == COLA else None
     regions = view(model) if asked.suite == FG_OVD else None
+    covering = None
+    if asked.suite == REFERRING:
+        model, source = model.pressed(), with_expressions(source)
+        covering = _covering(model, batch)
     alike, own = _pooling(asked.suite, model, batch)
     card = None
     if asked.suite == LONG_RETRIEVAL:
@@ -107,12 +113,13 @@ def encoded(
         model,
         source if regions is None else with_foils(source),
         captions=asked.captions,
-        need_text=asked.suite != FG_OVD,
-        encode_texts=asked.suite not in (ZEROSHOT, FG_OVD, *SUBTEXTS, *POOLED),
+        need_text=asked.suite not in OF_REGIONS,
+        encode_texts=asked.suite not in (ZEROSHOT, *OF_REGIONS, *SUBTEXTS, *POOLED),
         foils=asked.suite == "foils",
         subtexts=asked.suite in SUBTEXTS,
         regions=regions,
         pooling=alike or own,
+        covering=covering,
         batch=batch,
         max_damaged=damage,
         progress=progress,
@@ -162,9 +169,17 @@ def _pooling(suite: str, model: Model, batch: int) -> tuple[Likenesses | None, O
     return None, Owned(method, read)
 
 
+def _covering(model: Model, batch: int) -> Covering:
+    """What judges the heat of expressions. Raises UserError where image tokens have no places."""
+    if not model.method.placed:
+        name = model.description.method
+        raise UserError(f"the image tokens of {name} have no places in the picture, so it has no heat there")
+    return Covering(model.method, lambda texts: model.encode(texts=texts), model.read, batch)
+
+
 def _captions(suite: str, given: str | None) -> Captions:
     fixed: dict[str, Captions] = {ZEROSHOT: "first", COLA: "each"}
-    if suite == FG_OVD and given is not None:
+    if suite in OF_REGIONS and given is not None:
         raise UserError(f"--captions is {given!r}; {suite} reads the texts of regions: leave it out")
     if suite in fixed and given not in (None, fixed[suite]):
         why = "the first caption is the class" if suite == ZEROSHOT else "every caption has its own picture"

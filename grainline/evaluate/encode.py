@@ -18,6 +18,7 @@ from grainline.data.record import Damaged, Record, Source
 from grainline.data.sources import remarks
 from grainline.errors import UserError
 from grainline.evaluate.classes import ClassTexts
+from grainline.evaluate.expressions import Covering, Expressions
 from grainline.evaluate.foils import FoilPairs
 from grainline.evaluate.items import Items
 from grainline.evaluate.long import Card
@@ -90,6 +91,7 @@ class Encodings(NamedTuple):
     likeness: tuple[Likeness, ...] | None = None  # [N] None: not asked for
     own: Pair | None = None  # [N] pictures, each pooled with its own text, and the texts; None: not asked for
     card: Card | None = None  # None: not asked for
+    expressions: Expressions | None = None  # None: not asked for
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller
@@ -103,6 +105,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     subtexts: bool = False,
     regions: View | None = None,
     pooling: Pooling | None = None,
+    covering: Covering | None = None,
     batch: int = 64,
     max_damaged: float = 0.1,
     progress: Progress | None = None,
@@ -116,6 +119,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     subtexts     encode the cumulative subtexts of the first text of every picture too
     regions      encode the regions that have foils, with their texts, in pictures seen like this
     pooling      takes the pictures batch by batch, with the one text of each; no tokens are kept
+    covering     takes the regions of every record, and the pictures batch by batch; no tokens are kept
     batch        pictures, and texts, that the model sees at once
     max_damaged  share of samples that may be skipped
 
@@ -128,7 +132,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         raise UserError(f"no samples in {source.path}; evaluation needs at least one")
     assert pooling is None or (captions != "each" and need_text), "one text a picture"
     cut_before = model.cut
-    run = _Run(model, captions, need_text, encode_texts, foils, subtexts, regions, pooling, batch)
+    run = _Run(model, captions, need_text, encode_texts, foils, subtexts, regions, pooling, covering, batch)
     failed: list[tuple[str, str]] = []  # cause, text: an exception would keep its picture in memory
     for index in range(len(source)):
         try:
@@ -164,6 +168,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         remarks=remarks(source),
         subtexts=told,
         regions=found,
+        expressions=None if covering is None else covering.found(source.path),
     )
 
 
@@ -194,9 +199,11 @@ class _Run:
         subtexts: bool,
         regions: View | None,
         pooling: Pooling | None,
+        covering: Covering | None,
         batch: int,
     ) -> None:
-        kept = (lambda x: x) if model.method.pairwise and pooling is None else vectors_only
+        tokens = model.method.pairwise and pooling is None and covering is None
+        kept = (lambda x: x) if tokens else vectors_only
         self.images = Rows(lambda items: kept(self._seen(model.encode(images=items))), batch)
         self.texts = Rows(lambda items: kept(model.encode(texts=items)), batch)
         self.foil_strings: list[str] = []
@@ -206,6 +213,7 @@ class _Run:
         self.phrases = Rows(lambda items: vectors_only(model.encode(texts=items)), batch)
         self.collected = None if regions is None else Collected(regions, model.read, self.phrases.add)
         self.pooling, self.pooled = pooling, 0  # pictures so far
+        self.covering = covering
         self.captions, self.need_text = captions, need_text
         self.encode_texts, self.foils = encode_texts, foils
         self.keys: list[str] = []
@@ -217,11 +225,13 @@ class _Run:
         self.blank = 0
 
     def add(self, record: Record, picture: Image.Image) -> None:
-        """Queue a record; raises Damaged, having queued nothing, if it lacks a needed text."""
+        """Queue a record; raises Damaged, having queued nothing, if a text is lacking or a mask wrong."""
         texts = texts_of(record, self.captions)
         real = [text for text in texts if text.strip()]
         if not real and self.need_text:
             raise Damaged(MISSING_CAPTION, record.key)
+        if self.covering is not None:
+            self.covering.add(record, picture.size)  # the only one that may find damage, so it stands first
         self.blank += len(texts) - len(real)
         if self.collected is not None:
             self.collected.add(record, picture.size)  # before its batch is encoded
@@ -265,6 +275,8 @@ class _Run:
     def _seen(self, images: Encoded) -> Encoded:
         if self.collected is not None:
             self.collected.pool(images)
+        if self.covering is not None:
+            self.covering.judge(images)
         if self.pooling is not None:
             start, self.pooled = self.pooled, self.pooled + len(images.vector)
             self.pooling.add(images, self.strings[start : self.pooled])
@@ -279,7 +291,7 @@ class _Run:
     @property
     def spared(self) -> int:
         """Texts that are cut and were not encoded, because another one reads alike."""
-        return sum(one.spared for one in (self.gathered, self.collected) if one is not None)
+        return sum(one.spared for one in (self.gathered, self.collected, self.covering) if one is not None)
 
 
 def _refuse(failed: Sequence[tuple[str, str]], samples: int, share: float, path: str) -> None:

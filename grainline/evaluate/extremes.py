@@ -1,13 +1,16 @@
 """Single outcomes: items of two pictures and regions, most wrong and most right; noise that changed most and
-least; pictures that look most and least alike to their texts.
+least; pictures that look most and least alike to their texts; expressions whose heat covers least and most.
 """
 
 import numpy as np
+from PIL import Image
 
 from grainline.evaluate.examples import SHOWN, Measured
+from grainline.evaluate.expressions import HEAT
 from grainline.evaluate.items import item_scores, margins
 from grainline.evaluate.look import SENTENCES as MOST
 from grainline.evaluate.noise import NOISY, PLAIN, SENTENCES, place
+from grainline.evaluate.referring import with_expressions
 from grainline.evaluate.regions import margins as leads
 from grainline.evaluate.regions import question_scores
 from grainline.evaluate.seen import ALL_TEXTS
@@ -17,6 +20,7 @@ from grainline.viz.items import Crossed
 from grainline.viz.look import Look, Told
 from grainline.viz.noise import Disturbed
 from grainline.viz.page import Gone
+from grainline.viz.referring import Pointed
 from grainline.viz.regions import Judged
 
 TEXTS = 5  # of a region, the right one included
@@ -153,3 +157,43 @@ def _likened(on: Measured, number: int, sign: int) -> list[Likened]:
         shown = Look(on.picture(i), f"picture {on.data.keys[i]}", told[:MOST])
         out.append(Likened(shown, on.data.keys[i], *found[i].alike[ALL_TEXTS], len(told)))
     return out
+
+
+def worst_expressions(on: Measured, number: int = SHOWN) -> list[Pointed]:
+    """The expressions whose heat covers what they speak of least; each of another picture."""
+    return _expressions(on, number, 1)
+
+
+def best_expressions(on: Measured, number: int = SHOWN) -> list[Pointed]:
+    """The expressions whose heat covers what they speak of best; each of another picture."""
+    return _expressions(on, number, -1)
+
+
+def _expressions(on: Measured, number: int, sign: int) -> list[Pointed]:
+    told, queries = on.data.expressions, on.result.queries
+    assert told is not None, "the referring suite was run"
+    iou = np.array([one.overlap[HEAT].intersection / one.overlap[HEAT].union for one in told.found])
+    order = np.argsort(sign * iou, kind="stable")
+    _, first = np.unique(np.array(queries["picture"])[order], return_index=True)  # one of each picture
+    whole = on._replace(model=on.model.pressed(), source=with_expressions(on.source))
+    out = []
+    for i in order[np.sort(first)[:number]].tolist():
+        one, key = told.found[i], on.data.keys[told.found[i].picture]
+        look = _covered(whole, one.picture, one.region, one.text)
+        out.append(Pointed(look, key, float(iou[i])))
+    return out
+
+
+def _covered(on: Measured, row: int, region: int, text: str) -> Look:
+    """The picture pressed into the square, with the outline of a region and the heat of its text."""
+    picture = on.picture(row)
+    alt = f"{on.data.keys[row]}, with an outline around what is meant"
+    score = float(on.model.score([picture], [text])) if isinstance(picture, Image.Image) else 0.0
+    if isinstance(picture, Gone):
+        return Look(picture, alt, [Told(text, score)])
+    mask = on.source[on.data.positions[row]].regions[region].mask
+    assert mask is not None, "expressions have masks"
+    outline = np.asarray(Image.fromarray(mask).resize(picture.size, Image.Resampling.NEAREST))
+    return Look(
+        picture, alt, [Told(text, score)], on.model.heat(picture, [text]).cpu().numpy(), None, outline
+    )

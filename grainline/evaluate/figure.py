@@ -13,10 +13,11 @@ from grainline.errors import UserError
 from grainline.evaluate.against import read_earlier, refuse_other
 from grainline.evaluate.examples import SHOWN as EXAMPLES
 from grainline.evaluate.examples import Beside, Measured, by_text, spread
-from grainline.evaluate.extremes import best_regions, worst_regions
+from grainline.evaluate.extremes import best_expressions, best_regions, worst_expressions, worst_regions
 from grainline.evaluate.fgovd import FG_OVD
 from grainline.evaluate.long import LONG_RETRIEVAL
 from grainline.evaluate.monotonicity import LEAST, LONG, MONOTONICITY, correlation
+from grainline.evaluate.referring import REFERRING
 from grainline.evaluate.result import Result
 from grainline.evaluate.subtexts import EACH
 from grainline.methods.base import Method
@@ -28,7 +29,7 @@ from grainline.viz.rising import Line, Rising
 SHOWN = 4  # pictures, unless they are named
 MOST = len(COLOURS)  # models
 RETRIEVAL = "retrieval"
-MAPPED = (RETRIEVAL, LONG_RETRIEVAL, FG_OVD)  # suites whose outcomes have heat maps
+MAPPED = (RETRIEVAL, LONG_RETRIEVAL, FG_OVD, REFERRING)  # suites whose outcomes have heat maps
 
 
 def besides(
@@ -95,11 +96,15 @@ def refuse_unplaced(png: Path | None, suite: str, method: Method) -> None:
 
 
 def _looks(on: Measured) -> list[Look]:
-    """Pictures of the page: for retrieval from the best rank to the worst, for regions from both ends."""
+    """Pictures of the page: for retrieval from the best rank to the worst, for regions and expressions
+    from both ends."""
     if on.result.suite in (RETRIEVAL, LONG_RETRIEVAL):
         shown = (one.look and one.look._replace(alt=f"rank {one.rank:,}, {one.name}") for one in by_text(on))
         return [look for look in shown if look is not None]
     half = EXAMPLES // 2
+    if on.result.suite == REFERRING:
+        both = [*worst_expressions(on, half), *best_expressions(on, half)[::-1]]
+        return [one.look._replace(alt=f"IoU {100 * one.iou:.1f} %, {one.name}") for one in both]
     best = best_regions(on, half)[::-1]
     return [
         one.look._replace(alt=f"{one.kind}, rank {one.rank} of {one.number}, {one.name}")

@@ -17,12 +17,14 @@ from grainline.evaluate.examples import (
 )
 from grainline.evaluate.extremes import (
     TEXTS,
+    best_expressions,
     best_items,
     best_regions,
     least_alike,
     least_changed,
     most_alike,
     most_changed,
+    worst_expressions,
     worst_items,
     worst_regions,
 )
@@ -32,6 +34,7 @@ from grainline.evaluate.long import LONG_RETRIEVAL
 from grainline.evaluate.look import PHRASES, SENTENCES
 from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.own import OWN_CAPTION, WAYS
+from grainline.evaluate.referring import CUMULATIVE, HALF, MIOU, REFERRING
 from grainline.evaluate.result import Result
 from grainline.evaluate.seen import KINDS
 from grainline.evaluate.similarity import SIM, SIMILARITY
@@ -44,6 +47,7 @@ from grainline.viz.classes import classified, confusions
 from grainline.viz.items import crossed
 from grainline.viz.noise import disturbed
 from grainline.viz.page import Section, facts, hint, render_page, summary, write_page
+from grainline.viz.referring import pointed
 from grainline.viz.regions import judged
 from grainline.viz.report import comparisons, examples, table
 from grainline.viz.rising import RULES, models, rising
@@ -80,11 +84,12 @@ def headline(result: Result) -> dict[str, str]:
         ACCURACY,
         *(f"{SIM}, {kind}" for kind in KINDS),
         *(f"{OWN_CAPTION} R@1, {way}" for way in WAYS),
+        *(MIOU, CUMULATIVE, HALF),
     )
     names = [name for name in top if name in {m.name for m in result.metrics}]
     shown = [result.metric(name) for name in names]
     values = {
-        m.label[0].upper() + m.label[1:]: f"{m.text(m.value)}\n{m.ends()}"
+        m.label if m.label == MIOU else m.label[0].upper() + m.label[1:]: f"{m.text(m.value)}\n{m.ends()}"
         + ("" if m.chance is None else f"\nchance {m.text(m.chance)}")
         for m in shown
     }
@@ -197,6 +202,18 @@ def _similarity(on: Measured) -> list[Section]:
     ]
 
 
+def _referring(on: Measured) -> list[Section]:
+    order = (
+        "By IoU; one expression for each picture. The line runs around what is meant. Heat is orange where a"
+        " patch speaks for the text and blue where it speaks against it; what is above Otsu's threshold of"
+        " the map was compared. Pictures are shown as the model sees them here: pressed into a square."
+    )
+    return [
+        Section("Expressions: covered least", hint(order) + pointed(worst_expressions(on), "w")),
+        Section("Expressions: covered best", hint(order) + pointed(best_expressions(on), "b")),
+    ]
+
+
 def _nothing(on: Measured) -> list[Section]:  # noqa: ARG001
     return []  # pictures found by their own answers show nothing
 
@@ -212,6 +229,7 @@ _OUTCOMES = {
     FG_OVD: _regions,
     SIMILARITY: _similarity,
     OWN_CAPTION: _nothing,
+    REFERRING: _referring,
 }
 
 

@@ -10,6 +10,7 @@ stability     how much a sentence without meaning for the picture changes scores
 fg-ovd        whether the right text of a region scores higher than texts that are almost right (fgovd.py)
 similarity    how alike a picture looks to its own texts, for methods that pool it by a text (similarity.py)
 own-caption   a diagnostic of such methods, with a gallery that is made from the answers (own.py)
+referring     whether the heat of an expression covers what it speaks of (referring.py)
 """
 
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from grainline.evaluate.monotonicity import MONOTONICITY, monotonicity_cells, mo
 from grainline.evaluate.outcome import Cell, Options, only_plain, result_of
 from grainline.evaluate.own import OWN_CAPTION, own_cells, own_suite
 from grainline.evaluate.protocols import folds
+from grainline.evaluate.referring import REFERRING, referring_cells, referring_suite
 from grainline.evaluate.result import Result, Unit
 from grainline.evaluate.retrieval import Ranks, chance_median, chance_recall
 from grainline.evaluate.score import Scorer, retrieval_ranks
@@ -152,6 +154,7 @@ SUITES: dict[str, Suite] = {
     FG_OVD: fgovd_suite,
     SIMILARITY: similarity_suite,
     OWN_CAPTION: own_suite,
+    REFERRING: referring_suite,
     LONG_RETRIEVAL: long_suite,
 }
 CELLS: dict[str, Cells] = {
@@ -164,6 +167,7 @@ CELLS: dict[str, Cells] = {
     FG_OVD: fgovd_cells,
     SIMILARITY: similarity_cells,
     OWN_CAPTION: own_cells,
+    REFERRING: referring_cells,
     LONG_RETRIEVAL: retrieval_cells,
 }
 

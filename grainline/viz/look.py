@@ -14,10 +14,10 @@ from PIL import Image
 
 from grainline.viz.heat import place
 from grainline.viz.marked import marked
-from grainline.viz.overlay import framed, limit_of, overlay, scale_bar
+from grainline.viz.overlay import framed, limit_of, outlined, overlay, scale_bar
 from grainline.viz.page import Gone, hint, img
 
-LEAST = 224  # pixels of the longer side of a picture in which a box is drawn
+LEAST = 224  # pixels of the longer side of a picture in which a box or outline is drawn
 
 
 class Told(NamedTuple):
@@ -40,6 +40,7 @@ class Look(NamedTuple):
     told: Sequence[Told] = ()
     heat: np.ndarray | None = None  # [S, H, W] signed, one of `texts` each, H and W those of the picture
     box: tuple[float, float, float, float] | None = None  # what the texts speak of, in pixels of the picture
+    outline: np.ndarray | None = None  # [H, W] bool: what the texts speak of, over the picture
     left_out: str = ""  # which sentences and phrases of the text are not shown, in words
 
     def texts(self) -> list[Told]:
@@ -47,19 +48,23 @@ class Look(NamedTuple):
         return [one for told in self.told for one in (told, *told.phrases)]
 
     def shown(self) -> Image.Image | Gone:
-        """The picture with its box, enlarged where it is small: a frame must not hide what it shows."""
+        """The picture with its box or outline, enlarged where it is small: lines must hide little."""
         return self.picture if isinstance(self.picture, Gone) else self._framed(self.picture)
 
     def map(self, heat: np.ndarray, limit: float) -> Image.Image:
-        """The picture with one of the maps and the box laid over it."""
+        """The picture with one of the maps, and box and outline laid over it."""
         assert isinstance(self.picture, Image.Image), "there is a picture"
         return self._framed(overlay(self.picture, heat, limit))
 
     def _framed(self, image: Image.Image) -> Image.Image:
-        if self.box is None:
+        if self.box is None and self.outline is None:
             return image
         times = -(-LEAST // max(image.size))
         large = image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST)
+        if self.outline is not None:
+            large = outlined(large, self.outline.repeat(times, 0).repeat(times, 1))
+        if self.box is None:
+            return large
         left, top, right, bottom = (times * edge for edge in self.box)
         return framed(large, (left, top, right, bottom))
 

@@ -68,6 +68,24 @@ def framed(image: Image.Image, box: tuple[float, float, float, float]) -> Image.
     return out
 
 
+def outlined(image: Image.Image, mask: np.ndarray) -> Image.Image:
+    """The picture in RGB with a line around a mask: a pixel of black inside, a pixel of white outside.
+
+    mask  [H, W] bool, H and W those of the picture
+    """
+    assert mask.shape == (image.height, image.width), (mask.shape, image.size)
+    pixels = np.array(image.convert("RGB"))
+    pixels[mask & ~_shrunk(mask)] = 0
+    pixels[~mask & ~_shrunk(~mask)] = 255
+    return Image.fromarray(pixels)
+
+
+def _shrunk(mask: np.ndarray) -> np.ndarray:
+    """The pixels whose four neighbours are in the mask too; what lies beyond the rim counts as in it."""
+    around = np.pad(mask, 1, constant_values=True)
+    return mask & around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
+
+
 def scale_bar(width: int = 120, height: int = 10) -> Image.Image:
     """The colour scale from minus the limit to the limit, over white: RGB of the given size."""
     ramp = np.tile(np.linspace(-1, 1, width), (height, 1))

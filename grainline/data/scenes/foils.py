@@ -11,7 +11,7 @@ from typing import Any
 
 from grainline.data.record import Foil
 from grainline.data.scenes import words
-from grainline.data.scenes.phrases import FIELD, Line, Piece, matches, text_of
+from grainline.data.scenes.phrases import FIELD, Line, Piece, matches, stated, text_of
 from grainline.data.scenes.world import (
     COLOURS,
     OPPOSITE,
@@ -100,8 +100,7 @@ def _pieces(lines: list[Line], kinds: tuple[str, ...]) -> list[tuple[int, int]]:
 
 def _stated(line: Line, thing: Thing) -> dict[str, str]:
     """What the sentence says of its object."""
-    kinds = {FIELD.get(piece.kind, piece.kind) for piece in line.pieces}
-    return {name: getattr(thing, name) for name in (*thing._fields, "position") if name in kinds}
+    return {name: getattr(thing, name) for name in stated(line.pieces)}
 
 
 _OTHER_SIZES = {

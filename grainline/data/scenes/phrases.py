@@ -33,6 +33,8 @@ class Line(NamedTuple):
 
 FIELD = {"after": "pattern", "area": "position"}  # what second slots state
 
+ATTRIBUTES = ("shape", "colour", "size", "pattern", "position")  # what can be stated of an object
+
 Template = tuple[str, ...]  # fields in braces, and the words between them
 
 
@@ -100,6 +102,16 @@ _ENOUGH = (
 def matches(thing: Thing, stated: dict[str, str]) -> bool:
     """Whether the object has all of these attributes (keys: shape, colour, size, pattern, position)."""
     return all(getattr(thing, name) == value for name, value in stated.items())
+
+
+def stated(pieces: Sequence[Piece]) -> tuple[str, ...]:
+    """Which attributes of an object some pieces give: fields of Thing, and "position", each once.
+
+    >>> stated([Piece("a", "a"), Piece("red", "colour"), Piece("star", "shape"), Piece("in bars", "after")])
+    ('colour', 'shape', 'pattern')
+    """
+    kinds = (FIELD.get(piece.kind, piece.kind) for piece in pieces)
+    return tuple(dict.fromkeys(kind for kind in kinds if kind in ATTRIBUTES))
 
 
 def an(following: str) -> str:

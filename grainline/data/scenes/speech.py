@@ -25,6 +25,7 @@ from grainline.data.scenes.phrases import (
     reference,
     sentence_of,
     split,
+    stated,
     text_of,
 )
 from grainline.data.scenes.world import OPPOSITE, Scene, Thing, pick, relations
@@ -52,6 +53,7 @@ class Sentence(NamedTuple):
     start: int
     end: int
     relation: str = ""  # the key of world.OPPOSITE that it states
+    stated: tuple[str, ...] = ()  # of its object, if it introduces one: fields of Thing and "position"
 
 
 class Told(NamedTuple):
@@ -224,7 +226,8 @@ def _rendered(rng: random.Random, scene: Scene, lines: list[Line], short: str) -
         for thing, first, last in line.mentions:
             pieces = tuple(line.pieces[first:last])
             mentions.append(Mention(thing, at + starts[first], at + starts[last] - 1, pieces))
-        sentences.append(Sentence(line.kind, line.things, at, at + len(text), line.relation))
+        given = stated(line.pieces) if line.kind == "object" else ()
+        sentences.append(Sentence(line.kind, line.things, at, at + len(text), line.relation, given))
         texts.append(text)
         at += len(text) + 1
     long = " ".join(texts)

@@ -12,6 +12,8 @@
     coco-val2017:captions_val2017.json?images=DIR
     cola:COLA_multiobjects_matching_benchmark.json?images=DIR
     fg-ovd:3_attributes.json?images=DIR
+    refcoco:DIR?split=testA&images=DIR            refs(unc).p or .json with instances.json
+    hexagons:dev.jsonl                  boards of coloured tiles, with the tiles of each instruction
 
 Any path can be opened as another kind with KIND:PATH. A source raises UserError when it is opened and
 Damaged, with a cause from grainline.data.causes, when one of its samples is asked for.
@@ -28,6 +30,7 @@ from grainline.data.sources.cola import Cola, is_cola
 from grainline.data.sources.common import HELP, divide, read_text, some
 from grainline.data.sources.fgovd import FgOvd, is_fgovd
 from grainline.data.sources.folder import Folder, files_below, suffix
+from grainline.data.sources.hexagons import Hexagons, is_hexagons
 from grainline.data.sources.himo import HimoDocci, is_himo
 from grainline.data.sources.joined import Joined, remarks
 from grainline.data.sources.longsets import (
@@ -45,6 +48,7 @@ from grainline.data.sources.longsets import (
 )
 from grainline.data.sources.parquet import Parquet
 from grainline.data.sources.paths import expand, is_pattern
+from grainline.data.sources.refcoco import RefCoco, is_refs, is_refs_folder
 from grainline.data.sources.table import Row, Table, json_rows, parse_json, read_rows
 from grainline.data.sources.tars import Tars
 from grainline.errors import UserError
@@ -86,7 +90,7 @@ def _parquet(path: str, images: str | None, _size: int | None) -> Source:
 
 
 def _json(path: str, images: str | None, _size: int | None) -> Source:
-    """COCO, Karpathy, COLA, FG-OVD, a benchmark of long captions or rows: only a look inside can tell."""
+    """Annotations of a benchmark, or rows: only a look inside can tell."""
     file, _ = divide(path)
     if is_sharegpt4v(file):  # first: it is too large to be read whole
         return ShareGPT4V(path, images)
@@ -99,13 +103,15 @@ def _json(path: str, images: str | None, _size: int | None) -> Source:
         return Cola(path, images, data)
     if is_fgovd(data):
         return FgOvd(path, images, data)
+    if is_refs(data):
+        return RefCoco(path, images, data)
     if is_urban(data):
         return Urban1k(path, images, data)
     return _rows(path, images, json_rows(file, data))
 
 
 def _rows(path: str, images: str | None, rows: list[Row]) -> Source:
-    for kind, fits in ((HimoDocci, is_himo), (DOCCI, is_docci), (IIW, is_iiw)):
+    for kind, fits in ((HimoDocci, is_himo), (DOCCI, is_docci), (IIW, is_iiw), (Hexagons, is_hexagons)):
         if fits(rows):
             return kind(path, images, rows)
     return Table(path, images, rows)
@@ -128,6 +134,8 @@ SOURCES: dict[str, Opener] = {
     "coco-val2017": _named(CocoVal2017),
     "cola": _named(Cola),
     "fg-ovd": _named(FgOvd),
+    "refcoco": _named(RefCoco),
+    "hexagons": _named(Hexagons),
     "himo-docci": _named(HimoDocci),
     "dci": _named(DCI),
     "docci": _named(DOCCI),
@@ -145,10 +153,11 @@ _BY_SUFFIX = {
     "tsv": "table",
     "json": "json",
     "parquet": "parquet",
+    "p": "refcoco",
 }
 _WITH_FOLDER_OF_PICTURES = (
     *("table", "parquet", "json", "coco-karpathy", "coco-val2017", "himo-docci", "cola", "fg-ovd"),
-    *("dci", "docci", "urban-1k", "sharegpt4v", "iiw"),
+    *("refcoco", "dci", "docci", "urban-1k", "sharegpt4v", "iiw"),
 )
 _PACKED = ("gz", "tgz", "bz2", "xz", "zst", "zip")
 
@@ -244,7 +253,8 @@ def _kind_of_folder(path: str, query: str) -> tuple[str, str]:
         return kind, f"{path}?{query}" if query else path
     if table:
         return "table", os.path.join(path, table[0]) + (f"?{query}" if query else "")
-    named = "dci" if dci_folder(path) else "urban-1k" if is_urban_folder(path) else ""
+    named = "refcoco" if is_refs_folder(path) else ""
+    named = named or ("dci" if dci_folder(path) else "urban-1k" if is_urban_folder(path) else "")
     return (named, f"{path}?{query}" if query else path) if named else ("folder", path)
 
 

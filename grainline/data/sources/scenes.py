@@ -19,6 +19,7 @@ import numpy as np
 from grainline.data.record import Foil, Record, Region
 from grainline.data.scenes import SPLITS, VERSION, Scene, Told, label_map, picture, sample, tell
 from grainline.data.scenes.foils import of_phrase
+from grainline.data.scenes.phrases import matches, stated
 from grainline.errors import UserError
 
 SIZE = 224
@@ -59,6 +60,7 @@ class Scenes:
         self.seed = given.get("seed", 0)
         self.regions = given.get("regions", 0) > 0
         self.hard = given.get("regions", 0) > 1
+        self.sole = False  # regions are the expressions that name exactly one object
 
     def __len__(self) -> int:
         return self.count
@@ -67,13 +69,16 @@ class Scenes:
         """The record at a position: picture, a short and a long caption, six foils, regions if asked for."""
         scene = self.scene(index)
         told = tell(scene)
-        found = regions(told, label_map(scene, self.size)) if self.regions else ()
+        found: tuple[Region, ...] = ()
+        if self.regions:
+            labels = label_map(scene, self.size)
+            found = expressions(scene, told, labels) if self.sole else regions(told, labels)
         return Record(
             key=f"scenes-{self.split}-{self.seed}-{index:06d}",
             image=picture(scene, self.size),
             captions=(told.short,),
             long=told.long,
-            regions=_foiled(scene, told, found) if self.hard else found,
+            regions=_foiled(scene, told, found) if self.hard and not self.sole else found,
             foils=told.foils,
         )
 
@@ -97,10 +102,17 @@ class Scenes:
         other.regions = other.hard = True
         return other
 
+    def with_expressions(self) -> "Scenes":
+        """The same scenes with `expressions` as their regions."""
+        other = copy.copy(self)
+        other.regions = other.sole = True
+        return other
+
     def fingerprint(self) -> str:
         """Hex digest of the parameters and of the version of the world."""
         facts: tuple[object, ...] = (VERSION, self.split, self.count, self.size, self.seed, self.regions)
-        facts += ("foils",) if self.hard else ()
+        facts += ("foils",) if self.hard and not self.sole else ()
+        facts += ("expressions",) if self.sole else ()
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
@@ -109,13 +121,36 @@ def regions(told: Told, labels: np.ndarray) -> tuple[Region, ...]:
 
     labels  [H, W] uint8, as label_map gives it
     """
+    return _regions(told, labels, [(thing, start, end) for thing, start, end, _ in told.mentions])
+
+
+def expressions(scene: Scene, told: Told, labels: np.ndarray) -> tuple[Region, ...]:
+    """What of the long caption names exactly one object, each text once, in the order of the text.
+
+    These are the noun phrases, and the sentences that introduce an object, that all they state fits no other
+    object of the scene.
+
+    labels  [H, W] uint8, as label_map gives it
+    """
+    named = [(m.thing, m.start, m.end, stated(m.pieces)) for m in told.mentions]
+    named += [(s.things[0], s.start, s.end, s.stated) for s in told.sentences if s.kind == "object"]
+    once: dict[str, tuple[int, int, int]] = {}
+    for k, start, end, given in sorted(named, key=lambda one: one[1:3]):
+        facts = {name: getattr(scene.things[k], name) for name in given}
+        if sum(matches(thing, facts) for thing in scene.things) == 1:
+            once.setdefault(told.long[start:end].lower(), (k, start, end))
+    return _regions(told, labels, list(once.values()))
+
+
+def _regions(told: Told, labels: np.ndarray, places: list[tuple[int, int, int]]) -> tuple[Region, ...]:
+    """places: for each region its object, and where its words begin and end in the long caption"""
     masks = {}
-    for thing in {mention.thing for mention in told.mentions}:
+    for thing in {thing for thing, _, _ in places}:
         mask = labels == thing + 1
         masks[thing] = (mask, _box(mask))
     return tuple(
         Region(told.long[start:end], masks[thing][1], masks[thing][0], ("long", start, end))
-        for thing, start, end, _ in told.mentions
+        for thing, start, end in places
     )
 
 

@@ -1,0 +1,490 @@
+"""Expressions with masks out of files: RefCOCO, polygons, run-length codes, pickles, Hexagons."""
+
+import copyreg
+import json
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from indexes import saved, tiny_model
+from PIL import Image
+from runs import call, complaint
+
+from grainline.data.decode import decode
+from grainline.data.pack import pack
+from grainline.data.record import Damaged, Record
+from grainline.data.sources import open_source
+from grainline.data.sources.hexagons import COLOURS, Hexagons, tile_map
+from grainline.data.sources.masks import polygons_mask, read_mask, run_lengths, unpacked
+from grainline.data.sources.pickled import read_pickle
+from grainline.data.sources.refcoco import RefCoco
+from grainline.errors import UserError
+from grainline.evaluate.ask import ask, encoded
+from grainline.evaluate.outcome import Options
+
+SIZE = (20, 16)  # of every picture: width, height
+WEDGE = [[2.0, 1.0, 12.5, 1.0, 12.5, 9.0, 2.0, 14.0]]
+TWO = [[0, 0, 4, 0, 4, 4, 0, 4], [10.2, 6, 18, 6, 14, 15.5]]
+TEXTS = (
+    *("man on left", "the tall man", "woman in red", "guy", "left kid"),
+    *("the dog", "small dog", "brown horse", "cup near plate", "zebra"),
+)
+
+
+def packed(mask: np.ndarray) -> str:
+    """The run-length code of COCO in its string form, written as its documentation says."""
+    counts = run_lengths(mask)["counts"]
+    out = ""
+    for i, count in enumerate(counts):
+        number = count - counts[i - 2] if i > 2 else count
+        more = True
+        while more:
+            bits, number = number & 31, number >> 5
+            more = number != (-1 if bits & 16 else 0)
+            out += chr(48 + (bits | 32 * more))
+    return out
+
+
+def masks() -> dict[int, np.ndarray]:
+    """The mask of every annotation, by its id."""
+    generator = np.random.default_rng(0)
+    width, height = SIZE
+    return {
+        900: polygons_mask(WEDGE, height, width),
+        901: polygons_mask(TWO, height, width),
+        **{902 + i: generator.random((height, width)) > 0.7 for i in range(4)},
+    }
+
+
+def release(folder: Path, form: str = "p", protocol: int = 2, name: str = "refs(unc)") -> Path:
+    """Ten expressions of seven objects in five pictures, as the release has them."""
+    found = masks()
+    codes: dict[int, Any] = {
+        900: WEDGE,
+        901: TWO,
+        902: run_lengths(found[902]),
+        903: {"size": [16, 20], "counts": packed(found[903])},
+        904: run_lengths(found[904]),
+        905: {"size": [16, 20], "counts": packed(found[905])},
+    }
+    of = ((900, 1), (901, 1), (902, 2), (903, 3), (904, 4), (905, 5))  # annotation, picture
+    number = (2, 2, 1, 2, 2, 1)
+    split = ("val", "val", "val", "train", "testA", "testB")
+    texts = iter(TEXTS)
+    refs = []
+    for i, (ann, image) in enumerate(of):
+        said = [next(texts) for _ in range(number[i])]
+        sentences = [
+            {"sent_id": 10 * i + k, "sent": text, "raw": text.upper() + ".", "tokens": text.split()}
+            for k, text in enumerate(said)
+        ]
+        refs.append(
+            {
+                "ref_id": i, "ann_id": ann, "image_id": image, "category_id": 1, "split": split[i],
+                "file_name": f"COCO_train2014_{image}_{i}.jpg", "sent_ids": [10 * i], "sentences": sentences,
+            }
+        )  # fmt: skip
+    instances = {
+        "images": [
+            {"id": image, "file_name": f"COCO_train2014_{image}.png", "width": 20, "height": 16}
+            for image in range(1, 7)
+        ],
+        "annotations": [
+            {"id": ann, "image_id": image, "segmentation": codes[ann], "iscrowd": 0, "bbox": [0, 0, 1, 1]}
+            for ann, image in of
+        ],
+        "categories": [{"id": 1, "name": "thing"}],
+    }
+    (folder / "train2014").mkdir(parents=True, exist_ok=True)
+    for image in range(1, 6):
+        Image.new("RGB", SIZE, (40 * image, 9, 9)).save(folder / f"train2014/COCO_train2014_{image}.png")
+    (folder / "instances.json").write_text(json.dumps(instances))
+    file = folder / f"{name}.{form}"
+    file.write_bytes(json.dumps(refs).encode() if form == "json" else pickle.dumps(refs, protocol=protocol))
+    return file
+
+
+def told(record: Record) -> list[tuple[str, list[list[bool]]]]:
+    return [(one.phrase, one.mask.tolist()) for one in record.regions if one.mask is not None]
+
+
+# RefCOCO
+
+
+@pytest.mark.parametrize("form", ["p", "json"])
+@pytest.mark.parametrize("images", [".", "train2014"])
+def test_a_release_gives_pictures_with_expressions_and_masks(form: str, images: str, tmp_path: Path) -> None:
+    release(tmp_path, form)
+    found = masks()
+    source = open_source(str(tmp_path), images=str(tmp_path / images))
+    assert isinstance(source, RefCoco)
+    assert list(source.keys()) == [f"COCO_train2014_{i}.png" for i in (1, 2)]
+    first, second = source[0], source[1]
+    assert told(first) == [
+        *((text, found[900].tolist()) for text in TEXTS[:2]),
+        *((text, found[901].tolist()) for text in TEXTS[2:4]),
+    ]
+    assert first.regions[0].mask is first.regions[1].mask, "one mask for all texts of an object"
+    assert told(second) == [(TEXTS[4], found[902].tolist())]
+    assert (first.captions, first.key) == ((), "COCO_train2014_1.png")
+    assert decode(first).size == SIZE
+
+
+def test_splits_are_chosen_by_name(tmp_path: Path) -> None:
+    file = release(tmp_path)
+    found = masks()
+    place = f"refcoco:{tmp_path}"
+    for path, wanted in (
+        (f"{place}?split=testA", [[(text, 904) for text in TEXTS[7:9]]]),
+        (f"{file}?split=testB", [[(TEXTS[9], 905)]]),
+        (f"{place}?split=testB,train", [[(text, 903) for text in TEXTS[5:7]], [(TEXTS[9], 905)]]),
+    ):
+        source = open_source(path)
+        shown = [told(source[i]) for i in range(len(source))]  # type: ignore[arg-type]
+        assert shown == [[(text, found[ann].tolist()) for text, ann in one] for one in wanted]
+    with pytest.raises(
+        UserError,
+        match=r"has no split test: it has testA \(1\), testB \(1\), train \(1\), val \(3\); see",
+    ):
+        open_source(f"{place}?split=test")
+    prints = {open_source(f"{place}?split={split}").fingerprint() for split in ("val", "train", "testA")}
+    assert len(prints) == 3
+    assert (
+        open_source(str(file)).fingerprint()
+        == open_source(str(tmp_path)).fingerprint()
+        not in prints - {open_source(f"{place}?split=val").fingerprint()}
+    )
+
+
+def test_a_folder_with_several_files_of_expressions_wants_one_named(tmp_path: Path) -> None:
+    release(tmp_path, name="refs(google)")
+    release(tmp_path, name="refs(umd)", form="json")
+    with pytest.raises(UserError, match=r"holds refs\(google\).p, refs\(umd\).json: name one of them"):
+        open_source(str(tmp_path))
+    assert len(open_source(str(tmp_path / "refs(umd).json"))) == 2
+    moved = tmp_path / "elsewhere.json"
+    (tmp_path / "instances.json").rename(moved)
+    given = f"refcoco:{tmp_path}/refs(google).p?instances={moved}&images={tmp_path}"
+    assert len(open_source(given)) == 2
+    with pytest.raises(UserError, match=r"instances.json cannot be read"):
+        open_source(str(tmp_path / "refs(google).p"))
+
+
+def test_what_is_wrong_with_a_release_is_said(tmp_path: Path) -> None:
+    file = release(tmp_path, "json")
+    refs = json.loads(file.read_text())
+    instances = json.loads((tmp_path / "instances.json").read_text())
+
+    def changed(**fields: Any) -> str:
+        file.write_text(json.dumps([refs[0] | fields, *refs[1:]]))
+        return f"refcoco:{file}"
+
+    with pytest.raises(UserError, match=r"expression 0 of .*: picture 1 or annotation 77 is not in"):
+        open_source(changed(ann_id=77))
+    with pytest.raises(UserError, match=r"expression 0 of .*: its sentences are no list"):
+        open_source(changed(sentences=["man"]))
+    with pytest.raises(UserError, match=r"is no file of expressions: a list of rows with ann_id, image_id"):
+        open_source(f"refcoco:{tmp_path}/instances.json")
+    sentences = [{"sent": " ", "raw": "The Man."}, {"sent": "", "raw": ""}]
+    assert open_source(changed(sentences=sentences))[0].regions[0].phrase == "The Man."
+    file.write_text(json.dumps(refs))
+    for code, why in (
+        ([[1, 2, 3]], "a polygon is a list of three points or more"),
+        ({"size": [16, 20], "counts": [3, 4]}, "the runs of a mask add up to 7, not to 16 x 20"),
+        ({"size": [16, 20], "counts": [-1, 321]}, "add up to 320, not"),
+        ({"size": [20, 16], "counts": [320]}, "a mask of 16 x 20 pixels, the picture has 20 x 16"),
+        ({"size": [16, 20], "counts": "é"}, "characters that are none of theirs"),
+    ):
+        instances["annotations"][0]["segmentation"] = code
+        (tmp_path / "instances.json").write_text(json.dumps(instances))
+        with pytest.raises(Damaged, match=re.escape(why)):
+            open_source(str(file))[0]
+        assert open_source(str(file))[1].regions
+    (tmp_path / "instances.json").write_text('{"images": [{"id": 3}]}')
+    with pytest.raises(UserError, match=r"instances.json is no file of annotations: images\[\] with id"):
+        open_source(str(file))
+
+
+def test_pictures_that_are_not_there_or_of_another_size(tmp_path: Path) -> None:
+    release(tmp_path)
+    Image.new("RGB", (21, 16)).save(tmp_path / "train2014/COCO_train2014_1.png")
+    with pytest.raises(Damaged, match=r"21 x 16 pixels, its masks are for 20 x 16"):
+        open_source(str(tmp_path))[0]
+    for image in (1, 2):
+        (tmp_path / f"train2014/COCO_train2014_{image}.png").unlink()
+    with pytest.raises(
+        UserError, match=r"^none of the 2 pictures of .* say where they lie with --images DIR"
+    ):
+        open_source(str(tmp_path))
+
+
+def test_a_release_is_measured_and_packed(tmp_path: Path) -> None:
+    release(tmp_path / "r")
+    source = open_source(str(tmp_path / "r"))
+    data = encoded(ask("referring", Options()), tiny_model("clip"), source, 4, 0.0)
+    assert data.expressions is not None
+    assert [one.text for one in data.expressions.found] == list(TEXTS[:5])
+    areas = [one.overlap["whole picture"].intersection for one in data.expressions.found]
+    assert areas == [int(masks()[ann].sum()) for ann in (900, 900, 901, 901, 902)]
+    pack(source, tmp_path / "out")
+    again = open_source(str(tmp_path / "out"))
+    assert [told(again[i]) for i in range(2)] == [told(source[i]) for i in range(2)]
+
+
+def test_the_command_measures_a_split_and_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = release(tmp_path)
+    model = saved(tiny_model("clip"), tmp_path / "model")
+    given = ["evaluate", model, "--suite", "referring", "--data"]
+    assert "has no split dev: it has testA (1)" in complaint(capsys, *given, f"{file}?split=dev")
+    assert "say where with --images DIR" in complaint(capsys, *given, file, "--images", tmp_path / "none")
+    assert call(*given, f"{file}?split=testA") == 0
+
+
+# Masks
+
+
+def test_polygons_are_the_pixels_whose_centres_lie_inside() -> None:
+    def slow(polygon: list[float], height: int, width: int) -> list[list[bool]]:
+        points = list(zip(polygon[::2], polygon[1::2], strict=True))
+        out = [[False] * width for _ in range(height)]
+        for row in range(height):
+            for column in range(width):
+                x, y, inside = column + 0.5, row + 0.5, False
+                for (x1, y1), (x2, y2) in zip(points, points[1:] + points[:1], strict=True):
+                    if (y1 > y) != (y2 > y) and x > x1 + (y - y1) * (x2 - x1) / (y2 - y1):
+                        inside = not inside
+                out[row][column] = inside
+        return out
+
+    generator = np.random.default_rng(3)
+    for number in (3, 4, 7, 12):
+        polygon = (generator.random(2 * number) * 26 - 3).tolist()  # some of it beyond the picture
+        assert polygons_mask([polygon], 16, 20).tolist() == slow(polygon, 16, 20)
+    assert polygons_mask([[0, 0, 10, 0, 10, 10, 0, 10]], 12, 12).sum() == 100
+    both = polygons_mask(TWO, 16, 20)
+    assert np.array_equal(both, polygons_mask(TWO[:1], 16, 20) | polygons_mask(TWO[1:], 16, 20))
+    overlapping = polygons_mask([TWO[0], TWO[0]], 16, 20)
+    assert overlapping.sum() == 16, "parts are joined: what two of them cover is covered"
+    assert not polygons_mask([], 3, 4).any()
+
+
+def test_run_length_codes_are_read_in_both_forms() -> None:
+    # An example by hand: 40 is 8 + 1 * 32, two characters, and 5 is written as 5 - 40 = -35.
+    code = {"size": [9, 10], "counts": "61X13mN000`0"}
+    mask = read_mask(code)
+    assert mask.shape == (9, 10)
+    assert run_lengths(mask)["counts"] == [6, 1, 40, 4, 5, 4, 5, 4, 21]
+    assert mask.T.reshape(-1).nonzero()[0].tolist() == [6, *range(47, 51), *range(56, 60), *range(65, 69)]
+    generator = np.random.default_rng(1)
+    for share in (0.0, 0.02, 0.5, 1.0):
+        wanted = generator.random((70, 90)) < share
+        assert np.array_equal(read_mask({"size": [70, 90], "counts": packed(wanted)}), wanted)
+        assert np.array_equal(read_mask({"size": [70, 90], "counts": packed(wanted).encode()}), wanted)
+        assert np.array_equal(read_mask(run_lengths(wanted)), wanted)
+    with pytest.raises(ValueError, match="end in the middle of a number"):
+        unpacked("6P")
+    with pytest.raises(ValueError, match="none of theirs"):
+        unpacked("P" * 40)
+    with pytest.raises(ValueError, match="add up to"):
+        read_mask({"size": [2, 2], "counts": [10**15]})
+
+
+# Pickles
+
+
+def written(tmp_path: Path, data: bytes) -> str:
+    (tmp_path / "x.p").write_bytes(data)
+    return str(tmp_path / "x.p")
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_plain_pickles_of_every_protocol_are_read(protocol: int, tmp_path: Path) -> None:
+    data = [{"a": [1, -(2**40), 2**90, 0.5, None, True], "b": ("x", ("é", {}), [])}, "\u65e5", {1: "a"}]
+    data.append(data[0])  # the same object again
+    found = read_pickle(written(tmp_path, pickle.dumps(data, protocol)))
+    assert found == data
+    assert found[0] is found[3]
+
+
+def test_pickles_of_python_2_are_read(tmp_path: Path) -> None:
+    # {'sent': 'caf\xc3\xa9', 'n': 3L, u'raw': u'x'} as Python 2 writes it, in the protocols 0 and 2
+    first = b"(dp0\nS'sent'\np1\nS'caf\\xc3\\xa9'\np2\nsS'n'\np3\nL3L\nsVraw\np4\nVx\np5\ns."
+    second = b"\x80\x02}q\x00(U\x04sentq\x01U\x05caf\xc3\xa9q\x02U\x01nq\x03\x8a\x01\x03X\x03\x00\x00\x00raw"
+    second += b"q\x04X\x01\x00\x00\x00xq\x05u."
+    for data in (first, second):
+        assert read_pickle(written(tmp_path, data)) == {"sent": "café", "n": 3, "raw": "x"}
+    latin = b"\x80\x02U\x04caf\xe9."
+    assert read_pickle(written(tmp_path, latin)) == "café"
+    texts = [{b"sent": b"caf\xc3\xa9", b"of": (b"a", [b"b"])}]
+    assert read_pickle(written(tmp_path, pickle.dumps(texts, 3))) == [{"sent": "café", "of": ("a", ["b"])}]
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(Evil.place),)
+
+    place = Path()
+
+
+def test_a_pickle_that_would_run_something_is_refused_before_it_does(tmp_path: Path) -> None:
+    Evil.place = tmp_path / "hacked"
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        data = pickle.dumps([{"ann_id": Evil()}], protocol)
+        with pytest.raises(
+            UserError, match=r"asks for more than plain data \((STACK_)?GLOBAL.*and was not run"
+        ):
+            read_pickle(written(tmp_path, data))
+        assert not Evil.place.exists()
+        file = release(tmp_path / f"{protocol}")
+        file.write_bytes(data)
+        with pytest.raises(UserError, match="was not run"):
+            open_source(str(file))
+        assert not Evil.place.exists()
+    pickle.loads(data)
+    assert Evil.place.exists(), "the pickle would have run"
+
+
+def test_every_way_to_name_or_call_something_is_refused(tmp_path: Path) -> None:
+    copyreg.add_extension("posix", "getpid", 240)
+    try:
+        extension = pickle.dumps(os.getpid, 2)
+        assert b"\x82" in extension
+        assert pickle.loads(extension) is os.getpid  # now it is known, and the unpickler asks nobody
+        ways = {
+            b"cos\ngetpid\n)R.": "GLOBAL",
+            b"(ios\ngetpid\n.": "INST",
+            extension: "EXT1",
+            b"(S'os'\no.": "OBJ",
+            b")\x81.": "NEWOBJ",
+            b"Pthing\n.": "PERSID",
+            b"N)R.": "REDUCE",
+            b"]}b.": "BUILD",
+            b"NQ.": "BINPERSID",
+            b"\x8f.": "EMPTY_SET",
+        }
+        for data, name in ways.items():
+            with pytest.raises(UserError, match=rf"asks for more than plain data \({name} "):
+                read_pickle(written(tmp_path, data))
+    finally:
+        copyreg.remove_extension("posix", "getpid", 240)
+
+
+def test_files_that_are_no_pickles_end_in_one_line(tmp_path: Path) -> None:
+    whole = pickle.dumps([{"a": 1}], 2)
+    for data in (b"", b"no pickle", whole[:-4], whole[:-1], b"a.", b"\x80\x02r\xff\xff\xff\x7fN.", b"h\x05."):
+        with pytest.raises(UserError, match=r"x.p is no pickle of plain data: .*; see docs/data.md$"):
+            read_pickle(written(tmp_path, data))
+    with pytest.raises(UserError, match=r"none.p cannot be read"):
+        read_pickle(str(tmp_path / "none.p"))
+
+
+# Hexagons
+
+
+def board(**painted: int) -> list[int]:
+    """A board with some tiles painted: r2c3=4 is row 2, column 3, red."""
+    out = [0] * 180
+    for name, colour in painted.items():
+        row, column = map(int, name[1:].split("c"))
+        out[18 * row + column] = colour
+    return out
+
+
+STEPS = [
+    [0, "NONE", board()],
+    [1, "Paint two tiles red.", board(r2c3=4, r3c3=4)],
+    [2, "Take one back, add a green one.", board(r2c3=4, r0c0=3)],
+    [3, "Nothing.", board(r2c3=4, r0c0=3)],
+    [4, "The first one blue.", board(r2c3=5, r0c0=3)],
+]
+
+
+def procedures(folder: Path, rows: list[Any]) -> str:
+    (folder / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder / "dev.jsonl")
+
+
+def test_a_procedure_is_its_last_board_with_the_tiles_of_each_step(tmp_path: Path) -> None:
+    rows = [{"index": 7, "drawing_procedure": STEPS}, {"drawing_procedure": STEPS[:2]}]
+    source = open_source(procedures(tmp_path, rows))
+    assert isinstance(source, Hexagons)
+    assert list(source.keys()) == ["hexagons-7", "hexagons-row-2"]
+    first, second = source[0], source[1]
+    assert first.captions == (" ".join(text for _, text, _ in STEPS[1:]),)
+    assert [region.phrase for region in first.regions] == [STEPS[2][1], STEPS[4][1]], (
+        "what is seen at the end"
+    )
+    tiles = tile_map()
+    pixels = np.asarray(first.image)
+    for region, (row, column), colour in zip(first.regions, ((0, 0), (2, 3)), (3, 5), strict=True):
+        mask = tiles == 1 + 18 * row + column
+        assert np.array_equal(region.mask, mask)
+        assert region.span is not None
+        assert first.captions[0][slice(*region.span[1:])] == region.phrase
+        inner = (pixels[mask] == COLOURS[colour]).all(1)
+        assert 0.7 < inner.mean() < 1, "all but its lines"
+    (both,) = second.regions
+    assert np.array_equal(both.mask, (tiles == 1 + 39) | (tiles == 1 + 57))
+    assert source.fingerprint() != open_source(procedures(tmp_path, rows[:1])).fingerprint()
+
+
+def test_tiles_are_hexagons_and_every_second_column_is_lower() -> None:
+    tiles = tile_map()
+    counts = np.bincount(tiles.ravel())
+    area = 1.5 * 3**0.5 * 12**2
+    assert len(counts) == 181
+    assert (abs(counts[1:] - area) < 0.06 * area).all()
+    middle = {place: np.argwhere(tiles == 1 + place).mean(0) for place in (0, 1, 2, 18, 179)}
+    half = 12 * 3**0.5 / 2
+    assert middle[1] - middle[0] == pytest.approx([half, 18], abs=0.6)
+    assert middle[2] - middle[0] == pytest.approx([0, 36], abs=0.6)
+    assert middle[18] - middle[0] == pytest.approx([2 * half, 0], abs=0.6)
+    assert tiles.shape == (round(21 * half), 330)
+    assert tiles[0, 100:].min() == 0
+
+
+def test_equal_boards_are_one_picture_for_the_interval(tmp_path: Path) -> None:
+    other = [*STEPS[:4], [4, "The first one black.", board(r2c3=1, r0c0=3)]]
+    again = [STEPS[0], [1, "All at once.", STEPS[-1][2]]]
+    rows = [{"index": i, "drawing_procedure": steps} for i, steps in enumerate((STEPS, other, again))]
+    source = open_source(procedures(tmp_path, rows))
+    data = encoded(ask("referring", Options()), tiny_model("clip"), source, 2, 0.0)
+    assert data.expressions is not None
+    assert data.expressions.same == (0, 1, 0)
+
+
+def test_damaged_procedures_are_counted(tmp_path: Path) -> None:
+    wrong = [
+        {"drawing_procedure": [[0, "NONE", [0] * 179], [1, "x", [0] * 180]]},
+        {"drawing_procedure": [[0, "NONE", board()], [1, "x", board(r1c1=8)]]},
+        {"drawing_procedure": [[0, "NONE", board()]]},
+        {"drawing_procedure": [[0, "NONE", board()], [1, "x"]]},
+        {"drawing_procedure": [[0, "NONE", board()], [1, "", board()]]},
+        {},
+    ]
+    source = open_source(procedures(tmp_path, [{"drawing_procedure": STEPS}, *wrong]))
+    assert source[0].regions
+    for i in range(len(wrong)):
+        with pytest.raises(Damaged, match=rf"dev.jsonl, row {i + 2}"):
+            source[i + 1]
+    with pytest.raises(UserError, match="is not Hexagons: rows with drawing_procedure"):
+        open_source(f"hexagons:{procedures(tmp_path, [{'a': 1}])}")
+    with pytest.raises(UserError, match=r"does not go with .*: boards are drawn; leave it out"):
+        open_source(procedures(tmp_path, [{"drawing_procedure": STEPS}]), images=str(tmp_path))
+
+
+def test_the_real_procedures_are_as_they_are_described(shared_data: Path) -> None:
+    path = shared_data / "hexagons/dev.jsonl"
+    if not path.is_file():
+        pytest.skip(f"no {path}")
+    source = open_source(str(path))
+    assert len(source) == 62
+    found = [source[i] for i in range(62)]
+    assert sum(len(record.regions) for record in found) == 442
+    assert all(region.mask is not None and region.mask.any() for record in found for region in record.regions)

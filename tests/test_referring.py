@@ -1,0 +1,503 @@
+"""Referring segmentation against loops: thresholds, overlaps, outcomes, metrics, expressions of scenes."""
+
+import json
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from indexes import saved, tiny_model
+from PIL import Image
+from runs import call, complaint
+from test_scenes import fits
+from test_scenes import read as understood
+from test_viz import Page
+
+from grainline.data.record import Damaged, Record, Region
+from grainline.data.sources import open_source, open_sources
+from grainline.data.sources.masks import run_lengths
+from grainline.data.sources.scenes import Scenes
+from grainline.errors import UserError
+from grainline.evaluate.against import against
+from grainline.evaluate.ask import ask, encoded
+from grainline.evaluate.encode import Encodings, encode_source
+from grainline.evaluate.examples import Measured
+from grainline.evaluate.expressions import BOX, HEAT, WHOLE
+from grainline.evaluate.extremes import best_expressions, worst_expressions
+from grainline.evaluate.intervals import interval, wilson
+from grainline.evaluate.marks import BINS, centred, marked, overlap, thresholds, unit_range
+from grainline.evaluate.outcome import Options
+from grainline.evaluate.pool import pooled
+from grainline.evaluate.referring import referring_cells, referring_suite, with_expressions
+from grainline.evaluate.result import Result, read
+from grainline.model import Model
+from grainline.viz.overlay import outlined
+
+Capture = pytest.CaptureFixture[str]
+SCENES = "scenes:dev?count=3&size=40"
+
+
+def surveyed(model: Model, source: Any, batch: int = 2, damage: float = 0.0) -> tuple[Encodings, Result]:
+    asked = ask("referring", Options(resamples=50))
+    data = encoded(asked, model, source, batch, damage)
+    return data, referring_suite(model.method, data, asked.options)
+
+
+# From heat to a mask
+
+
+def slow_threshold(values: Sequence[float]) -> float:
+    """Every threshold tried, with exact fractions."""
+    low, high = min(values), max(values)
+    if low == high:
+        return 1.0
+    bins = [next(k for k in range(BINS) if (v - low) / (high - low) <= (k + 1) / BINS) for v in values]
+    best, found = Fraction(0), 1.0
+    for k in range(BINS - 1):
+        below, above = [b for b in bins if b <= k], [b for b in bins if b > k]
+        if below and above:
+            apart = Fraction(sum(below), len(below)) - Fraction(sum(above), len(above))
+            between = Fraction(len(below) * len(above), len(bins) ** 2) * apart**2
+            if between > best:  # not >=: the lowest of equals
+                best, found = between, (k + 1) / BINS
+    return found
+
+
+def test_otsus_threshold_is_that_of_brute_force() -> None:
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.cat(
+        [
+            torch.randn(3, 5, 7, generator=generator),
+            torch.randn(2, 5, 7, generator=generator).round(decimals=1),
+            torch.softmax(4 * torch.randn(2, 35, generator=generator), 1).view(2, 5, 7),  # a distribution
+            torch.linspace(-1, 0, 35).view(1, 5, 7),
+        ]
+    )
+    found = thresholds(unit_range(maps))
+    # in float64 on both sides: what lies at an edge must not depend on how it was stretched
+    assert found.tolist() == [slow_threshold(one.double().flatten().tolist()) for one in maps]
+    assert len(set(found.tolist())) > 4
+    alone = torch.cat([thresholds(unit_range(one[None])) for one in maps])
+    assert torch.equal(alone, found), "maps know nothing of each other"
+
+
+def test_the_lowest_of_equal_thresholds_is_taken_and_values_on_it_are_below() -> None:
+    four = [0.0, 0.5, 0.5 + 1 / 512, 1.0]  # the first and the last alone are parted equally well
+    mirrored = torch.tensor([[four]])
+    assert thresholds(unit_range(mirrored)).tolist() == [1 / 256] == [slow_threshold(four)]
+    two = torch.tensor([[[-3.0, 5.0, 5.0]]])  # all thresholds between do the same
+    assert thresholds(unit_range(two)).tolist() == [1 / 256]
+    edge = torch.tensor([[[0.0, 1 / 256, 1 / 256, 1.0]]])  # 1 / 256 is the last value of the first bin
+    assert thresholds(unit_range(edge)).tolist() == [1 / 256]
+    assert marked(edge).tolist() == [[[False, False, False, True]]]
+    assert marked(mirrored).tolist() == [[[False, True, True, True]]]
+
+
+def test_a_map_that_is_the_same_everywhere_marks_nothing() -> None:
+    flat = torch.full((2, 3, 4), -0.7)
+    flat[1, 0, 0] = 0.5
+    assert thresholds(unit_range(flat))[0] == 1
+    assert marked(flat).sum((1, 2)).tolist() == [0, 1]
+
+
+def test_only_the_shape_of_heat_counts() -> None:
+    heat = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(marked(heat), marked(16 * heat - 4))
+    stretched = unit_range(heat)
+    assert stretched.dtype == torch.float64
+    assert stretched.amin((1, 2)).tolist() == [0, 0]
+    assert stretched.amax((1, 2)).tolist() == [1, 1]
+
+
+def test_overlaps_and_the_box_are_those_of_loops() -> None:
+    a, b = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(2)) > 0.5
+    both, either = overlap(a, b)
+    for n in range(3):
+        pixels = [(a[n, y, x].item(), b[n, y, x].item()) for y in range(4) for x in range(5)]
+        assert both[n] == sum(p and q for p, q in pixels)
+        assert either[n] == sum(p or q for p, q in pixels)
+    for height, width in ((4, 6), (5, 7), (6, 9), (1, 1), (40, 30)):
+        slowly = [
+            [
+                height / 4 < y + 0.5 < 3 * height / 4 and width / 4 < x + 0.5 < 3 * width / 4
+                for x in range(width)
+            ]
+            for y in range(height)
+        ]
+        assert centred(height, width).tolist() == slowly
+
+
+# Outcomes
+
+
+def slow_outcomes(model: Model, source: Any) -> list[tuple[int, int, int, int]]:
+    """Picture, region, intersection and union, one text and one pixel at a time."""
+    out = []
+    side = model.method.size
+    for n in range(len(source)):
+        record = source[n]
+        image = record.image if isinstance(record.image, Image.Image) else Image.open(Path(record.key))
+        pressed = image.convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
+        for k, region in enumerate(record.regions):
+            if region.mask is None or not region.mask.any():
+                continue
+            images, texts = model.encode(images=[pressed]), model.encode(texts=[region.phrase])
+            with torch.no_grad():
+                heat = model.method.heat(images, texts)
+            grid = heat.view(1, 1, *(model.method.grid or ()))
+            spread = F.interpolate(grid, size=region.mask.shape, mode="bilinear", align_corners=False)[0, 0]
+            values = spread.double().flatten().tolist()
+            cut, low, high = slow_threshold(values), min(values), max(values)
+            mine = [high > low and (value - low) / (high - low) > cut for value in values]
+            true = region.mask.flatten().tolist()
+            both = sum(p and q for p, q in zip(mine, true, strict=True))
+            out.append((n, k, both, sum(p or q for p, q in zip(mine, true, strict=True))))
+    return out
+
+
+def expected(source: Any) -> Any:
+    """The first two expressions of each picture: the loop is slow."""
+
+    class First:
+        path = source.path
+
+        def __len__(self) -> int:
+            return len(source)
+
+        def __getitem__(self, index: int) -> Record:
+            record = source[index]
+            return record._replace(regions=record.regions[1:3])
+
+        def fingerprint(self) -> str:
+            return "first"
+
+    return First()
+
+
+@pytest.mark.parametrize("method", ["clip", "maxsim", "beta_clip"])
+def test_outcomes_are_those_of_a_loop(method: str) -> None:
+    model, source = tiny_model(method), expected(with_expressions(Scenes(SCENES)))
+    data, result = surveyed(model, source)
+    wanted = slow_outcomes(model, source)
+    told = result.queries
+    scores = told["scores"]
+    found = zip(told["picture"], told["region"], scores["intersection"], scores["union"], strict=True)
+    assert list(found) == wanted
+    assert data.expressions is not None
+    assert [one.text for one in data.expressions.found] == [
+        source[n].regions[k].phrase for n, k, *_ in wanted
+    ]
+    assert data.images.tokens.shape[1] == 0, "no tokens are kept"
+    for i, (n, k, _, _) in enumerate(wanted):
+        mask = source[n].regions[k].mask
+        assert told["trivial"][WHOLE]["intersection"][i] == mask.sum()
+        assert told["trivial"][WHOLE]["union"][i] == mask.size
+        box = np.zeros_like(mask)
+        box[10:30, 10:30] = True
+        assert told["trivial"][BOX]["intersection"][i] == (mask & box).sum()
+        assert told["trivial"][BOX]["union"][i] == (mask | box).sum()
+
+
+def test_batches_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, source = tiny_model("maxsim"), Scenes(SCENES)
+    one, other = (surveyed(model, source, batch)[0].expressions for batch in (1, 64))
+    assert one is not None
+    assert one == other
+    monkeypatch.setattr("grainline.evaluate.expressions.PIXELS", 1)
+    assert surveyed(model, source, 64)[0].expressions == one
+
+
+def rows_file(folder: Path, rows: Sequence[dict[str, Any]], size: tuple[int, int] = (32, 12)) -> Any:
+    """Pictures wider than high, with regions."""
+    for i, row in enumerate(rows):
+        pixels = np.random.default_rng(i).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / row["image"])
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return open_source(str(folder / "rows.jsonl"))
+
+
+def test_the_whole_picture_is_seen_whatever_the_model_crops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("clip")
+    assert model.transform.resize == "crop"
+    mask = np.zeros((12, 32), bool)
+    mask[2:9, :5] = True  # left of the middle square
+    regions = [{"phrase": "a red dog", "mask": run_lengths(mask)}, {"phrase": "a cat"}]
+    regions += [{"phrase": "a dog", "mask": run_lengths(~mask & False)}]
+    source = rows_file(tmp_path, [{"image": "a.png", "caption": "A dog.", "regions": regions}])
+    data, result = surveyed(model, source)
+    monkeypatch.chdir(tmp_path)
+    ((_, _, both, either),) = slow_outcomes(model, source)
+    assert result.queries["scores"] == {"intersection": [both], "union": [either]}
+    assert result.notes[:2] == (
+        "1 regions have no mask and were skipped",
+        "1 regions have a mask without a pixel and were skipped",
+    )
+    assert (result.data["expressions"], result.data["texts"]) == (1, 1)
+    assert model.transform.resize == "crop", "the model itself is left alone"
+    assert model.pressed().transform.resize == "squash"
+    assert model.pressed().transform.filter == model.transform.filter
+    assert data.expressions is not None
+
+
+def test_a_mask_of_another_size_is_damage(tmp_path: Path) -> None:
+    good, bad = ({"phrase": "a dog", "mask": {"size": [12, w], "counts": [5, 12 * w - 5]}} for w in (32, 31))
+    rows = [{"image": f"{name}.png", "caption": "A dog.", "regions": [good]} for name in "abc"]
+    rows[1]["regions"] = [good, bad]
+    data, result = surveyed(tiny_model("clip"), rows_file(tmp_path, rows), damage=0.5)
+    assert data.damaged == {"damaged region": 1}
+    assert "b.png (32 x 12 pixels, a mask has 31 x 12)" in data.damaged_first[0]
+    assert (data.keys, result.queries["picture"]) == (("a.png", "c.png"), [0, 1])
+    assert len(data.images.vector) == len(data.strings) == 2
+
+
+def test_equal_files_are_one_picture_and_cut_texts_count_once(tmp_path: Path) -> None:
+    mask = run_lengths(np.eye(12, 32, dtype=bool))
+    long = "a red dog runs on sand and grass " * 9
+    regions = [{"phrase": long, "mask": mask}, {"phrase": "a cat", "mask": mask}]
+    rows = [{"image": f"{name}.png", "caption": "A dog.", "regions": regions} for name in "abc"]
+    rows_file(tmp_path, rows)
+    (tmp_path / "c.png").write_bytes((tmp_path / "a.png").read_bytes())
+    source = open_source(str(tmp_path / "rows.jsonl"))
+    for batch in (1, 2, 64):
+        _, result = surveyed(tiny_model("clip"), source, batch)
+        assert result.queries["picture"] == [0, 0, 1, 1, 0, 0]
+        assert result.data["cut_texts"] == 1
+
+
+def test_a_map_without_shape_is_counted() -> None:
+    model = tiny_model("clip")
+    model.method.heat = lambda images, _: torch.zeros(images.tokens.shape[:2])  # type: ignore[method-assign]
+    _, result = surveyed(model, Scenes(SCENES))
+    number = result.data["expressions"]
+    assert result.metric("mIoU").value == 0
+    assert f"{number} maps are the same everywhere and mark nothing" in result.notes
+    model.method.heat = lambda images, _: torch.full(images.tokens.shape[:2], torch.nan)  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="scores are not a number"):
+        surveyed(model, Scenes(SCENES))
+
+
+# Metrics
+
+
+def test_metrics_are_means_over_expressions_sums_and_shares() -> None:
+    one = {"intersection": [5, 1, 0, 10], "union": [10, 4, 7, 10]}
+    trivial = {
+        WHOLE: {"intersection": [5, 4, 7, 10], "union": [20, 20, 20, 20]},
+        BOX: {"intersection": [0, 2, 0, 4], "union": [9, 8, 7, 11]},
+    }
+    query = {"picture": [0, 0, 1, 2], "scores": one, "trivial": trivial}
+    options = Options(resamples=200)
+    cells = referring_cells([query], options)
+    names = ("mIoU", "cumulative IoU", "IoU > 0.5")
+    assert list(cells) == [f"{name}{of}" for of in ("", ", whole picture", ", centred box") for name in names]
+    iou = np.array([0.5, 0.25, 0, 1])
+    assert cells["mIoU"].value == pytest.approx(1.75 / 4)
+    assert cells["cumulative IoU"].value == pytest.approx(16 / 31)
+    assert cells["IoU > 0.5"].value == 1 / 4, "one half is not more than one half"
+    assert cells["IoU > 0.5"].wilson == wilson(1, 4)[1:]
+    assert cells["mIoU, whole picture"].value == pytest.approx((5 + 4 + 7 + 10) / 80)
+    assert cells["cumulative IoU, centred box"].value == pytest.approx(6 / 35)
+    assert {cell.chance for cell in cells.values()} == {None}
+    picture = np.array(query["picture"])
+    ends = interval(iou, picture, resamples=200)
+    assert np.quantile(cells["mIoU"].drawn, [0.025, 0.975]) == pytest.approx(ends[1:])
+
+    def ratio(values: np.ndarray) -> float:
+        return values[:, 0].sum() / values[:, 1].sum()
+
+    both = np.stack([one["intersection"], one["union"]], 1)
+    ends = interval(both, picture, ratio, resamples=200)
+    assert np.quantile(cells["cumulative IoU"].drawn, [0.025, 0.975]) == pytest.approx(ends[1:])
+    other = {"intersection": [0, 1, 0, 10], "union": [10, 4, 7, 10]}
+    twice = referring_cells([query, query | {"scores": other}], options)
+    assert twice["mIoU"].value == pytest.approx((1.75 + 1.25) / 8)
+    assert twice["cumulative IoU"].value == pytest.approx((16 + 11) / 62)
+    assert (twice["mIoU"].queries, twice["IoU > 0.5"].wilson) == (8, None)
+    assert np.array_equal(twice["mIoU, centred box"].drawn, cells["mIoU, centred box"].drawn)
+
+
+def test_results_are_pooled_and_compared_and_other_masks_are_refused() -> None:
+    first, second = (surveyed(tiny_model("clip", seed), Scenes(SCENES))[1] for seed in (0, 1))
+    both = pooled([first, second])
+    mean = np.mean([r.metric("mIoU").value for r in (first, second)])
+    assert both.metric("mIoU").value == pytest.approx(mean)
+    change = {d.name: d.value for d in against(second, first)}
+    assert change["mIoU"] == pytest.approx(second.metric("mIoU").value - first.metric("mIoU").value)
+    assert change["mIoU, whole picture"] == 0
+    trivial = {WHOLE: first.queries["trivial"][BOX], BOX: first.queries["trivial"][BOX]}
+    other = first._replace(queries=first.queries | {"trivial": trivial})
+    with pytest.raises(UserError, match="asks other pictures, texts or classes"):
+        against(other, second)
+
+
+# Expressions of scenes
+
+
+def test_expressions_of_scenes_name_exactly_one_object_and_mask_it() -> None:
+    source = with_expressions(Scenes("scenes:dev?count=300&size=48"))
+    assert isinstance(source, Scenes)
+    number = left_out = sentences = 0
+    for i in (*range(20), 156, 278):  # those two have a phrase that fits two objects
+        record, scene, labels, told = source[i], source.scene(i), source.labels(i), source.told(i)
+        words = [region.phrase.lower() for region in record.regions]
+        assert len(words) == len(set(words))
+        for region in record.regions:
+            said = understood(region.phrase)
+            (k,) = [k for k, thing in enumerate(scene.things) if fits(thing, said)]
+            assert region.mask is not None
+            assert np.array_equal(region.mask, labels == k + 1)
+            assert region.span is not None
+            assert record.long is not None
+            assert record.long[region.span[1] : region.span[2]] == region.phrase
+            sentences += region.phrase.endswith(".")
+            number += 1
+        for mention in told.mentions:
+            text = told.long[mention.start : mention.end]
+            sole = sum(fits(thing, understood(text)) for thing in scene.things) == 1
+            assert (text.lower() in words) == sole
+            left_out += not sole
+    assert number > 200
+    assert left_out == 2
+    assert sentences > 100
+
+
+def test_scenes_make_expressions_where_the_suite_asks_for_them() -> None:
+    one = Scenes("scenes:dev?count=2&regions=2", size=48)
+    found = with_expressions(one)
+    assert isinstance(found, Scenes)
+    assert found.fingerprint() == with_expressions(Scenes("scenes:dev?count=2", size=48)).fingerprint()  # type: ignore[union-attr]
+    assert found.fingerprint() != one.fingerprint()
+    assert not any(region.foils for region in found[0].regions)
+    assert with_expressions(found)[1].regions[0].phrase == found[1].regions[0].phrase
+    joined = with_expressions(open_sources(["scenes:dev?count=2", "scenes:test?count=3"], size=48))
+    assert all(region.mask is not None for i in range(5) for region in joined[i].regions)
+
+
+# What is refused, the command and the page
+
+
+def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
+    model = tiny_model("clip")
+    plain = rows_file(tmp_path, [{"image": "a.png", "caption": "A dog."}])
+    with pytest.raises(UserError, match=r"^no region of .* has a mask; expressions are measured with masks"):
+        surveyed(model, plain)
+    with pytest.raises(UserError, match="was encoded without expressions; the referring suite needs"):
+        referring_suite(model.method, encode_source(model, plain))
+    data, _ = surveyed(model, Scenes(SCENES))
+    with pytest.raises(UserError, match="the referring suite knows only 'plain'"):
+        referring_suite(model.method, data, Options("coco-1k"))
+    with pytest.raises(UserError, match=r"^--captions is 'each'; referring reads the texts of regions"):
+        ask("referring", Options(), captions="each")
+    with pytest.raises(UserError, match=r"asks? the method for scores; referring reads heat$"):
+        ask("referring", Options(), scoring="conditioned")
+    model.method.grid = None
+    with pytest.raises(UserError, match=r"^the image tokens of clip have no places in the picture"):
+        surveyed(model, plain)
+
+
+def test_the_command_writes_a_result_a_page_and_heat_maps(tmp_path: Path, capsys: Capture) -> None:
+    model = saved(tiny_model("maxsim"), tmp_path / "model")
+    given = ["evaluate", model, "--data", "scenes:dev?count=7&size=40", "--suite", "referring"]
+    page, figure, found = tmp_path / "a.html", tmp_path / "a.png", tmp_path / "a.json"
+    assert call(*given, "--json", found, "--html", page, "--png", figure) == 0
+    assert "cumulative IoU" in capsys.readouterr().out
+    result = read(found)
+    assert result.data["path"] == "scenes:dev?count=7&size=40"
+    words = Page(page.read_text()).words
+    for part in ("Referring of", "mIoU", "Expressions: covered least", "Expressions: covered best"):
+        assert part in words
+    assert figure.stat().st_size > 1000
+    assert call(*given, "--against", found) == 0
+    assert "in the place of" not in complaint(capsys, *given, "--captions", "whole")
+
+
+def test_expressions_are_shown_from_the_least_and_the_best_covered(tmp_path: Path) -> None:
+    model, source = tiny_model("clip"), Scenes("scenes:dev?count=5&size=40")
+    data, result = surveyed(model, source)
+    on = Measured(model, source, data, result)
+    scores = result.queries["scores"]
+    iou = np.array(scores["intersection"]) / np.array(scores["union"])
+    worst, best = worst_expressions(on, 4), best_expressions(on, 4)
+    assert (worst[0].iou, best[0].iou) == (iou.min(), iou.max())
+    made = with_expressions(source)
+    for shown, sign in ((worst, 1), (best, -1)):
+        assert [sign * one.iou for one in shown] == sorted(sign * one.iou for one in shown)
+        assert len({one.name for one in shown}) == len(shown) == 4
+        for one in shown:
+            text = one.look.told[0].text
+            region = next(r for r in made[data.keys.index(one.name)].regions if r.phrase == text)
+            assert region.mask is not None
+            small = Image.fromarray(region.mask).resize((8, 8), Image.Resampling.NEAREST)
+            assert one.look.outline is not None
+            assert np.array_equal(one.look.outline, np.asarray(small))
+            assert one.look.heat is not None
+            assert one.look.heat.shape == (1, 8, 8)
+            enlarged = one.look.shown()
+            assert isinstance(enlarged, Image.Image)
+            assert enlarged.size == (224, 224)
+    rows = [
+        {"image": "a.png", "regions": [{"phrase": "a dog", "mask": [[1] * 31 + [0]] * 12}], "caption": "A."}
+    ]
+    wide = rows_file(tmp_path, rows)
+    data, result = surveyed(model, wide)
+    (one,) = worst_expressions(Measured(model, wide, data, result))
+    assert isinstance(one.look.picture, Image.Image)
+    squashed = Image.open(tmp_path / "a.png").resize((8, 8), Image.Resampling.BICUBIC)
+    assert np.array_equal(np.asarray(one.look.picture), np.asarray(squashed)), "shown as it was seen: pressed"
+    (tmp_path / "a.png").unlink()
+    (gone,) = worst_expressions(Measured(model, wide, data, result))
+    assert gone.look.heat is None
+
+
+def test_a_line_runs_around_a_mask() -> None:
+    grey = Image.new("RGB", (8, 7), (120, 120, 120))
+    mask = np.zeros((7, 8), bool)
+    mask[2:6, 0:4] = True
+    found = np.asarray(outlined(grey, mask))[:, :, 0]
+    assert found.tolist() == [
+        [120] * 8,
+        [255] * 4 + [120] * 4,
+        [0] * 4 + [255] + [120] * 3,
+        [120] * 3 + [0, 255] + [120] * 3,
+        [120] * 3 + [0, 255] + [120] * 3,
+        [0] * 4 + [255] + [120] * 3,
+        [255] * 4 + [120] * 4,
+    ]
+    assert np.asarray(outlined(grey, ~mask & mask)).min() == 120
+
+
+def test_a_region_that_is_asked_for_has_its_words() -> None:
+    """Nothing of a region but its phrase and mask is used."""
+    mask = np.zeros((40, 40), bool)
+    mask[5:20, 5:20] = True
+    picture = Image.effect_noise((40, 40), 60).convert("RGB")
+    plain, full = (
+        Record("a", picture, (), regions=(Region("a red dog", box, mask, span),))
+        for box, span in ((None, None), ((0.0, 0.0, 3.0, 3.0), ("long", 0, 3)))
+    )
+
+    class One:
+        path = "memory"
+
+        def __init__(self, record: Record | Damaged) -> None:
+            self.record = record
+
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> Any:
+            return self.record
+
+        def fingerprint(self) -> str:
+            return "one"
+
+    found = [surveyed(tiny_model("clip"), One(record))[0].expressions for record in (plain, full)]
+    assert found[0] is not None
+    assert found[0] == found[1]
+    assert found[0].found[0].overlap[HEAT].union >= mask.sum()
