@@ -15,8 +15,8 @@ from grainline.encoders.seeds import at_home
 from grainline.encoders.sfcn import SFCN, cells_of, folded
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.errors import UserError
-from grainline.losses.superpixel import reconstruction
 from grainline.nn.kmeans import kmeans, lab
+from grainline.nn.reconstruction import reconstruction
 from grainline.nn.superpixel import (
     Cells,
     hard,

@@ -1,4 +1,4 @@
-"""How well superpixels say again what they are made of: what SFCN can be trained with where nobody drew borders."""
+"""How well superpixels say again what they are made of: a loss for SFCN where nobody has drawn borders."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def reconstruction(association: Tensor, colour: Tensor, cell: int, compactness: 
         u_s = sum_p A_ps f_p / sum_p A_ps,  c_s = sum_p A_ps x_p / sum_p A_ps
         loss = mean_p |sum_s A_ps u_s - f_p| + compactness / cell * mean_p |sum_s A_ps c_s - x_p|
 
-    The published one (arXiv 2003.12929, eq. 6) has squared distances and labels that people drew.
+    SFCN (arXiv 2003.12929) was trained with the labels of regions that people drew in place of the colour.
     """
     size = colour.shape[-1]
     grid = size // cell
