@@ -1,8 +1,8 @@
 """Superpixels of a batch: SFCN as we run it against SFCN as it is published, k-means, and pooling.
 
 SFCN with its normalisations folded in, channels last, in bfloat16 (G9), against the network as it is
-published, with normalisations of its own, in float32. The weights are drawn, so many labels hang by little, and
-the share of them that both agree on is a low guess.
+published, with normalisations of its own, in float32. The weights are drawn, so many labels hang by
+little, and the share of them that both agree on is a low guess.
 
     python -m benchmarks.bench_superpixels [--batch 32] [--threads 2] [--repeats 7]
 """

@@ -1087,6 +1087,44 @@ REFERRING = [
           "(2 * row + 1 + column % 2)", "(2 * row + 1)"),
 ]
 
+SUPERPIXELS = [
+    Fault("nn/superpixel.py", "tests/test_superpixel.py", "sums arrive on the opposite side",
+          "out[:, top : top + grid, left : left + grid] += part",
+          "out[:, 2 - top : 2 - top + grid, 2 - left : 2 - left + grid] += part"),
+    Fault("nn/superpixel.py", "tests/test_superpixel.py", "the mass of a mean is in values, not in pixels",
+          "stride) * stride**2", "stride)"),
+    Fault("nn/superpixel.py", "tests/test_superpixel.py", "neighbours of labels are transposed",
+          "3 * (down + 1) + across + 1", "3 * (across + 1) + down + 1"),
+    Fault("nn/superpixel.py", "tests/test_superpixel.py", "equal associations go to the last neighbour",
+          "rank = torch.arange(9, 0, -1, device", "rank = 9 - torch.arange(9, 0, -1, device"),
+    Fault("nn/kmeans.py", "tests/test_superpixel.py", "an empty centre moves to where it began",
+          ".clamp(min=1), moved)", ".clamp(min=1), 0.0)"),
+    Fault("nn/kmeans.py", "tests/test_superpixel.py", "pixels choose centres outside the picture",
+          "torch.where(there, centre", "torch.where(there | True, centre"),
+    Fault("nn/kmeans.py", "tests/test_superpixel.py", "rows and columns are weighed unlike",
+          "values[..., 3, :, :] = place[:, None]", "values[..., 3, :, :] = 2 * place[:, None]"),
+    Fault("nn/kmeans.py", "tests/test_superpixel.py", "colours are mixed before they are linear",
+          "_mixed(_TO_XYZ, linear)", "_mixed(_TO_XYZ, c)"),
+    Fault("nn/reconstruction.py", "tests/test_superpixel.py", "place is weighed by the cell, not by compactness",
+          "+ compactness / cell *", "+ 1 / cell *"),
+    Fault("encoders/sfcn.py", "tests/test_superpixel.py", "a fold forgets the running mean",
+          "norm.bias.double() - norm.running_mean.double() * factor", "norm.bias.double()"),
+    Fault("encoders/sfcn.py", "tests/test_superpixel.py", "neighbours outside the picture take part",
+          ".masked_fill(~there, -torch.inf)", ""),
+    Fault("encoders/superpixels.py", "tests/test_superpixel.py", "the weights of SFCN learn",
+          "module.register_buffer(name, parameter", "module.register_parameter(name, parameter"),
+    Fault("encoders/pretrained/sfcn.py", "tests/test_superpixel.py", "steps up are read in the wrong order",
+          "up.{TOP - int(number)}", "up.{int(number)}"),
+    Fault("encoders/seeds.py", "tests/test_superpixel.py", "segments come home further away than one cell",
+          "row = np.clip(home // grid, at[:, None] - 1, at[:, None] + 1)", "row = home // grid"),
+    Fault("data/superpixels.py", "tests/test_superpixel_cache.py", "superpixels of another picture are taken",
+          "if int(self.keys[index]) != digest(key):", "if not self.keys[index]:"),
+    Fault("data/superpixels.py", "tests/test_superpixel_cache.py", "a run that goes on begins anew",
+          '"r+" if batches else "w+"', '"w+"'),
+    Fault("data/superpixels.py", "tests/test_superpixel_cache.py", "squares of another resize are taken",
+          'asked |= {"transform": settings_of(transform)}', 'asked |= {"transform": manifest(folder)["transform"]}'),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -1123,4 +1161,5 @@ FAULTS = (
     + CHUNKS
     + CAST
     + REFERRING
+    + SUPERPIXELS
 )

@@ -24,10 +24,7 @@ _TO_XYZ: tuple[
 )
 _TO_LAB: tuple[Row, Row, Row] = ((0.0, 116.0, 0.0), (500.0, -500.0, 0.0), (0.0, 200.0, -200.0))
 _FAR = -1e30  # the fit of a centre outside the picture
-CHUNK = {
-    "cpu": 8,
-    "other": 64,
-}  # pictures at a time: what fits the caches of a CPU, else some 300 MB at 224 pixels
+CHUNK = 64  # pictures at a time: some 300 MB at 224 pixels
 
 
 def lab(pixels: Tensor) -> Tensor:
@@ -57,9 +54,8 @@ def kmeans(pixels: Tensor, cell: int, compactness: float = 10.0, steps: int = 10
     Centres begin at the mean colour and the middle of their cell. A centre that no pixel chooses stays where
     it was. Equal distances go to the neighbour with the lower number.
     """
-    most = CHUNK.get(pixels.device.type, CHUNK["other"])
     with torch.autocast(pixels.device.type, enabled=False):
-        parts = [_associated(part, cell, compactness, steps) for part in pixels.split(most)]
+        parts = [_associated(part, cell, compactness, steps) for part in pixels.split(CHUNK)]
     association = torch.cat(parts) if len(parts) > 1 else parts[0]
     return Cells(association, hard(association, cell))
 
