@@ -15,6 +15,7 @@ from grainline.data.tokenizer import load_tokenizer
 from grainline.encoders.pretrained import Pretrained, load_pretrained
 from grainline.encoders.pretrained.build import space_of
 from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig
+from grainline.encoders.superpixels import Superpixels
 from grainline.encoders.towers import WIDTH, Towers, TowersConfig
 from grainline.errors import UserError
 from grainline.files import write_text
@@ -44,6 +45,8 @@ class Start(NamedTuple):
         for towers in made.modules():
             if isinstance(towers, Towers):
                 towers.fill(self.image, self.text)
+            if isinstance(towers, Superpixels) and towers.cfg.checkpoint is not None:
+                towers.fill(Path(towers.cfg.checkpoint))
         return made
 
     def tokenizer(self, asked: str | None = None) -> TextTokenizer:

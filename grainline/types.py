@@ -134,6 +134,11 @@ def vectors_only(encoded: Encoded) -> Encoded:
     return encoded._replace(tokens=encoded.tokens[:, :0], mask=encoded.mask[:, :0], extra=None, places=None)
 
 
+def without_places(encoded: Encoded) -> Encoded:
+    """The same rows, for scores alone: which pixels are whose is a byte a pixel or more."""
+    return encoded._replace(places=None)
+
+
 def same_image(a: Encoded, b: Encoded) -> Tensor:
     """Which rows belong to the same image: [len(a), len(b)] bool. Padding and foils match nothing."""
     return (a.image[:, None] == b.image[None]) & (a.image >= 0)[:, None]

@@ -28,7 +28,7 @@ from grainline.evaluate.rows import Rows, numbered
 from grainline.evaluate.score import Scorer
 from grainline.evaluate.seen import Likeness
 from grainline.evaluate.subtexts import Gathered, Subtexts, sequences
-from grainline.types import Encoded, Pair, rows, vectors_only
+from grainline.types import Encoded, Pair, rows, vectors_only, without_places
 
 Captions = Literal["whole", "each", "first"]
 CAPTIONS: tuple[Captions, ...] = ("whole", "each", "first")
@@ -203,7 +203,7 @@ class _Run:
         batch: int,
     ) -> None:
         tokens = model.method.pairwise and pooling is None and covering is None
-        kept = (lambda x: x) if tokens else vectors_only
+        kept = without_places if tokens else vectors_only
         self.images = Rows(lambda items: kept(self._seen(model.encode(images=items))), batch)
         self.texts = Rows(lambda items: kept(model.encode(texts=items)), batch)
         self.foil_strings: list[str] = []

@@ -35,7 +35,9 @@ def on_pixels(heat: Tensor, grid: tuple[int, int], size: tuple[int, int], mode: 
 
 
 def on_segments(heat: Tensor, places: Tensor, size: tuple[int, int]) -> Tensor:
-    """Give every pixel the heat of its segment: [N, H, W], brought to another size by the mean over areas.
+    """Give every pixel the heat of its segment: [N, H, W].
+
+    A larger size is reached by bilinear interpolation, a smaller one by the mean over areas.
 
     heat    [N, L] of segments
     places  [N, h, w] integers 0..L-1, the segment of each pixel
@@ -46,7 +48,9 @@ def on_segments(heat: Tensor, places: Tensor, size: tuple[int, int]) -> Tensor:
     tensor([[[0.2500, 1.0000]]])
     """
     found = heat.float().gather(1, places.flatten(1).long()).view(places.shape)
-    return found if found.shape[1:] == size else F.interpolate(found[:, None], size=size, mode="area")[:, 0]
+    if size[0] < found.shape[1] and size[1] < found.shape[2]:
+        return F.interpolate(found[:, None], size=size, mode="area")[:, 0]
+    return F.interpolate(found[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
 
 
 def place(heat: np.ndarray) -> str:
