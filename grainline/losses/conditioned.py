@@ -141,7 +141,7 @@ class Dense(PooledCosine):
 
 
 class Gram(PooledCosine):
-    """Through G [n, P, P] and M b_o [n, P] of each picture, P = heads * (L + 1); rows are key, value, these."""
+    """Through G [n, P, P] and M b_o [n, P] of each picture, P = heads * (L + 1)."""
 
     def read(self, weight: Tensor, here: Here) -> Read:
         value, gram, middle = here.rows[1:4]
