@@ -138,6 +138,9 @@ def differences(heads: int, negatives: str) -> tuple[float, float]:
     """From the modules, in float64: of the loss, and the largest of a gradient, relative to its length."""
     batch = Batch(8, heads)
     batch.pool.double()
+    with torch.no_grad():
+        for p in batch.pool.parameters():  # without biases the key of one head would have a gradient of 0
+            p.add_(0.1 * torch.randn_like(p))
     for name in ("segments", "texts", "scale", "bias"):
         setattr(batch, name, getattr(batch, name).detach().double().requires_grad_())
     losses = [way(batch, negatives) for way in WAYS.values()]
@@ -175,7 +178,7 @@ def growth(goal: Goal, sizes: list[int], repeats: int) -> None:
 
 @torch.no_grad()
 def scores(pictures: int, number: int, gated: bool, repeats: int) -> None:
-    """All scores of pictures with texts, keys and values included; FLAIR calls its module for each picture."""
+    """All scores, keys and values included; FLAIR calls its module for one picture at a time."""
     pool = Batch(1, 8).pool
     segments, texts = torch.randn(pictures, SLOTS, WIDTH), torch.randn(number, WIDTH)
 
