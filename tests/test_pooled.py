@@ -1,17 +1,20 @@
 """Losses and scores of pictures pooled by the text they are compared with, against loops over pairs."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from test_pairs import Largest
 from torch import Tensor
 
+from grainline.losses import conditioned, lists, pooled
 from grainline.losses.blocks import Blocks, Keys
 from grainline.losses.conditioned import Dense, Gram
 from grainline.losses.lists import Lists, lots
-from grainline.losses.pooled import part_loss, part_pairs, seen
-from grainline.nn.condition import ConditionedPool
+from grainline.losses.pooled import part_loss, part_pairs, pooled_scores, seen
+from grainline.nn.condition import ConditionedPool, Held
 from grainline.types import Clock, Mean
 
 CLOCK = Clock(step=3, seed=11)
@@ -21,7 +24,7 @@ class Case:
     """Five pictures, the last one without any segment and one of padding; captions; foils."""
 
     def __init__(
-        self, heads: int, dtype: torch.dtype = torch.float64, width: int = 12, slots: int = 3
+        self, heads: int, dtype: torch.dtype = torch.float64, width: int = 12, slots: int = 7
     ) -> None:
         self.pool = ConditionedPool(width, heads).to(dtype)
         with torch.no_grad():
@@ -91,7 +94,9 @@ NEGATIVES = pytest.mark.parametrize("negatives", ["sampled", "all"])
 def assert_same(found: Mean, expected: Mean, learnt: list[Tensor], loss: float, gradient: float) -> None:
     assert float(found.number) == float(expected.number)
     torch.testing.assert_close(found.total, expected.total, rtol=loss, atol=0)
-    for a, b in zip(*(torch.autograd.grad(x.total, learnt) for x in (found, expected)), strict=True):
+    for a, b in zip(
+        *(torch.autograd.grad(x.total, learnt, retain_graph=True) for x in (found, expected)), strict=True
+    ):
         assert float((a - b).norm()) <= gradient * float(b.norm()) + gradient * 1e-2
 
 
@@ -112,3 +117,175 @@ def test_loss_and_all_gradients_are_those_of_a_loop_over_pairs(
 def test_in_single_precision(heads: int, slots: int, negatives: str) -> None:
     case = Case(heads, torch.float32, slots=slots)
     assert_same(case.fast(case.pairs(negatives)), case.slow(negatives), case.learnt(), 1e-6, 1e-4)
+
+
+@NEGATIVES
+@WAYS
+def test_gradients_are_those_of_finite_differences(heads: int, slots: int, negatives: str) -> None:
+    case = Case(heads, width=6, slots=slots)
+    pairs, pool = case.pairs(negatives), case.pool
+
+    def total(segments: Tensor, texts: Tensor, scale: Tensor, bias: Tensor, *_: Tensor) -> Tensor:
+        return part_loss(pool, (segments, case.mask), texts, pairs, scale, bias).total
+
+    assert torch.autograd.gradcheck(total, tuple(case.learnt()), fast_mode=True)
+
+
+@WAYS
+def test_all_negatives_are_the_mean_over_the_lots(
+    heads: int, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(heads, slots=slots)
+    found, sums = case.fast(case.pairs("all")), []
+    for lot in range(4):  # pictures have 4, 2 or 1 captions: each is drawn equally often
+        fixed = torch.full((5, 5), lot)
+        monkeypatch.setattr(lists, "lots", lambda *ids, fixed=fixed: fixed[:, : len(ids[2])])
+        sums.append(case.fast(case.pairs("sampled")).total)
+    mean = Mean(torch.stack(sums).mean(), found.number)
+    assert_same(found, mean, case.learnt(), 1e-12, 1e-11)
+    assert max(sums) > min(sums)
+
+
+@NEGATIVES
+def test_nothing_depends_on_how_pictures_are_spread_or_ordered(negatives: str) -> None:
+    case = Case(3)
+    whole = case.fast(case.pairs(negatives))
+    parts = []
+    for some in (slice(0, 2), slice(2, 3), slice(3, 5)):
+        pictures = Keys(*(x[some] for x in case.pictures))
+        parts.append(case.fast(part_pairs(pictures, case.captions, negatives, CLOCK), some))
+    split = Mean(sum(x.total for x in parts), sum(x.number for x in parts))
+    assert_same(split, whole, case.learnt(), 1e-12, 1e-11)
+    order = torch.randperm(len(case.texts))
+    captions = Keys(*(x[order] for x in case.captions))
+    pairs = part_pairs(case.pictures, captions, negatives, CLOCK)
+    turned = part_loss(case.pool, (case.segments, case.mask), case.texts[order], pairs, case.scale, case.bias)
+    assert_same(turned, whole, case.learnt(), 1e-12, 1e-11)
+
+
+def test_rows_of_different_groups_never_meet() -> None:
+    case = Case(3)
+    pictures = case.pictures._replace(group=torch.tensor([0, 0, 1, 1, 1]))
+    captions = case.captions._replace(group=(case.captions.image % 2 == 0).long())  # 40, 12, 90: 1
+    for negatives in ("sampled", "all"):
+        pairs = part_pairs(pictures, captions, negatives, CLOCK)
+        where = pairs.where()
+        if isinstance(pairs, Lists):
+            groups = captions.group[pairs.places.clamp(min=0)]
+        else:
+            groups = captions.group.expand(5, -1)
+        assert not (where.real & (groups != pictures.group[:, None])).any()
+        assert where.real.any()
+
+
+def test_sampled_pairs_are_a_list_and_no_more_than_that_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, pairs = Case(3), []
+    weights = Dense.weights
+    monkeypatch.setattr(
+        Dense, "weights", lambda self, here: pairs.append(here.cols[2].numel()) or weights(self, here)
+    )
+    case.fast(case.pairs("sampled"))
+    # own captions, up to 4; 5 pictures that have any; a foil: of 15 texts
+    assert sum(pairs) == 5 * (4 + 5 + 1)
+
+
+def test_lots_are_fair_to_captions_and_differ_with_pictures_steps_and_seeds() -> None:
+    rows, cols = torch.arange(200), torch.arange(1000, 1200)
+    lot = lots(CLOCK, rows, cols)
+    assert (lot >= 0).all()
+    for captions in (2, 3, 5, 8):
+        seen = torch.bincount((lot % captions).flatten(), minlength=captions).double()
+        expected = 40_000 / captions
+        assert float(((seen - expected) ** 2 / expected).sum()) < 30  # 7 degrees: p < 1e-4
+        pair = (lot[:, :-1] % captions) * captions + lot[:, 1:] % captions  # neighbours are independent
+        seen = torch.bincount(pair.flatten(), minlength=captions**2).double()
+        expected = pair.numel() / captions**2
+        assert float(((seen - expected) ** 2 / expected).sum()) < 130  # 63: p < 1e-5
+    assert torch.equal(lot, lots(CLOCK, rows, cols))
+    assert torch.equal(lot[:, 7:9], lots(CLOCK, rows, cols[7:9]))
+    for other in (Clock(4, 0.0, 11), Clock(3, 0.0, 12), Clock(11, 0.0, 3)):
+        assert (lots(other, rows, cols) % 8 == lot % 8).double().mean() < 0.14
+    turned = lots(CLOCK, cols, rows).T
+    assert (turned % 8 == lot % 8).double().mean() < 0.14
+
+
+def test_lots_are_the_same_everywhere_for_ever() -> None:
+    found = lots(Clock(2, 0.0, 2**70 + 1), torch.tensor([0, -1, 2**62]), torch.tensor([5, 2**40]))
+    assert (found % 1_000_003).tolist() == [[305060, 127173], [221351, 958821], [549977, 250206]]
+
+
+def test_a_batch_without_captions_of_others_or_without_any_has_a_loss() -> None:
+    case = Case(3)
+    none = Keys(*(x[:0] for x in case.captions))
+    for negatives in ("sampled", "all"):
+        pairs = part_pairs(case.pictures, none, negatives, CLOCK)
+        found = part_loss(case.pool, (case.segments, None), case.texts[:0], pairs, case.scale, case.bias)
+        assert (found.total, found.number) == (0, 4)
+
+
+def test_at_the_start_it_has_the_loss_of_logits_at_the_bias() -> None:
+    case = Case(3)
+    bias, scale = torch.tensor([-10.0]).double(), torch.tensor([0.0]).double()
+    found = part_loss(case.pool, (case.segments, None), case.texts, case.pairs("sampled"), scale, bias)
+    own, others = (
+        4 + 4 + 2 + 1,
+        4 * (5 - 1),
+    )  # captions of the pictures 40, 7, 3 and 12; of the 5 that have any
+    expected = own * math.log1p(math.exp(10)) + (others + 4 * 1) * math.log1p(math.exp(-10))
+    assert float(found.total.detach()) == pytest.approx(expected, rel=1e-12)
+
+
+def test_autocast_lowers_nothing() -> None:
+    case = Case(3, torch.float32)
+    expected = case.fast(case.pairs("all"))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = case.fast(case.pairs("all"))
+    assert torch.equal(found.total, expected.total)
+
+
+def test_without_a_gradient_it_has_the_same_value() -> None:
+    case = Case(3)
+    with torch.no_grad():
+        found = case.fast(case.pairs("sampled"))
+    torch.testing.assert_close(found.total, case.fast(case.pairs("sampled")).total.detach())
+
+
+@pytest.mark.parametrize(("heads", "slots", "few"), [(3, 3, 10**4), (3, 3, 0), (1, 3, 0), (12, 9, 0)])
+@pytest.mark.parametrize("told", [True, False])
+def test_scores_are_sums_over_the_parts_of_a_text(
+    heads: int, slots: int, few: int, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooled, "FEW", few)
+    monkeypatch.setattr(conditioned, "CACHED", 7)
+    case = Case(heads, slots=slots)
+    texts, real = case.texts[:12].unflatten(0, (4, 3)).detach(), torch.rand(4, 3) > 0.3
+    real[0], real[3] = True, False
+    found = pooled_scores(case.pool, case.pool.keys(case.segments, case.mask), texts, real if told else None)
+    assert found.shape == (5, 4)
+    assert not found.requires_grad
+    for i in range(5):
+        for m in range(4):
+            counted = [s for s in range(3) if real[m, s] or not told]
+            total = sum(case.cosine(i, 3 * m + s) for s in counted) * 3 / max(1, len(counted))
+            torch.testing.assert_close(found[i, m], torch.as_tensor(total).double().detach())
+
+
+def test_scores_from_half_precision_are_near_and_in_full() -> None:
+    case = Case(3, torch.float32)
+    held = case.pool.keys(case.segments, case.mask)
+    exact = pooled_scores(case.pool, held, case.texts[:, None])
+    half = pooled_scores(
+        case.pool, Held(held.key.bfloat16(), held.value.bfloat16(), held.mask), case.texts[:, None]
+    )
+    assert half.dtype == torch.float32
+    assert 0 < float((half - exact).abs().max()) < 0.02
+
+
+def test_tiles_stay_small() -> None:
+    case = Case(3, torch.float32, slots=4)
+    texts = torch.randn(3000, 12).requires_grad_()
+    keys = Keys(torch.arange(3000), torch.arange(3000) // 4, *(torch.zeros(2, 3000).long()))
+    with Largest() as seen_elements:
+        pairs = part_pairs(case.pictures, keys, "all", CLOCK)
+        part_loss(case.pool, (case.segments, None), texts, pairs, case.scale, case.bias).total.backward()
+    assert seen_elements.most <= 3000 * 12 * 1.1

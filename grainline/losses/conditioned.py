@@ -12,17 +12,19 @@ or, with M the values behind W_o [heads * L, D] and G = M M':
     |out|^2 = a' G a + 2 a . (M b_o) + |b_o|^2                                                    (gram)
 
 The second needs no product of width D * D for a pair, and is faster where heads * L < D. Both are exact. The
-empty slot is one more segment, whose key and value are zeros.
+empty slot has a logit of 0 and no value: it stands in the sum of exponentials alone.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from grainline.losses.normalised import LOG2E
 from grainline.losses.scores import Parts, Pull, Score
+from grainline.types import full
 
 CACHED = 512
 """Pairs of a tile on a CPU."""
@@ -30,6 +32,8 @@ LARGE = 32_768
 """The same elsewhere."""
 WIDE = 2048
 """The most texts of a tile."""
+BLOCKS = 4
+"""Rows and columns of blocks of a symmetric matrix."""
 TINY = 1e-24
 """The square of what F.normalize divides by at least."""
 
@@ -51,14 +55,17 @@ class Here(NamedTuple):
 
 
 class PooledCosine(Score):
-    """scale * cosine + bias. Abstract: the two ways to compute it are its subclasses.
+    """scale * cosine + bias. Abstract: the ways to compute it are its subclasses.
 
-    rows    key, value [n, heads, L + 1, d]; what the way needs; `shut` [n, L + 1], -inf where masked, else 0
+    rows    key, value [n, heads, L, d]; what the way needs; if segments are masked, `shut` [n, L], -inf there
     cols    query [M, heads, d], divided by sqrt(d); u [M, heads, d]; c [M]
     shared  what the way needs; |b_o|^2, scale and bias, of one element each
 
     Columns of a tile may be [r, c, ...]: others for each row.
     """
+
+    fixed: ClassVar[int] = 2
+    """Tensors of rows before `shut`."""
 
     def sides(self, rows: Parts, cols: Parts) -> tuple[int, int]:  # noqa: ARG002
         """One picture with some hundred texts, or several if there are few texts."""
@@ -66,20 +73,34 @@ class PooledCosine(Score):
         width = max(1, min(most, WIDE, len(cols[0])))
         return max(1, most // width), width
 
+    def weights(self, here: Here) -> Tensor:
+        """What each segment has of the weight; the empty slot has the rest: [r, heads, c, L]"""
+        key = here.rows[0]
+        fit = full(by_head(here.cols[0]).to(key.dtype) @ key.transpose(-1, -2))
+        if len(here.rows) > self.fixed:
+            fit = fit + here.rows[-1][:, None, None]
+        top = fit.detach().amax(-1, keepdim=True).clamp_(min=0)
+        grown = (fit - top).mul_(LOG2E).exp2_()
+        return grown / (grown.sum(-1, keepdim=True) + (-top).exp())
+
     @abstractmethod
     def read(self, weight: Tensor, here: Here) -> Read:
-        """From the weights of a tile: [r, heads, c, L + 1]"""
+        """From the weights of a tile."""
+
+    def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
+        here = Here(rows, cols, shared)
+        read = self.read(self.weights(here), here)
+        return shared[-2] * (read.along * read.square.clamp(min=TINY).rsqrt()) + shared[-1]
+
+
+class ByHand(PooledCosine):
+    """With a gradient by hand, which takes no more than what the logits need anyway. Abstract."""
 
     @abstractmethod
     def unread(
         self, weight: Tensor, state: Parts, by: tuple[Tensor, Tensor], here: Here, sums: Here
     ) -> Tensor:
         """From gradients [r, c] by `along` and `square` to that by the weights; the others go to `sums`."""
-
-    def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
-        here = Here(rows, cols, shared)
-        read = self.read(weights(here), here)
-        return shared[-2] * (read.along * read.square.clamp(min=TINY).rsqrt()) + shared[-1]
 
     def pulled(
         self,
@@ -89,7 +110,7 @@ class PooledCosine(Score):
         known: Tensor | None = None,  # noqa: ARG002
     ) -> tuple[Tensor, Pull]:
         here = Here(rows, cols, shared)
-        weight = weights(here)
+        weight = self.weights(here)
         read = self.read(weight, here)
         inverse = read.square.clamp(min=TINY).rsqrt()
         cosine = read.along * inverse
@@ -99,22 +120,21 @@ class PooledCosine(Score):
             into = Here(sums[:n], sums[n:m], sums[m:])
             by_cosine = shared[-2] * by_logits
             by_along = by_cosine * inverse
-            by_square = -0.5 * by_cosine * cosine * inverse.square() * (read.square > TINY)
+            by_square = -0.5 * by_along * cosine * inverse * (read.square > TINY)
             by_weight = self.unread(weight, read.state, (by_along, by_square), here, into)
             by_fit = by_weight.mul_(weight)
             by_fit.addcmul_(weight, by_fit.sum(-1, keepdim=True), value=-1)
             _add(into.rows[0], lambda: by_fit.transpose(-1, -2) @ by_head(cols[0]))
             _add(into.cols[0], lambda: by_text(by_fit @ rows[0], cols[0]))
             _add(into.cols[2], lambda: by_along if cols[2].dim() == 2 else by_along.sum(0))
-            for into_one, one in zip(
-                into.shared[-3:], (by_square, by_logits * cosine, by_logits), strict=True
-            ):
-                _add(into_one, one.sum)
+            alone = by_square, by_logits * cosine, by_logits
+            for one, by in zip(into.shared[-3:], alone, strict=True):
+                _add(one, by.sum)
 
         return shared[-2] * cosine + shared[-1], pull
 
 
-class Dense(PooledCosine):
+class Dense(ByHand):
     """Through S [D, D] and w [D], shared by all pairs."""
 
     def read(self, weight: Tensor, here: Here) -> Read:
@@ -131,23 +151,27 @@ class Dense(PooledCosine):
         by_along, by_square = (x[..., None] for x in by)  # [r, c, 1]
         u = here.cols[1]
         by_z = (by_along * u.flatten(-2)).addcmul_(y, by_square, value=2)
-        half = (by_square * z).flatten(0, 1)
+        half, all_z = (by_square * z).flatten(0, 1), z.flatten(0, 1)
         by_heads = by_z.unflatten(-1, u.shape[-2:]).transpose(1, 2)  # [r, heads, c, d]
         _add(sums.rows[1], lambda: weight.transpose(-1, -2) @ by_heads)
         _add(sums.cols[1], lambda: by_text((by_along * z).unflatten(-1, u.shape[-2:]).transpose(1, 2), u))
-        _add(sums.shared[0], lambda: half.T @ z.flatten(0, 1))
-        _add(sums.shared[1], lambda: 2 * half.sum(0))
+        if sums.shared[0] is not None:
+            _add_symmetric(sums.shared[0], half, all_z)
+        if sums.shared[1] is not None:
+            sums.shared[1].addmv_(all_z.T, by[1].flatten(), alpha=2)
         return by_heads @ here.rows[1].transpose(-1, -2)
 
 
-class Gram(PooledCosine):
-    """Through G [n, P, P] and M b_o [n, P] of each picture, P = heads * (L + 1); rows: key, value, these."""
+class Gram(ByHand):
+    """Through G [n, P, P] and M b_o [n, P] of each picture, P = heads * L."""
+
+    fixed = 4
 
     def read(self, weight: Tensor, here: Here) -> Read:
         value, gram, middle = here.rows[1:4]
         flat = weight.transpose(1, 2).flatten(2)  # [r, c, P]
         y = torch.baddbmm(middle[:, None], flat, gram)
-        seen = by_head(here.cols[1]) @ value.transpose(-1, -2)  # [r, heads, c, L + 1]
+        seen = by_head(here.cols[1]) @ value.transpose(-1, -2)  # [r, heads, c, L]
         along = (weight * seen).sum(-1).sum(1) + here.cols[2]
         square = (flat * y).sum(-1) + (flat @ middle[..., None])[..., 0] + here.shared[0]
         return Read(along, square, (flat, y, seen))
@@ -168,10 +192,29 @@ class Gram(PooledCosine):
         return (by_along * seen).add_(by_y)
 
 
-def weights(here: Here) -> Tensor:
-    """The softmax over the segments of each picture and its empty slot: [r, heads, c, L + 1]"""
-    fit = by_head(here.cols[0]) @ here.rows[0].transpose(-1, -2)
-    return (fit + here.rows[-1][:, None, None]).softmax(-1)
+class Outward(PooledCosine):
+    """Through a matrix A [D, D] and a [D] with |out| = |A z + a|: W_o itself, or the triangle of its QR.
+
+    For scores alone: its gradient is autograd's. Keys and values may be in half precision; then the products
+    are, and nothing else.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        """blocks: rows of A in so many blocks, each without what is left of the diagonal; 1: any A"""
+        self.blocks = blocks
+
+    def read(self, weight: Tensor, here: Here) -> Read:
+        value, (matrix, shift) = here.rows[1], here.shared[:2]
+        z = (weight.to(value.dtype) @ value).transpose(1, 2).flatten(2)  # [r, c, D]
+        flat, step = z.flatten(0, 1), -(-len(matrix) // self.blocks)
+        square = torch.zeros(len(flat), dtype=weight.dtype, device=z.device)
+        for start in range(0, len(matrix), step):
+            part = slice(start, start + step)
+            left = start if self.blocks > 1 else 0
+            out = full(flat[:, left:] @ matrix[part, left:].T) + shift[part]
+            square = square + out.square().sum(-1)
+        along = (z * here.cols[1].flatten(-2)).sum(-1) + here.cols[2]
+        return Read(along, square.view_as(along), ())
 
 
 def by_head(cols: Tensor) -> Tensor:
@@ -185,6 +228,19 @@ def by_text(by: Tensor, cols: Tensor) -> Tensor:
     if cols.dim() == 4:
         return by
     return by[0] if len(by) == 1 else by.sum(0)
+
+
+def _add_symmetric(into: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a' b [D, D], which is symmetric, a, b [R, D]: blocks above the diagonal twice and none below it.
+
+    That is as good for a gradient of what is symmetric itself, and takes 5/8 of the products.
+    """
+    step = -(-len(into) // BLOCKS)
+    for start in range(0, len(into), step):
+        end = start + step
+        into[start:end, start:end].addmm_(a[:, start:end].T, b[:, start:end])
+        if end < len(into):
+            into[start:end, end:].addmm_(a[:, start:end].T, b[:, end:], alpha=2)
 
 
 def _add(into: Tensor | None, by: Callable[[], Tensor]) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grainline.losses.blocks import Blocks, Keys
-from grainline.losses.conditioned import Dense, Gram, PooledCosine
+from grainline.losses.conditioned import BLOCKS, Dense, Gram, Outward, PooledCosine
 from grainline.losses.job import exact
 from grainline.losses.lists import Lists, drawn, every
 from grainline.losses.pairs import Logistic, pair_loss
@@ -26,6 +26,13 @@ Segments = tuple[Tensor, Tensor | None]
 """[n, L, D] segments of pictures, with their mask [n, L] bool, True = real; None: all are."""
 
 
+Held = tuple[Tensor, Tensor, Tensor | None]
+"""Keys and values [N, heads, L, d] and the mask [N, L] of pictures: a `nn.condition.Held`."""
+
+FEW = 10_000
+"""Pairs of scores that are not worth a QR decomposition."""
+
+
 class Pool(Protocol):
     """What is asked of a `nn.condition.ConditionedPool`."""
 
@@ -33,7 +40,7 @@ class Pool(Protocol):
 
     def queries(self, texts: Tensor) -> Tensor: ...
 
-    def keys(self, segments: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]: ...
+    def keys(self, segments: Tensor, mask: Tensor | None = None) -> Held: ...
 
 
 def part_pairs(pictures: Keys, captions: Keys, negatives: Negatives, clock: Clock) -> Blocks | Lists:
@@ -65,28 +72,48 @@ def part_loss(
     Computed at least in float32, whatever autocast says.
     """
     with exact(texts):
-        score, rows, way = seen(pool, *segments)
-        cols = asked(pool, texts)
-        shared = (*way, full(scale), full(bias))
+        score, rows, shared = seen(pool, *segments)
+        cols, shared = asked(pool, texts), (*shared, full(scale), full(bias))
         (found,) = pair_loss(score, Logistic(), rows, cols, pairs, shared=shared)
     return found
+
+
+@torch.no_grad()
+def pooled_scores(pool: Pool, held: Held, texts: Tensor, told: Tensor | None = None) -> Tensor:
+    """Every picture against every text in parts: [N, M], at least in float32
+
+    held   what `pool.keys` gives, of N pictures; it may be kept, on half precision too, for products in that
+    texts  [M, S, D] the parts of texts, not of unit length; told [M, S] bool, True = real; None: all are
+
+    for n, m:
+        total = sum of cos(pool(texts[m, s], picture n), texts[m, s]) over s with told[m, s]
+        score[n, m] = total * S / (number of s with told[m, s])    (0 for a text without parts)
+    """
+    number, parts, _ = texts.shape
+    told = texts.new_ones(number, parts) if told is None else told
+    with exact(texts):
+        score, rows, shared = _kept(pool, held, number * parts)
+        cols = asked(pool, texts.flatten(0, 1))
+        share = told.to(cols[2].dtype) * (parts / told.sum(1, keepdim=True).clamp(min=1))
+        height, width = score.sides(rows, cols)
+        width = max(parts, width // parts * parts)
+        out = cols[2].new_empty(len(rows[0]), number)
+        for top in range(0, len(out), height):
+            here = tuple(x[top : top + height] for x in rows)
+            for left in range(0, len(cols[2]), width):
+                cosine = score.tile(here, tuple(x[left : left + width] for x in cols), shared)
+                some = slice(left // parts, left // parts + cosine.shape[1] // parts)
+                out[top : top + height, some] = (cosine.unflatten(1, (-1, parts)) * share[some]).sum(-1)
+    return out
 
 
 def seen(pool: Pool, segments: Tensor, mask: Tensor | None) -> tuple[PooledCosine, Parts, Parts]:
     """What pictures give to the cosines with all texts: the cheaper way, its rows and its parameters."""
     key, value, mask = pool.keys(full(segments), mask)
-    shut = key.new_zeros(len(key), key.shape[2])
-    if mask is not None:
-        shut = shut.masked_fill(~mask, -torch.inf)
-    # The empty slot is one more key and value of zeros, which is never shut.
-    key, value, shut = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1)), F.pad(shut, (0, 1))
+    if value.shape[1] * value.shape[2] < len(pool.to_out.bias):
+        return _gram(pool, (key, value, mask))
     out, bias = pool.to_out.weight, pool.to_out.bias
-    size = bias @ bias
-    _, heads, slots, _ = value.shape
-    if heads * slots >= len(out):
-        return Dense(), (key, value, shut), (out.T @ out, bias @ out, size)
-    behind = torch.einsum("nhld,ohd->nhlo", value, out.unflatten(1, (heads, -1))).flatten(1, 2)  # [n, P, D]
-    return Gram(), (key, value, behind @ behind.transpose(1, 2), behind @ bias, shut), (size,)
+    return Dense(), (key, value, *_shut(key, mask)), (out.T @ out, bias @ out, bias @ bias)
 
 
 def asked(pool: Pool, texts: Tensor) -> Parts:
@@ -95,3 +122,35 @@ def asked(pool: Pool, texts: Tensor) -> Parts:
     unit = F.normalize(texts, dim=-1)
     query = pool.queries(texts)
     return query, (unit @ pool.to_out.weight).view_as(query), unit @ pool.to_out.bias
+
+
+def _gram(pool: Pool, held: Held) -> tuple[PooledCosine, Parts, Parts]:
+    key, value, mask = full(held[0]), full(held[1]), held[2]
+    out, bias = pool.to_out.weight, pool.to_out.bias
+    by_head = out.unflatten(1, (value.shape[1], -1))
+    behind = torch.einsum("nhld,ohd->nhlo", value, by_head).flatten(1, 2)  # [n, heads * L, D]
+    rows = key, value, behind @ behind.transpose(1, 2), behind @ bias, *_shut(key, mask)
+    return Gram(), rows, (bias @ bias,)
+
+
+def _kept(pool: Pool, held: Held, texts: int) -> tuple[PooledCosine, Parts, Parts]:
+    """As `seen`, for scores; what is made once for each picture or call must pay for so many texts."""
+    key, value, mask = held
+    pictures, heads, slots, _ = key.shape
+    out, bias = pool.to_out.weight, pool.to_out.bias
+    alone = bias.new_ones(()), bias.new_zeros(())
+    if heads * slots < len(bias) and texts > 2 * slots:
+        score, rows, shared = _gram(pool, held)
+        return score, rows, (*shared, *alone)
+    rows = key, value, *_shut(key, mask)
+    if pictures * texts > FEW:
+        turn, triangle = torch.linalg.qr(out)
+        return Outward(BLOCKS), rows, (triangle.to(key.dtype), turn.T @ bias, *alone)
+    return Outward(1), rows, (out.to(key.dtype), bias, *alone)
+
+
+def _shut(key: Tensor, mask: Tensor | None) -> Parts:
+    """0 and, where masked, -inf: ([n, L],); nothing where no segment is."""
+    if mask is None:
+        return ()
+    return (full(key.new_zeros(mask.shape)).masked_fill(~mask, -torch.inf),)

@@ -9,9 +9,9 @@ from grainline.data.chunks import Chunking
 from grainline.dist import most
 from grainline.encoders.towers import Towers
 from grainline.losses.blocks import Keys
+from grainline.losses.pooled import pooled_scores
 from grainline.nn.condition import ConditionedPool
 from grainline.nn.late import distinct_rows
-from grainline.nn.pool import unit
 from grainline.types import Encoded, Texts, full
 
 CHUNKING = Chunking(splitter="period_space")
@@ -79,13 +79,8 @@ def pooled_cosines(pool: ConditionedPool, images: Encoded, texts: Encoded) -> Te
 
     0 for a text without parts.
     """
-    place = texts.mask.flatten().nonzero()[:, 0]
     held = pool.keys(images.tokens, images.mask)
-    said = texts.tokens.flatten(0, 1)[place]
-    found = torch.einsum("npd,pd->np", unit(pool.read(pool.queries(said)[None], held).vector), unit(said))
-    row = place // max(1, texts.mask.shape[1])
-    number = texts.mask.sum(1).clamp(min=1)
-    return found.new_zeros(len(found), len(texts.item)).index_add(1, row, found) / number
+    return pooled_scores(pool, held, texts.tokens, texts.mask) / texts.mask.shape[1]
 
 
 SLOTS = 2**16  # parts of a text, at most
