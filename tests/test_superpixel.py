@@ -265,6 +265,10 @@ def test_a_centre_without_pixels_keeps_its_place() -> None:
     mass = pool_cells(torch.ones(1, 1, 12, 12), found.association, 4).mass
     assert (mass == 0).any()
     assert found.label[0].tolist() == slow_kmeans(pixels[0], 4, 1.0, 4)
+    # Here one moves, then loses its last pixel, then wins some from where it had moved to.
+    generator = torch.Generator().manual_seed(364)
+    noise = torch.randint(0, 256, (1, 3, 9, 9), generator=generator, dtype=torch.uint8)
+    assert kmeans(noise, 3, 1.0, 5).label[0].tolist() == slow_kmeans(noise[0], 3, 1.0, 5)
 
 
 def test_many_pictures_are_each_as_they_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:

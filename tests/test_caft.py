@@ -1,0 +1,445 @@
+"""What the papers of CAFT and FLAIR claim about their methods, one test a claim."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from make import CLOCK, SEGMENTS, VOCAB, build
+from torch import Tensor
+
+from grainline.config import parse
+from grainline.encoders.composer import BLEND, Adapter, Composer, ComposerConfig
+from grainline.errors import UserError
+from grainline.evaluate.score import retrieval_ranks
+from grainline.methods.caft import CAFT
+from grainline.methods.clip import CLIPConfig
+from grainline.methods.flair import FLAIR
+from grainline.methods.parts import apart, keys_of
+from grainline.nn.pool import unit
+from grainline.nn.scale import clamp_scales
+from grainline.recipe import read_recipe
+from grainline.train.optim import param_groups
+from grainline.train.step import Objective, step
+from grainline.types import CAPTION, FOIL, LOOSE, Clock, Encoded, Images, Pair, Texts, rows
+
+
+def caft(*changes: str, case: str = "caft") -> CAFT:
+    method = build(case, *changes)
+    assert isinstance(method, CAFT)
+    return method
+
+
+def flair(*changes: str) -> FLAIR:
+    method = build("flair", *changes)
+    assert isinstance(method, FLAIR)
+    return method
+
+
+def told(n: int, loose: int = 2, parts: int = 4, seed: int = 0, length: int = 6) -> Texts:
+    """One caption of some parts for each of n pictures, with loose captions of one part behind it."""
+    g = torch.Generator().manual_seed(seed)
+    count = n * (1 + loose)
+    ids = torch.randint(3, VOCAB, (count, parts, length), generator=g)
+    mask = torch.ones(count, parts, length, dtype=torch.bool)
+    is_loose = torch.arange(count) % (1 + loose) > 0
+    mask[is_loose, 1:] = False
+    item, image = torch.arange(count), torch.arange(n).repeat_interleave(1 + loose)
+    return Texts(ids, mask, item, image, torch.where(is_loose, LOOSE, CAPTION))
+
+
+def pictures(n: int, seed: int = 0) -> Images:
+    return Images(torch.rand(n, 3, 8, 8, generator=torch.Generator().manual_seed(seed)), torch.arange(n))
+
+
+def terms(method: CAFT | FLAIR, images: Images, texts: Texts, clock: Clock = CLOCK) -> dict[str, float]:
+    with torch.no_grad():
+        return {name: float(x) for name, x in Objective(method)(images, texts, clock).terms.items()}
+
+
+def slow_terms(method: CAFT, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
+    """Equations 8 and 9 with labels, one triple at a time; the negatives are all sub-captions."""
+    a, b = method.encode_images(images), method.encode_texts(texts)
+    number = len(images.image)
+    own = [
+        [(int(texts.image[m]), b.tokens[m, s]) for s in range(b.mask.shape[1]) if bool(b.mask[m, s])]
+        for m in range(len(texts.item))
+        if int(texts.level[m]) in (CAPTION, LOOSE) and int(texts.image[m]) >= 0
+    ]
+    parts = [one for row in own for one in row]
+    count = {i: sum(owner == i for owner, _ in parts) for i in range(number)}
+    part = whole = torch.zeros((), dtype=a.vector.dtype)
+    for i in range(number):
+        for owner, said in parts:
+            pooled = method.pool(said[None, None], a.tokens[i : i + 1], a.mask[i : i + 1]).vector[0, 0]
+            logit = method.part_scale() * F.cosine_similarity(pooled, said, dim=0) + method.part_bias
+            part = part + (F.softplus(-logit) if owner == i else F.softplus(logit) / count[owner]).sum()
+        for m in range(len(texts.item)):
+            if int(texts.level[m]) in (CAPTION, FOIL):
+                logit = method.whole_scale() * (a.vector[i] @ b.vector[m]) + method.whole_bias
+                whole = whole + F.softplus(-logit if int(texts.image[m]) == i else logit).sum()
+    return part.detach() / number, whole.detach() / number
+
+
+def test_both_losses_are_their_equations_with_labels() -> None:
+    method = caft("negatives=all", "bias=-2.0").double()
+    images, texts = pictures(3), told(3)
+    images = images._replace(pixels=images.pixels.double())
+    found = terms(method, images, texts)
+    part, whole = slow_terms(method, images, texts)
+    assert found == {"part": pytest.approx(float(part)), "whole": pytest.approx(float(whole))}
+
+
+def test_losses_begin_as_the_paper_says() -> None:
+    """At cosines of 0, with 256 pictures of 8 captions: 80.0 and 10.01, and 77.9 divided as FLAIR does."""
+    method = caft("heads=1", "composer.depth=1")
+    n, k, width = 256, 8, method.towers.space
+    torch.nn.init.zeros_(method.pool.to_out.weight)  # what is pooled is 0, and so is its cosine
+    g = torch.Generator().manual_seed(0)
+    vector, key = torch.zeros(n, width), torch.arange(n)
+    images = Encoded(vector, torch.randn(n, 2, width, generator=g), torch.ones(n, 2).bool(), key, key)
+    item, owner = torch.arange(n * k), torch.arange(n).repeat_interleave(k)
+    raw = torch.randn(n * k, width, generator=g)
+    texts = Encoded(unit(raw), raw[:, None], torch.ones(n * k, 1).bool(), item, owner)
+    level = torch.where(item % k == 0, CAPTION, LOOSE)
+    mine = method.meet(
+        Pair(images, texts._replace(extra=method.encode_texts(told(1)).extra._replace(level=level)))
+    )
+    found = {
+        name: float((x.mean.total / x.mean.number).detach())
+        for name, x in method.loss(mine, mine, CLOCK).items()
+    }
+    assert found["part"] == pytest.approx(k * math.log1p(math.exp(10)) + (n - 1) * math.log1p(math.exp(-10)))
+    assert found["part"] == pytest.approx(80.0, abs=0.05)
+    assert found["whole"] == pytest.approx(10.01, abs=0.005)
+    assert found["part scale"] == found["whole scale"] == pytest.approx(14.29, abs=0.01)
+    other = flair("heads=1", "divisor=candidates")
+    torch.nn.init.zeros_(other.pool.to_out.weight)
+    own = other.meet(Pair(images, texts))
+    divided = other.loss(own, own, CLOCK)["pooled"].mean
+    assert float((divided.total / divided.number).detach()) == pytest.approx(77.9, abs=0.05)
+
+
+def test_both_scales_are_clamped() -> None:
+    method = caft()
+    for scale, value in ((method.part_scale, 9.0), (method.whole_scale, -3.0)):
+        torch.nn.init.constant_(scale.log_scale, value)
+    clamp_scales(method)
+    assert float(method.part_scale()) == pytest.approx(100.0)
+    assert float(method.whole_scale()) == pytest.approx(1.0)
+
+
+def test_caft_plus_with_alpha_0_is_caft() -> None:
+    images, texts = pictures(4), told(4, loose=0)
+    plain, plus = caft("scoring=vectors"), caft("scoring=conditioned", "alpha=0")
+    a, b = plain.encode_images(images), plain.encode_texts(texts)
+    torch.testing.assert_close(plus.score(a, b), plain.score(a, b))
+
+
+def test_caft_plus_adds_the_sum_over_parts() -> None:
+    """Equation 10 pair by pair; a text with fewer parts is scaled up to all places."""
+    method = caft("scoring=conditioned", "alpha=0.3").double()
+    images, texts = pictures(3), told(3, loose=0)
+    images = images._replace(pixels=images.pixels.double())
+    texts.mask[1, 2:] = False
+    a, b = method.encode_images(images), method.encode_texts(texts)
+    found = method.score(a, b)
+    for i in range(3):
+        for j in range(3):
+            real = b.mask[j]
+            pooled = method.pool(b.tokens[j : j + 1, real], a.tokens[i : i + 1], a.mask[i : i + 1]).vector[0]
+            cosines = F.cosine_similarity(pooled, b.tokens[j, real], dim=1)
+            wanted = 0.7 * a.vector[i] @ b.vector[j] + 0.3 * 4 * cosines.mean()
+            torch.testing.assert_close(found[i, j], wanted)
+
+
+def test_sum_and_mean_over_parts_rank_alike_with_their_own_alpha() -> None:
+    """alpha of a mean = N alpha / (1 - alpha + N alpha): the same ranking."""
+    images, texts = pictures(6), told(6, loose=0)
+    method = caft("scoring=conditioned", "alpha=0.3")
+    a, b = method.encode_images(images), method.encode_texts(texts)
+    of_sum = method.score(a, b)
+    whole, parts = caft("scoring=vectors").score(a, b), caft("scoring=conditioned", "alpha=1").score(a, b) / 4
+    share = 4 * 0.3 / (0.7 + 4 * 0.3)
+    assert share == pytest.approx(0.63, abs=0.005)
+    of_mean = (1 - share) * whole + share * parts
+    assert torch.equal(of_sum.argsort(1), of_mean.argsort(1))
+    assert torch.equal(of_sum.argsort(0), of_mean.argsort(0))
+
+
+def test_scores_in_tiles_rank_as_the_whole_matrix_does() -> None:
+    images, texts = pictures(7), told(7, loose=0)
+    method = caft("scoring=conditioned", "alpha=0.6")
+    a, b = method.encode_images(images), method.encode_texts(texts)
+    score = method.score(a, b)
+    ranks = retrieval_ranks(method, a, b, memory=60_000)
+    true = score.diagonal()
+    assert ranks.i2t.rank.tolist() == [int((score[i] >= true[i]).sum()) for i in range(7)]
+    assert ranks.t2i.rank.tolist() == [int((score[:, j] >= true[j]).sum()) for j in range(7)]
+
+
+def test_the_whole_depends_on_the_order_of_its_parts_and_on_no_loose_caption() -> None:
+    method, texts = caft(), told(2)
+    whole = method.encode_texts(texts).vector
+    turned = texts._replace(ids=texts.ids[:, [1, 0, 2, 3]])
+    assert not torch.allclose(method.encode_texts(turned).vector[0], whole[0], atol=1e-4)
+    other = told(2, seed=1)
+    kept = (texts.level == CAPTION)[:, None, None]
+    torch.testing.assert_close(
+        method.encode_texts(texts._replace(ids=torch.where(kept, texts.ids, other.ids))).vector[::3],
+        whole[::3],
+    )
+
+
+def test_loose_captions_are_parts_and_no_wholes() -> None:
+    method, images, texts = caft("negatives=all"), pictures(3), told(3)
+    before = terms(method, images, texts)
+    other = told(3, seed=1)
+    loose = (texts.level == LOOSE)[:, None, None]
+    after = terms(method, images, texts._replace(ids=torch.where(loose, other.ids, texts.ids)))
+    assert after["whole"] == pytest.approx(before["whole"])
+    assert after["part"] != pytest.approx(before["part"], rel=1e-4)
+
+
+def test_a_foil_is_a_whole_and_its_parts_are_compared_with_nothing() -> None:
+    method = caft("negatives=all").double()
+    images, texts = pictures(3), told(3, loose=0)
+    images = images._replace(pixels=images.pixels.double())
+    before = terms(method, images, texts)
+    foil = rows(told(4, loose=0, seed=2), slice(3, 4))
+    foil = foil._replace(item=torch.tensor([99]), image=torch.tensor([-1]), level=torch.tensor([FOIL]))
+    more = Texts(*(torch.cat(both) for both in zip(texts, foil, strict=True)))
+    after = terms(method, images, more)
+    assert after["part"] == pytest.approx(before["part"])
+    assert after["whole"] > before["whole"]
+
+
+def test_drawn_negatives_know_seed_step_and_pictures_only() -> None:
+    method, images, texts = caft(), pictures(5), told(5)
+    found = terms(method, images, texts, Clock(step=3, seed=7))
+    turned = torch.tensor([4, 2, 0, 1, 3])
+    places = (turned[:, None] * 3 + torch.arange(3)).flatten()
+    assert terms(method, rows(images, turned), rows(texts, places), Clock(step=3, seed=7)) == {
+        name: pytest.approx(x, rel=1e-5) for name, x in found.items()
+    }
+    others = [terms(method, images, texts, clock)["part"] for clock in (Clock(4, seed=7), Clock(3, seed=8))]
+    assert all(other != pytest.approx(found["part"], rel=1e-7) for other in others)
+
+
+def test_drawn_negatives_have_all_of_them_as_their_mean() -> None:
+    images, texts = pictures(4), told(4)
+    sampled, everything = caft("bias=-2"), caft("bias=-2", "negatives=all")
+    drawn = torch.tensor([terms(sampled, images, texts, Clock(step=step))["part"] for step in range(200)])
+    assert float(drawn.mean()) == pytest.approx(
+        terms(everything, images, texts)["part"], abs=4 * float(drawn.std()) / 200**0.5
+    )
+    assert float(drawn.std()) > 0
+
+
+def test_a_caption_of_someone_else_raises_the_loss_of_a_trained_model() -> None:
+    method, images, texts = caft().train(), pictures(4), told(4)
+    optimizer = torch.optim.Adam(method.parameters(), lr=3e-3)
+    for _ in range(80):
+        optimizer.zero_grad()
+        step(method, images, texts, CLOCK)
+        optimizer.step()
+        clamp_scales(method)
+    method.eval()
+    mixed = texts.ids.clone()
+    mixed[[0, 3]] = texts.ids[[3, 0]]  # the captions of the first two pictures
+    found, wrong = terms(method, images, texts), terms(method, images, texts._replace(ids=mixed))
+    assert wrong["part"] > found["part"] + 1
+    assert wrong["whole"] > found["whole"] + 1
+
+
+@pytest.mark.parametrize("case", ["caft-segments", "flair"])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_64_pairs_are_learnt_by_heart(case: str, precision: torch.dtype) -> None:
+    method = build(case, "bias=-3").train()  # for 64 pictures, not for 2,048
+    images, texts = pictures(64), told(64, loose=1, parts=4 if case.startswith("caft") else 1, length=3)
+    objective, optimizer = Objective(method, precision), torch.optim.Adam(method.parameters(), lr=4e-3)
+    losses = []
+    for i in range(150):
+        optimizer.zero_grad()
+        loss = objective(images, texts, Clock(step=i))
+        loss.total.backward()
+        losses.append(float(loss.total.detach()))
+        optimizer.step()
+        clamp_scales(method)
+    assert all(map(math.isfinite, losses))
+    assert losses[-1] < 0.3 * losses[0]
+    whole = rows(texts, texts.level == CAPTION)
+    a, b = method.eval().encode_images(images), method.encode_texts(whole)
+    ranks = retrieval_ranks(method, a, b)
+    assert float((ranks.i2t.rank == 1).float().mean()) == 1
+    assert float((ranks.t2i.rank == 1).float().mean()) == 1
+
+
+def test_scales_biases_and_norms_do_not_decay() -> None:
+    method = caft(case="caft-segments")
+    recipe = read_recipe("caft/paper", []).train.optimizer
+    groups = param_groups(method, recipe.rules, recipe.lr, recipe.decay, recipe.schedule)
+    names = {id(p): name for name, p in method.named_parameters()}
+    free = {names[id(p)] for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    decays = {names[id(p)] for group in groups if group["weight_decay"] > 0 for p in group["params"]}
+    assert free == {name for name, p in method.named_parameters() if p.dim() < 2}
+    assert {
+        "part_scale.log_scale", "whole_scale.log_scale", "part_bias", "whole_bias", "composer.class_token",
+        "towers.image.class_token", "pool.norm_query.weight", "towers.image.norm_read.bias",
+    } <= free  # fmt: skip
+    assert {"to_part.weight", "composer.position", "pool.to_out.weight", "towers.to_text.weight"} <= decays
+    assert len(free | decays) == len(list(method.parameters()))
+
+
+def test_places_hold_segments_of_the_stage_that_is_read() -> None:
+    method = caft(case="caft-segments")
+    a = method.encode_images(pictures(3))
+    assert a.tokens.shape[:2] == (3, 6)  # stage 2 of 16, 6, 4 and 2
+    assert a.places is not None
+    assert a.places.shape == (3, 8, 8)
+    assert int(a.places.max()) < 6
+    assert build("flair-segments").encode_images(pictures(3)).tokens.shape[1] == 2  # the last one
+    assert method.train().encode_images(pictures(3)).places is None
+
+
+def test_heat_of_a_segment_lies_on_its_pixels() -> None:
+    method = caft(case="caft-segments")
+    a, b = method.encode_images(pictures(2)), method.encode_texts(told(2, loose=0))
+    heat = method.heat(a, b)
+    found = method.on_pixels(a, heat, (8, 8))
+    assert a.places is not None
+    for i in range(2):
+        for y in range(8):
+            for x in range(8):
+                torch.testing.assert_close(found[i, y, x], heat[i, int(a.places[i, y, x])])
+    half = method.on_pixels(a, heat, (4, 4))
+    torch.testing.assert_close(half, F.avg_pool2d(found[:, None], 2)[:, 0])
+    assert method.on_pixels(a, heat, (16, 12)).shape == (2, 16, 12)
+
+
+@pytest.mark.parametrize("make", [caft, flair])
+def test_attention_and_its_empty_slot_sum_to_one(make: type) -> None:
+    method = make()
+    texts = told(2, loose=0, parts=method.parts)
+    texts.mask[1, 1:] = False
+    a, b = method.encode_images(pictures(2)), method.encode_texts(texts)
+    found = method.attend(a, b)
+    assert found.shape == (2, method.parts, 5)
+    torch.testing.assert_close(found.sum(-1), b.mask.float())
+    torch.testing.assert_close(method.heat(a, b), found[..., :-1].sum(1) / b.mask.sum(1, keepdim=True))
+    shut = a._replace(mask=torch.zeros_like(a.mask))
+    torch.testing.assert_close(method.attend(shut, b)[..., -1], b.mask.float())
+
+
+def test_too_many_parts_are_an_error() -> None:
+    with pytest.raises(ValueError, match="more than 4 parts; the method composes no more"):
+        caft().encode_texts(told(1, parts=5))
+
+
+def test_flair_reads_a_text_whole_or_as_the_mean_of_chunks() -> None:
+    whole, chunked = flair(), flair("chunks=4")
+    texts = told(2, loose=0)
+    joined = texts._replace(ids=texts.ids.flatten(1)[:, None], mask=texts.mask.flatten(1)[:, None])
+    torch.testing.assert_close(whole.encode_texts(texts).vector, whole.encode_texts(joined).vector)
+    texts.mask[1, 2:] = False
+    each = [
+        chunked.towers.to_text(chunked.towers.text(texts.ids[:, s], texts.mask[:, s]).pooled)
+        for s in range(4)
+    ]
+    wanted = torch.stack([sum(each)[0] / 4, (each[0] + each[1])[1] / 2])  # type: ignore[index]
+    torch.testing.assert_close(chunked.encode_texts(texts).tokens[:, 0], wanted)
+
+
+def test_flair_compares_summaries_with_the_same_captions_as_pooled_pictures() -> None:
+    method = flair("negatives=all", "bias=-2").double()
+    images, texts = pictures(3), told(3, loose=1, parts=1)
+    images = images._replace(pixels=images.pixels.double())
+    a, b = method.encode_images(images), method.encode_texts(texts)
+    total = 0.0
+    for i in range(3):
+        for m in range(6):
+            logit = method.scale() * (a.vector[i] @ b.vector[m]) + method.bias
+            own = int(texts.image[m]) == i
+            total += float(F.softplus(-logit) if own else F.softplus(logit) / 2)
+    assert terms(method, images, texts)["summary"] == pytest.approx(0.5 * total / 3)
+
+
+def test_parts_are_rows_with_ids_of_their_own() -> None:
+    b = caft().encode_texts(told(2, loose=1))
+    found = apart(b, b.item != 2)
+    assert found.image.tolist() == [0] * 5 + [1]
+    assert len(set(found.item.tolist())) == 6
+    torch.testing.assert_close(found.vector[1], b.tokens[0, 1])
+    assert keys_of(found.item, found.image).group.tolist() == [0] * 6
+
+
+def test_adapter_begins_as_nothing_or_blends() -> None:
+    x = torch.randn(3, 8)
+    assert torch.equal(Adapter(8, 2, blend=False)(x), x)
+    blend = Adapter(8, 2, blend=True)
+    made = F.relu(F.relu(x @ blend.narrow.weight.T) @ blend.widen.weight.T)
+    torch.testing.assert_close(blend(x), (1 - BLEND) * x + BLEND * made)
+
+
+def test_composer_sees_all_parts_and_no_empty_place() -> None:
+    composer = Composer(ComposerConfig(depth=1, heads=2), 8, 4)
+    parts, mask = torch.randn(1, 4, 8), torch.tensor([[True, True, True, False]])
+    found = composer(parts, mask)
+    for place in range(4):
+        other = parts.clone()
+        other[0, place] += torch.randn(8)
+        assert torch.allclose(composer(other, mask), found, atol=1e-6) == (place == 3)
+    assert torch.equal(composer(parts, torch.zeros_like(mask)), torch.zeros(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (("heads=3",), "width 16 is not a multiple of 3 heads of the pooling"),
+        (("composer.heads=3",), "width 16 is not a multiple of 3 heads of composer"),
+        (("part=0", "whole=0"), "part and whole are both 0: nothing is left to learn"),
+        (("scale=200",), "scale 200 is above max_scale 100"),
+        (("alpha=1.5",), "alpha"),
+    ],
+)
+def test_configs_that_cannot_be_meant_are_one_line(changes: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError) as found:
+        caft(*changes)
+    assert said in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_segments_are_for_methods_that_learn_from_them() -> None:
+    with pytest.raises(UserError, match="superpixels are for methods that learn from segments"):
+        parse(CLIPConfig, SEGMENTS, "test")
+
+
+def test_recipes_of_the_paper_have_its_sizes() -> None:
+    recipe = read_recipe("caft/paper", [])
+    assert recipe.model["image"]["read"] == 2
+    assert recipe.model["text"]["depth"] + recipe.model["composer"]["depth"] == 12
+    assert recipe.data.texts.slots == 5
+    assert recipe.data.texts.chunks + recipe.data.texts.loose == 8
+    for name, pairs, decay in (
+        ("paper", 2.82, 0.5),
+        ("cc12m", 10.01, 0.5),
+        ("yfcc15m", 14.07, 0.5),
+        ("merged30m", 26.90, 0.2),
+    ):
+        train = read_recipe(f"caft/{name}", []).train
+        assert train.steps == round(32 * pairs * 1e6 / 2048 - 0.5)
+        assert (train.batch, train.optimizer.decay) == (2048, decay)
+    assert read_recipe("caft/ladder/visual", []).method == "flair"
+
+
+def test_ladder_changes_one_thing_at_a_time() -> None:
+    folder = Path(read_recipe.__code__.co_filename).parent / "recipes" / "caft"
+    names = [str(p.relative_to(folder.parent)).removesuffix(".yaml") for p in sorted(folder.rglob("*.yaml"))]
+    paper = read_recipe("caft/paper", []).model_dump()
+    for name in names:
+        recipe = read_recipe(name, [])
+        if recipe.method == "caft" and name.split("/")[1] in ("ladder", "controls"):
+            differs = {k for k, x in recipe.model.items() if x != paper["model"][k]}
+            assert len(differs) == 1, name
+            assert recipe.train.model_dump() == paper["train"]
