@@ -1049,6 +1049,8 @@ POOLED = [
           "x.index_add_(0,", "x.index_copy_(0,"),
     Fault("losses/blocks.py", "tests/test_pooled.py", "tiles without positives weigh negatives by 1",
           "plain = whole and self.against is None and", "plain = whole and"),
+    Fault("losses/job.py", "tests/test_pairs.py", "a gradient that is asked for twice is scaled twice",
+          "_get_current_graph_task_keep_graph():", "_get_current_graph_task_keep_graph() and False:"),
     Fault("losses/pairs.py", "tests/test_pooled.py", "negatives have no weight of their own",
           "(other if where.against is None else other.mul_(where.against))", "other"),
 ]
