@@ -1126,6 +1126,52 @@ SUPERPIXELS = [
           '"transform": settings_of(transform)}', '"transform": manifest(folder)["transform"]}'),
 ]
 
+POOLED = [
+    Fault("nn/condition.py", "tests/test_condition.py", "the empty slot takes no weight",
+          "F.pad(fit, (0, 1)).softmax", "F.pad(fit, (0, 1), value=-1e4).softmax"),
+    Fault("nn/condition.py", "tests/test_condition.py", "masked segments are read",
+          "if held.mask is not None:", "if held.mask is None:"),
+    Fault("nn/condition.py", "tests/test_condition.py", "values are normalised as keys are",
+          "(self.to_value, self.norm_value)", "(self.to_value, self.norm_key)"),
+    Fault("losses/conditioned.py", "tests/test_pooled.py", "the sum of exponentials lacks the empty slot",
+          "grown.sum(-1, keepdim=True) + (-top).exp()", "grown.sum(-1, keepdim=True) + 1e-9 * (-top).exp()"),
+    Fault("losses/conditioned.py", "tests/test_pooled.py", "the length of what was pooled has no gradient",
+          "by_square = -0.5 * by_along", "by_square = 0.0 * by_along"),
+    Fault("losses/conditioned.py", "tests/test_pooled.py", "the output bias counts once in the gradient",
+          "by[1].flatten(), alpha=2)", "by[1].flatten())"),
+    Fault("losses/conditioned.py", "tests/test_pooled.py", "blocks beside the diagonal count once",
+          "b[:, end:], alpha=2)", "b[:, end:])"),
+    Fault("losses/conditioned.py", "tests/test_pooled.py", "the softmax has the gradient of fixed weights",
+          "by_fit.addcmul_(weight, by_fit.sum(-1, keepdim=True), value=-1)", "pass"),
+    Fault("losses/conditioned.py", "tests/test_pooled.py", "a triangle is cut on its wrong side",
+          "left = start if self.blocks > 1 else 0", "left = start if self.blocks == 1 else step"),
+    Fault("losses/conditioned.py", "tests/test_pooled.py", "with few keys there is no output bias",
+          "torch.baddbmm(middle[:, None], flat, gram)", "torch.bmm(flat, gram)"),
+    Fault("losses/pooled.py", "tests/test_pooled.py", "the output bias is not met by the text",
+          "return query, (unit @ pool.to_out.weight).view_as(query), unit @ pool.to_out.bias",
+          "return query, (unit @ pool.to_out.weight).view_as(query), 0.0 * (unit @ pool.to_out.bias)"),
+    Fault("losses/pooled.py", "tests/test_pooled.py", "texts with fewer parts score lower",
+          "(parts / told.sum(1, keepdim=True).clamp(min=1))", "(told.sum(1, keepdim=True) > 0)"),
+    Fault("losses/lists.py", "tests/test_pooled.py", "captions of the same picture are negatives too",
+          "masked_fill(~met | same, -1)", "masked_fill(~met, -1)"),
+    Fault("losses/lists.py", "tests/test_pooled.py", "lots fall the same for all pictures",
+          "start ^ rows", "start ^ rows * 0"),
+    Fault("losses/lists.py", "tests/test_pooled.py", "shifts of negative numbers fill up with ones",
+          "return x ^ (x >> 33 & (2**31 - 1))", "return x ^ (x >> 33)"),
+    Fault("losses/lists.py", "tests/test_pooled.py", "each caption of another picture counts in full",
+          "found.number.repeat_interleave(found.number).double().reciprocal()", "1.0"),
+    Fault("losses/lists.py", "tests/test_pooled.py", "lots depend on the order of captions",
+          "for ids in (cols.item, cols.image, cols.group)", "for ids in (cols.image, cols.group)"),
+    Fault("losses/lists.py", "tests/test_pooled.py", "a caption in two lists learns from the last one",
+          "x.index_add_(0,", "x.index_copy_(0,"),
+    Fault("losses/blocks.py", "tests/test_pooled.py", "tiles without positives weigh negatives by 1",
+          "plain = whole and self.against is None and", "plain = whole and"),
+    Fault("losses/job.py", "tests/test_pairs.py", "a gradient that is asked for twice is scaled twice",
+          "_get_current_graph_task_keep_graph():", "_get_current_graph_task_keep_graph() and False:"),
+    Fault("losses/pairs.py", "tests/test_pooled.py", "negatives have no weight of their own",
+          "(other if where.against is None else other.mul_(where.against))", "other"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -1163,4 +1209,5 @@ FAULTS = (
     + CAST
     + REFERRING
     + SUPERPIXELS
+    + POOLED
 )

@@ -114,6 +114,19 @@ def test_loss_and_all_gradients_are_those_of_a_loop_over_pairs(
 
 @NEGATIVES
 @WAYS
+@pytest.mark.parametrize("pairs", [2, 40])
+def test_in_tiles_of_any_size(
+    heads: int, slots: int, negatives: str, pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        conditioned, "CACHED", pairs
+    )  # two texts of one picture, or two pictures and all texts
+    case = Case(heads, slots=slots)
+    assert_same(case.fast(case.pairs(negatives)), case.slow(negatives), case.learnt(), 1e-11, 1e-11)
+
+
+@NEGATIVES
+@WAYS
 def test_in_single_precision(heads: int, slots: int, negatives: str) -> None:
     case = Case(heads, torch.float32, slots=slots)
     assert_same(case.fast(case.pairs(negatives)), case.slow(negatives), case.learnt(), 1e-6, 1e-4)

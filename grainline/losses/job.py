@@ -75,3 +75,13 @@ def only_once() -> None:
         raise RuntimeError(
             "pair_loss is differentiable once: its gradient cannot be asked for with create_graph"
         )
+
+
+def scaled(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+    """The sums of a backward pass times the gradient of the loss; without a copy, if it is the last pass."""
+    if ctx.sums is None:
+        raise RuntimeError("the gradient of pair_loss was asked for again without retain_graph")
+    if torch._C._autograd._get_current_graph_task_keep_graph():
+        return [None if x is None else grad * x for x in ctx.sums]
+    sums, ctx.sums = ctx.sums, None
+    return [None if x is None else x.mul_(grad) for x in sums]

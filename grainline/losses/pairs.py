@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grainline.losses.blocks import Blocks, Where
-from grainline.losses.job import Job, exact, kept, only_once, total, zeros
+from grainline.losses.job import Job, exact, kept, only_once, scaled, total, zeros
 from grainline.losses.lists import Lists
 from grainline.losses.normalised import Normalised, TwoPasses
 from grainline.losses.scores import Parts, Score
@@ -134,4 +134,4 @@ class _OnePass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         only_once()
-        return None, None, *(None if x is None else grad * x for x in ctx.sums)
+        return None, None, *scaled(ctx, grad)
