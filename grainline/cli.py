@@ -123,7 +123,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ] = "default",
     scoring: Annotated[
         str | None,
-        typer.Option(help="How pairs are scored, for methods with several ways, such as conditioned."),
+        typer.Option(
+            help="How pairs are scored, for methods with several ways: vectors, conditioned, conditioned:0.5."
+        ),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write settings, data, versions and numbers.")] = None,
     html: Annotated[

@@ -51,7 +51,12 @@ def fingerprint(model: Model) -> str:
 
 
 def _scoring(config: Config) -> dict[str, Any]:
-    return {name: value for name, value in config.model_dump().items() if name == "scoring"}
+    """The way to score, as `--scoring` takes it."""
+    values = config.model_dump()
+    way = {name: value for name, value in values.items() if name == "scoring"}
+    if way.get("scoring") == "conditioned" and "alpha" in values:
+        way["scoring"] += f":{values['alpha']:g}"
+    return way
 
 
 LATER = (("patches", "attention"),)

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grainline.config import Config, parse
+from grainline.config import Config, override, parse
 from grainline.data.tokenized import TextTokenizer
 from grainline.data.tokenizer import load_tokenizer
 from grainline.encoders.pretrained import Pretrained, load_pretrained
@@ -141,13 +141,23 @@ def method_config(name: str, values: dict[str, Any], where: str) -> Config:
 def scored(description: Description, scoring: str | None) -> Description:
     """The description with another way to score pairs; as it is for None.
 
+    scoring  the way; of a method that mixes two scores, a colon and the share of the second may stand behind
+             it: conditioned:0.7
+
     Raises UserError where the method has one way only, and for a way that it does not have.
     """
     if scoring is None:
         return description
-    if "scoring" not in type(description.config).model_fields:
+    known = type(description.config).model_fields
+    if "scoring" not in known:
         raise UserError(f"scoring is {scoring!r}; {description.method} has one way to score: leave it out")
-    values = description.config.model_dump(mode="json") | {"scoring": scoring}
+    way, mixed, share = scoring.partition(":")
+    changes = {"scoring": way}
+    if mixed and "alpha" not in known:
+        raise UserError(f"scoring is {scoring!r}; {description.method} mixes no scores: leave :{share} out")
+    if mixed:
+        changes["alpha"] = share
+    values = override(description.config.model_dump(mode="json"), [f"{k}={v}" for k, v in changes.items()])
     return description._replace(config=method_config(description.method, values, "--scoring"))
 
 

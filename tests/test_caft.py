@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from grainline.methods.flair import FLAIR
 from grainline.methods.parts import apart, keys_of
 from grainline.nn.pool import unit
 from grainline.nn.scale import clamp_scales
+from grainline.origin import _scoring
 from grainline.recipe import read_recipe
+from grainline.start import Description, scored
 from grainline.train.optim import param_groups
 from grainline.train.step import Objective, step
 from grainline.types import CAPTION, FOIL, LOOSE, Clock, Encoded, Images, Pair, Texts, rows
@@ -50,7 +53,9 @@ def told(n: int, loose: int = 2, parts: int = 4, seed: int = 0, length: int = 6)
 
 
 def pictures(n: int, seed: int = 0) -> Images:
-    return Images(torch.rand(n, 3, 8, 8, generator=torch.Generator().manual_seed(seed)), torch.arange(n))
+    """Pictures of 16 squares, each of a colour by chance."""
+    colours = torch.rand(n, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
+    return Images(colours.repeat_interleave(2, 2).repeat_interleave(2, 3), torch.arange(n))
 
 
 def terms(method: CAFT | FLAIR, images: Images, texts: Texts, clock: Clock = CLOCK) -> dict[str, float]:
@@ -126,8 +131,8 @@ def test_both_scales_are_clamped() -> None:
     for scale, value in ((method.part_scale, 9.0), (method.whole_scale, -3.0)):
         torch.nn.init.constant_(scale.log_scale, value)
     clamp_scales(method)
-    assert float(method.part_scale()) == pytest.approx(100.0)
-    assert float(method.whole_scale()) == pytest.approx(1.0)
+    assert float(method.part_scale().detach()) == pytest.approx(100.0)
+    assert float(method.whole_scale().detach()) == pytest.approx(1.0)
 
 
 def test_caft_plus_with_alpha_0_is_caft() -> None:
@@ -408,6 +413,18 @@ def test_configs_that_cannot_be_meant_are_one_line(changes: tuple[str, ...], sai
         caft(*changes)
     assert said in str(found.value)
     assert "\n" not in str(found.value)
+
+
+def test_a_way_to_score_may_say_the_share_of_the_parts() -> None:
+    described = Description("caft", caft().cfg)
+    found: Any = scored(described, "conditioned:0.7").config
+    assert (found.scoring, found.alpha) == ("conditioned", 0.7)
+    assert _scoring(found) == {"scoring": "conditioned:0.7"}
+    assert _scoring(described.config) == {"scoring": "vectors"}
+    with pytest.raises(UserError, match="flair mixes no scores"):
+        scored(Description("flair", flair().cfg), "conditioned:0.7")
+    with pytest.raises(UserError, match="alpha"):
+        scored(described, "conditioned:2")
 
 
 def test_segments_are_for_methods_that_learn_from_them() -> None:
