@@ -5,8 +5,8 @@
 The ladder is that of table 3 of the paper. It trains and measures, two runs side by side with a thread each,
 until its time is over; start it as often as you like, it goes on. OUT/runs.jsonl gets a line for every run.
 Every run begins from scratch, sees as many pairs as all others of its set, and as many captions of each
-picture, out of the same sentences. Settings stand in the order of their worth, all seeds of one together; those that
-found no time are named at the end. Tables and predictions: benchmarks/caft_tables.py.
+picture, out of the same sentences. Settings stand in the order of their worth, all seeds of one together;
+those that found no time are named at the end. Tables and predictions: benchmarks/caft_tables.py.
 """
 
 from functools import partial
