@@ -59,7 +59,7 @@ def show(
 
 
 RULE = (
-    "Grey: no weight, full orange: {limit:.3g} or more of the weight of a text, in all maps alike. The weights"
-    " of a map and of its empty slot sum to 1."
+    "Grey: no weight, full orange: {limit:.3g} or more of the weight of a text, in all maps alike."
+    " The weights of all segments or patches and of the empty slot sum to 1."
 )
 LINES = "Lines are heavier, the more stages keep them."

@@ -17,7 +17,7 @@ from grainline.evaluate.referring import with_expressions
 from grainline.evaluate.regions import margins as leads
 from grainline.evaluate.regions import question_scores
 from grainline.evaluate.seen import ALL_TEXTS
-from grainline.evaluate.shown import mapped
+from grainline.evaluate.shown import end_of_scale, mapped
 from grainline.evaluate.stability import changes
 from grainline.viz.alike import Likened
 from grainline.viz.empty import Emptied
@@ -240,4 +240,4 @@ def _sides(on: Measured, row: int, one: Looked) -> Look:
         for found in mapped(on.model, picture, [on.data.strings[row], one.foreign])
     ]
     maps = [of[words] for of, (_, side) in zip(heat, sides, strict=True) for words, _ in side]
-    return Look(picture, alt, told, np.stack(maps))
+    return Look(picture, alt, told, np.stack(maps), limit=end_of_scale(on.model, picture))

@@ -222,7 +222,7 @@ def _referring(on: Measured) -> list[Section]:
 def _inactivity(on: Measured) -> list[Section]:
     order = (
         "By AUROC within the picture. The score of a part is the weight of its empty slot; its heat is the"
-        " weight of what it looks at beside it. All maps of a picture share one scale."
+        " weight of what it looks at beside it. All maps of all pictures share one scale."
     )
     return [
         Section("Pictures: told apart least", hint(f"{order} {seen(on)}") + emptied(least_apart(on), "l")),

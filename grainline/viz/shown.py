@@ -95,7 +95,9 @@ def _draw(sheet: Sheet, left: float, top: float, panel: Panel) -> None:
 
 
 def _card(one: Shown) -> str:
-    rows = ((Panel("as the model sees it", one.picture),), *one.rows)
+    seen = Panel("as the model sees it", one.picture)
+    first, *more = one.rows or [()]
+    rows = ((seen, *first), *more)
     lists = "".join(f'<ul class="hits pictures">{"".join(map(_item, row))}</ul>' for row in rows)
     return f'<article class="card"><h3>{escape(one.name)}</h3>{lists}</article>'
 
