@@ -136,7 +136,11 @@ def slow_outcomes(model: Model, texts: Sequence[str]) -> list[Looked]:
             for words, row in zip(split(asked), weight.tolist(), strict=True):
                 one[words] = row[-1]
             sides.append(one)
-        foreign = {words: value for words, value in sides[1].items() if words not in sides[0]}
+        foreign = {
+            words: value
+            for words, value in sides[1].items()
+            if words.strip(".") not in {x.strip(".") for x in sides[0]}
+        }
         out.append(Looked(tuple(sides[0].items()), tuple(foreign.items()), other[text]))
     return out
 
@@ -152,7 +156,7 @@ def test_outcomes_and_metrics_are_those_of_loops(kind: str) -> None:
         assert found.foreign == one.foreign
         for a, b in zip((found.own, found.other), (one.own, one.other), strict=True):
             assert [words for words, _ in a] == [words for words, _ in b]
-            assert [value for _, value in a] == pytest.approx([value for _, value in b], abs=1e-6)
+            assert [value for _, value in a] == pytest.approx([value for _, value in b], abs=1e-5)
     own, other = ([[v for _, v in getattr(one, side)] for one in data.looked] for side in ("own", "other"))
     values = {
         AUROC: slow_auroc(flat(own), flat(other)),
@@ -180,7 +184,7 @@ def test_batches_decide_nothing_and_tokens_are_not_kept() -> None:
         assert b is not None
         assert [w for w, _ in a.own] == [w for w, _ in b.own]
         assert [v for _, v in (*a.own, *a.other)] == pytest.approx(
-            [v for _, v in (*b.own, *b.other)], abs=1e-6
+            [v for _, v in (*b.own, *b.other)], abs=1e-5
         )
     assert one.images.tokens.shape[1] == 0
 

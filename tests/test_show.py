@@ -189,7 +189,8 @@ def test_the_figure_has_its_panels_where_they_belong(tmp_path: Path) -> None:
     panels = [Panel(f"no {i}", Image.new("RGB", (4, 4), colour)) for i, colour in enumerate(colours)]
     shown_ = [Shown("one", panels[0].image, [panels[1:]]), Shown("two", panels[2].image, [])]
     write_rows(tmp_path / "a.png", shown_, "title", "rule")
-    figure = Image.open(tmp_path / "a.png").convert("RGB")
+    with Image.open(tmp_path / "a.png") as opened:
+        figure = opened.convert("RGB")
     line = 2 * SPACE + LINE
     tall = line + SIDE + UNDER
     assert figure.height == pytest.approx((HEAD + 3 * tall + FOOT) * DPI, abs=2)
@@ -216,6 +217,11 @@ def run(folder: Path, model: Model, *given: object) -> Sequence[object]:
     return ("show", place, photo(folder / "a.png", 1), photo(folder / "b.png", 2), *given)
 
 
+def tall(png: Path) -> int:
+    with Image.open(png) as figure:
+        return figure.height
+
+
 def test_the_command_writes_a_figure_and_a_page(tmp_path: Path, capsys: Capture) -> None:
     model, png, html = segmenting(), tmp_path / "x.png", tmp_path / "x.html"
     given = run(tmp_path, model, "--text", LONG, EVIL, "--png", png, "--html", html)
@@ -225,9 +231,9 @@ def test_the_command_writes_a_figure_and_a_page(tmp_path: Path, capsys: Capture)
     for part in ("16 superpixels", "2 segments", "1.4 ", "empty 0.", "full orange: 1 ", "sum to 1"):
         assert part in words
     assert "longer than the model reads" in words
-    large = Image.open(png).height
+    large = tall(png)
     assert call(*run(tmp_path, model, "--png", png)) == 0
-    assert Image.open(png).height < large
+    assert tall(png) < large
     assert call(*run(tmp_path, model, "--text", LONG, "--scale", "0.05", "--html", html)) == 0
     assert "full orange: 0.05" in Page(html.read_text()).words
 
@@ -250,5 +256,7 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: Capture) -> No
     with pytest.raises(UserError, match=r"^this flair sees patches, not segments; give --text"):
         refuse_unshown(tiny_model("flair", changes=("heads=2",)), [])
     (tmp_path / "c.png").write_text("no picture")
-    assert "c.png cannot be used" in complaint(capsys, "show", tmp_path / "model", tmp_path / "c.png", *out)
+    assert "cannot be used: damaged image" in complaint(
+        capsys, "show", tmp_path / "model", tmp_path / "c.png", *out
+    )
     assert not (tmp_path / "x.html").exists()

@@ -38,9 +38,9 @@ def partners(texts: Sequence[str], split: Split) -> dict[str, str]:
     Random(SEED).shuffle(order)
     out = {}
     for i, text in enumerate(order):
-        mine = set(split(text))
+        mine = set(map(_key, split(text)))
         behind = (order[(i + k) % len(order)] for k in range(1, len(order)))
-        other = next((one for one in behind if not mine.issuperset(split(one))), None)
+        other = next((one for one in behind if not mine.issuperset(map(_key, split(one)))), None)
         if other is not None:
             out[text] = other
     return out
@@ -79,9 +79,14 @@ class Inactive:
 
 def _looked(own: Sequence[Part], other: Sequence[Part], foreign: str) -> Looked:
     """A part that both texts have is no foreign one."""
-    known = {part.words for part in own}
+    known = {_key(part.words) for part in own}
     return Looked(
         tuple((part.words, part.empty) for part in own),
-        tuple((part.words, part.empty) for part in other if part.words not in known),
+        tuple((part.words, part.empty) for part in other if _key(part.words) not in known),
         foreign,
     )
+
+
+def _key(words: str) -> str:
+    """What two parts have alike that say the same: only the last of a text may keep its period."""
+    return words.rstrip(" .")
