@@ -11,6 +11,7 @@ import typer
 from grainline import __version__, commands
 from grainline.bar import progress
 from grainline.errors import UserError
+from grainline.show import show
 
 Many = Annotated[list[str] | None, typer.Option(help="One or more data sources, as in docs/data.md.")]
 Sets = Annotated[
@@ -30,6 +31,7 @@ data = typer.Typer(help="Look at data, and make some.", rich_markup_mode=None)
 app.add_typer(data, name="data")
 app.add_typer(commands.index, name="index")
 app.command()(commands.search)
+app.command()(show)
 app.command()(commands.serve)
 app.command()(commands.export)
 data.command()(commands.phrases)
@@ -37,7 +39,7 @@ data.command()(commands.pack)
 data.command()(commands.superpixels)
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
-VARIADIC = ("--data", "--set", "--validation", "--beside", "--samples")
+VARIADIC = ("--data", "--set", "--validation", "--beside", "--samples", "--text")
 
 
 @app.callback(invoke_without_command=True)
@@ -93,7 +95,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         str,
         typer.Option(
             help="retrieval, long-retrieval, foils, zeroshot, monotonicity, cola, stability, fg-ovd,"
-            " similarity, own-caption, referring."
+            " similarity, own-caption, referring, inactivity."
         ),
     ] = "retrieval",
     captions: Annotated[

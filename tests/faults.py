@@ -1172,6 +1172,32 @@ POOLED = [
           "(other if where.against is None else other.mul_(where.against))", "other"),
 ]
 
+SHOWN = [
+    Fault("viz/segments.py", "tests/test_show.py", "lines of all stages are equally heavy",
+          "borders(enlarged(label, side), width)", "borders(enlarged(label, side), 1)"),
+    Fault("viz/segments.py", "tests/test_show.py", "lines are black on any ground",
+          "np.where(bright, 0, 255)", "np.where(bright, 0, 0)"),
+    Fault("evaluate/shown.py", "tests/test_show.py", "each map is stretched to its own range",
+          "overlay(square, heat, limit)", "overlay(square, heat)"),
+    Fault("evaluate/attention.py", "tests/test_show.py", "the weight of the first token is called empty",
+          "self.weight[-1]", "self.weight[0]"),
+    Fault("viz/shown.py", "tests/test_show.py", "wrapped rows begin in the column of the picture",
+          "[None if i else Panel(one.name, one.picture), *row]",
+          "[*([] if i else [Panel(one.name, one.picture)]), *row]"),
+    Fault("encoders/towers.py", "tests/test_show.py", "superpixels that are there are made again",
+          "segments(self.image(images.pixels, images.regions))", "segments(self.image(images.pixels))"),
+    Fault("evaluate/inactivity.py", "tests/test_inactivity.py", "a tie counts as right",
+          "(2 * below + own)", "(2 * below + 2 * own)"),
+    Fault("evaluate/inactivity.py", "tests/test_inactivity.py", "AUROC of own texts over other ones",
+          "for kind in (other, ~other))", "for kind in (~other, other))"),
+    Fault("evaluate/looked.py", "tests/test_inactivity.py", "parts of both texts are asked as foreign ones",
+          "if _key(part.words) not in known", "if part.words"),
+    Fault("evaluate/looked.py", "tests/test_inactivity.py", "other texts are asked of the first pictures",
+          "torch.tensor(there, device", "torch.tensor(range(len(there)), device"),
+    Fault("evaluate/ask.py", "tests/test_inactivity.py", "cut texts count twice",
+          "beside = copy.copy(model)", "beside = model"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -1210,4 +1236,5 @@ FAULTS = (
     + REFERRING
     + SUPERPIXELS
     + POOLED
+    + SHOWN
 )

@@ -1,7 +1,9 @@
 """A tiny model with its tokenizer, folders of small pictures, and what an index holds, as plain values."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +30,11 @@ TEXTS = [
 VOCAB = "text.vocab=540"
 
 
-def tiny_model(method: str = "maxsim", seed: int = 0) -> Model:
+def tiny_model(
+    method: str = "maxsim", seed: int = 0, values: dict[str, Any] = TINY, changes: Sequence[str] = ()
+) -> Model:
     """A model of random weights that reads pictures of 8 x 8."""
-    config: Config = parse(METHODS[method][1], override(TINY, [VOCAB]), "test")
+    config: Config = parse(METHODS[method][1], override(values, [VOCAB, *changes]), "test")
     torch.manual_seed(seed)
     made = METHODS[method][0](config)  # type: ignore[call-arg]
     return Model(Description(method, config), made, Tokenizer.train(TEXTS, vocab=540))

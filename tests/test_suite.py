@@ -22,6 +22,7 @@ from grainline.evaluate.foils import choices
 from grainline.evaluate.intervals import interval
 from grainline.evaluate.items import Items
 from grainline.evaluate.long import under
+from grainline.evaluate.looked import Looked
 from grainline.evaluate.noise import NOISY, PLAIN, Drawn, Noise
 from grainline.evaluate.outcome import Options, metrics_of
 from grainline.evaluate.pool import pooled
@@ -323,7 +324,8 @@ def test_names_of_pictures_tell_the_two_sets_of_coco_apart() -> None:
 
 
 def with_everything() -> Encodings:
-    """Foils, classes, items, subtexts, noise, regions, pictures pooled by texts, a card, and expressions."""
+    """Foils, classes, items, subtexts, noise, regions, pictures pooled by texts, a card, expressions,
+    and texts that look at nothing."""
     data = with_classes(Colours(), with_foils("first"), ["{}"])
     pair = torch.tensor([[0, 1], [1, 2]])
     two = ((0, 1), (1, 2), (2, 0))
@@ -340,7 +342,8 @@ def with_everything() -> Encodings:
     covered = Expression(1, 0, data.strings[1], dict.fromkeys(MARKED_BY, Pixels(1, 3)))
     expressions = Expressions((covered,), (0, 1, 2), 0, 0, 0)
     card = under(InMemory([]))[1]
-    return data._replace(likeness=likeness, own=own, card=card, expressions=expressions)
+    looked = (Looked((("a", 0.25), ("b", 0.5)), (("c", 0.75),), "c"),) * 3
+    return data._replace(likeness=likeness, own=own, card=card, expressions=expressions, looked=looked)
 
 
 def with_foils(captions: Captions = "whole") -> Encodings:

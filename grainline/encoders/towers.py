@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from grainline.config import Config
 from grainline.encoders.base import ImageTokens
 from grainline.encoders.cast import SIZES as CAST_SIZES
-from grainline.encoders.cast import Cast, CastConfig
+from grainline.encoders.cast import Cast, CastConfig, segments
 from grainline.encoders.pretrained import Pretrained, build_pretrained
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.build import is_vector, space_of
@@ -108,6 +108,12 @@ class Towers(nn.Module):
             return self.image.read(images.pixels, images.regions)
         seen: ImageTokens = self.image(images.pixels)
         return seen
+
+    def segmentations(self, images: Images) -> tuple[Tensor, ...]:
+        """The segment of each pixel at every stage, as `cast.segments` has them; () without segments."""
+        if not isinstance(self.image, Cast):
+            return ()
+        return segments(self.image(images.pixels, images.regions))
 
     def encode_images(self, images: Images) -> Encoded:
         """images of N rows -> Encoded [N, D], tokens = patches"""

@@ -1,18 +1,22 @@
 """What `grainline evaluate` is asked for: checked before a model is loaded, then encoded and measured."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluate.against import noted, read_earlier
+from grainline.evaluate.attention import attending, parts_of
 from grainline.evaluate.classes import TEMPLATES, read_classes, read_templates
 from grainline.evaluate.cola import COLA, items_file, with_items
 from grainline.evaluate.encode import CAPTIONS, Captions, Encodings, Progress, encode_source
 from grainline.evaluate.expressions import Covering
 from grainline.evaluate.fgovd import FG_OVD, with_foils
+from grainline.evaluate.inactivity import INACTIVITY, texts_in
 from grainline.evaluate.long import DEFAULT, LONG_RETRIEVAL, PLAIN, under
 from grainline.evaluate.long import PROTOCOLS as LONG_PROTOCOLS
+from grainline.evaluate.looked import Inactive, partners
 from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.outcome import Options
 from grainline.evaluate.own import OWN_CAPTION
@@ -31,7 +35,7 @@ from grainline.types import Encoded
 
 ZEROSHOT = "zeroshot"
 SUBTEXTS = (MONOTONICITY, STABILITY)  # suites of the subtexts of one caption a picture
-POOLED = (SIMILARITY, OWN_CAPTION)  # suites of pictures as texts see them
+POOLED = (SIMILARITY, OWN_CAPTION, INACTIVITY)  # suites of pictures as texts see them
 OF_REGIONS = (FG_OVD, REFERRING)  # suites of the texts of regions
 OWN_SCORES = (*OF_REGIONS, *POOLED)  # suites that compare vectors or tokens, whatever the method scores
 
@@ -71,7 +75,8 @@ def ask(
         if value is not None and suite != owner:
             raise UserError(f"{name} goes with --suite {owner}, not with {suite}")
     if scoring is not None and suite in OWN_SCORES:
-        what = "reads heat" if suite == REFERRING else "compares vectors"
+        own = {REFERRING: "reads heat", INACTIVITY: "reads where texts look"}
+        what = own.get(suite, "compares vectors")
         raise UserError(f"--scoring goes with suites that ask the method for scores; {suite} {what}")
     earlier = None if against is None else read_earlier(against, suite)
     used = noise_seed or 0
@@ -106,6 +111,7 @@ def encoded(
         model, source = model.pressed(), with_expressions(source)
         covering = _covering(model, batch)
     alike, own = _pooling(asked.suite, model, batch)
+    inactive = _inactive(model, source, asked.captions) if asked.suite == INACTIVITY else None
     card = None
     if asked.suite == LONG_RETRIEVAL:
         source, card = under(source, asked.options.protocol, asked.captions)
@@ -118,7 +124,7 @@ def encoded(
         foils=asked.suite == "foils",
         subtexts=asked.suite in SUBTEXTS,
         regions=regions,
-        pooling=alike or own,
+        pooling=alike or own or inactive,
         covering=covering,
         batch=batch,
         max_damaged=damage,
@@ -132,6 +138,8 @@ def encoded(
         data = data._replace(likeness=alike.found())
     if own is not None:
         data = data._replace(own=own.pair())
+    if inactive is not None:
+        data = data._replace(looked=inactive.found())
     data = data._replace(card=card)
     return data if items is None else with_items(data, items, damage)
 
@@ -157,7 +165,7 @@ def _with_protocol(suite: str, options: Options) -> Options:
 
 def _pooling(suite: str, model: Model, batch: int) -> tuple[Likenesses | None, Owned | None]:
     """What pools the pictures by texts for a suite that needs it."""
-    if suite not in POOLED:
+    if suite not in (SIMILARITY, OWN_CAPTION):
         return None, None
     method = seeing(model.method, model.description.method, suite)
 
@@ -167,6 +175,18 @@ def _pooling(suite: str, model: Model, batch: int) -> tuple[Likenesses | None, O
     if suite == SIMILARITY:
         return Likenesses(method, read, batch), None
     return None, Owned(method, read)
+
+
+def _inactive(model: Model, source: Source, captions: Captions) -> Inactive:
+    """What asks pictures for texts of others. Raises UserError for a method without an empty slot."""
+    method = model.method
+    attending(method, model.description.method, f"--suite {INACTIVITY}")
+    beside = copy.copy(model)  # counts what it cuts by itself
+    number = beside.encode(texts=["a"]).tokens.shape[1]
+    other = partners(texts_in(source, captions), lambda text: parts_of(method, text, number))
+    return Inactive(
+        method, lambda texts: model.encode(texts=texts), lambda texts: beside.encode(texts=texts), other
+    )
 
 
 def _covering(model: Model, batch: int) -> Covering:

@@ -22,6 +22,7 @@ from grainline.evaluate.expressions import Covering, Expressions
 from grainline.evaluate.foils import FoilPairs
 from grainline.evaluate.items import Items
 from grainline.evaluate.long import Card
+from grainline.evaluate.looked import Looked
 from grainline.evaluate.noise import Noise
 from grainline.evaluate.regions import Collected, Regions, View
 from grainline.evaluate.rows import Rows, numbered
@@ -92,6 +93,7 @@ class Encodings(NamedTuple):
     own: Pair | None = None  # [N] pictures, each pooled with its own text, and the texts; None: not asked for
     card: Card | None = None  # None: not asked for
     expressions: Expressions | None = None  # None: not asked for
+    looked: tuple[Looked | None, ...] | None = None  # [N] None: not asked for
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller

@@ -1,5 +1,6 @@
 """Single outcomes: items of two pictures and regions, most wrong and most right; noise that changed most and
-least; pictures that look most and least alike to their texts; expressions whose heat covers least and most.
+least; pictures that look most and least alike to their texts; expressions whose heat covers least and most;
+pictures in which the empty slot tells own texts and others apart least and best.
 """
 
 import numpy as np
@@ -7,15 +8,19 @@ from PIL import Image
 
 from grainline.evaluate.examples import SHOWN, Measured
 from grainline.evaluate.expressions import HEAT
+from grainline.evaluate.inactivity import within
 from grainline.evaluate.items import item_scores, margins
 from grainline.evaluate.look import SENTENCES as MOST
+from grainline.evaluate.looked import Looked
 from grainline.evaluate.noise import NOISY, PLAIN, SENTENCES, place
 from grainline.evaluate.referring import with_expressions
 from grainline.evaluate.regions import margins as leads
 from grainline.evaluate.regions import question_scores
 from grainline.evaluate.seen import ALL_TEXTS
+from grainline.evaluate.shown import end_of_scale, mapped
 from grainline.evaluate.stability import changes
 from grainline.viz.alike import Likened
+from grainline.viz.empty import Emptied
 from grainline.viz.items import Crossed
 from grainline.viz.look import Look, Told
 from grainline.viz.noise import Disturbed
@@ -24,6 +29,7 @@ from grainline.viz.referring import Pointed
 from grainline.viz.regions import Judged
 
 TEXTS = 5  # of a region, the right one included
+OWN, OTHER = "own", "of another picture"
 
 
 def worst_items(on: Measured, number: int = SHOWN) -> list[Crossed]:
@@ -197,3 +203,41 @@ def _covered(on: Measured, row: int, region: int, text: str) -> Look:
     return Look(
         picture, alt, [Told(text, score)], on.model.heat(picture, [text]).cpu().numpy(), None, outline
     )
+
+
+def least_apart(on: Measured, number: int = SHOWN) -> list[Emptied]:
+    """The pictures in which own parts and those of another text are told apart least by the empty slot."""
+    return _emptied(on, number, 1)
+
+
+def most_apart(on: Measured, number: int = SHOWN) -> list[Emptied]:
+    """The pictures in which they are told apart best."""
+    return _emptied(on, number, -1)
+
+
+def _emptied(on: Measured, number: int, sign: int) -> list[Emptied]:
+    """By AUROC within the picture; of equals by the difference of the mean weights."""
+    found = on.data.looked
+    assert found is not None, "the inactivity suite was run"
+    judged = []
+    for i, one in enumerate(found):
+        if one is not None:
+            own, other = ([weight for _, weight in side] for side in (one.own, one.other))
+            judged.append((within(own, other), float(np.mean(other) - np.mean(own)), i, one))
+    judged.sort(key=lambda told: (sign * told[0], sign * told[1], told[2]))
+    return [Emptied(_sides(on, i, one), on.data.keys[i], share) for share, _, i, one in judged[:number]]
+
+
+def _sides(on: Measured, row: int, one: Looked) -> Look:
+    """A picture with the parts of both texts, each with the weight of its empty slot and where it looks."""
+    picture, alt = on.picture(row), f"picture {on.data.keys[row]}"
+    sides = ((OWN, one.own), (OTHER, one.other))
+    told = [Told(words, weight, role=role) for role, side in sides for words, weight in side]
+    if isinstance(picture, Gone):
+        return Look(picture, alt, told)
+    heat = [
+        {part.words: heat for part, heat in found}
+        for found in mapped(on.model, picture, [on.data.strings[row], one.foreign])
+    ]
+    maps = [of[words] for of, (_, side) in zip(heat, sides, strict=True) for words, _ in side]
+    return Look(picture, alt, told, np.stack(maps), limit=end_of_scale(on.model, picture))

@@ -21,8 +21,10 @@ from grainline.evaluate.extremes import (
     best_items,
     best_regions,
     least_alike,
+    least_apart,
     least_changed,
     most_alike,
+    most_apart,
     most_changed,
     worst_expressions,
     worst_items,
@@ -30,6 +32,7 @@ from grainline.evaluate.extremes import (
 )
 from grainline.evaluate.fgovd import ACCURACY, FG_OVD
 from grainline.evaluate.figure import labels, risings
+from grainline.evaluate.inactivity import AUROC, INACTIVITY, WITHIN
 from grainline.evaluate.long import LONG_RETRIEVAL
 from grainline.evaluate.look import PHRASES, SENTENCES
 from grainline.evaluate.monotonicity import MONOTONICITY
@@ -44,6 +47,7 @@ from grainline.evaluate.suite import ALL, I2T, T2I
 from grainline.evaluate.zeroshot import KEPT, PER_CLASS
 from grainline.viz.alike import likened
 from grainline.viz.classes import classified, confusions
+from grainline.viz.empty import emptied
 from grainline.viz.items import crossed
 from grainline.viz.noise import disturbed
 from grainline.viz.page import Section, facts, hint, render_page, summary, write_page
@@ -85,6 +89,7 @@ def headline(result: Result) -> dict[str, str]:
         *(f"{SIM}, {kind}" for kind in KINDS),
         *(f"{OWN_CAPTION} R@1, {way}" for way in WAYS),
         *(MIOU, CUMULATIVE, HALF),
+        *(AUROC, WITHIN),
     )
     names = [name for name in top if name in {m.name for m in result.metrics}]
     shown = [result.metric(name) for name in names]
@@ -214,6 +219,17 @@ def _referring(on: Measured) -> list[Section]:
     ]
 
 
+def _inactivity(on: Measured) -> list[Section]:
+    order = (
+        "By AUROC within the picture. The score of a part is the weight of its empty slot; its heat is the"
+        " weight of what it looks at beside it. All maps of all pictures share one scale."
+    )
+    return [
+        Section("Pictures: told apart least", hint(f"{order} {seen(on)}") + emptied(least_apart(on), "l")),
+        Section("Pictures: told apart best", hint(order) + emptied(most_apart(on), "b")),
+    ]
+
+
 def _nothing(on: Measured) -> list[Section]:  # noqa: ARG001
     return []  # pictures found by their own answers show nothing
 
@@ -230,6 +246,7 @@ _OUTCOMES = {
     SIMILARITY: _similarity,
     OWN_CAPTION: _nothing,
     REFERRING: _referring,
+    INACTIVITY: _inactivity,
 }
 
 

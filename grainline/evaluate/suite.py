@@ -11,6 +11,7 @@ fg-ovd        whether the right text of a region scores higher than texts that a
 similarity    how alike a picture looks to its own texts, for methods that pool it by a text (similarity.py)
 own-caption   a diagnostic of such methods, with a gallery that is made from the answers (own.py)
 referring     whether the heat of an expression covers what it speaks of (referring.py)
+inactivity    whether texts of other pictures look at nothing, for methods with an empty slot (inactivity.py)
 """
 
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from grainline.evaluate.cola import COLA, cola_cells, cola_suite
 from grainline.evaluate.encode import Encodings
 from grainline.evaluate.fgovd import FG_OVD, fgovd_cells, fgovd_suite
 from grainline.evaluate.foils import foil_choices
+from grainline.evaluate.inactivity import INACTIVITY, inactivity_cells, inactivity_suite
 from grainline.evaluate.intervals import replicates, wilson
 from grainline.evaluate.long import DEFAULT, LONG_RETRIEVAL, notes_of_card
 from grainline.evaluate.monotonicity import MONOTONICITY, monotonicity_cells, monotonicity_suite
@@ -155,6 +157,7 @@ SUITES: dict[str, Suite] = {
     SIMILARITY: similarity_suite,
     OWN_CAPTION: own_suite,
     REFERRING: referring_suite,
+    INACTIVITY: inactivity_suite,
     LONG_RETRIEVAL: long_suite,
 }
 CELLS: dict[str, Cells] = {
@@ -168,6 +171,7 @@ CELLS: dict[str, Cells] = {
     SIMILARITY: similarity_cells,
     OWN_CAPTION: own_cells,
     REFERRING: referring_cells,
+    INACTIVITY: inactivity_cells,
     LONG_RETRIEVAL: retrieval_cells,
 }
 

@@ -1,4 +1,7 @@
-"""What every method can do: six verbs, and `meet` in training. No other part of the package uses more."""
+"""What every method can do: six verbs, and `meet` in training. No other part of the package uses more.
+
+What only some methods can do is a protocol below it, which a caller asks for by `isinstance`.
+"""
 
 from abc import ABC, abstractmethod
 from typing import Protocol, runtime_checkable
@@ -103,6 +106,28 @@ class Seeing(Protocol):
 
     def see(self, images: Encoded, texts: Encoded) -> Tensor:
         """Picture i as text i sees it: [N, D], unit length. images need their tokens."""
+
+
+@runtime_checkable
+class Attending(Protocol):
+    """A method whose texts look at image tokens, or at an empty slot beside them."""
+
+    def attend(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Where each part of text i looks in image i: [N, S, L + 1], the empty slot last.
+
+        A part has a sum of 1; a place without a part has zeros.
+        """
+
+
+@runtime_checkable
+class Segmenting(Protocol):
+    """A method that can read pictures as segments."""
+
+    def segmentations(self, images: Images) -> tuple[Tensor, ...]:
+        """The segment of each pixel at every stage, from fine to coarse: [N, H, W] int64 each
+
+        A later stage joins segments of an earlier one. () where image tokens are no segments.
+        """
 
 
 def dot(images: Encoded, texts: Encoded) -> Tensor:

@@ -187,6 +187,10 @@ class CAFT(Method):
         """Where each sub-caption of text i looks in image i: [N, S, L + 1], the empty slot last."""
         return attend(self.pool, images, texts)
 
+    def segmentations(self, images: Images) -> tuple[Tensor, ...]:
+        """The segment of each pixel at every stage, from fine to coarse; () for an encoder of patches."""
+        return self.towers.segmentations(images)
+
 
 def _captions(texts: Encoded) -> Encoded:
     """The rows that are wholes: captions and foils."""

@@ -137,6 +137,10 @@ class FLAIR(Method):
         """Where text i looks in image i: [N, 1, L + 1]; the last one is the empty slot."""
         return attend(self.pool, images, texts)
 
+    def segmentations(self, images: Images) -> tuple[Tensor, ...]:
+        """The segment of each pixel at every stage, from fine to coarse; () for an encoder of patches."""
+        return self.towers.segmentations(images)
+
 
 def summary_loss(images: Tensor, texts: Tensor, pairs: Blocks | Lists, scale: Tensor, bias: Tensor) -> Mean:
     """The sigmoid loss of summaries with texts, over the same pairs as that of `part_loss`.

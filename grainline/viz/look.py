@@ -42,10 +42,16 @@ class Look(NamedTuple):
     box: tuple[float, float, float, float] | None = None  # what the texts speak of, in pixels of the picture
     outline: np.ndarray | None = None  # [H, W] bool: what the texts speak of, over the picture
     left_out: str = ""  # which sentences and phrases of the text are not shown, in words
+    limit: float | None = None  # end of the range of colours; None: the largest size of any heat
 
     def texts(self) -> list[Told]:
         """What has heat, if anything has: each sentence, and right behind it its phrases."""
         return [one for told in self.told for one in (told, *told.phrases)]
+
+    def range(self) -> float:
+        """The end of the range of colours of all maps."""
+        assert self.heat is not None, "there is heat"
+        return limit_of(self.heat) if self.limit is None else self.limit
 
     def shown(self) -> Image.Image | Gone:
         """The picture with its box or outline, enlarged where it is small: lines must hide little."""
@@ -83,7 +89,7 @@ def _sentences(one: Look, name: str) -> str:
     left_out = hint(one.left_out) if one.left_out else ""
     if isinstance(one.picture, Gone) or one.heat is None:
         return f"<div><ol>{_items(one, [_said(told) for told in one.texts()])}</ol>{left_out}</div>"
-    limit = limit_of(one.heat)  # one scale for all, so that they can be compared
+    limit = one.range()  # one scale for all, so that they can be compared
     choices = [
         _choice(told, _map(one, told, heat, limit), f"{name}-{i}", name)
         for i, (told, heat) in enumerate(zip(one.texts(), one.heat, strict=True), 1)

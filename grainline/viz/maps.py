@@ -16,7 +16,7 @@ from PIL import Image
 from grainline.files import replacing
 from grainline.viz.figure import DPI, INK, SMALL, SOFT
 from grainline.viz.look import Look, Told
-from grainline.viz.overlay import limit_of, scale_bar
+from grainline.viz.overlay import scale_bar
 from grainline.viz.page import Gone, short
 
 MAPS = 5  # in a line, beside the picture
@@ -82,7 +82,7 @@ def write_maps(path: str | Path, shown: Sequence[Look], title: str) -> None:
     for one, (places, _), height in zip(shown, blocks, heights, strict=True):
         _picture(sheet, top, one)
         if one.heat is not None and not isinstance(one.picture, Gone):
-            limit = limit_of(one.heat)
+            limit = one.range()
             for place, heat in zip(places, one.heat, strict=True):
                 left = 2 * SPACE + SIDE + place.left
                 sheet.draw(left, top + place.top, (place.side, place.side), one.map(heat, limit))
@@ -133,7 +133,7 @@ def _picture(sheet: Sheet, top: float, one: Look) -> None:
     sheet.draw(SPACE, top + WORDS, (SIDE, SIDE), picture.convert("RGB"))
     foot = top + WORDS + SIDE + 0.13
     if one.heat is not None:
-        limit = limit_of(one.heat)
+        limit = one.range()
         sheet.draw(SPACE + 0.28 * SIDE, foot - 0.05, (0.44 * SIDE, 0.1), scale_bar())
         for x, sign, side in ((0.26, "-", "right"), (0.74, "+", "left")):
             sheet.write(SPACE + x * SIDE, foot, f"{sign}{limit:.2g}", SMALL, ha=side, va="center", color=SOFT)

@@ -1,0 +1,65 @@
+"""The command `show`: what a model makes of pictures, as segments and as places where texts look."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grainline.errors import UserError
+
+
+def show(
+    model: Annotated[str, typer.Argument(help="Run folder, weights inside one, or a checkpoint.")],
+    pictures: Annotated[list[str], typer.Argument(metavar="PICTURE...", help="One or more files.")],
+    text: Annotated[
+        list[str] | None, typer.Option(help="One or more texts; each part of one has a map of its own.")
+    ] = None,
+    scale: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Weight of a token that has the full colour (8 times an even share unless told)."
+        ),
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a figure.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page.")] = None,
+) -> None:
+    """Show the nested segments of pictures, and where each part of each text looks in them."""
+    from grainline.evaluate.result import writable
+    from grainline.evaluate.shown import end_of_scale, refuse_unshown, shown
+    from grainline.model import load
+    from grainline.viz.figure import require_matplotlib
+    from grainline.viz.page import Section, hint, render_page, write_page
+    from grainline.viz.shown import cards, write_rows
+
+    if not (png or html):
+        raise UserError("nothing to write; give --png FILE or --html FILE")
+    if scale is not None and not (text and 0 < scale <= 1):
+        raise UserError(f"--scale is {scale:g}; it is a weight above 0 and at most 1, and goes with --text")
+    if png:
+        require_matplotlib()
+    for path in filter(None, (png, html)):
+        writable(path)
+    loaded, texts = load(model), text or []
+    refuse_unshown(loaded, texts)
+    squares = [loaded.seen(path) for path in pictures]
+    limit = scale or end_of_scale(loaded, squares[0])
+    found = [shown(loaded, path, one, texts, limit) for path, one in zip(pictures, squares, strict=True)]
+    cut = sum(loaded.read(texts).cut) if texts else 0
+    note = f" {cut} of {len(texts)} texts are longer than the model reads, and were cut." if cut else ""
+    rule = RULE.format(limit=limit) + note if texts else ""
+    title = f"{loaded.description.method}, {model}"
+    if png:
+        write_rows(png, found, title, rule)
+        print(f"written: {png}")
+    if html:
+        read = LINES if loaded.method.segmented else ""
+        body = hint(f"{read} {rule}".strip()) + cards(found)
+        write_page(html, render_page(title, "", [Section("Pictures", body)]))
+        print(f"written: {html}")
+
+
+RULE = (
+    "Grey: no weight, full orange: {limit:.3g} or more of the weight of a text, in all maps alike."
+    " The weights of all segments or patches and of the empty slot sum to 1."
+)
+LINES = "Lines are heavier, the more stages keep them."

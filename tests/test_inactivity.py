@@ -1,0 +1,311 @@
+"""Whether texts of other pictures look at nothing, against slow loops."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from indexes import saved, tiny_model
+from make import SEGMENTS, TINY
+from PIL import Image
+from runs import call, complaint
+from test_suite import InMemory
+from test_viz import Page
+
+from grainline.data.causes import DAMAGED_IMAGE
+from grainline.data.chunks import balanced_chunks
+from grainline.data.record import Damaged, Record
+from grainline.errors import UserError
+from grainline.evaluate.ask import ask, encoded
+from grainline.evaluate.encode import Encodings, encode_source
+from grainline.evaluate.examples import Measured
+from grainline.evaluate.extremes import least_apart, most_apart
+from grainline.evaluate.inactivity import AUROC, OTHER, OWN, WITHIN, auroc, inactivity_cells, inactivity_suite
+from grainline.evaluate.intervals import replicates
+from grainline.evaluate.looked import Looked, partners
+from grainline.evaluate.outcome import Options
+from grainline.evaluate.pool import pooled
+from grainline.evaluate.result import Result, read
+from grainline.methods.caft import CAFT
+from grainline.methods.flair import FLAIR
+from grainline.model import Model
+
+Capture = pytest.CaptureFixture[str]
+CAFT_CHANGES = ("heads=2", "composer.depth=1", "composer.heads=2", "chunks=3")
+TEXTS = (
+    "A red dog runs. The cat sleeps. A blue bird.",
+    "The house is green.",
+    "A tree. A dog. Sand. Grass. The bird runs. It sleeps.",
+    "A red dog runs. A green tree.",
+    "The house is green.",
+    "Two cats. Red sand.",
+    "A blue bird runs over the grass to a house. The cat sleeps. Sand.",
+)
+
+
+def records(texts: Sequence[str] = TEXTS) -> list[Record]:
+    out = []
+    for i, text in enumerate(texts):
+        pixels = np.random.default_rng(i).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        out.append(Record(f"p{i}", Image.fromarray(pixels), (text,)))
+    return out
+
+
+def caft(seed: int = 0, values: dict[str, Any] = SEGMENTS) -> Model:
+    """Weights of the pooling are made larger: texts look at different things."""
+    model = tiny_model("caft", seed, values, CAFT_CHANGES)
+    assert isinstance(model.method, CAFT)
+    for parameter in model.method.pool.parameters():
+        parameter.data *= 3
+    return model
+
+
+def surveyed(
+    model: Model, source: Any, batch: int = 3, damage: float = 0.0, **options: Any
+) -> tuple[Encodings, Result]:
+    asked = ask("inactivity", Options(resamples=60, **options))
+    data = encoded(asked, model, source, batch, damage)
+    return data, inactivity_suite(model.method, data, asked.options)
+
+
+# The measure
+
+
+def flat(lists: Sequence[Sequence[float]]) -> list[float]:
+    return [value for one in lists for value in one]
+
+
+def slow_auroc(own: Sequence[float], other: Sequence[float]) -> float:
+    pairs = [(a > b) + 0.5 * (a == b) for a in other for b in own]
+    return sum(pairs) / len(pairs)
+
+
+def test_auroc_is_that_of_all_pairs() -> None:
+    rng = np.random.default_rng(0)
+    for values in (3, 10, 10**6):
+        for _ in range(20):
+            place, other = rng.integers(0, values, 30), rng.random(30) < 0.4
+            other[:2] = True, False
+            assert auroc(place, other) == pytest.approx(
+                slow_auroc(place[~other].tolist(), place[other].tolist()), abs=1e-12
+            )
+    assert auroc(np.zeros(5, int), np.arange(5) > 2) == 0.5
+    assert auroc(np.arange(5), np.arange(5) > 2) == 1.0
+
+
+def test_every_text_meets_another_one_in_turn_whatever_the_order_and_copies() -> None:
+    def split(text: str) -> list[str]:
+        return text.split("|")
+
+    texts = [f"t{i}" for i in range(9)]
+    found = partners(texts, split)
+    assert sorted(found) == sorted(found.values()) == texts
+    assert all(text != other for text, other in found.items())
+    walk, at = [], "t0"
+    for _ in texts:
+        walk.append(at)
+        at = found[at]
+    assert sorted(walk) == texts, "one round through all of them"
+    assert walk != texts, "not the order of the files"
+    assert partners([*texts[::-1], "t3", "t3"], split) == found
+    assert partners(["a", "a"], split) == {}
+    assert partners(["a|b", "a", "b|a"], split) == {"a": partners(["a|b", "a", "b|a"], split)["a"]}
+
+
+# Outcomes
+
+
+def slow_outcomes(model: Model, texts: Sequence[str]) -> list[Looked]:
+    """One picture and one text at a time."""
+    method = model.method
+    assert isinstance(method, CAFT | FLAIR)
+
+    def split(text: str) -> list[str]:
+        return balanced_chunks(text, 3, method.cfg.chunking) if isinstance(method, CAFT) else [text]
+
+    other = partners(texts, split)
+    out = []
+    for record, text in zip(records(texts), texts, strict=True):
+        images = model.encode(images=[record.image])
+        sides = []
+        for asked in (text, other[text]):
+            weight = method.attend(images, model.encode(texts=[asked]))[0]
+            one: dict[str, float] = {}
+            for words, row in zip(split(asked), weight.tolist(), strict=True):
+                one[words] = row[-1]
+            sides.append(one)
+        foreign = {
+            words: value
+            for words, value in sides[1].items()
+            if words.strip(".") not in {x.strip(".") for x in sides[0]}
+        }
+        out.append(Looked(tuple(sides[0].items()), tuple(foreign.items()), other[text]))
+    return out
+
+
+@pytest.mark.parametrize("kind", ["segments", "patches", "flair"])
+def test_outcomes_and_metrics_are_those_of_loops(kind: str) -> None:
+    model = caft(0, TINY if kind == "patches" else SEGMENTS) if kind != "flair" else tiny_model("flair")
+    data, result = surveyed(model, InMemory(records()))
+    slow = slow_outcomes(model, TEXTS)
+    assert data.looked is not None
+    for found, one in zip(data.looked, slow, strict=True):
+        assert found is not None
+        assert found.foreign == one.foreign
+        for a, b in zip((found.own, found.other), (one.own, one.other), strict=True):
+            assert [words for words, _ in a] == [words for words, _ in b]
+            assert [value for _, value in a] == pytest.approx([value for _, value in b], abs=1e-5)
+    own, other = ([[v for _, v in getattr(one, side)] for one in data.looked] for side in ("own", "other"))
+    values = {
+        AUROC: slow_auroc(flat(own), flat(other)),
+        WITHIN: np.mean([slow_auroc(a, b) for a, b in zip(own, other, strict=True)]),
+        OWN: np.mean(flat(own)),
+        OTHER: np.mean(flat(other)),
+    }
+    for name, value in values.items():
+        metric = result.metric(name)
+        assert metric.value == pytest.approx(value, abs=1e-9)
+        assert metric.low <= metric.value <= metric.high
+    assert [m.chance for m in result.metrics] == [0.5, 0.5, None, None]
+    if kind != "flair":
+        assert any(len(one) == 1 for one in own), "a text of one sentence counts once"
+        assert sum(map(len, own)) > len(TEXTS)
+
+
+def test_batches_decide_nothing_and_tokens_are_not_kept() -> None:
+    model = caft()
+    one, other = (surveyed(model, InMemory(records()), batch)[0] for batch in (1, 7))
+    assert one.looked is not None
+    assert other.looked is not None
+    for a, b in zip(one.looked, other.looked, strict=True):
+        assert a is not None
+        assert b is not None
+        assert [w for w, _ in a.own] == [w for w, _ in b.own]
+        assert [v for _, v in (*a.own, *a.other)] == pytest.approx(
+            [v for _, v in (*b.own, *b.other)], abs=1e-5
+        )
+    assert one.images.tokens.shape[1] == 0
+
+
+def test_pictures_are_drawn_with_all_their_parts() -> None:
+    rng = np.random.default_rng(1)
+    scores = {
+        OWN: [rng.integers(0, 9, n).tolist() for n in (3, 1, 2, 3)],
+        OTHER: [rng.integers(2, 9, n).tolist() for n in (2, 3, 1, 3)],
+    }
+    options = Options(resamples=40, seed=3)
+    cells = inactivity_cells([{"scores": scores}], options)
+    drawn = replicates(
+        np.arange(4), None, lambda x: float(int("".join(str(int(i)) for i in x))), resamples=40, seed=3
+    )
+    for k, row in enumerate(drawn):
+        picked = [int(i) for i in f"{int(row):04d}"]
+        own, other = (flat([scores[side][i] for i in picked]) for side in (OWN, OTHER))
+        assert cells[AUROC].drawn[k] == pytest.approx(slow_auroc(own, other), abs=1e-12)
+        assert cells[OTHER].drawn[k] == pytest.approx(np.mean(other))
+    tied = set(flat(scores[OWN]))
+    assert cells[AUROC].ties == sum(value in tied for value in flat(scores[OTHER]))
+    twice = inactivity_cells(
+        [{"scores": scores}, {"scores": {OWN: scores[OTHER], OTHER: scores[OWN]}}], options
+    )
+    assert twice[AUROC].value == pytest.approx(0.5)
+    assert twice[AUROC].queries == 2 * cells[AUROC].queries
+
+
+def test_a_picture_without_a_foreign_part_is_left_out_and_cut_texts_count_once() -> None:
+    texts = ["A dog. A cat.", "A dog.", "A dog."]
+    data, result = surveyed(caft(), InMemory(records(texts)))
+    assert data.looked is not None
+    assert data.looked[0] is None
+    assert result.queries["picture"] == [1, 2]
+    assert "1 pictures have no other text to be asked for, and are left out" in result.notes
+    with pytest.raises(UserError, match=r"^all texts of memory:test say the same; the inactivity suite asks"):
+        surveyed(caft(), InMemory(records(["A dog."] * 3)))
+    long = "The red dog " + "runs over green grass " * 20
+    data, _ = surveyed(caft(), InMemory(records([long, "A dog.", "A cat."])))
+    assert data.cut == 1
+
+
+def test_texts_of_damaged_pictures_can_be_asked_for_and_order_does_not_depend_on_the_bootstrap() -> None:
+    some: list[Record | Damaged] = [*records(), Damaged(DAMAGED_IMAGE, "p7")]
+    some.append(Record("p8", b"no picture", ("A cat runs.",)))
+    some.append(Record("p9", Image.new("RGB", (8, 8)), (" ",)))
+    data, result = surveyed(caft(), InMemory(some), damage=0.5)
+    assert len(data.keys) == 7
+    assert data.looked is not None
+    assert "A cat runs." in {one.foreign for one in data.looked if one is not None}
+    again = surveyed(caft(), InMemory(some), damage=0.5, seed=5)[1]
+    assert again.queries == result.queries
+    assert again.metrics != result.metrics
+
+
+def test_runs_are_pooled() -> None:
+    results = [surveyed(caft(seed), InMemory(records()))[1] for seed in range(2)]
+    both = pooled(results)
+    for name in (AUROC, OWN):
+        assert both.metric(name).value == pytest.approx(np.mean([r.metric(name).value for r in results]))
+
+
+# What is refused, the page and the command
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"^texts of clip look at no image tokens, .*; --suite inactivity is for"
+    ):
+        surveyed(tiny_model("clip"), InMemory(records()))
+    model = caft()
+    data, _ = surveyed(model, InMemory(records()))
+    with pytest.raises(UserError, match="was encoded without empty slots; the inactivity suite needs them"):
+        inactivity_suite(model.method, encode_source(model, InMemory(records())))
+    with pytest.raises(UserError, match="the inactivity suite knows only 'plain'"):
+        inactivity_suite(model.method, data, Options("coco-1k"))
+    with pytest.raises(UserError, match=r"^--captions is 'each'; inactivity takes one text a picture"):
+        ask("inactivity", Options(), captions="each")
+    with pytest.raises(UserError, match=r"asks? the method for scores; inactivity reads where texts look$"):
+        ask("inactivity", Options(), scoring="conditioned")
+    bad = data._replace(looked=(Looked((("a", 0.5),), (("b", float("nan")),), "b"),) * 7)
+    with pytest.raises(UserError, match=r"^7 of 14 scores are not a number"):
+        inactivity_suite(model.method, bad)
+
+
+def test_pictures_are_shown_from_both_ends_on_one_scale() -> None:
+    model, source = caft(), InMemory(records())
+    data, result = surveyed(model, source)
+    on = Measured(model, source, data, result)
+    scores = result.queries["scores"]
+    shares = [slow_auroc(*pair) for pair in zip(scores[OWN], scores[OTHER], strict=True)]
+    worst, best = least_apart(on, 4), most_apart(on, 4)
+    assert [one.share for one in worst] == pytest.approx(sorted(shares)[:4])
+    assert [one.share for one in best] == pytest.approx(sorted(shares)[::-1][:4])
+    for one in (*worst, *best):
+        row = data.keys.index(one.name)
+        assert [told.score for told in one.look.told] == [*scores[OWN][row], *scores[OTHER][row]]
+        assert [told.role for told in one.look.told].count("own") == len(scores[OWN][row])
+        assert one.look.heat is not None
+        assert one.look.heat.shape == (len(one.look.told), 8, 8)
+        assert one.look.range() == 1.0, "8 of 6 tokens: never more than all of it"
+    images = model.encode(images=[source[data.keys.index(worst[0].name)].image])
+    assert images.places is not None
+    heat = worst[0].look.heat
+    assert heat is not None
+    share = [
+        float(m[images.places[0] == k][0]) for m in torch.from_numpy(heat) for k in images.places.unique()
+    ]
+    assert sum(share) + sum(told.score for told in worst[0].look.told) == pytest.approx(len(heat), abs=1e-4)
+
+
+def test_the_command_writes_a_result_and_a_page(tmp_path: Path, capsys: Capture) -> None:
+    model = saved(caft(), tmp_path / "model")
+    given = ["evaluate", model, "--data", "scenes:dev?count=5&size=32", "--suite", "inactivity"]
+    page, found = tmp_path / "a.html", tmp_path / "a.json"
+    assert call(*given, "--json", found, "--html", page) == 0
+    assert "AUROC within" in capsys.readouterr().out
+    assert read(found).settings["order_seed"] == 0
+    words = Page(page.read_text()).words
+    for part in ("Inactivity of", "AUROC of the empty slot", "told apart least", "of another picture, score"):
+        assert part in words
+    assert call(*given, "--against", found) == 0
+    assert "monotonicity, retrieval" in complaint(capsys, *given, "--png", tmp_path / "a.png")

@@ -1,0 +1,262 @@
+"""Segments with borders, where texts look on one scale, and the command `show`, against loops."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from indexes import photo, saved, tiny_model
+from make import SEGMENTS, TINY
+from PIL import Image
+from runs import call, complaint
+from test_viz import EVIL, Page
+
+from grainline.data.chunks import balanced_chunks
+from grainline.encoders.cast import segments
+from grainline.errors import UserError
+from grainline.evaluate.attention import looks, parts_of
+from grainline.evaluate.shown import TIMES, end_of_scale, mapped, refuse_unshown, segmentations, shown
+from grainline.methods.base import Attending, Segmenting
+from grainline.methods.caft import CAFT
+from grainline.model import Model
+from grainline.types import Images
+from grainline.viz.figure import DPI
+from grainline.viz.maps import FOOT, GAP, HEAD, LINE, SIDE, SPACE
+from grainline.viz.overlay import overlay
+from grainline.viz.segments import borders, enlarged, mean_colours, segmented
+from grainline.viz.shown import PIXELS, UNDER, Panel, Shown, ramp, write_rows
+
+Capture = pytest.CaptureFixture[str]
+CAFT_CHANGES = ("heads=2", "composer.depth=1", "composer.heads=2")
+LONG = "A red dog runs. The cat sleeps. A blue bird. Sand, grass. The house is green."
+
+
+def segmenting(seed: int = 0) -> Model:
+    return tiny_model("caft", seed, SEGMENTS, CAFT_CHANGES)
+
+
+def square(model: Model, folder: Path, seed: int = 0) -> Image.Image:
+    return model.seen(photo(folder / f"{seed}.png", seed))
+
+
+# Segments
+
+
+def slow_line(label: np.ndarray, y: int, x: int, width: int) -> bool:
+    """Whether a window of width + 1 pixels around a pixel, with more of them behind it, has two segments."""
+    height, wide = label.shape
+    around = range(-(width // 2), width - width // 2 + 1)
+    seen = {
+        label[min(max(y + dy, 0), height - 1), min(max(x + dx, 0), wide - 1)]
+        for dy in around
+        for dx in around
+    }
+    return len(seen) > 1
+
+
+def test_borders_and_colours_are_those_of_loops() -> None:
+    rng = np.random.default_rng(0)
+    label = enlarged(rng.integers(0, 4, (3, 3)), 12)
+    for width in range(5):
+        slowly = [[slow_line(label, y, x, width) for x in range(12)] for y in range(12)]
+        assert borders(label, width).tolist() == slowly
+    one = np.array([[0, 0, 0, 0, 1, 1, 1, 1]] * 8)
+    assert [int(borders(one, width)[0].sum()) for width in range(5)] == [0, 1, 2, 3, 4]
+    pixels = rng.integers(0, 256, (12, 12, 3), dtype=np.uint8)
+    found = mean_colours(pixels, label)
+    for y in range(12):
+        for x in range(12):
+            mine = pixels[label == label[y, x]].astype(np.float64)
+            assert np.abs(found[y, x] - mine.mean(0)).max() <= 0.5
+
+
+def test_lines_of_coarser_stages_are_heavier() -> None:
+    fine = np.repeat(np.arange(8)[None], 8, 0)
+    maps = [fine, fine // 2, fine // 4]
+    white = np.asarray(segmented(Image.new("RGB", (8, 8), "white"), maps, 160))[80, :, 0]
+    dark = np.asarray(segmented(Image.new("RGB", (8, 8), "black"), maps, 160))[80, :, 0]
+    ends = [0, *(i for i in range(1, 160) if white[i] != white[i - 1]), 160]
+    lines = [b - a for a, b in pairwise(ends) if white[a] == 0]
+    assert lines == [1, 2, 1, 3, 1, 2, 1]
+    assert np.array_equal(255 - white, dark), "lines can be seen on any ground"
+
+
+def test_segmentations_are_nested_and_the_stage_that_is_read_is_what_places_say(tmp_path: Path) -> None:
+    model = segmenting()
+    seen = square(model, tmp_path)
+    maps = segmentations(model, seen)
+    assert [len(np.unique(one)) for one in maps] == [16, 6, 4, 2]
+    for finer, coarser in pairwise(maps):
+        assert all(len(np.unique(coarser[finer == k])) == 1 for k in np.unique(finer))
+    method = model.method
+    assert isinstance(method, CAFT)
+    places = model.encode(images=[seen]).places
+    assert places is not None
+    assert np.array_equal(maps[1], places[0])
+    pixels = torch.from_numpy(np.array(seen)).permute(2, 0, 1)[None]
+    with torch.no_grad():
+        own = segments(method.towers.image(pixels))
+        regions = method.segmentations(Images(pixels, torch.zeros(1).long(), own[0].flip(2)))
+    assert torch.equal(regions[0], own[0].flip(2)), "superpixels that are there are not made again"
+    assert segmentations(tiny_model("caft", changes=CAFT_CHANGES), seen) == []
+    assert segmentations(tiny_model("clip"), seen) == []
+
+
+def test_who_can_look_and_who_has_segments() -> None:
+    for name, looking in (("clip", False), ("maxsim", False), ("flair", True), ("caft", True)):
+        method = tiny_model(name).method
+        assert isinstance(method, Attending) == isinstance(method, Segmenting) == looking
+
+
+# Where texts look
+
+
+@pytest.mark.parametrize("values", [TINY, SEGMENTS], ids=["patches", "segments"])
+def test_each_part_looks_as_it_would_alone(values: dict[str, object], tmp_path: Path) -> None:
+    model = tiny_model("caft", 0, values, CAFT_CHANGES)
+    seen = square(model, tmp_path)
+    (found,) = mapped(model, seen, [LONG])
+    method = model.method
+    assert isinstance(method, CAFT)
+    words = balanced_chunks(LONG, 4, method.cfg.chunking)
+    assert [part.words for part, _ in found] == words
+    images = model.encode(images=[seen])
+    for part, heat in found:
+        alone = method.attend(images, model.encode(texts=[part.words]))[0, 0].detach()
+        whole = method.attend(images, model.encode(texts=[LONG]))[0, words.index(part.words)]
+        assert torch.allclose(part.weight, whole.detach(), atol=1e-6)
+        assert part.weight.sum() == pytest.approx(1, abs=1e-5)
+        assert part.empty == pytest.approx(1 - float(part.weight[:-1].sum()), abs=1e-5)
+        assert torch.allclose(part.weight, alone, atol=1e-5) == (part is not found[0][0]), (
+            "that is two sentences"
+        )
+        if images.places is not None:
+            slowly = [[float(part.weight[int(images.places[0, y, x])]) for x in range(8)] for y in range(8)]
+            np.testing.assert_allclose(heat, slowly, atol=1e-6)
+
+
+def test_a_part_that_a_short_text_repeats_is_shown_once_and_means_of_chunks_are_whole_texts(
+    tmp_path: Path,
+) -> None:
+    model = segmenting()
+    images = model.encode(images=[square(model, tmp_path)])
+    told = model.encode(texts=["A red dog. The cat."])
+    ((first, second),) = looks(model.method, images, told, ["A red dog. The cat."])
+    assert [first.words, second.words] == ["A red dog", "The cat."]
+    averaged = tiny_model("flair", changes=("heads=2", "chunks=2")).method
+    assert parts_of(averaged, LONG, 1) == [LONG]
+    assert parts_of(tiny_model("flair").method, LONG, 1) == [LONG]
+
+
+def test_all_maps_of_a_figure_are_on_one_scale(tmp_path: Path) -> None:
+    model = segmenting()
+    seen = square(model, tmp_path)
+    limit = end_of_scale(model, seen)
+    assert limit == min(1, TIMES / 6) == 1
+    for end in (limit, 0.2):
+        found = shown(model, "a", seen, [LONG, "The cat sleeps."], end)
+        assert [len(row) for row in found.rows] == [4, 4, 1]
+        assert [panel.words[:4] for panel in found.rows[1]] == ["1.1 ", "1.2 ", "1.3 ", "1.4 "]
+        assert found.rows[2][0].words == "2  The cat sleeps."
+        parts = [one for text in mapped(model, seen, [LONG, "The cat sleeps."]) for one in text]
+        for panel, (part, heat) in zip([*found.rows[1], *found.rows[2]], parts, strict=True):
+            assert panel.below == f"empty {part.empty:.2f}"
+            drawn = np.asarray(overlay(seen, heat, end))
+            assert np.array_equal(np.asarray(panel.image), enlarged(drawn, PIXELS))
+    assert [panel.words for panel in found.rows[0]] == [
+        "16 superpixels",
+        "6 segments",
+        "4 segments",
+        "2 segments",
+    ]
+
+
+def test_texts_without_parts_stand_in_one_row(tmp_path: Path) -> None:
+    model = tiny_model("flair", changes=("heads=2",))
+    found = shown(model, "a", square(model, tmp_path), [LONG, "The cat."], 0.5)
+    assert [[panel.words for panel in row] for row in found.rows] == [[f"1  {LONG}", "2  The cat."]]
+    alone = shown(model, "a", square(model, tmp_path), ["The cat."], 0.5)
+    assert [[panel.words for panel in row] for row in alone.rows] == [["The cat."]]
+
+
+# The figure, the page and the command
+
+
+def test_the_figure_has_its_panels_where_they_belong(tmp_path: Path) -> None:
+    colours = ("red", "lime", "blue", "yellow", "cyan", "magenta", "orange")
+    panels = [Panel(f"no {i}", Image.new("RGB", (4, 4), colour)) for i, colour in enumerate(colours)]
+    shown_ = [Shown("one", panels[0].image, [panels[1:]]), Shown("two", panels[2].image, [])]
+    write_rows(tmp_path / "a.png", shown_, "title", "rule")
+    with Image.open(tmp_path / "a.png") as opened:
+        figure = opened.convert("RGB")
+    line = 2 * SPACE + LINE
+    tall = line + SIDE + UNDER
+    assert figure.height == pytest.approx((HEAD + 3 * tall + FOOT) * DPI, abs=2)
+
+    def at(column: int, row: int) -> tuple[int, ...]:
+        x = SPACE + column * (SIDE + SPACE) + SIDE / 2
+        found = figure.getpixel((round(x * DPI), round((HEAD + row * tall + line + SIDE / 2) * DPI)))
+        assert isinstance(found, tuple)
+        return found
+
+    assert [at(column, 0) for column in range(6)] == [panel.image.getpixel((0, 0)) for panel in panels[:6]]
+    assert [at(1, 1), at(0, 2)] == [panel.image.getpixel((0, 0)) for panel in (panels[6], panels[2])]
+    assert at(0, 1) == (255, 255, 255)
+    assert GAP > 0
+    bar = np.asarray(ramp())[0].astype(int)
+    assert np.abs(bar[0] - 255).max() <= 5
+    assert (np.diff(bar[:, 2]) <= 0).all(), "from no colour to the full one"
+
+
+def run(folder: Path, model: Model, *given: object) -> Sequence[object]:
+    place = folder / "model"
+    if not place.exists():
+        saved(model, place)
+    return ("show", place, photo(folder / "a.png", 1), photo(folder / "b.png", 2), *given)
+
+
+def tall(png: Path) -> int:
+    with Image.open(png) as figure:
+        return figure.height
+
+
+def test_the_command_writes_a_figure_and_a_page(tmp_path: Path, capsys: Capture) -> None:
+    model, png, html = segmenting(), tmp_path / "x.png", tmp_path / "x.html"
+    given = run(tmp_path, model, "--text", LONG, EVIL, "--png", png, "--html", html)
+    assert call(*given) == 0
+    assert capsys.readouterr().out.count("written: ") == 2
+    words = Page(html.read_text()).words
+    for part in ("16 superpixels", "2 segments", "1.4 ", "empty 0.", "full orange: 1 ", "sum to 1"):
+        assert part in words
+    assert "longer than the model reads" in words
+    large = tall(png)
+    assert call(*run(tmp_path, model, "--png", png)) == 0
+    assert tall(png) < large
+    assert call(*run(tmp_path, model, "--text", LONG, "--scale", "0.05", "--html", html)) == 0
+    assert "full orange: 0.05" in Page(html.read_text()).words
+
+
+def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: Capture) -> None:
+    model = segmenting()
+    out = ("--html", tmp_path / "x.html")
+    assert complaint(capsys, *run(tmp_path, model)).endswith("give --png FILE or --html FILE")
+    for wrong in ("0", "1.5"):
+        said = complaint(capsys, *run(tmp_path, model, *out, "--text", "a", "--scale", wrong))
+        assert f"--scale is {wrong}; it is a weight above 0" in said
+    assert "goes with --text" in complaint(capsys, *run(tmp_path, model, *out, "--scale", "0.5"))
+    assert "--text number 2 has no words" in complaint(
+        capsys, *run(tmp_path, model, *out, "--text", "a", " ")
+    )
+    with pytest.raises(
+        UserError, match=r"^clip has neither segments .*`grainline evaluate MODEL .* --png FILE`$"
+    ):
+        refuse_unshown(tiny_model("clip"), ["a"])
+    with pytest.raises(UserError, match=r"^this flair sees patches, not segments; give --text"):
+        refuse_unshown(tiny_model("flair", changes=("heads=2",)), [])
+    (tmp_path / "c.png").write_text("no picture")
+    assert "cannot be used: damaged image" in complaint(
+        capsys, "show", tmp_path / "model", tmp_path / "c.png", *out
+    )
+    assert not (tmp_path / "x.html").exists()
