@@ -125,6 +125,12 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         str | None,
         typer.Option(help="How pairs are scored, for methods with several ways, such as conditioned."),
     ] = None,
+    shortlist: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Retrieval: score so many candidates by vector pair by pair (default: all)."
+        ),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write settings, data, versions and numbers.")] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write a page: the numbers, and outcomes from best to worst.")
@@ -155,7 +161,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     from grainline.model import load
     from grainline.origin import origin
 
-    options = Options(protocol, seed, memory=memory * 2**20)
+    options = Options(protocol, seed, memory=memory * 2**20, shortlist=shortlist)
     asked = ask(suite, options, captions, prompts, classes, noise_seed, against, scoring)
     others = besides(suite, (png, html), beside, samples)
     for path in filter(None, (json, html, png)):

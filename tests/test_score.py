@@ -18,6 +18,11 @@ class Dot(NamedTuple):
 
     pairwise: bool = False
 
+    blockwise = False
+
+    def held(self, images: Encoded) -> Encoded:
+        return images
+
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         return images.vector @ texts.vector.T
 
@@ -26,6 +31,11 @@ class Late(NamedTuple):
     """Scores by tokens: the best patch of every word, rounded so that many pairs tie."""
 
     pairwise: bool = True
+
+    blockwise = False
+
+    def held(self, images: Encoded) -> Encoded:
+        return images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         close = torch.einsum("nld,mtd->nmlt", images.tokens, texts.tokens).amax(2).sum(2)
@@ -120,6 +130,11 @@ def test_nan_vectors_are_refused_with_the_number_of_scores() -> None:
 def test_infinite_pairwise_scores_of_both_signs_are_no_nan() -> None:
     class Extreme(NamedTuple):
         pairwise: bool = True
+
+        blockwise = False
+
+        def held(self, images: Encoded) -> Encoded:
+            return images
 
         def score(self, images: Encoded, texts: Encoded) -> Tensor:
             out = torch.zeros(len(images.item), len(texts.item))
