@@ -28,9 +28,12 @@ TEXTS = [
 VOCAB = "text.vocab=540"
 
 
-def tiny_model(method: str = "maxsim", seed: int = 0) -> Model:
+CONDITIONED = "scoring=conditioned"
+
+
+def tiny_model(method: str = "maxsim", seed: int = 0, *changes: str) -> Model:
     """A model of random weights that reads pictures of 8 x 8."""
-    config: Config = parse(METHODS[method][1], override(TINY, [VOCAB]), "test")
+    config: Config = parse(METHODS[method][1], override(TINY, [VOCAB, *changes]), "test")
     torch.manual_seed(seed)
     made = METHODS[method][0](config)  # type: ignore[call-arg]
     return Model(Description(method, config), made, Tokenizer.train(TEXTS, vocab=540))

@@ -42,6 +42,22 @@ class Late(NamedTuple):
         return (close * 2).round() / 2
 
 
+class Blocks:
+    """As Late, of pictures that are held: their tokens are twice as long then."""
+
+    pairwise, blockwise = True, True
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def held(self, images: Encoded) -> Encoded:
+        self.asked.append(len(images.item))
+        return images._replace(tokens=2 * images.tokens)
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        return Late().score(images._replace(tokens=images.tokens / 2), texts)
+
+
 def some(n: int, image: list[int] | Tensor, width: int = 6, length: int = 0) -> Encoded:
     tokens = torch.randn(n, length, width)
     vector = F.normalize(torch.randn(n, width), dim=1)
@@ -166,6 +182,28 @@ def test_tiles_shrink_with_the_memory_limit(pairwise: bool) -> None:
     for side, memory in zip(sides, (10**5, 10**6, 10**7), strict=False):
         per_pair = 4 * 50 * 20 if pairwise else 12
         assert side * side * per_pair <= memory
+
+
+def test_a_score_in_blocks_takes_larger_tiles_that_shrink_with_the_texts() -> None:
+    images, texts = some(2, [0, 1], 64, 50), some(2, [0, 1], 64, 20)
+    sides = [tile_side(Blocks(), images, texts, memory) for memory in (10**6, 10**7, 10**12)]
+    assert sides[0] < sides[1] < sides[2] == SIDE
+    for side, memory in zip(sides, (10**6, 10**7), strict=False):
+        assert side > tile_side(Late(), images, texts, memory)
+        assert side * side * 4 + side * 4 * 4 * 20 * 64 <= memory  # scores, and four vectors of every word
+    assert tile_side(Blocks(), images, some(2, [0, 1], 64, 2), 10**7) > sides[1]
+
+
+def test_a_gallery_is_held_once_and_not_once_a_tile() -> None:
+    method = Blocks()
+    images, texts = some(11, torch.arange(11), length=4), some(30, torch.arange(30) % 11, length=3)
+    assert tile_side(method, images, texts, 6_000) < 8
+    expected = counted(Late(), images, texts, 2**28)
+    assert counted(method, images, texts, 6_000) == expected
+    assert method.asked == [11]
+    topk(method, images, texts, 3, 6_000)
+    pair_scores(method, images, texts, torch.zeros(30).long())
+    assert method.asked == [11] * 3
 
 
 @pytest.mark.parametrize("method", [Dot(), Late()])

@@ -176,8 +176,8 @@ def _picture_example(on: Measured, query: _Query) -> Example:
 def _near(on: Measured, images: Encoded, texts: Encoded) -> tuple[torch.Tensor, torch.Tensor]:
     """The texts, and the pictures, that are scored for the first query of the other side."""
     most = on.result.settings.get("shortlist") or max(len(images.image), len(texts.image))
-    near = candidates(images, texts, most, _memory(on))
-    return near.i2t.row[0], near.t2i.row[0]
+    texts_of, images_of = candidates(images, texts, most, _memory(on))
+    return texts_of[0], images_of[0]
 
 
 def _listed(top: Top, of: torch.Tensor) -> list[tuple[int, int, float]]:

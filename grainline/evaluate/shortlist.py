@@ -3,7 +3,7 @@
 For methods that score pair by pair (`pairwise`), where scoring every pair takes long. Each direction takes
 the candidates of its own queries, and ranks them by their scores with its own queries. Three rules:
   1. candidates are the pictures, or texts, whose vectors are closest to that of the query; where vectors tie,
-     a false candidate goes before a true one;
+     a false candidate goes before a true one, and then the earlier row;
   2. a true candidate that is not among them is not found, and its rank is the number of all candidates: its
      place by vector was never compared with the scores of the others;
   3. where the shortlist holds all candidates, the ranks are those of `retrieval_ranks`, to the last bit.
@@ -19,10 +19,8 @@ from grainline.errors import UserError
 from grainline.evaluate.retrieval import Ranks, ranks
 from grainline.evaluate.score import (
     MEMORY,
-    BothTops,
     Cosine,
     Scorer,
-    Top,
     check,
     prepared,
     retrieval_ranks,
@@ -34,6 +32,12 @@ from grainline.types import Encoded, rows, same_image
 
 LISTED = "listed"
 """Among the outcomes of queries: whether a true candidate stands in the shortlist."""
+
+KEYED = 3
+"""Times the memory that a key takes for each pair, of that of a product."""
+
+PLACES = 2**30
+"""Pictures and texts together, at most."""
 
 Score = Callable[[int, Tensor], Tensor]
 """A query and some candidates [k] to their scores [k]."""
@@ -100,19 +104,26 @@ def shortlist_ranks(
     return BothFound(*out)
 
 
-def candidates(images: Encoded, texts: Encoded, number: int, memory: int = MEMORY) -> BothTops:
-    """The rows of the other side whose vectors are closest, false ones first where they tie."""
+def candidates(images: Encoded, texts: Encoded, number: int, memory: int = MEMORY) -> tuple[Tensor, Tensor]:
+    """The texts closest to every image, and the images closest to every text, by vector: [N, k], [M, k]
+
+    Where products tie, false ones go before true ones, and then each in the order of their rows.
+    """
     plain = Cosine()
-    side = tile_side(plain, images, texts, memory)
+    side = tile_side(plain, images, texts, memory // KEYED)
     a, b = prepared(plain, images, texts)
     tile = tile_of(plain, a, b)
 
-    def lowered(r: slice, c: slice) -> Tensor:
-        score = tile(r, c).double()  # of float32 values, between which float64 has room for a true one
-        below = score.nextafter(score.new_tensor(-torch.inf))
-        return torch.where(same_image(rows(a, r), rows(b, c)), below, score)
+    def key(r: slice, c: slice) -> Tensor:
+        """Score, truth and place in one integer; in a row or column, r + c orders as the place does."""
+        bits = (tile(r, c) + 0.0).view(torch.int32).long()  # + 0.0: there are two zeros
+        order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # rises as the floats do
+        false = ~same_image(rows(a, r), rows(b, c))
+        place = [torch.arange(x.start, x.stop, device=bits.device) for x in (r, c)]
+        return (2 * order + false) * PLACES - (place[0][:, None] + place[1])
 
-    return tops(lowered, side, (len(a.image), len(b.image)), number)
+    near = tops(key, side, (len(a.image), len(b.image)), number)
+    return near.i2t.row, near.t2i.row
 
 
 def _of_images(method: Scorer, images: Encoded, texts: Encoded) -> Score:
@@ -129,13 +140,13 @@ def _block(method: Scorer, images: Encoded, texts: Encoded, memory: int) -> int:
     return max(1, min(tile_side(method, images, texts, memory) ** 2, memory // row))
 
 
-def _ranked(score: Score, near: Top, chosen: Tensor, asked: Encoded, others: Encoded, block: int) -> Found:
-    """Ranks of the chosen queries among their candidates near.row [Q, k]."""
+def _ranked(score: Score, near: Tensor, chosen: Tensor, asked: Encoded, others: Encoded, block: int) -> Found:
+    """Ranks of the chosen queries among their candidates near [Q, k]."""
     all_of_them = len(others.image)
     rank = torch.full_like(chosen, all_of_them)
     tied, listed = torch.zeros_like(chosen).bool(), torch.zeros_like(chosen).bool()
     for place, query in enumerate(chosen.tolist()):
-        row = near.row[query].to(others.image.device)
+        row = near[query].to(others.image.device)
         true = others.image[row] == asked.image[query]
         if bool(true.any()):
             value = torch.cat([score(query, part) for part in row.split(block)])
