@@ -179,7 +179,10 @@ def test_the_share_of_queries_whose_answer_is_in_the_shortlist_stands_beside_the
         metric = told[f"{way} in shortlist"]
         assert metric.value == pytest.approx(float(one.listed.float().mean()))
         assert metric.chance == pytest.approx(4 / PICTURES) == chance_recall([1], PICTURES, 4)
-        assert told[f"{way} R@5"].value <= metric.value
+        assert told[f"{way} R@5"].value == metric.value
+        assert told[f"{way} R@5"].chance == metric.chance  # whoever is listed stands among the first four
+        assert told[f"{way} R@1"].chance == pytest.approx(1 / PICTURES)
+        assert told[f"{way} median rank"].chance == PICTURES  # a lot is not found more often than not
         assert told[f"{way} median rank"].value == one.ranks.rank.double().quantile(0.5)
     assert 0 < both.t2i.listed.float().mean() < 1
     assert on.result.settings["shortlist"] == 4

@@ -222,10 +222,13 @@ def _fold_table(runs: list[dict[str, Any]], options: Options, number: int) -> di
         settings: dict[str, Any] = {"resamples": options.resamples, "seed": (options.seed, number)}
         drawn = replicates(hits, picture, **settings)
         for i, k in enumerate(DEPTHS):
-            chance = chance_recall(positives, candidates, k)
+            deep = k if k >= candidates else min(k, options.shortlist or k)  # a lot ends where the list does
+            chance = chance_recall(positives, candidates, deep)
             out[f"{way} R@{k}"] = Cell(hits[:, i].mean(), drawn[:, i], len(rank), chance, ties, "share")
         medians = replicates(rank, picture, "median", **settings)
         middle = chance_median(positives, candidates)
+        if options.shortlist is not None and middle > options.shortlist:
+            middle = candidates
         out[f"{way} median rank"] = Cell(float(np.median(rank)), medians, len(rank), middle, ties, "rank")
         if options.shortlist is not None and all(LISTED in run[key] for run in runs):
             listed = np.concatenate([run[key][LISTED] for run in runs]).astype(np.float64)
