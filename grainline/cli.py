@@ -129,6 +129,12 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
             help="How pairs are scored, for methods with several ways: vectors, conditioned, conditioned:0.5."
         ),
     ] = None,
+    shortlist: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Retrieval: score so many candidates by vector pair by pair (default: all)."
+        ),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write settings, data, versions and numbers.")] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write a page: the numbers, and outcomes from best to worst.")
@@ -159,7 +165,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     from grainline.model import load
     from grainline.origin import origin
 
-    options = Options(protocol, seed, memory=memory * 2**20)
+    options = Options(protocol, seed, memory=memory * 2**20, shortlist=shortlist)
     asked = ask(suite, options, captions, prompts, classes, noise_seed, against, scoring)
     others = besides(suite, (png, html), beside, samples)
     for path in filter(None, (json, html, png)):

@@ -1198,6 +1198,37 @@ SHOWN = [
           "beside = copy.copy(model)", "beside = model"),
 ]
 
+TWO_STAGES = [
+    Fault("methods/parts.py", "tests/test_contract.py", "values are read where keys are held",
+          "for x in (key, value)], -1))", "for x in (value, key)], -1))"),
+    Fault("methods/parts.py", "tests/test_contract.py", "pictures that are held are projected once more",
+          "    if _are_held(pool, images):\n        return images\n", ""),
+    Fault("losses/pooled.py", "tests/test_pooled.py", "lots of pictures overlap",
+          "here = slice(start, start + most)", "here = slice(0, most)"),
+    Fault("index/writer.py", "tests/test_index.py", "an index holds segments, to be projected anew",
+          "        encoded = model.method.held(encoded)\n", ""),
+    Fault("index/folder.py", "tests/test_index.py", "indexes of segments pass for those of keys",
+          "VERSION = 3", "VERSION = 2"),
+    Fault("evaluate/score.py", "tests/test_score.py", "a gallery is not held",
+          "return method.held(images), texts", "return images, texts"),
+    Fault("evaluate/score.py", "tests/test_score.py", "words of a score in blocks take no memory",
+          "row + 16 * words * width", "row"),
+    Fault("evaluate/shortlist.py", "tests/test_shortlist.py", "a true candidate goes first where vectors tie",
+          "(2 * order + false)", "(2 * order - false)"),
+    Fault("evaluate/shortlist.py", "tests/test_shortlist.py", "negative products are in the wrong order",
+          "torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)", "bits"),
+    Fault("evaluate/shortlist.py", "tests/test_shortlist.py", "what is not found has a rank among the listed",
+          "torch.full_like(chosen, all_of_them)", "torch.full_like(chosen, near.shape[1] + 1)"),
+    Fault("evaluate/shortlist.py", "tests/test_shortlist.py", "texts take the candidates of pictures",
+          "return near.i2t.row, near.t2i.row", "return near.i2t.row, near.i2t.row.T"),
+    Fault("evaluate/shortlist.py", "tests/test_shortlist.py", "what is whole one way is whole both ways",
+          "        if whole[way]:\n", "        if any(whole):\n"),
+    Fault("evaluate/examples.py", "tests/test_shortlist.py", "a page shows what was never a candidate",
+          'on.result.settings.get("shortlist") or', "0 or"),
+    Fault("evaluate/suite.py", "tests/test_shortlist.py", "a lot finds what is not listed",
+          "min(k, options.shortlist or k)", "k"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -1237,4 +1268,5 @@ FAULTS = (
     + SUPERPIXELS
     + POOLED
     + SHOWN
+    + TWO_STAGES
 )

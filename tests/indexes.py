@@ -30,6 +30,9 @@ TEXTS = [
 VOCAB = "text.vocab=540"
 
 
+CONDITIONED = "scoring=conditioned"
+
+
 def tiny_model(
     method: str = "maxsim", seed: int = 0, values: dict[str, Any] = TINY, changes: Sequence[str] = ()
 ) -> Model:

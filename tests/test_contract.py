@@ -47,6 +47,26 @@ def test_score_of_a_pair_does_not_depend_on_its_neighbours(method: Method) -> No
         torch.testing.assert_close(whole[i, j], alone[0, 0])
 
 
+def test_held_pictures_score_alike_whatever_texts_come_in_half_precision_too(method: Method) -> None:
+    images, texts = batch()
+    a, b = method.encode_images(images), method.encode_texts(texts)
+    held, score = method.held(a), method.score(a, b)
+    torch.testing.assert_close(method.score(held, b), score)
+    torch.testing.assert_close(method.score(rows(held, slice(1, 3)), rows(b, slice(2, 3))), score[1:3, 2:3])
+    half = held._replace(tokens=held.tokens.half())
+    if method.blockwise:
+        torch.testing.assert_close(method.score(half, b), score, atol=5e-3, rtol=0)
+    assert method.held(held) is held
+    kept = [name for name, x, y in zip(a._fields, a, held, strict=True) if x is y]
+    assert set(kept) >= set(a._fields) - {"tokens"}
+
+
+def test_score_reads_no_extra(method: Method) -> None:
+    images, texts = batch()
+    a, b = method.encode_images(images), method.encode_texts(texts)
+    assert torch.equal(method.score(a._replace(extra=None), b._replace(extra=None)), method.score(a, b))
+
+
 def test_encoding_of_a_row_does_not_depend_on_its_neighbours(method: Method) -> None:
     images, texts = batch()
     a, b = method.encode_images(images), method.encode_texts(texts)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from indexes import TEXTS, content, photo, photos, texts, tiny_model, tree
+from indexes import CONDITIONED, TEXTS, content, photo, photos, texts, tiny_model, tree
 from PIL import Image
 
 from grainline.data.causes import MISSING_IMAGE
@@ -30,6 +30,16 @@ from grainline.model import Model
 
 QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
 PLAIN = Options(sentences=False)
+
+
+KINDS = {
+    "maxsim": (),
+    "clip": (),
+    "flair": (),
+    "caft": (CONDITIONED, "composer.heads=2"),
+}
+"""Methods with tokens, without, and with keys and values in their place; texts of CAFT have an extra."""
+PAIRWISE = ("maxsim", "flair", "caft")
 
 
 class Extra(NamedTuple):
@@ -66,17 +76,20 @@ def copy(made: Path, tmp_path: Path) -> Path:
 # What a search finds
 
 
-@pytest.mark.parametrize("method", ["maxsim", "clip"])
+@pytest.mark.parametrize("method", KINDS)
 def test_a_full_shortlist_is_an_exact_search(method: str, tmp_path: Path) -> None:
-    mine = tiny_model(method)
+    mine = tiny_model(method, changes=KINDS[method])
     root = photos(tmp_path / "photos", 12)
     build(root, tmp_path / "index", model=mine, null=texts(tmp_path), chunk=5)
     index = open_index(tmp_path / "index", mine)
     images = mine.encode(images=[root / row.path for row in index.opened.rows])
-    if method == "maxsim":  # as the index stores them
+    close = mine.method.score(images, mine.encode(texts=[QUERY, TEXTS[0]])).double()
+    if method in PAIRWISE:  # as the index stores them
+        images = mine.method.held(images)
         images = images._replace(tokens=images.tokens.half().float())
     queries = mine.encode(texts=[QUERY, TEXTS[0]])
     exact = mine.method.score(images, queries).double()
+    torch.testing.assert_close(exact, close, atol=2e-3, rtol=0)
     for column, answer in enumerate(index.search([QUERY, TEXTS[0]], 12, PLAIN._replace(shortlist=None))):
         order = exact[:, column].argsort(descending=True).tolist()
         assert [hit.path for hit in answer.hits] == [index.opened.rows[i].path for i in order]
@@ -249,11 +262,11 @@ def test_what_a_sentence_scores_where_it_is_shown_leaves_out_what_does_not_count
     assert shown(score[:15]).tolist() == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("method", ["maxsim", "clip"])
+@pytest.mark.parametrize("method", KINDS)
 def test_null_texts_are_encoded_once_for_the_life_of_an_index(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = tiny_model(method)
+    mine = tiny_model(method, changes=KINDS[method])
     root = photos(tmp_path / "photos", 6)
     build(root, tmp_path / "index", model=mine, null=texts(tmp_path))
     photo(root / "new.png", 50)
@@ -266,16 +279,35 @@ def test_null_texts_are_encoded_once_for_the_life_of_an_index(
         assert np.allclose(a, b, atol=2e-3), name
 
 
-def test_null_texts_that_arrays_cannot_hold_are_encoded_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Model
+def test_what_scores_do_not_read_of_a_null_text_or_a_picture_is_not_kept(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Model
 ) -> None:
-    real = model.method.encode_texts
-    monkeypatch.setattr(model.method, "encode_texts", lambda x: real(x)._replace(extra=Extra(x.item)))
-    root = photos(tmp_path / "photos", 3)
-    build(root, tmp_path / "index", model=model, null=texts(tmp_path))
-    assert [path.name for path in (tmp_path / "index" / "nulls" / "00000000").glob("*.npy")] == []
-    photo(root / "new.png", 50)
-    assert refresh(tmp_path / "index", model=model).added == 1
+    for name in ("encode_texts", "encode_images"):
+        real = getattr(model.method, name)
+        monkeypatch.setattr(
+            model.method, name, lambda x, real=real: (y := real(x))._replace(extra=Extra(y.item))
+        )
+    build(made / "photos", tmp_path / "index", model=model, null=str(made / "null.txt"), chunk=8)
+    assert content(tmp_path / "index") == content(made / "index")
+
+
+@pytest.mark.parametrize("method", ["flair", "caft"])
+def test_keys_and_values_are_stored_and_pictures_are_never_projected_by_a_search(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = tiny_model(method, changes=KINDS[method])
+    root = photos(tmp_path / "photos", 6)
+    build(root, tmp_path / "index", model=mine, null=texts(tmp_path))
+    index = open_index(tmp_path / "index", mine)
+    images = mine.encode(images=[root / row.path for row in index.opened.rows])
+    key, value, _ = mine.method.pool.keys(images.tokens)  # type: ignore[union-attr, operator]
+    stored = torch.from_numpy(index.opened.take(TOKENS, np.arange(6)))
+    assert stored.dtype == torch.float16
+    expected = torch.cat([key.transpose(1, 2).flatten(2), value.transpose(1, 2).flatten(2)], 2)
+    torch.testing.assert_close(stored.float(), expected, atol=2e-3, rtol=2e-3)
+    monkeypatch.setattr(mine.method.pool, "keys", lambda *_: pytest.fail("pictures were projected again"))
+    assert len(index.search([QUERY], 3, Options(shortlist=4))[0].hits) == 3
+    assert index.search_images([root / "04.png"], 1)[0].hits[0].path == "04.png"
 
 
 def test_a_null_text_as_query_is_as_sure_as_its_place_among_them(made: Path, model: Model) -> None:
@@ -480,9 +512,9 @@ def test_damage_to_manifest_tokens_and_null_texts_is_found(copy: Path, model: Mo
 def test_a_layout_of_another_version_is_not_guessed_at(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = read_manifest(copy / "index")
     with monkeypatch.context() as patch:
-        patch.setattr("grainline.index.folder.VERSION", 3)
+        patch.setattr("grainline.index.folder.VERSION", 2)  # tokens there are never keys and values
         write_manifest(copy / "index", manifest)
-    with pytest.raises(UserError, match=r"has layout 3, this .* reads layout 2; build it anew in another"):
+    with pytest.raises(UserError, match=r"has layout 2, this .* reads layout 3; build it anew in another"):
         read_manifest(copy / "index")
 
 

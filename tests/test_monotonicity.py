@@ -56,8 +56,13 @@ CONTEXT = 12  # words
 
 
 class Cosine:
+    blockwise = False
+
     def __init__(self, pairwise: bool) -> None:
         self.pairwise = pairwise
+
+    def held(self, images: Encoded) -> Encoded:
+        return images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """A bit off the plain product, as kernels are: it depends on how many rows are scored at once."""

@@ -302,3 +302,14 @@ def test_tiles_stay_small() -> None:
         pairs = part_pairs(case.pictures, keys, "all", CLOCK)
         part_loss(case.pool, (case.segments, None), texts, pairs, case.scale, case.bias).total.backward()
     assert seen_elements.most <= 3000 * 12 * 1.1
+
+
+def test_scores_by_gram_are_made_for_few_pictures_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, at_once = Case(1, torch.float32, slots=3), []
+    held, texts = case.pool.keys(case.segments, case.mask), torch.randn(4, 3, 12)
+    real = pooled._gram
+    monkeypatch.setattr(pooled, "_gram", lambda pool, some: at_once.append(len(some[0])) or real(pool, some))
+    whole = pooled_scores(case.pool, held, texts)
+    monkeypatch.setattr(pooled, "ROOM", 2 * 3 * (3 + 12))  # of two pictures
+    torch.testing.assert_close(pooled_scores(case.pool, held, texts), whole)
+    assert at_once == [5, 2, 2, 1]

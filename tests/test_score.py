@@ -18,6 +18,11 @@ class Dot(NamedTuple):
 
     pairwise: bool = False
 
+    blockwise = False
+
+    def held(self, images: Encoded) -> Encoded:
+        return images
+
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         return images.vector @ texts.vector.T
 
@@ -27,9 +32,30 @@ class Late(NamedTuple):
 
     pairwise: bool = True
 
+    blockwise = False
+
+    def held(self, images: Encoded) -> Encoded:
+        return images
+
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         close = torch.einsum("nld,mtd->nmlt", images.tokens, texts.tokens).amax(2).sum(2)
         return (close * 2).round() / 2
+
+
+class Blocks:
+    """As Late, of pictures that are held: their tokens are twice as long then."""
+
+    pairwise, blockwise = True, True
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def held(self, images: Encoded) -> Encoded:
+        self.asked.append(len(images.item))
+        return images._replace(tokens=2 * images.tokens)
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        return Late().score(images._replace(tokens=images.tokens / 2), texts)
 
 
 def some(n: int, image: list[int] | Tensor, width: int = 6, length: int = 0) -> Encoded:
@@ -121,6 +147,11 @@ def test_infinite_pairwise_scores_of_both_signs_are_no_nan() -> None:
     class Extreme(NamedTuple):
         pairwise: bool = True
 
+        blockwise = False
+
+        def held(self, images: Encoded) -> Encoded:
+            return images
+
         def score(self, images: Encoded, texts: Encoded) -> Tensor:
             out = torch.zeros(len(images.item), len(texts.item))
             out[0, 0], out[0, 1] = torch.inf, -torch.inf
@@ -151,6 +182,28 @@ def test_tiles_shrink_with_the_memory_limit(pairwise: bool) -> None:
     for side, memory in zip(sides, (10**5, 10**6, 10**7), strict=False):
         per_pair = 4 * 50 * 20 if pairwise else 12
         assert side * side * per_pair <= memory
+
+
+def test_a_score_in_blocks_takes_larger_tiles_that_shrink_with_the_texts() -> None:
+    images, texts = some(2, [0, 1], 64, 50), some(2, [0, 1], 64, 20)
+    sides = [tile_side(Blocks(), images, texts, memory) for memory in (10**6, 10**7, 10**12)]
+    assert sides[0] < sides[1] < sides[2] == SIDE
+    for side, memory in zip(sides, (10**6, 10**7), strict=False):
+        assert side > tile_side(Late(), images, texts, memory)
+        assert side * side * 4 + side * 4 * 4 * 20 * 64 <= memory  # scores, and four vectors of every word
+    assert tile_side(Blocks(), images, some(2, [0, 1], 64, 2), 10**7) > sides[1]
+
+
+def test_a_gallery_is_held_once_and_not_once_a_tile() -> None:
+    method = Blocks()
+    images, texts = some(11, torch.arange(11), length=4), some(30, torch.arange(30) % 11, length=3)
+    assert tile_side(method, images, texts, 6_000) < 8
+    expected = counted(Late(), images, texts, 2**28)
+    assert counted(method, images, texts, 6_000) == expected
+    assert method.asked == [11]
+    topk(method, images, texts, 3, 6_000)
+    pair_scores(method, images, texts, torch.zeros(30).long())
+    assert method.asked == [11] * 3
 
 
 @pytest.mark.parametrize("method", [Dot(), Late()])

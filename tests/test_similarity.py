@@ -61,6 +61,11 @@ class Pooler:
         weight = (4 * torch.einsum("nld,nd->nl", images.tokens, texts.vector)).softmax(1)
         return F.normalize(torch.einsum("nl,nld->nd", weight, images.tokens), dim=1)
 
+    blockwise = False
+
+    def held(self, images: Encoded) -> Encoded:
+        return images
+
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         if not self.pairwise:
             return images.vector @ texts.vector.T

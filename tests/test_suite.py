@@ -41,6 +41,11 @@ from grainline.types import Encoded, Pair, same_image
 class Cosine(NamedTuple):
     pairwise: bool = False
 
+    blockwise = False
+
+    def held(self, images: Encoded) -> Encoded:
+        return images
+
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         return images.vector @ texts.vector.T
 

@@ -50,9 +50,14 @@ D = 6
 class Cosine:
     """Dot product, or pair by pair: the best of the real tokens of a text; notes how many it was asked."""
 
+    blockwise = False
+
     def __init__(self, pairwise: bool = False) -> None:
         self.pairwise = pairwise
         self.asked: list[tuple[int, int]] = []
+
+    def held(self, images: Encoded) -> Encoded:
+        return images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         assert self.pairwise, "vectors are compared without the method"

@@ -11,9 +11,10 @@ from grainline.errors import UserError
 from grainline.evaluate.intervals import from_replicates
 from grainline.evaluate.outcome import options_of
 from grainline.evaluate.result import DECIMALS, Result, Unit, labelled, read, refuse_unlike
+from grainline.evaluate.shortlist import LISTED
 from grainline.evaluate.suite import CELLS
 
-FOUND = ("rank", "tied", "right", "predicted", "per_class", "confusions", "scores", "cut")
+FOUND = ("rank", "tied", "right", "predicted", "per_class", "confusions", "scores", "cut", LISTED)
 """Fields of `Result.queries` that a model decides; all others say what it was asked."""
 
 
@@ -46,7 +47,7 @@ class Difference(NamedTuple):
 
 
 def against(after: Result, before: Result, where: str = "the earlier result") -> list[Difference]:
-    """The difference of every metric, with the seed, resamples and level of `after`.
+    """The difference of every metric of both, with the seed, resamples and level of `after`.
 
     where  what to call `before` in an error
 
@@ -56,7 +57,7 @@ def against(after: Result, before: Result, where: str = "the earlier result") ->
     options = options_of(after)
     cells, earlier = (CELLS[after.suite]([result.queries], options) for result in (after, before))
     out = []
-    for name, cell in cells.items():
+    for name, cell in ((name, cell) for name, cell in cells.items() if name in earlier):
         value = cell.value - earlier[name].value
         ends = from_replicates(value, cell.drawn - earlier[name].drawn, options.level)
         out.append(Difference(name, earlier[name].value, cell.value, *ends, cell.unit))
@@ -104,6 +105,8 @@ def noted(after: Result, before: Result, path: str) -> Result:
         notes += (
             f"{path} was made with other scores of pairs: {before.settings.get('scoring', 'its only ones')}",
         )
+    if after.settings.get("shortlist") != before.settings.get("shortlist"):
+        notes += (f"{path} was made with another shortlist: {before.settings.get('shortlist') or 'none'}",)
     return after._replace(settings=after.settings | {"against": entry}, notes=notes)
 
 

@@ -26,6 +26,7 @@ from grainline.evaluate.regions import view
 from grainline.evaluate.result import Result
 from grainline.evaluate.score import Scorer
 from grainline.evaluate.seen import Likenesses, Owned, seeing
+from grainline.evaluate.shortlist import refuse_plain
 from grainline.evaluate.similarity import SIMILARITY
 from grainline.evaluate.stability import STABILITY, with_noise
 from grainline.evaluate.suite import SUITES
@@ -37,6 +38,7 @@ ZEROSHOT = "zeroshot"
 SUBTEXTS = (MONOTONICITY, STABILITY)  # suites of the subtexts of one caption a picture
 POOLED = (SIMILARITY, OWN_CAPTION, INACTIVITY)  # suites of pictures as texts see them
 OF_REGIONS = (FG_OVD, REFERRING)  # suites of the texts of regions
+RANKED = ("retrieval", LONG_RETRIEVAL)  # suites that rank candidates
 OWN_SCORES = (*OF_REGIONS, *POOLED)  # suites that compare vectors or tokens, whatever the method scores
 
 
@@ -78,6 +80,7 @@ def ask(
         own = {REFERRING: "reads heat", INACTIVITY: "reads where texts look"}
         what = own.get(suite, "compares vectors")
         raise UserError(f"--scoring goes with suites that ask the method for scores; {suite} {what}")
+    _refuse_shortlist(suite, options.shortlist)
     earlier = None if against is None else read_earlier(against, suite)
     used = noise_seed or 0
     if earlier and suite == STABILITY and earlier.settings.get("noise_seed") != used:
@@ -104,6 +107,8 @@ def encoded(
 
     Raises UserError where the source lacks what the suite reads, and for too much damage.
     """
+    if asked.options.shortlist is not None:
+        refuse_plain(model.method, model.description.method)
     items = items_file(source) if asked.suite == COLA else None
     regions = view(model) if asked.suite == FG_OVD else None
     covering = None
@@ -151,6 +156,14 @@ def measured(asked: Asked, method: Scorer, data: Encodings, model: dict[str, Any
     if asked.earlier is None or asked.against is None:
         return result
     return noted(result, asked.earlier, asked.against)
+
+
+def _refuse_shortlist(suite: str, shortlist: int | None) -> None:
+    """Raise UserError where no candidates are ranked, and for a shortlist without any."""
+    if shortlist is not None and suite not in RANKED:
+        raise UserError(f"--shortlist goes with --suite {' and '.join(RANKED)}, not with {suite}")
+    if shortlist is not None and shortlist < 1:
+        raise UserError(f"--shortlist is {shortlist}; it must be 1 at least")
 
 
 def _with_protocol(suite: str, options: Options) -> Options:

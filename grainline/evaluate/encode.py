@@ -1,7 +1,7 @@
 """A data source, encoded: what every suite reads.
 
 Samples that cannot be used are skipped, counted by cause and carried into the result. Tokens are dropped
-unless the method compares them.
+unless the method compares them; those of pictures are then kept as scores read them (`Method.held`).
 """
 
 from collections import Counter
@@ -206,7 +206,8 @@ class _Run:
     ) -> None:
         tokens = model.method.pairwise and pooling is None and covering is None
         kept = without_places if tokens else vectors_only
-        self.images = Rows(lambda items: kept(self._seen(model.encode(images=items))), batch)
+        held = model.method.held if tokens else vectors_only
+        self.images = Rows(lambda items: kept(held(self._seen(model.encode(images=items)))), batch)
         self.texts = Rows(lambda items: kept(model.encode(texts=items)), batch)
         self.foil_strings: list[str] = []
         self.foil_texts = Rows(lambda items: kept(model.encode(texts=items)), batch)

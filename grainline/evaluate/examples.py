@@ -20,9 +20,10 @@ from grainline.evaluate.look import look_at
 from grainline.evaluate.protocols import Fold, folds
 from grainline.evaluate.result import Result
 from grainline.evaluate.score import MEMORY, Top, topk
+from grainline.evaluate.shortlist import candidates
 from grainline.evaluate.zeroshot import contests
 from grainline.model import Model
-from grainline.types import rows
+from grainline.types import Encoded, rows
 from grainline.viz.classes import Classified, Confusion
 from grainline.viz.page import Gone
 from grainline.viz.report import Comparison, Example, Hit
@@ -142,19 +143,19 @@ def _text_example(on: Measured, query: _Query) -> Example:
     data, text = on.data, on.data.strings[query.row]
     own = int(data.texts.image[query.row])
     images, texts = rows(data.images, query.fold.images), rows(data.texts, slice(query.row, query.row + 1))
-    top = topk(on.model.method, images, texts, HITS, _memory(on)).t2i
+    near = _near(on, images, texts)[1]
+    top = topk(on.model.method, rows(images, near), texts, HITS, _memory(on)).t2i
     hits = [
         Hit(on.picture(row), score, row == own, place, data.keys[row])
-        for place, row, score in _listed(top, query.fold.images)
+        for place, row, score in _listed(top, query.fold.images[near.cpu()])
     ]
-    candidates = len(query.fold.images)
     return Example(
         text,
         data.keys[own],
         hits,
         query.rank,
         query.tied,
-        candidates,
+        len(query.fold.images),
         look_at(on.model, on.picture(own), text),
     )
 
@@ -162,12 +163,21 @@ def _text_example(on: Measured, query: _Query) -> Example:
 def _picture_example(on: Measured, query: _Query) -> Example:
     data, picture = on.data, on.picture(query.row)
     images = rows(data.images, slice(query.row, query.row + 1))
-    top = topk(on.model.method, images, rows(data.texts, query.fold.texts), HITS, _memory(on)).i2t
+    texts = rows(data.texts, query.fold.texts)
+    near = _near(on, images, texts)[0]
+    top = topk(on.model.method, images, rows(texts, near), HITS, _memory(on)).i2t
     hits = [
         Hit(data.strings[row], score, int(data.texts.image[row]) == query.row, place)
-        for place, row, score in _listed(top, query.fold.texts)
+        for place, row, score in _listed(top, query.fold.texts[near.cpu()])
     ]
     return Example(picture, data.keys[query.row], hits, query.rank, query.tied, len(query.fold.texts))
+
+
+def _near(on: Measured, images: Encoded, texts: Encoded) -> tuple[torch.Tensor, torch.Tensor]:
+    """The texts, and the pictures, that are scored for the first query of the other side."""
+    most = on.result.settings.get("shortlist") or max(len(images.image), len(texts.image))
+    texts_of, images_of = candidates(images, texts, most, _memory(on))
+    return texts_of[0], images_of[0]
 
 
 def _listed(top: Top, of: torch.Tensor) -> list[tuple[int, int, float]]:

@@ -25,6 +25,7 @@ class Options(NamedTuple):
     resamples: int = 1000
     level: float = 0.95
     memory: int = MEMORY  # bytes of a tile of scores
+    shortlist: int | None = None  # candidates by vector that are scored pair by pair; None: all
 
 
 class Cell(NamedTuple):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from grainline.errors import UserError
 from grainline.evaluate.outcome import metrics_of, options_of
 from grainline.evaluate.result import Result, now, refuse_unlike, versions
 from grainline.evaluate.suite import CELLS
@@ -20,6 +21,9 @@ def pooled(results: Sequence[Result]) -> Result:
     first = results[0]
     for other in results[1:]:
         refuse_unlike(first, other, "be pooled")
+        short = [result.settings.get("shortlist") for result in (first, other)]
+        if short[0] != short[1]:
+            raise UserError(f"results with shortlist {short[0]} and {short[1]} cannot be pooled")
     options = options_of(first)
     metrics = metrics_of(CELLS[first.suite]([result.queries for result in results], options), options)
     runs = {m.name: [result.metric(m.name).value for result in results] for m in first.metrics}

@@ -30,6 +30,9 @@ class Scorer(Protocol):
     """What evaluation asks of a method."""
 
     pairwise: bool  # False promises score(images, texts) == images.vector @ texts.vector.T
+    blockwise: bool  # True promises that score holds no more of a pair than its score
+
+    def held(self, images: Encoded) -> Encoded: ...
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor: ...
 
@@ -37,7 +40,10 @@ class Scorer(Protocol):
 class Cosine:
     """Scores of unit vectors, whatever the method itself would score."""
 
-    pairwise = False
+    pairwise = blockwise = False
+
+    def held(self, images: Encoded) -> Encoded:
+        return images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         return dot(images, texts)
@@ -74,9 +80,9 @@ def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int
     Raises UserError for an image without a text, a text of an image that is not there, NaN scores, and a
     memory limit too small for one pair.
     """
-    _check(images, texts)
+    check(images, texts)
     side = tile_side(method, images, texts, memory)
-    images, texts = comparable(method, images), comparable(method, texts)
+    images, texts = prepared(method, images, texts)
     tile = tile_of(method, images, texts)
     best = _best_positive(tile, side, images, texts)
     counted = _count(tile, side, images, texts, best)
@@ -93,11 +99,15 @@ def topk(method: Scorer, images: Encoded, texts: Encoded, k: int, memory: int = 
     """
     assert k >= 1, k
     side = tile_side(method, images, texts, memory)
-    images, texts = comparable(method, images), comparable(method, texts)
-    tile = tile_of(method, images, texts)
+    images, texts = prepared(method, images, texts)
+    return tops(tile_of(method, images, texts), side, (len(images.image), len(texts.image)), k)
+
+
+def tops(tile: Tile, side: int, shape: tuple[int, int], k: int) -> BothTops:
+    """The k best of every row and column of what a function of tiles gives, in shape [N, M]."""
     of_rows: dict[int, Top] = {}
     of_columns: dict[int, Top] = {}
-    for r, c in _tiles(len(images.image), len(texts.image), side):
+    for r, c in _tiles(*shape, side):
         score = tile(r, c)
         of_rows[r.start] = _merged(of_rows.get(r.start), score, c.start, k)
         of_columns[c.start] = _merged(of_columns.get(c.start), score.T, r.start, k)
@@ -109,8 +119,9 @@ def pair_scores(method: Scorer, images: Encoded, texts: Encoded, of: Tensor) -> 
 
     of  [M] int64, row of `images` that text i is compared with
     """
+    images, texts = prepared(method, images, texts)
     if not method.pairwise:
-        a, b = comparable(method, images).vector, comparable(method, texts).vector
+        a, b = images.vector, texts.vector
         return torch.cat(
             [
                 (a[of[i : i + SIDE]].double() * b[i : i + SIDE].double()).sum(1).float()
@@ -130,16 +141,20 @@ def tile_side(method: Scorer, images: Encoded, texts: Encoded, memory: int = MEM
     width = images.vector.shape[1]
     patches, words = images.tokens.shape[1], texts.tokens.shape[1]
     # Per pair: the product in float64, the score in float32, a masked copy, masks. A pairwise score may hold
-    # every patch against every word and a pooled vector, each twice.
-    pair = 24 + (8 * (patches * words + patches + words + width) if method.pairwise else 0)
-    row = 8 * width  # the float64 copy of one row
+    # every patch against every word and a pooled vector, each twice; one in blocks holds of every word the
+    # vector, itself at length 1, and two projections of it.
+    pair, row = 24, 8 * width  # the float64 copy of one row
+    if method.pairwise and method.blockwise:
+        pair, row = pair + 8, row + 16 * words * width
+    elif method.pairwise:
+        pair += 8 * (patches * words + patches + words + width)
     side = int(((row**2 + pair * memory) ** 0.5 - row) / pair)
     if side < 1:
         raise UserError(f"a memory limit of {memory} bytes is too small: one pair needs {pair + 2 * row}")
     return min(side, SIDE)
 
 
-def _check(images: Encoded, texts: Encoded) -> None:
+def check(images: Encoded, texts: Encoded) -> None:
     """Every image has a text, every text an image; no padding, no image twice."""
     assert bool((images.item >= 0).all()), "drop padding rows first"
     assert bool((texts.item >= 0).all()), "drop padding rows first"
@@ -154,10 +169,12 @@ def _check(images: Encoded, texts: Encoded) -> None:
         )
 
 
-def comparable(method: Scorer, encoded: Encoded) -> Encoded:
-    """The rows on a device that has float64, where vectors are compared."""
-    here = method.pairwise or encoded.vector.device.type in ("cpu", "cuda")
-    return encoded if here else to(encoded, "cpu")
+def prepared(method: Scorer, images: Encoded, texts: Encoded) -> tuple[Encoded, Encoded]:
+    """Both sides as tiles read them: pictures held, or vectors on a device that has float64."""
+    if method.pairwise:
+        return method.held(images), texts
+    here = images.vector.device.type in ("cpu", "cuda")
+    return (images, texts) if here else (to(images, "cpu"), to(texts, "cpu"))
 
 
 def tile_of(method: Scorer, images: Encoded, texts: Encoded) -> Tile:

@@ -35,13 +35,15 @@ from grainline.evaluate.referring import REFERRING, referring_cells, referring_s
 from grainline.evaluate.result import Result, Unit
 from grainline.evaluate.retrieval import Ranks, chance_median, chance_recall
 from grainline.evaluate.score import Scorer, retrieval_ranks
+from grainline.evaluate.shortlist import LISTED, shortlist_ranks
 from grainline.evaluate.similarity import SIMILARITY, similarity_cells, similarity_suite
 from grainline.evaluate.stability import STABILITY, stability_cells, stability_suite
 from grainline.evaluate.zeroshot import zeroshot_cells, zeroshot_suite
-from grainline.types import rows
+from grainline.types import Encoded, rows
 
 DEPTHS = (1, 5, 10)
 I2T, T2I = "image to text", "text to image"
+WAYS = ("i2t", "t2i")
 ALL = "all kinds"
 
 Suite = Callable[[Scorer, Encodings, Options], Result]
@@ -54,7 +56,7 @@ def retrieval_suite(method: Scorer, data: Encodings, options: Options = Options(
 
     Raises UserError where the protocol does not fit the data, and for NaN scores.
     """
-    queries = _both_ways(method, data, options.protocol, options.memory)
+    queries = _both_ways(method, data, options)
     return result_of("retrieval", data, options, retrieval_cells([queries], options), queries)
 
 
@@ -69,29 +71,41 @@ def long_suite(method: Scorer, data: Encodings, options: Options = Options()) ->
     if options.protocol not in (DEFAULT, card.protocol):
         raise UserError(f"protocol is {options.protocol!r}; {data.path} was read under {card.protocol!r}")
     options = options._replace(protocol=card.protocol)
-    queries = _both_ways(method, data, "plain", options.memory)
+    queries = _both_ways(method, data, options._replace(protocol="plain"))
     notes = notes_of_card(card, data.strings, len(data.keys))
     cells = retrieval_cells([queries], options)
     result = result_of(LONG_RETRIEVAL, data, options, cells, queries, notes)
     return result._replace(settings=result.settings | {"card": card.told(len(data.keys))})
 
 
-def _both_ways(method: Scorer, data: Encodings, protocol: str, memory: int) -> dict[str, Any]:
+def _both_ways(method: Scorer, data: Encodings, options: Options) -> dict[str, Any]:
     """The outcome of every query, fold by fold."""
     parts = []
-    for fold in folds(protocol, data.images, data.texts, data.path):
+    for fold in folds(options.protocol, data.images, data.texts, data.path):
         images, texts = rows(data.images, fold.images), rows(data.texts, fold.texts)
-        both = retrieval_ranks(method, images, texts, memory)
         owner = texts.image[texts.image >= 0]
         parts.append(
             {
                 "pictures": len(images.image),
                 "texts": len(texts.image),
-                "i2t": _queries(both.i2t, images.image.tolist()),
-                "t2i": _queries(both.t2i, owner.tolist()),
+                **_ranked(method, images, texts, (images.image.tolist(), owner.tolist()), options),
             }
         )
     return {"keys": list(data.keys), "folds": parts}
+
+
+def _ranked(
+    method: Scorer, images: Encoded, texts: Encoded, asked: tuple[list[int], list[int]], options: Options
+) -> dict[str, Any]:
+    """The outcome of the queries of one fold; asked: the picture of each of them, both ways"""
+    if options.shortlist is None:
+        both = retrieval_ranks(method, images, texts, options.memory)
+        return {way: _queries(*one) for way, one in zip(WAYS, zip(both, asked, strict=True), strict=True)}
+    found = shortlist_ranks(method, images, texts, options.shortlist, options.memory)
+    return {
+        way: _queries(one.ranks, picture) | {LISTED: one.listed.int().tolist()}
+        for way, one, picture in zip(WAYS, found, asked, strict=True)
+    }
 
 
 def foils_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: B008
@@ -121,8 +135,7 @@ def retrieval_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, C
     """
     folds_of = [run["folds"] for run in runs]
     table = [_fold_table([run[f] for run in folds_of], options, f) for f in range(len(folds_of[0]))]
-    names = [f"{way} {what}" for way in (I2T, T2I) for what in (*(f"R@{k}" for k in DEPTHS), "median rank")]
-    out = {name: _mean([fold[name] for fold in table]) for name in names}
+    out = {name: _mean([fold[name] for fold in table]) for name in table[0]}
     return out | {"rSum": _mean([_sum(fold) for fold in table])}
 
 
@@ -213,11 +226,19 @@ def _fold_table(runs: list[dict[str, Any]], options: Options, number: int) -> di
         settings: dict[str, Any] = {"resamples": options.resamples, "seed": (options.seed, number)}
         drawn = replicates(hits, picture, **settings)
         for i, k in enumerate(DEPTHS):
-            chance = chance_recall(positives, candidates, k)
+            deep = k if k >= candidates else min(k, options.shortlist or k)  # a lot ends where the list does
+            chance = chance_recall(positives, candidates, deep)
             out[f"{way} R@{k}"] = Cell(hits[:, i].mean(), drawn[:, i], len(rank), chance, ties, "share")
         medians = replicates(rank, picture, "median", **settings)
         middle = chance_median(positives, candidates)
+        if options.shortlist is not None and middle > options.shortlist:
+            middle = candidates
         out[f"{way} median rank"] = Cell(float(np.median(rank)), medians, len(rank), middle, ties, "rank")
+        if options.shortlist is not None and all(LISTED in run[key] for run in runs):
+            listed = np.concatenate([run[key][LISTED] for run in runs]).astype(np.float64)
+            drawn = replicates(listed, picture, **settings)
+            chance = chance_recall(positives, candidates, options.shortlist)
+            out[f"{way} in shortlist"] = Cell(listed.mean(), drawn, len(rank), chance, 0, "share")
     return out
 
 

@@ -27,7 +27,7 @@ from grainline.evaluate.outcome import Cell, Options, only_plain, result_of
 from grainline.evaluate.result import Result
 from grainline.evaluate.retrieval import Ranks, ranks
 from grainline.evaluate.rows import stack
-from grainline.evaluate.score import Scorer, comparable, tile_of, tile_side
+from grainline.evaluate.score import Scorer, prepared, tile_of, tile_side
 from grainline.types import Encoded, rows
 
 DEPTHS = (1, 5)
@@ -207,7 +207,7 @@ def _scores(
         raise UserError(
             f"a memory limit of {memory} bytes is too small: one picture and all classes need {needed}"
         )
-    images, texts = comparable(method, images), comparable(method, classes.texts)
+    images, texts = prepared(method, images, classes.texts)
     tile = tile_of(method, images, texts)
     number = len(texts.vector)
     for start in range(0, len(images.vector), pictures):

@@ -5,7 +5,8 @@
       segments/00000003/     rows that were written together, never changed afterwards
         rows.jsonl           {"path", "sha256", "size", "mtime_ns"} of every row, in order
         vectors.npy          [R, D] float32, unit length
-        tokens.npy, mask.npy [R, L, D] float16 and [R, L] bool, for methods whose score needs tokens
+        tokens.npy, mask.npy [R, L, D] float16 and [R, L] bool, for methods whose score needs tokens: as they
+                             hold pictures for it (`Method.held`), such as keys and values, [R, L, 2 D]
         null.npy             [R, Q] float16, scores with the texts of the null distribution
         asides.npy           [R, P] float16, scores with its single sentences
         state.json           size and sha256 of each of these, and of itself
@@ -46,7 +47,7 @@ from grainline.files import (
     write_text,
 )
 
-VERSION = 2
+VERSION = 3
 MANIFEST, SEGMENTS, NULLS, NEAR, LOCK = "manifest.json", "segments", "nulls", "near", "lock"
 OURS = (MANIFEST, SEGMENTS, NULLS, NEAR, LOCK)
 

@@ -55,7 +55,7 @@ FEWEST = 16  # pictures that a mean and a spread need
 TOP = 0.1  # share of the background that says what a sentence scores where it is shown
 DRAWN = f"scenes:dev?count={TEXTS}&size=32&seed=1618"
 FILE = "texts.json"
-FIELDS = ("vector", "tokens", "mask", "item", "image")  # of Encoded
+FIELDS = ("vector", "tokens", "mask", "item", "image")  # of Encoded: all that scores read
 
 
 class NullTexts(NamedTuple):
@@ -104,24 +104,22 @@ def encode_null(model: Model, null: NullTexts) -> dict[str, Encoded]:
 
 
 def write_null(target: Path, null: NullTexts, encoded: Mapping[str, Encoded]) -> Part:
-    """Write the texts as a sealed folder, and encoded, if arrays can hold that. OSError leaves nothing."""
+    """Write the texts as a sealed folder, and encoded. OSError leaves nothing."""
     with new_part(target, {"texts": len(null.texts)}) as folder:
         write_text(folder / FILE, json.dumps(null._asdict(), indent=1) + "\n")
         for name, one in encoded.items():
-            if one.extra is None:
-                for field in FIELDS:
-                    save_array(folder / f"{name}-{field}.npy", getattr(one, field).cpu().numpy())
+            for field in FIELDS:
+                save_array(folder / f"{name}-{field}.npy", getattr(one, field).cpu().numpy())
     return Part(target.name, seal_of(target), len(null.texts))
 
 
 def read_encoded(target: Path) -> dict[str, Encoded]:
-    """The encoded texts that `write_null` wrote; {} where arrays could not hold them. Raises Corrupt."""
+    """The encoded texts that `write_null` wrote. Raises Corrupt."""
     out = {}
     try:
         for name in (NULL, ASIDES):
-            if (target / f"{name}-{FIELDS[0]}.npy").exists():
-                arrays = [np.load(target / f"{name}-{field}.npy", allow_pickle=False) for field in FIELDS]
-                out[name] = Encoded(*map(torch.from_numpy, arrays))
+            arrays = [np.load(target / f"{name}-{field}.npy", allow_pickle=False) for field in FIELDS]
+            out[name] = Encoded(*map(torch.from_numpy, arrays))
     except (OSError, ValueError) as error:
         raise Corrupt(f"the encoded null texts cannot be read ({error})") from None
     return out

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from grainline.errors import UserError
 from grainline.files import WRITE_ERRORS, Corrupt
 from grainline.index.folder import (
     NULLS,
@@ -27,7 +26,7 @@ from grainline.index.folder import (
     write_manifest,
 )
 from grainline.index.inverted import keep
-from grainline.index.null import encode_null, read_encoded
+from grainline.index.null import read_encoded
 from grainline.index.opened import read_parts
 from grainline.index.pictures import Read
 from grainline.index.segment import (
@@ -96,7 +95,7 @@ class Writer:
         """The null texts and single sentences, encoded."""
         if not self._texts:
             kept = read_encoded(self.folder / NULLS / self.manifest.null.name)
-            self._texts = to(kept or encode_null(self.model, self.null), self.model.device)
+            self._texts = to(kept, self.model.device)
         return self._texts
 
     def spoilt(self, path: str) -> Spoilt | None:
@@ -242,11 +241,9 @@ def encode(model: Model, images: Sequence[Image.Image], texts: dict[str, Encoded
 
 def _encode(model: Model, images: Sequence[Image.Image], texts: dict[str, Encoded]) -> Arrays:
     encoded = model.encode(images=images)
-    if model.method.pairwise and encoded.extra is not None:
-        name = model.description.method
-        raise UserError(f"an index cannot keep what {name} stores beside its tokens; it has no place for it")
     out: dict[str, Any] = {VECTORS: encoded.vector.float()}
     if model.method.pairwise:
+        encoded = model.method.held(encoded)
         out |= {TOKENS: encoded.tokens.half(), MASK: encoded.mask}
         encoded = encoded._replace(tokens=encoded.tokens.half().to(encoded.tokens.dtype))  # as a search reads
     out |= {name: model.method.score(encoded, rows).half() for name, rows in texts.items()}

@@ -32,6 +32,9 @@ Held = tuple[Tensor, Tensor, Tensor | None]
 FEW = 10_000
 """Pairs of scores that are not worth a QR decomposition."""
 
+ROOM = 2**23
+"""Numbers that scores make of pictures before a text comes, at a time: 32 MiB in float32."""
+
 
 class Pool(Protocol):
     """What is asked of a `nn.condition.ConditionedPool`."""
@@ -92,19 +95,29 @@ def pooled_scores(pool: Pool, held: Held, texts: Tensor, told: Tensor | None = N
     number, parts, _ = texts.shape
     told = texts.new_ones(number, parts) if told is None else told
     with exact(texts):
-        score, rows, shared = _kept(pool, held, number * parts)
         cols = asked(pool, texts.flatten(0, 1))
         share = told.to(cols[2].dtype) * (parts / told.sum(1, keepdim=True).clamp(min=1))
-        height, width = score.sides(rows, cols)
-        width = max(parts, width // parts * parts)
-        out = cols[2].new_empty(len(rows[0]), number)
-        for top in range(0, len(out), height):
-            here = tuple(x[top : top + height] for x in rows)
-            for left in range(0, len(cols[2]), width):
-                cosine = score.tile(here, tuple(x[left : left + width] for x in cols), shared)
-                some = slice(left // parts, left // parts + cosine.shape[1] // parts)
-                out[top : top + height, some] = (cosine.unflatten(1, (-1, parts)) * share[some]).sum(-1)
+        out = cols[2].new_empty(len(held[0]), number)
+        most = _at_once(pool, held, number * parts)
+        for start in range(0, len(out), most):
+            here = slice(start, start + most)
+            some = held[0][here], held[1][here], None if held[2] is None else held[2][here]
+            _fill(out[here], _kept(pool, some, number * parts), cols, share)
     return out
+
+
+def _fill(out: Tensor, given: tuple[PooledCosine, Parts, Parts], cols: Parts, share: Tensor) -> None:
+    """Scores of some pictures with all texts, in tiles, into out [n, M]."""
+    score, rows, shared = given
+    parts = share.shape[1]
+    height, width = score.sides(rows, cols)
+    width = max(parts, width // parts * parts)
+    for top in range(0, len(out), height):
+        here = tuple(x[top : top + height] for x in rows)
+        for left in range(0, len(cols[2]), width):
+            cosine = score.tile(here, tuple(x[left : left + width] for x in cols), shared)
+            some = slice(left // parts, left // parts + cosine.shape[1] // parts)
+            out[top : top + height, some] = (cosine.unflatten(1, (-1, parts)) * share[some]).sum(-1)
 
 
 def seen(pool: Pool, segments: Tensor, mask: Tensor | None) -> tuple[PooledCosine, Parts, Parts]:
@@ -133,17 +146,30 @@ def _gram(pool: Pool, held: Held) -> tuple[PooledCosine, Parts, Parts]:
     return Gram(), rows, (bias @ bias,)
 
 
+def _by_gram(pool: Pool, held: Held, texts: int) -> bool:
+    """Whether what Gram makes of a picture pays for so many texts."""
+    _, heads, slots, _ = held[0].shape
+    return heads * slots < len(pool.to_out.bias) and texts > 2 * slots
+
+
+def _at_once(pool: Pool, held: Held, texts: int) -> int:
+    """Pictures whose part is made at a time: some MiB of products of Gram; the other ways make none."""
+    if not _by_gram(pool, held, texts):
+        return max(1, len(held[0]))
+    points = held[0].shape[1] * held[0].shape[2]
+    return ROOM // max(1, points * (points + len(pool.to_out.bias))) or 1
+
+
 def _kept(pool: Pool, held: Held, texts: int) -> tuple[PooledCosine, Parts, Parts]:
     """As `seen`, for scores; what is made once for each picture or call must pay for so many texts."""
     key, value, mask = held
-    pictures, heads, slots, _ = key.shape
     out, bias = pool.to_out.weight, pool.to_out.bias
     alone = bias.new_ones(()), bias.new_zeros(())
-    if heads * slots < len(bias) and texts > 2 * slots:
+    if _by_gram(pool, held, texts):
         score, rows, shared = _gram(pool, held)
         return score, rows, (*shared, *alone)
     rows = key, value, *_shut(key, mask)
-    if pictures * texts > FEW:
+    if len(key) * texts > FEW:
         turn, triangle = torch.linalg.qr(out)
         return Outward(BLOCKS), rows, (triangle.to(key.dtype), turn.T @ bias, *alone)
     return Outward(1), rows, (out.to(key.dtype), bias, *alone)

@@ -47,6 +47,9 @@ class Method(ABC, nn.Module):
     segmented: bool = False
     """Whether image tokens are segments, and Encoded.places says which pixels are whose."""
 
+    blockwise: bool = False
+    """Whether `score` goes over pairs in blocks of its own, and holds no more of a pair than its score."""
+
     @property
     def placed(self) -> bool:
         """Whether image tokens have places in the picture, so that `on_pixels` can show heat there."""
@@ -68,9 +71,20 @@ class Method(ABC, nn.Module):
         """
         return mine
 
+    def held(self, images: Encoded) -> Encoded:
+        """Pictures as `score` reads them fastest, where many texts come one after the other.
+
+        Only the tokens may be others: what is computed of a picture alone. `score` takes both forms, also
+        tokens that were kept in half precision; pictures that are held already stay as they are.
+        """
+        return images
+
     @abstractmethod
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Every image against every text: [N, M], higher is closer. A pair's score knows no other pair."""
+        """Every image against every text: [N, M], higher is closer. A pair's score knows no other pair.
+
+        Reads vectors, tokens and their masks, which is all that an index keeps, and no `extra`.
+        """
 
     @abstractmethod
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:

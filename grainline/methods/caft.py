@@ -34,6 +34,7 @@ from grainline.methods.parts import (
     Parts,
     apart,
     attend,
+    held,
     keys_of,
     part_heat,
     pooled_cosines,
@@ -113,6 +114,7 @@ class CAFT(Method):
     """Dual encoder with a hierarchy on both sides."""
 
     gathers = ("vector", "item", "image", "extra")  # sub-captions travel as they are, segments do not
+    blockwise = True
 
     def __init__(self, cfg: CAFTConfig) -> None:
         super().__init__()
@@ -152,6 +154,10 @@ class CAFT(Method):
         texts = mine.texts
         told = apart(texts, (texts.item >= 0) & (texts.image >= 0))
         return Pair(mine.images, texts._replace(extra=texts.extra._replace(parts=told)))
+
+    def held(self, images: Encoded) -> Encoded:
+        """tokens: keys and values of the pooling, side by side: [N, L, 2 D]"""
+        return held(self.pool, images) if self.pairwise else images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Cosines of wholes; in CAFT++ with those of pooled parts, summed over the places of a caption."""

@@ -34,6 +34,7 @@ from grainline.methods.parts import (
     Parts,
     apart,
     attend,
+    held,
     keys_of,
     part_heat,
     pooled_cosines,
@@ -74,6 +75,7 @@ class FLAIR(Method):
     """Dual encoder with text-conditioned pooling."""
 
     gathers = ("vector", "item", "image", "extra")  # texts travel as they are, patches do not
+    blockwise = True
 
     def __init__(self, cfg: FLAIRConfig) -> None:
         super().__init__()
@@ -107,6 +109,10 @@ class FLAIR(Method):
         """Texts as the loss compares them: not of unit length, and nothing else of them travels."""
         texts = mine.texts
         return Pair(mine.images, texts._replace(extra=apart(texts, texts.item >= 0)))
+
+    def held(self, images: Encoded) -> Encoded:
+        """tokens: keys and values of the pooling, side by side: [N, L, 2 D]"""
+        return held(self.pool, images) if self.pairwise else images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Cosine of each text with what it pools of each picture; or cosines of summaries."""

@@ -10,7 +10,7 @@ from grainline.dist import most
 from grainline.encoders.towers import Towers
 from grainline.losses.blocks import Keys
 from grainline.losses.pooled import pooled_scores
-from grainline.nn.condition import ConditionedPool
+from grainline.nn.condition import ConditionedPool, Held
 from grainline.nn.late import distinct_rows
 from grainline.types import Encoded, Texts, full
 
@@ -74,13 +74,34 @@ def part_heat(pool: ConditionedPool, images: Encoded, texts: Encoded) -> Tensor:
     return attend(pool, images, texts)[..., :-1].sum(1) / number
 
 
+@torch.no_grad()
+def held(pool: ConditionedPool, images: Encoded) -> Encoded:
+    """The same pictures with keys and values of the pool side by side as tokens: [N, L, 2 D]
+
+    A space has one width for good, so the width of tokens says which of both they are.
+    """
+    if _are_held(pool, images):
+        return images
+    key, value, _ = pool.keys(images.tokens)
+    return images._replace(tokens=torch.cat([x.transpose(1, 2).flatten(2) for x in (key, value)], -1))
+
+
 def pooled_cosines(pool: ConditionedPool, images: Encoded, texts: Encoded) -> Tensor:
     """Cosine of each part of a text with what it pools of a picture, the mean over its parts: [N, M]
 
+    images  with segments as tokens, or as `held` gives them
+
     0 for a text without parts.
     """
-    held = pool.keys(images.tokens, images.mask)
-    return pooled_scores(pool, held, texts.tokens, texts.mask) / texts.mask.shape[1]
+    halves = held(pool, images).tokens.chunk(2, -1)
+    key, value = (half.unflatten(-1, (pool.heads, -1)).transpose(1, 2) for half in halves)
+    return pooled_scores(pool, Held(key, value, images.mask), texts.tokens, texts.mask) / texts.mask.shape[1]
+
+
+def _are_held(pool: ConditionedPool, images: Encoded) -> bool:
+    width, found = pool.to_out.in_features, images.tokens.shape[-1]
+    assert found in (width, 2 * width), (found, width)
+    return found == 2 * width
 
 
 SLOTS = 2**16  # parts of a text, at most

@@ -1,0 +1,107 @@
+"""Candidates of an index ranked anew by conditioned scores, end to end: from the files to the order.
+
+A query in 4 parts scores 100 candidates of 64 segments at width 512, in 8 heads, as CAFT++ does. Ours reads
+keys and values from the index; the other side is an index of the segments themselves, which every query
+projects again. Both read float16 from the file cache. `search` is a whole search without sentences, which
+encodes the text and scores up to 256 pictures of the background as well. Weights are random: speed does not
+depend on them.
+
+    python -m benchmarks.bench_rerank [--pictures 300] [--repeats 7]
+"""
+
+import argparse
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.harness import interval, keep_pages, paired, report, seconds
+from grainline.config import parse
+from grainline.data.sources import open_source
+from grainline.data.tokenizer import Tokenizer
+from grainline.index.answer import Options
+from grainline.index.search import Index, open_index
+from grainline.index.write import build
+from grainline.methods import METHODS
+from grainline.methods.base import Method
+from grainline.model import Model
+from grainline.start import Description
+from grainline.start import build as build_method
+from grainline.types import Encoded
+
+CANDIDATES, K, WIDTH, HEADS = 100, 10, 512, 8
+FASTER = 5.0  # G11 of the performance goals
+SETTINGS = {
+    "image": {"name": "toy/2", "size": 16},  # 64 patches
+    "text": {"name": "toy", "context": 32, "vocab": 1024},
+    "width": WIDTH,
+    "heads": HEADS,
+    "scoring": "conditioned",
+}
+
+
+def made(folder: Path, model: Model, pictures: int) -> Index:
+    """An index of pictures of noise."""
+    root = folder / "photos"
+    root.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    for i in range(pictures):
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(root / f"{i:04}.png")
+    null = folder / "null.txt"
+    null.write_text("\n".join(texts(24)))
+    out = folder / f"index {len(list(folder.glob('index*')))}"
+    build(root, out, model=model, null=str(null))
+    return open_index(out, model)
+
+
+def texts(number: int) -> list[str]:
+    source = open_source(f"scenes:dev?count={number}&size=32")
+    return [source[i].whole for i in range(number)]
+
+
+def rerank(index: Index, query: Encoded) -> np.ndarray:
+    """Candidates by vector, and their scores, as a search finds them."""
+    return next(index._scored(query, K, Options(shortlist=CANDIDATES)))[1]
+
+
+def measure(folder: Path, pictures: int, repeats: int) -> None:
+    torch.manual_seed(0)
+    said = texts(300)
+    description = Description("caft", parse(METHODS["caft"][1], SETTINGS, "benchmark"))
+    model = Model(description, build_method(description), Tokenizer.train(said, vocab=1024))
+    ours = made(folder, model, pictures)
+    own = type(model.method).held
+    type(model.method).held = Method.held  # type: ignore[method-assign]
+    try:
+        other = made(folder, model, pictures)
+    finally:
+        type(model.method).held = own  # type: ignore[method-assign]
+    query = model.encode(texts=said[:1])
+    calls = [partial(rerank, index, query) for index in (ours, other)]
+    facts = {"pictures": pictures, "candidates": CANDIDATES, "threads": torch.get_num_threads()}
+    difference = float(np.abs(calls[0]() - calls[1]()).max())
+    report("G11 from the files: largest difference of a score", difference, "", at_most=5e-3)
+    report("G11 from the files: time segments / keys and values", paired(*calls, repeats), "x",
+           at_least=FASTER, **facts)  # fmt: skip
+    for name, index, call in zip(("keys and values", "segments"), (ours, other), calls, strict=True):
+        whole = partial(index.search, said[:1], K, Options(sentences=False, shortlist=CANDIDATES))
+        for what, one in (("rank anew", call), ("search", whole)):
+            times = interval([1000 * seconds(one) for _ in range(3 * repeats)])
+            report(f"{what}, index of {name}", times, "ms", **facts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--pictures", type=int, default=300)
+    parser.add_argument("--repeats", type=int, default=7)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(Path(folder), args.pictures, args.repeats)
+
+
+if __name__ == "__main__":
+    keep_pages()
+    main()
