@@ -5,7 +5,7 @@
 A step encodes pictures and sub-captions, forward and backward; alignment is both losses with the pooling, for
 a batch of 256 pictures of 8 sub-captions, width 512 and 64 segments. Encoders are those of the recipe
 caft/paper; they take as long for each picture whatever the batch, so that some pictures stand for all.
-Superpixels are computed in the step. Sub-captions have 36 tokens on average, spread as those of long captions.
+Superpixels are computed in the step. Sub-captions have 36 tokens on average, as those of long captions.
 Gates: the shares of the performance goals, section "end to end". The profile is that of a whole step with its
 own batch.
 """
