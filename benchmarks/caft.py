@@ -22,7 +22,7 @@ SCENES = 8000  # pictures to train on
 BATCH = 64
 STEPS = {"scenes": 300, "openstax": 300}
 HELD_OUT = 300  # scenes on which expressions are shown
-ALPHAS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+ALPHAS = (0.1, 0.3, 0.5, 0.7, 1.0)
 SMALL = {"scenes": "caft/scenes", "openstax": "caft/long_captions"}
 FLAT = {"scenes": "flair/scenes", "openstax": "flair/long_captions"}
 

@@ -17,7 +17,7 @@ COLUMNS = {  # of the tables: title, metric, measurement
     "scenes": [
         *FOUND,
         ("mIoU of expressions", "mIoU", "expressions"),
-        ("AUROC of the empty slot", "AUROC", "inactivity"),
+        ("AUROC of the empty slot", "AUROC of the empty slot", "inactivity"),
     ],
     "openstax": FOUND,
 }
@@ -25,7 +25,7 @@ COLUMNS = {  # of the tables: title, metric, measurement
 
 def measurement(metric: str, data: str) -> str:
     """The name of the measurement that holds a metric."""
-    kind = {"mIoU": "expressions", "AUROC": "inactivity"}.get(metric, "retrieval")
+    kind = {"mIoU": "expressions", "AUROC of the empty slot": "inactivity"}.get(metric, "retrieval")
     return f"{kind} on {data}"
 
 
