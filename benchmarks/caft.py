@@ -20,7 +20,7 @@ from grainline.recipe import read_recipe
 
 SCENES = 8000  # pictures to train on
 BATCH = 64
-STEPS = {"scenes": 300, "openstax": 300}
+STEPS = {"scenes": 260, "openstax": 260}
 HELD_OUT = 300  # scenes on which expressions are shown
 ALPHAS = (0.1, 0.3, 0.5, 0.7, 1.0)
 SMALL = {"scenes": "caft/scenes", "openstax": "caft/long_captions"}
