@@ -68,7 +68,9 @@ def inactivity_suite(method: Scorer, data: Encodings, options: Options = Options
     told = [text for i, one in zip(mine, kept, strict=True) for text in (data.strings[i], one.foreign)]
     queries = {"keys": list(data.keys), "picture": mine, "texts": digest(told), "scores": scores}
     left = len(found) - len(mine)
-    notes = (f"{left} pictures have no other text to be asked for, and are left out",) if left else ()
+    notes: tuple[str, ...] = (
+        (f"{left} pictures have no other text to be asked for, and are left out",) if left else ()
+    )
     notes += ("in AUROC a tie counts one half",) if len(np.unique(every)) < len(every) else ()
     result = result_of(INACTIVITY, data, options, inactivity_cells([queries], options), queries, notes)
     return result._replace(
