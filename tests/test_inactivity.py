@@ -117,17 +117,20 @@ def test_every_text_meets_another_one_in_turn_whatever_the_order_and_copies() ->
 # Outcomes
 
 
-def slow_outcomes(model: Model, texts: Sequence[str]) -> list[Looked]:
-    """One picture and one text at a time."""
+def slow_outcomes(
+    model: Model, texts: Sequence[str], other: dict[str, str] | None = None, first: int = 0
+) -> list[Looked]:
+    """One picture and one text at a time. first: the number of the first picture"""
     method = model.method
     assert isinstance(method, CAFT | FLAIR)
 
     def split(text: str) -> list[str]:
         return balanced_chunks(text, 3, method.cfg.chunking) if isinstance(method, CAFT) else [text]
 
-    other = partners(texts, split)
+    other = other or partners(texts, split)
     out = []
-    for record, text in zip(records(texts), texts, strict=True):
+    pictures = records([""] * first + list(texts))[first:]
+    for record, text in zip(pictures, texts, strict=True):
         images = model.encode(images=[record.image])
         sides = []
         for asked in (text, other[text]):
@@ -216,10 +219,15 @@ def test_pictures_are_drawn_with_all_their_parts() -> None:
 
 def test_a_picture_without_a_foreign_part_is_left_out_and_cut_texts_count_once() -> None:
     texts = ["A dog. A cat.", "A dog.", "A dog."]
-    data, result = surveyed(caft(), InMemory(records(texts)))
+    model = caft()
+    data, result = surveyed(model, InMemory(records(texts)))
     assert data.looked is not None
     assert data.looked[0] is None
     assert result.queries["picture"] == [1, 2]
+    for text, found in zip(texts[1:], data.looked[1:], strict=True):
+        (alone,) = slow_outcomes(model, [text], {text: texts[0]}, data.looked.index(found))
+        assert found is not None
+        assert [v for _, v in found.other] == pytest.approx([v for _, v in alone.other], abs=1e-5)
     assert "1 pictures have no other text to be asked for, and are left out" in result.notes
     with pytest.raises(UserError, match=r"^all texts of memory:test say the same; the inactivity suite asks"):
         surveyed(caft(), InMemory(records(["A dog."] * 3)))
