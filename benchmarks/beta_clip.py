@@ -9,15 +9,11 @@ the order of their worth, all seeds of one together; those that found no time ar
 predictions: benchmarks/beta_clip_tables.py.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from benchmarks.study import (
     SECONDS,
-    SEEDS,
     Folder,
     arguments,
     data_folder,
@@ -140,22 +136,14 @@ def recipe(folder: Folder, setting: Setting, seed: int) -> Path:
         own = {"pattern": r"pool(_scale)?\..*", "lr": 4.0, "schedule": {"kind": "cosine", "warmup": 0}}
         optimizer["rules"] = [own, {"pattern": ".*"}]
     values["train"] |= {"steps": steps, "batch": batch, "seed": seed, "save_every": 1000, "keep": 1}
-    values["data"] |= {"workers": 0, "paths": []}
-    path = folder.out / "recipes" / f"{setting.key}-{seed}.yaml"
-    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-    return path
+    return folder.recipe(f"{setting.key}-{seed}", values)
 
 
 def main() -> None:
     args = arguments(__doc__)
     folder = Folder(args.out, data_folder())
     folder.draw(SCENES)
-    jobs = [
-        (f"{setting.key}-{seed}", partial(run, folder, setting, seed))
-        for setting in SETTINGS
-        for seed in SEEDS
-    ]
-    work(folder, jobs, args.minutes, args.jobs)
+    work(folder, SETTINGS, run, args)
 
 
 if __name__ == "__main__":

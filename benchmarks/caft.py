@@ -9,13 +9,12 @@ picture, out of the same sentences. Settings stand in the order of their worth, 
 those that found no time are named at the end. Tables and predictions: benchmarks/caft_tables.py.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import yaml
 
-from benchmarks.study import SECONDS, SEEDS, Folder, arguments, data_folder, work
+from benchmarks.study import SECONDS, Folder, arguments, data_folder, work
 from grainline.recipe import read_recipe
 
 SCENES = 8000  # pictures to train on
@@ -134,22 +133,14 @@ def recipe(folder: Folder, setting: Setting, seed: int) -> Path:
         "save_every": 1000,
         "keep": 1,
     }
-    values["data"] |= {"workers": 0, "paths": []}
-    path = folder.out / "recipes" / f"{setting.key}-{seed}.yaml"
-    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-    return path
+    return folder.recipe(f"{setting.key}-{seed}", values)
 
 
 def main() -> None:
     args = arguments(__doc__)
     folder = Apart(args.out, data_folder())
     folder.draw(SCENES)
-    jobs = [
-        (f"{setting.key}-{seed}", partial(run, folder, setting, seed))
-        for setting in SETTINGS
-        for seed in SEEDS
-    ]
-    work(folder, jobs, args.minutes, args.jobs)
+    work(folder, SETTINGS, run, args)
 
 
 if __name__ == "__main__":

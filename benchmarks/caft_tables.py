@@ -3,11 +3,10 @@
 python -m benchmarks.caft_tables OUT [--png FILE]
 """
 
-import argparse
 from pathlib import Path
 
 from benchmarks.caft import ALPHAS, SETTINGS, SMALL, measurements
-from benchmarks.study import SEEDS, Folder, Ordering, cells, minutes_of, orderings
+from benchmarks.study import SEEDS, Folder, Ordering, cells, minutes_of, orderings, show
 from grainline.evaluate.pool import pooled
 
 WAYS = ("image to text R@1", "text to image R@1")
@@ -123,16 +122,5 @@ def figure(folder: Folder, path: Path) -> None:
     canvas.savefig(path)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--png", type=Path)
-    args = parser.parse_args()
-    folder = Folder(args.out, args.out)
-    tables(folder)
-    if args.png:
-        figure(folder, args.png)
-
-
 if __name__ == "__main__":
-    main()
+    show(__doc__, tables, figure)

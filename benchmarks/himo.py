@@ -10,7 +10,6 @@ together; those that found no time are named at the end. The second line prints 
 docs/methods/himo-clip.md.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,10 +109,7 @@ def recipe(folder: Folder, setting: Setting, seed: int) -> Path:
     warmup = values["train"]["optimizer"]["schedule"]["warmup"] * 128 // setting.batch
     values["train"]["optimizer"]["schedule"]["warmup"] = warmup  # of as many pairs
     values["train"] |= {"steps": steps, "batch": setting.batch, "seed": seed, "save_every": 200}
-    values["data"] |= {"workers": 0, "paths": []}
-    path = folder.out / "recipes" / f"{setting.key}-{seed}.yaml"
-    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-    return path
+    return folder.recipe(f"{setting.key}-{seed}", values)
 
 
 ORDERINGS = [
@@ -182,12 +178,7 @@ def main() -> None:
         tables(folder)
         return
     folder.draw(SCENES)
-    jobs = [
-        (f"{setting.key}-{seed}", partial(run, folder, setting, seed))
-        for setting in SETTINGS
-        for seed in SEEDS
-    ]
-    work(folder, jobs, args.minutes, args.jobs)
+    work(folder, SETTINGS, run, args)
 
 
 if __name__ == "__main__":

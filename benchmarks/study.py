@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import yaml
 
 from grainline.evaluate.against import against
 from grainline.evaluate.intervals import from_replicates
@@ -87,6 +89,13 @@ class Folder:
             grainline("evaluate", str(run), "--data", data, *arguments, "--json", str(place))
         return {metric.name: [metric.value, metric.low, metric.high] for metric in read(place).metrics}
 
+    def recipe(self, key: str, values: dict[str, Any]) -> Path:
+        """The recipe of a run, as a file. Data come from the command line; no process loads ahead."""
+        values["data"] |= {"workers": 0, "paths": []}
+        path = self.out / "recipes" / f"{key}.yaml"
+        path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+        return path
+
     def results(self, setting: str, name: str) -> list[Result]:
         """The results of all seeds of a setting in one measurement; fewer where some are missing."""
         places = [self.out / "results" / f"{setting}-{seed}-{name}.json" for seed in SEEDS]
@@ -102,26 +111,40 @@ def grainline(*arguments: str) -> None:
     )  # fmt: skip
 
 
-def work(folder: Folder, jobs: Sequence[tuple[str, Callable[[], None]]], minutes: float, side: int) -> None:
-    """Make the runs that are missing, as long as there is time to begin one.
+class Keyed(Protocol):
+    """A setting: its key stands before the seed in the names of its runs."""
 
-    jobs  runs by name, each begun after those before it
-    side  how many run side by side
+    @property
+    def key(self) -> str: ...
+
+
+S = TypeVar("S", bound=Keyed)
+K = TypeVar("K", bound=Folder)
+
+
+def work(
+    folder: K, settings: Sequence[S], run: Callable[[K, S, int], None], asked: argparse.Namespace
+) -> None:
+    """Make the runs that are missing, as long as there is time to begin one: all seeds of a setting together.
+
+    run    makes one, of a setting and a seed
+    asked  minutes in which runs may begin, and how many jobs run side by side
     """
-    end = time.monotonic() + 60 * minutes
+    end = time.monotonic() + 60 * asked.minutes
     late: list[str] = []
 
-    def one(job: tuple[str, Callable[[], None]]) -> None:
-        name, make = job
+    def one(job: tuple[S, int]) -> None:
+        setting, seed = job
+        name = f"{setting.key}-{seed}"
         if name in folder.lines():
             return
         if time.monotonic() > end:
             late.append(name)
         else:
-            make()
+            run(folder, setting, seed)
 
-    with ThreadPoolExecutor(side) as pool:
-        list(pool.map(one, jobs))
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        list(pool.map(one, [(setting, seed) for setting in settings for seed in SEEDS]))
     print(f"no time for: {', '.join(late) or 'none'}")
 
 
@@ -220,3 +243,15 @@ def arguments(doc: str | None, *flags: str) -> argparse.Namespace:
 
 def data_folder() -> Path:
     return Path(os.environ["GRAINLINE_DATA"])
+
+
+def show(doc: str | None, tables: Callable[[Folder], None], figure: Callable[[Folder, Path], None]) -> None:
+    """The command that prints the tables of a study and draws its figure."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--png", type=Path)
+    args = parser.parse_args()
+    folder = Folder(args.out, args.out)
+    tables(folder)
+    if args.png:
+        figure(folder, args.png)
