@@ -131,7 +131,9 @@ def shifted(parts: Tensor) -> Tensor:
     grid = parts.shape[2]
     if is_static():  # writing into the rim would be nine scatters of a graph, and there are many calls
         wide = F.pad(parts, (0, 0, 1, 1, 1, 1)).permute(1, 2, 3, 0, 4).flatten(1, 3)
-        mine = [9 * cell + 8 - n for cell, n in _nine(grid)]  # what comes from the left was given to the right
+        mine = [
+            9 * cell + 8 - n for cell, n in _nine(grid)
+        ]  # what comes from the left was given to the right
         return wide[:, torch.tensor(mine)].unflatten(1, (grid, grid, 9)).sum(3)
     out = F.pad(torch.zeros_like(parts[OWN]), (0, 0, 1, 1, 1, 1))  # a rim for what falls outside
     for neighbour, part in enumerate(parts):
