@@ -226,11 +226,15 @@ def convert(
         Path,
         typer.Argument(metavar="OUT", help="New Hugging Face folder, or FILE.safetensors for open_clip."),
     ],
+    scoring: Annotated[
+        str | None,
+        typer.Option(help="How pairs are scored, for runs with several ways: vectors can be written."),
+    ] = None,
 ) -> None:
     """Write a CLIP or SigLIP for other programs, with its tokenizer, and measure that it stayed the same."""
     from grainline.convert import convert as run
 
-    moved = run(source, out)
+    moved = run(source, out, scoring)
     print(f"written: {out} (vectors of pictures moved by {moved.image:.1e}, of texts by {moved.text:.1e})")
 
 

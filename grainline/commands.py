@@ -167,12 +167,16 @@ def serve(
 def export(
     model: Annotated[str, typer.Argument(help="Run folder, or a folder of weights inside one.")],
     out: Annotated[Path, typer.Argument(help="New folder for the graphs, the tokenizer and export.json.")],
+    scoring: Annotated[
+        str | None,
+        typer.Option(help="How pairs are scored, for methods with several ways: vectors can be exported."),
+    ] = None,
 ) -> None:
     """Write both towers as ONNX graphs, checked against onnxruntime."""
     from grainline.export.folder import export as run
     from grainline.model import load
 
-    done = run(load(model, device="cpu"), out)
+    done = run(load(model, device="cpu", scoring=scoring), out)
     for name, parity in done.parity.items():
         print(
             f"{name}.onnx: {done.bytes[f'{name}.onnx']:,} bytes, opset {done.opset}, largest difference to "

@@ -22,14 +22,15 @@ from grainline.model import Model, find_run, load
 MOST = 1e-4  # largest difference of a number of a unit vector before writing and after reading again
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 BESIDE = ("tokenizer.json", "tokenizer_meta.json")
-FORMS = {"clip": "clip", "siglip": "siglip", "himo": "clip", "beta_clip": "clip"}
+FORMS = {"clip": "clip", "siglip": "siglip", "himo": "clip", "beta_clip": "clip", "flair": "clip"}
 """Methods that score as a model of others does once they are trained, and which."""
 
 
-def convert(source: str, out: str | Path) -> Parity:
+def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
     """Write a model into a new Hugging Face folder, or into a state dict of open_clip (`.safetensors`).
 
-    source  a run folder whose towers are a CLIP or SigLIP, or what `load_pretrained` takes
+    source   a run folder whose towers are a CLIP or SigLIP, or what `load_pretrained` takes
+    scoring  how the method of a run scores pairs, where it has several ways: only "vectors" can be written
 
     The tokenizer is written too, into the folder or beside the file. Returns how far vectors moved. Raises
     UserError where the model has no such form, where something is in the way, and where vectors moved by more
@@ -37,7 +38,7 @@ def convert(source: str, out: str | Path) -> Parity:
     """
     place = Path(out)
     _check_place(place)
-    towers, tokenizer = _read(source)
+    towers, tokenizer = _read(source, scoring)
     if place.suffix == ".safetensors":
         _check_activation(towers, place)
         _check_beside(place.parent, tokenizer)
@@ -100,8 +101,11 @@ def _obstacle(model: Model) -> str:
     """Why no other program has a model like this one; empty where one has."""
     config: Any = model.description.config
     name = model.description.method
+    if model.method.chunking is not None:
+        return f"{name} makes a text of {model.method.parts} chunks, which no CLIP or SigLIP does"
     if name not in FORMS or model.method.pairwise:
-        return f"{name} scores pairs by their tokens, which no CLIP or SigLIP does"
+        better = "; --scoring vectors leaves that out" if name in FORMS else ""
+        return f"{name} scores pairs by their tokens, which no CLIP or SigLIP does{better}"
     kinds = {}
     for side, own in (("image", config.image), ("text", config.text)):
         if not isinstance(own, PretrainedImageConfig | PretrainedTextConfig):
@@ -119,15 +123,19 @@ def _obstacle(model: Model) -> str:
     return ""
 
 
-def _read(source: str) -> tuple[Pretrained, TextTokenizer | None]:
+def _read(source: str, scoring: str | None) -> tuple[Pretrained, TextTokenizer | None]:
     """Towers and tokenizer; a checkpoint of others may come without one."""
     if find_run(Path(source)) is None:
+        if scoring is not None:
+            raise UserError(
+                f"scoring is {scoring!r}; {source} is no run and has one way to score: leave it out"
+            )
         found = load_pretrained(source)
         name = found.tokenizer
         return found, None if name is None else load_tokenizer(
             name, vocab=found.text.vocab if found.text else None
         )
-    model = load(source, device="cpu")
+    model = load(source, device="cpu", scoring=scoring)
     return towers_of(model, source), model.tokenizer
 
 

@@ -244,6 +244,10 @@ def test_a_method_that_reads_chunks_gets_balanced_ones_of_any_text() -> None:
 def test_chunks_go_with_methods_that_read_them() -> None:
     with pytest.raises(UserError, match="chunks is 4, but the method reads 1 part of a text"):
         TrainSet(Shelf(1), TOKENIZER, CROP, TextsConfig(chunks=4), context=9, seed=0)
+    with pytest.raises(UserError, match="chunks is 3, but the method composes 4: set it to 4 or 0"):
+        TrainSet(
+            Shelf(1), TOKENIZER, CROP, TextsConfig(chunks=3), context=9, seed=0, parts=4, chunking=Chunking()
+        )
 
 
 @pytest.mark.parametrize(

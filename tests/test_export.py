@@ -28,19 +28,24 @@ from grainline.methods import METHODS
 from grainline.model import Model, load
 from grainline.nn.late import distinct_rows
 from grainline.nn.static import static
+from grainline.nn.superpixel import around, shifted
 from grainline.origin import fingerprint
 from grainline.start import Description, build, write_description
 from grainline.types import Texts
 
 DOCS = Path(__file__).parent.parent / "docs" / "export.md"
+LONG = "A dog runs. The sand is wet. A man waits. He has a bag. It rains."
 TEXTS = ["A red circle is above a blue square.", "A dog runs. The sand is wet. It is grey."]
 
 
-def tiny(name: str, *changes: str) -> Model:
+COMPOSER = ("heads=2", "composer.depth=1", "composer.heads=2")
+
+
+def tiny(name: str, *changes: str, values: dict[str, Any] = make.TINY) -> Model:
     """A model of random weights with a tokenizer of its own."""
     torch.manual_seed(1)
     tokenizer = Tokenizer.train(TEXTS * 2, vocab=540)
-    config = parse(METHODS[name][1], override(make.TINY, [f"text.vocab={tokenizer.vocab}", *changes]), "test")
+    config = parse(METHODS[name][1], override(values, [f"text.vocab={tokenizer.vocab}", *changes]), "test")
     description = Description(name, config)
     return Model(description, build(description), tokenizer)
 
@@ -104,6 +109,8 @@ def test_in_a_static_graph_every_row_is_distinct_and_back_again_outside() -> Non
         ("siglip", ("image.pool=attention", "text.causal=false", "text.pool=mean")),
         ("maxsim", ("sentences=4",)),
         ("beta_clip", ("image.patches=values",)),  # its texts have no tokens
+        ("caft", COMPOSER),
+        ("flair", ("heads=2", "scoring=vectors", "chunks=3", "scale=9")),
     ],
 )
 def test_an_exported_method_is_the_method(name: str, changes: tuple[str, ...], tmp_path: Path) -> None:
@@ -118,12 +125,14 @@ def test_an_exported_method_is_the_method(name: str, changes: tuple[str, ...], t
     assert Tokenizer.load(tmp_path / "out").to_json() == model.tokenizer.to_json()
     assert about["fingerprint"] == fingerprint(model)
     assert (about["method"], about["size"], about["context"]) == (name, 8, 24)
-    assert about["parts"] == (4 if name == "maxsim" else 1)
+    assert about["parts"] == {"maxsim": 4, "caft": 4, "flair": 3}.get(name, 1)
+    chunked = {"by": "sentences", "splitter": "period_space"} if name in ("caft", "flair") else None
+    assert about["chunking"] == chunked
     assert (about["resize"], about["filter"], about["margin"]) == ("crop", "bicubic", 1.0)
-    assert about["bias"] == (-10.0 if name == "siglip" else None)
-    assert about["scale"] == pytest.approx(10.0 if name == "siglip" else 1 / 0.07)
+    assert about["bias"] == (-10.0 if name in ("siglip", "caft", "flair") else None)
+    assert about["scale"] == pytest.approx({"siglip": 10.0, "flair": 9.0}.get(name, 1 / 0.07))
     assert about["parity"]["image"]["vector"] == done.parity["image"].vector
-    shape = ["texts", "parts", "tokens"] if name == "maxsim" else ["texts", "tokens"]
+    shape = ["texts", "parts", "tokens"] if about["parts"] > 1 else ["texts", "tokens"]
     assert about["inputs"]["text"]["ids"] == {"type": "int64", "shape": shape}
     run = session(tmp_path / "out" / "text.onnx")
     assert [(x.name, x.shape) for x in run.get_inputs()] == [("ids", shape), ("mask", shape)]
@@ -139,8 +148,9 @@ def _run_the_documented_example(model: Model, place: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (20, 31, 3), np.uint8)
     Image.fromarray(pixels).save(place / "a.png", exif=turned)
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    assert len(blocks) == 2
-    code = "\n".join(blocks if model.method.pairwise else blocks[:1])
+    assert len(blocks) == 3
+    kinds = {0: True, 1: model.method.pairwise, 2: model.method.chunking is not None}
+    code = "\n".join(block for i, block in enumerate(blocks) if kinds[i])
     assert code.count('"out/onnx"') == code.count('"photo.png"') == 1
     code = code.replace('"out/onnx"', repr(str(place / "out"))).replace(
         '"photo.png"', repr(str(place / "a.png"))
@@ -149,7 +159,10 @@ def _run_the_documented_example(model: Model, place: Path) -> None:
     exec(compile(code, str(DOCS), "exec"), space)
     encoded = model.encode(images=[place / "a.png"])
     np.testing.assert_allclose(space["picture"][0], encoded.vector.numpy(), atol=1e-5)
-    if model.method.pairwise:
+    if model.method.chunking is not None:
+        wanted = model.score(encoded, [LONG, "A red circle."])
+        found = space["picture"][0] @ space["told"][0].T
+    elif model.method.pairwise:
         wanted = model.score(encoded, ["A dog runs. The sand is wet.", "A red circle."])
         found = space["maxsim"](space["picture"], space["two"], space["about"]["config"]["sharpness"])
     else:
@@ -266,6 +279,60 @@ def test_pictures_that_texts_pool_are_in_no_graph(tmp_path: Path) -> None:
     ):
         export(tiny("beta_clip", "scoring=conditioned"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "changes"), [("flair", ("heads=2",)), ("caft", COMPOSER)])
+def test_pictures_that_texts_pool_are_refused_and_vectors_of_the_same_weights_are_not(
+    name: str, changes: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny(name, "scoring=conditioned", *changes)
+    home = tmp_path / "model"
+    home.mkdir()
+    write_description(home, model.description)
+    model.tokenizer.save(home)
+    write_tensors(home / "model.safetensors", model.method.state_dict(), {"method": name})
+    said = complaint(capsys, "export", home, tmp_path / "out")
+    assert f"{name} with conditioned scores pools each picture by each text" in said
+    assert "--scoring vectors exports the same weights" in said
+    assert not (tmp_path / "out").exists()
+    assert "scoring" in complaint(capsys, "export", home, tmp_path / "out", "--scoring", "x")
+    assert call("export", home, tmp_path / "out", "--scoring", "vectors") == 0
+    about = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert about["config"]["scoring"] == "vectors"
+    assert not about["pairwise"]
+
+
+@pytest.mark.parametrize("kind", ["kmeans", "grid"])
+def test_superpixels_are_part_of_the_graph(kind: str, tmp_path: Path) -> None:
+    changes = (f"image.superpixels.kind={kind}", "image.superpixels.steps=2", "image.groups=[6,4]")
+    model = tiny("caft", *COMPOSER, *changes, "image.depths=[1,1,1]", values=make.SEGMENTS)
+    side = folder._image_side(model)
+    write_graph(side.module, side.example, side.axes, tmp_path / "image.onnx", {})
+    pictures = [(torch.randint(0, 256, (n, 3, 8, 8), dtype=torch.uint8),) for n in (1, 2, 5)]
+    parity = differences(session(tmp_path / "image.onnx"), side.module, [*side.inputs, *pictures])
+    assert parity.worst < 2e-6
+
+
+def test_superpixels_of_another_library_are_in_no_graph(tmp_path: Path) -> None:
+    model = tiny("caft", *COMPOSER, values=make.SEGMENTS)
+    config: Any = model.description.config
+    seeds = config.image.superpixels.model_copy(update={"kind": "seeds"})
+    image = config.image.model_copy(update={"superpixels": seeds})
+    config = config.model_copy(update={"image": image})
+    model.description = model.description._replace(config=config)
+    with pytest.raises(UserError, match=r"^superpixels by seeds are made by OpenCV, which no graph can call"):
+        export(model, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("grid", [1, 2, 5])
+def test_cells_meet_their_neighbours_in_a_static_graph_as_outside(grid: int) -> None:
+    torch.manual_seed(0)
+    given, held = torch.randn(9, 3, grid, grid, 4).double(), torch.randn(3, grid, grid, 4)
+    with static():
+        arrived, looked = shifted(given), around(held)
+    torch.testing.assert_close(arrived, shifted(given), rtol=0, atol=1e-14)
+    assert torch.equal(looked, around(held))
 
 
 def test_texts_of_one_part_have_no_axis_of_parts() -> None:

@@ -298,6 +298,11 @@ def test_what_no_other_program_has_is_refused_with_the_reason(tmp_path: Path, ca
     mixed = {"image": {"pretrained": clip}, "text": SCRATCH["text"]}
     assert "its text side was trained from scratch" in refused("clip", **mixed)
     assert "maxsim scores pairs by their tokens" in refused("maxsim", pretrained=clip)
+    assert "flair makes a text of 2 chunks" in refused("flair", pretrained=clip, heads=2, chunks=2)
+    assert "caft makes a text of 4 chunks" in refused("caft", pretrained=clip, heads=2, composer={"heads": 2})
+    pooled = refused("flair", pretrained=clip, heads=2)
+    assert "flair scores pairs by their tokens" in pooled
+    assert "--scoring vectors leaves that out" in pooled
     two = {"image": {"pretrained": str(tmp_path / "vit")}, "text": {"pretrained": str(tmp_path / "bert")}}
     assert "a clip on the image side of a vit and the text side of a bert" in refused("clip", **two)
     assert "it is a siglip on the image side of a clip" in refused("siglip", pretrained=clip)
@@ -315,6 +320,28 @@ def test_a_method_whose_towers_are_a_clip_is_written_as_one(tmp_path: Path) -> N
     towers = towers_of(model, "a run")
     to_hugging_face(towers, tmp_path / "out")
     assert parity(towers, tmp_path / "out") == (0.0, 0.0)
+
+
+def test_the_summaries_of_a_flair_on_a_clip_are_written_as_one(tmp_path: Path, capsys: Capture) -> None:
+    from indexes import saved, tiny_model
+
+    from grainline.config import parse
+    from grainline.methods import METHODS
+    from grainline.start import Description, start
+
+    whole("clip", tmp_path / "clip")
+    values = {"pretrained": str(tmp_path / "clip"), "heads": 2}
+    begun = start(Description("flair", parse(METHODS["flair"][1], values, "test")))
+    model = tiny_model("clip")
+    model.description, model.method, model.tokenizer = begun.description, begun.method(), begun.tokenizer()
+    torch.nn.init.normal_(model.method.towers.to_text.weight)
+    run, out = saved(model, tmp_path / "run"), tmp_path / "out"
+    assert call("convert", run, out, "--scoring", "vectors") == 0
+    told = ["a red circle", "a blue square above it"]
+    wanted = load(run, device="cpu", scoring="vectors").encode(texts=told).vector
+    torch.testing.assert_close(load(out, device="cpu").encode(texts=told).vector, wanted, rtol=0, atol=1e-5)
+    said = complaint(capsys, "convert", out, tmp_path / "again", "--scoring", "vectors")
+    assert f"{out} is no run and has one way to score: leave it out" in said
 
 
 def test_weights_of_a_hugging_face_folder_alone_are_sent_to_their_folder(

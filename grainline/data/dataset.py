@@ -138,8 +138,12 @@ class TrainSet(Dataset[Sample]):
         seed             of all random choices
         parts, chunking  as in `encode_parts`, for texts that do not fall into chunks by chance
 
-        Raises UserError where the config makes more chunks than the method reads.
+        Raises UserError where the config makes more chunks than the method reads, or others than it composes.
         """
+        if chunking is not None and cfg.chunks not in (0, parts):
+            raise UserError(
+                f"data.texts.chunks is {cfg.chunks}, but the method composes {parts}: set it to {parts} or 0"
+            )
         if cfg.chunks > parts:
             raise UserError(
                 f"data.texts.chunks is {cfg.chunks}, but the method reads {parts} part{'s' * (parts > 1)} "

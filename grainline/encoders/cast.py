@@ -166,7 +166,7 @@ class Cast(Layered):
         """
         label = self.superpixels(pixels).label if regions is None else regions
         tokens, mask = self.superpixel_tokens(pixels, label)
-        cls = self.class_token.to(tokens.dtype).expand(len(tokens), -1)
+        cls = self.class_token.to(tokens.dtype).expand(tokens.shape[0], -1)
         x, seen = _joined(cls, tokens, mask)
         stages, weights = [], []
         for layer in self.layers:
@@ -204,7 +204,7 @@ def segments(seen: CastTokens) -> tuple[Tensor, ...]:
 
 def _joined(cls: Tensor, tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """The class token in front of the others: [N, 1 + n, W], and what may be attended to: [N, 1 + n] bool"""
-    seen = torch.cat([mask.new_ones(len(mask), 1), mask], dim=1)
+    seen = torch.cat([mask.new_ones(mask.shape[0], 1), mask], dim=1)
     return torch.cat([cls[:, None], tokens], dim=1), seen
 
 

@@ -52,7 +52,7 @@ class Composer(Layered):
     def forward(self, parts: Tensor, mask: Tensor) -> Tensor:
         """parts [M, S, W] not of unit length, mask [M, S] bool -> captions [M, W], 0 for one without parts"""
         x = self.adapter(parts.masked_fill(~mask[..., None], 0.0))
-        x = torch.cat([self.class_token.to(x.dtype).expand(len(x), 1, -1), x], 1)
+        x = torch.cat([self.class_token.to(x.dtype).expand(x.shape[0], 1, -1), x], 1)
         seen = F.pad(mask, (1, 0), value=True)
         x = self.stack(x + self.position[: x.shape[1]], seen)
         return self.project(self.norm(x[:, 0])) * mask.any(1, keepdim=True)

@@ -7,7 +7,7 @@ export.json      names and shapes, how pictures and texts are prepared, scale an
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +18,13 @@ from torch import Tensor
 import grainline
 from grainline.data.collate import texts_of
 from grainline.data.sources.scenes import Scenes
+from grainline.encoders.cast import CastConfig
 from grainline.errors import UserError
 from grainline.export.graph import NEEDED, Parity, differences, require_onnx, session, write_graph
 from grainline.export.towers import ImageTower, TextTower, given
 from grainline.files import replacing, sync, write_text
-from grainline.methods.base import Method, Seeing
+from grainline.methods.base import Method
 from grainline.model import Model
-from grainline.nn.scale import LogitScale
 from grainline.origin import fingerprint
 from grainline.types import rows
 
@@ -56,14 +56,11 @@ def export(model: Model, out: str | Path) -> Exported:
 
     Parity is measured in batches of 1, 2 and 5 on drawn scenes and their captions, and on texts as short and
     as long as the model reads them. Raises UserError where it is above LIMIT, where the folder is taken,
-    without the extra `onnx`, and for a method that scores by what both sides make of each other.
+    without the extra `onnx`, for a method that scores by what both sides make of each other, and for
+    superpixels that are not made by torch.
     """
     require_onnx()
-    if model.method.pairwise and isinstance(model.method, Seeing):
-        raise UserError(
-            f"{model.description.method} with conditioned scores pools each picture by each text, which "
-            "neither of two graphs can do; a model with model.scoring=vectors can be exported"
-        )
+    _refuse(model)
     home = Path(out)
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise UserError(f"{home} is there already; give a new folder")
@@ -84,6 +81,21 @@ def export(model: Model, out: str | Path) -> Exported:
         for name in sizes:
             sync(place / name)
     return Exported(opset, parity, sizes)
+
+
+def _refuse(model: Model) -> None:
+    """Raise UserError for what no graph can do."""
+    config: Any = model.description.config
+    if config.model_dump().get("scoring") == "conditioned":
+        raise UserError(
+            f"{model.description.method} with conditioned scores pools each picture by each text, which "
+            "neither of two graphs can do; --scoring vectors exports the same weights with scores by vectors"
+        )
+    if isinstance(config.image, CastConfig) and config.image.superpixels.kind == "seeds":
+        raise UserError(
+            "superpixels by seeds are made by OpenCV, which no graph can call; train with "
+            "model.image.superpixels.kind=kmeans or grid to export"
+        )
 
 
 def _accept(name: str, parity: Parity) -> None:
@@ -123,8 +135,8 @@ def _description(
     model: Model, sides: dict[str, _Side], parity: dict[str, Parity], opset: int
 ) -> dict[str, Any]:
     method = model.method
-    scale = next((m for m in method.modules() if isinstance(m, LogitScale)), None)
-    bias = dict(method.named_parameters()).get("bias")
+    scale: Any = _of_vectors(dict(method.named_modules()), "scale")
+    bias: Any = _of_vectors(dict(method.named_parameters()), "bias")
     return {
         "format": FORMAT,
         "method": model.description.method,
@@ -139,6 +151,7 @@ def _description(
         "grid": method.grid,
         "context": method.context,
         "parts": method.parts,
+        "chunking": None if method.chunking is None else method.chunking.model_dump(mode="json"),
         "vocab": model.tokenizer.vocab,
         "begin": model.tokenizer.begin,
         "end": model.tokenizer.end,
@@ -156,6 +169,11 @@ def _description(
         "versions": {"grainline": grainline.__version__, "torch": torch.__version__}
         | {name: version(name) for name in NEEDED},
     }
+
+
+def _of_vectors(parts: Mapping[str, Any], name: str) -> Any:
+    """The scale or bias of the score by vectors; CAFT has another one for parts. None where there is none."""
+    return parts.get(name, parts.get(f"whole_{name}"))
 
 
 def _inputs(side: _Side) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def farthest_points(x: Tensor, valid: Tensor | None, number: int) -> Picks:
     with torch.autocast(x.device.type, enabled=False):
         product = products(centred(full(x.detach()), valid))
     length = product.diagonal(dim1=1, dim2=2).contiguous()  # [N, L] squared
-    start = torch.arange(len(x), device=x.device) * x.shape[1]
+    start = torch.arange(x.shape[0], device=x.device) * x.shape[1]
     nearest = (
         length if valid is None else length.masked_fill(~valid, -torch.inf)
     )  # squared distance to a pick
