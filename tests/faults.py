@@ -1208,6 +1208,8 @@ TWO_STAGES = [
           "VERSION = 3", "VERSION = 2"),
     Fault("evaluate/score.py", "tests/test_score.py", "a gallery is not held",
           "return method.held(images), texts", "return images, texts"),
+    Fault("evaluate/score.py", "tests/test_score.py", "tiles with positives are scored twice",
+          "return kept.pop(place)", "kept.pop(place)"),
     Fault("evaluate/score.py", "tests/test_score.py", "words of a score in blocks take no memory",
           "row + 16 * words * width", "row"),
     Fault("evaluate/shortlist.py", "tests/test_shortlist.py", "a true candidate goes first where vectors tie",

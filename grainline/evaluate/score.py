@@ -2,7 +2,8 @@
 
 Ranks are counted, not sorted. A first pass finds the score of the best positive of every row and column
 (only tiles that hold a positive are computed), a second pass counts the negatives that reach it. Both
-passes cut the same tiles, so a pair has the same bits in both and equality means equality.
+passes cut the same tiles, so a pair has the same bits in both and equality means equality. What was scored
+pair by pair in the first pass is kept for the second, as far as memory allows.
 
 Scores of dot-product methods are summed in float64 and rounded to float32. That makes them independent of
 the tile they fall into, so that neither the memory limit nor the order of rows decides a tie, and equal
@@ -81,9 +82,10 @@ def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int
     memory limit too small for one pair.
     """
     check(images, texts)
-    side = tile_side(method, images, texts, memory)
+    room = memory // 4 if method.pairwise else 0  # a product is cheaper than keeping it
+    side = tile_side(method, images, texts, memory - room)
     images, texts = prepared(method, images, texts)
-    tile = tile_of(method, images, texts)
+    tile = _once(tile_of(method, images, texts), room)
     best = _best_positive(tile, side, images, texts)
     counted = _count(tile, side, images, texts, best)
     query = texts.image >= 0
@@ -183,6 +185,22 @@ def tile_of(method: Scorer, images: Encoded, texts: Encoded) -> Tile:
         return lambda r, c: method.score(rows(images, r), rows(texts, c)).float()
     a, b = images.vector, texts.vector
     return lambda r, c: (a[r].double() @ b[c].double().T).float()
+
+
+def _once(tile: Tile, room: int) -> Tile:
+    """The same tiles, kept from the first time to the second as long as they take no more than room bytes."""
+    kept: dict[tuple[int, int], Tensor] = {}
+
+    def once(r: slice, c: slice) -> Tensor:
+        place = r.start, c.start
+        if place in kept:
+            return kept.pop(place)
+        score = tile(r, c)
+        if sum(x.nbytes for x in kept.values()) + score.nbytes <= room:
+            kept[place] = score
+        return score
+
+    return once
 
 
 def _tiles(n: int, m: int, side: int) -> Iterator[tuple[slice, slice]]:
