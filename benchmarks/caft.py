@@ -19,7 +19,7 @@ from grainline.recipe import read_recipe
 
 SCENES = 8000  # pictures to train on
 BATCH = 64
-STEPS = {"scenes": 260, "openstax": 260}
+STEPS = {"scenes": 300, "openstax": 200}
 HELD_OUT = 300  # scenes on which expressions are shown
 ALPHAS = (0.1, 0.3, 0.5, 0.7, 1.0)
 SMALL = {"scenes": "caft/scenes", "openstax": "caft/long_captions"}
@@ -58,8 +58,8 @@ SETTINGS = [
     *ladder("scenes"),
     *ladder("openstax"),
     Setting("scenes", "same-text", FLAT, SAME_TEXT),
-    Setting("scenes", "square-grid", SMALL, ("model.image.superpixels.kind=grid",)),
     Setting("scenes", "one-head", SMALL, ("model.heads=1",)),
+    Setting("scenes", "square-grid", SMALL, ("model.image.superpixels.kind=grid",)),
     Setting("scenes", "all-negatives", SMALL, ("model.negatives=all",)),
     Setting("openstax", "same-text", FLAT, SAME_TEXT),
     Setting("openstax", "one-head", SMALL, ("model.heads=1",)),

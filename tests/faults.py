@@ -1228,6 +1228,35 @@ TWO_STAGES = [
           "min(k, options.shortlist or k)", "k"),
 ]
 
+CAFT_METHODS = [
+    Fault("methods/caft.py", "tests/test_caft.py", "sub-captions pool the first stage",
+          "FINE = 2", "FINE = 1"),
+    Fault("methods/caft.py", "tests/test_caft.py", "parts of foils are compared with pictures",
+          "apart(texts, (texts.item >= 0) & (texts.image >= 0))", "apart(texts, texts.item >= 0)"),
+    Fault("methods/caft.py", "tests/test_caft.py", "loose captions are wholes",
+          "((level == CAPTION) | (level == FOIL))", "(level >= CAPTION)"),
+    Fault("methods/caft.py", "tests/test_caft.py", "CAFT++ takes the mean over parts, not the sum",
+          "parts = self.parts * pooled_cosines", "parts = pooled_cosines"),
+    Fault("methods/caft.py", "tests/test_caft.py", "a run without wholes learns half of CAFT in silence",
+          "if cfg.whole and not len(texts.item)", "if cfg.whole < 0"),
+    Fault("methods/flair.py", "tests/test_caft.py", "a picture is a negative of itself in the divisor",
+          "(pictures + own - 1) / pictures", "(pictures + own) / pictures"),
+    Fault("methods/flair.py", "tests/test_caft.py", "both losses of FLAIR count in full",
+          "Term(0.5, mean)", "Term(1.0, mean)"),
+    Fault("methods/parts.py", "tests/test_caft.py", "parts of two texts share an id",
+          "texts.item[row] * SLOTS + slot", "texts.item[row] + slot"),
+    Fault("methods/parts.py", "tests/test_caft.py", "empty places of a text take part in the mean of its heat",
+          "texts.mask.sum(1, keepdim=True).clamp(min=1)", "texts.mask.shape[1]"),
+    Fault("methods/parts.py", "tests/test_many_ranks.py", "processes send unequal numbers of sub-captions",
+          "int(most(torch.tensor(len(place), device=place.device))) - len(place)", "0"),
+    Fault("encoders/composer.py", "tests/test_caft.py", "empty places are seen",
+          "x + self.position[: x.shape[1]], seen", "x + self.position[: x.shape[1]], None"),
+    Fault("encoders/composer.py", "tests/test_caft.py", "places have no order",
+          "x + self.position[: x.shape[1]]", "x"),
+    Fault("encoders/composer.py", "tests/test_caft.py", "the adapter forgets what it adapts",
+          "else x + made", "else made"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -1268,4 +1297,5 @@ FAULTS = (
     + POOLED
     + SHOWN
     + TWO_STAGES
+    + CAFT_METHODS
 )

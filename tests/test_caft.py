@@ -67,31 +67,36 @@ def terms(method: CAFT | FLAIR, images: Images, texts: Texts, clock: Clock = CLO
 def slow_terms(method: CAFT, images: Images, texts: Texts) -> tuple[Tensor, Tensor]:
     """Equations 8 and 9 with labels, one triple at a time; the negatives are all sub-captions."""
     a, b = method.encode_images(images), method.encode_texts(texts)
-    number = len(images.image)
+    names = images.image.tolist()
+    number = len(names)
     own = [
         [(int(texts.image[m]), b.tokens[m, s]) for s in range(b.mask.shape[1]) if bool(b.mask[m, s])]
         for m in range(len(texts.item))
         if int(texts.level[m]) in (CAPTION, LOOSE) and int(texts.image[m]) >= 0
     ]
     parts = [one for row in own for one in row]
-    count = {i: sum(owner == i for owner, _ in parts) for i in range(number)}
+    count = {i: sum(owner == i for owner, _ in parts) for i in names}
     part = whole = torch.zeros((), dtype=a.vector.dtype)
-    for i in range(number):
+    for i, name in enumerate(names):
         for owner, said in parts:
             pooled = method.pool(said[None, None], a.tokens[i : i + 1], a.mask[i : i + 1]).vector[0, 0]
             logit = method.part_scale() * F.cosine_similarity(pooled, said, dim=0) + method.part_bias
-            part = part + (F.softplus(-logit) if owner == i else F.softplus(logit) / count[owner]).sum()
+            part = part + (F.softplus(-logit) if owner == name else F.softplus(logit) / count[owner]).sum()
         for m in range(len(texts.item)):
             if int(texts.level[m]) in (CAPTION, FOIL):
                 logit = method.whole_scale() * (a.vector[i] @ b.vector[m]) + method.whole_bias
-                whole = whole + F.softplus(-logit if int(texts.image[m]) == i else logit).sum()
+                whole = whole + F.softplus(-logit if int(texts.image[m]) == name else logit).sum()
     return part.detach() / number, whole.detach() / number
 
 
-def test_both_losses_are_their_equations_with_labels() -> None:
+@pytest.mark.parametrize("twice", [False, True])
+def test_both_losses_are_their_equations_with_labels(twice: bool) -> None:
+    """A picture that is there twice has the captions of both as its own, and is no negative of itself."""
     method = caft("negatives=all", "bias=-2.0").double()
     images, texts = pictures(3), told(3)
     images = images._replace(pixels=images.pixels.double())
+    if twice:
+        texts, images = texts._replace(image=texts.image // 2), images._replace(image=images.image // 2)
     found = terms(method, images, texts)
     part, whole = slow_terms(method, images, texts)
     assert found == {"part": pytest.approx(float(part)), "whole": pytest.approx(float(whole))}
@@ -125,6 +130,66 @@ def test_losses_begin_as_the_paper_says() -> None:
     own = other.meet(Pair(images, texts))
     divided = other.loss(own, own, CLOCK)["pooled"].mean
     assert float((divided.total / divided.number).detach()) == pytest.approx(77.9, abs=0.05)
+
+
+def unlike(what: str) -> tuple[Images, Texts]:
+    """A batch of segments and texts that lacks something."""
+    number = 1 if what == "one picture" else 3
+    images, texts = pictures(number), told(number)
+    if what in ("no texts", "no texts of a picture"):
+        gone = texts.image < (number if what == "no texts" else 1)
+        texts = texts._replace(
+            mask=texts.mask & ~gone[:, None, None],
+            item=texts.item.masked_fill(gone, -1),
+            image=texts.image.masked_fill(gone, -1),
+        )
+    elif what == "texts without a token":
+        texts = texts._replace(mask=torch.zeros_like(texts.mask))
+    elif what == "one colour":
+        images = images._replace(pixels=torch.full_like(images.pixels, 0.25))
+    elif what == "twice":
+        images, texts = images._replace(image=images.image // 2), texts._replace(image=texts.image // 2)
+    return images, texts
+
+
+UNLIKE = ("one picture", "no texts", "no texts of a picture", "texts without a token", "one colour", "twice")
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", ["caft-segments", "flair-segments"])
+def test_a_batch_that_lacks_something_has_a_loss_and_gradients(case: str, precision: torch.dtype) -> None:
+    for changes in ((), ("negatives=all",), *((("divisor=candidates",),) if "flair" in case else ())):
+        method = build(case, "bias=-1", "image.superpixels.steps=1", *changes).train()
+        objective = Objective(method, precision)
+        for what in UNLIKE:
+            method.zero_grad()
+            loss = objective(*unlike(what), CLOCK)
+            loss.total.backward()
+            total = float(loss.total.detach())
+            assert 0 < total < math.inf or (what == "no texts" and total == 0), what
+            for name, p in method.named_parameters():
+                assert p.grad is not None, (what, name)
+                assert p.grad.isfinite().all(), (what, name)
+
+
+@pytest.mark.parametrize("case", ["caft-segments", "flair-segments"])
+def test_bytes_are_numbers_between_0_and_1(case: str) -> None:
+    method = build(case)
+    pixels = (255 * pictures(2).pixels).round().to(torch.uint8)
+    a, b = (method.encode_images(Images(x, torch.arange(2))) for x in (pixels, pixels.float() / 255))
+    assert a.places is not None
+    assert b.places is not None
+    assert torch.equal(a.places, b.places)
+    assert torch.equal(a.vector, b.vector)
+    assert torch.equal(a.tokens, b.tokens)
+
+
+def test_a_batch_without_wholes_is_refused_where_they_are_to_be_learnt() -> None:
+    images, texts = pictures(2), told(2)
+    texts = texts._replace(level=torch.full_like(texts.level, LOOSE))
+    with pytest.raises(UserError, match=r"data\.texts\.per_image is 0"):
+        terms(caft(), images, texts)
+    assert terms(caft("whole=0"), images, texts)["part"] > 0
 
 
 def test_both_scales_are_clamped() -> None:
@@ -406,6 +471,7 @@ def test_composer_sees_all_parts_and_no_empty_place() -> None:
         other = parts.clone()
         other[0, place] += torch.randn(8)
         assert torch.allclose(composer(other, mask), found, atol=1e-6) == (place == 3)
+    assert torch.allclose(composer(parts[:, :3], mask[:, :3]), found, atol=1e-6)
     assert torch.equal(composer(parts, torch.zeros_like(mask)), torch.zeros(1, 8))
 
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from grainline.data.chunks import Chunking
 from grainline.encoders.composer import Composer, ComposerConfig
 from grainline.encoders.towers import Towers, TowersConfig, image_kind
+from grainline.errors import UserError
 from grainline.losses.contrastive import sigmoid
 from grainline.losses.pooled import Negatives, part_loss, part_pairs
 from grainline.methods.base import Method, dot
@@ -174,6 +175,11 @@ class CAFT(Method):
         segments = images.tokens, images.mask
         part = part_loss(self.pool, segments, told.vector, pairs, self.part_scale(), self.part_bias)
         texts = _captions(everyone.texts)
+        if cfg.whole and not len(texts.item) and bool((told.item >= 0).any()):
+            raise UserError(
+                "caft learns from whole captions, and data.texts.per_image is 0: set it to 1, or "
+                "model.whole to 0"
+            )
         logits = self.whole_scale() * dot(images, texts) + self.whole_bias  # [n, captions of everyone]
         real = (images.item >= 0)[:, None] & (texts.item >= 0)
         whole = sigmoid(logits, same_image(images, texts), real)
