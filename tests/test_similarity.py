@@ -370,7 +370,9 @@ def test_mistakes_end_in_one_line() -> None:
     for suite, fields in ((similarity_suite, {"likeness": ()}), (own_suite, {"own": data[:2]})):
         with pytest.raises(UserError, match="knows only 'plain'"):
             suite(Pooler(), data._replace(**fields), Options(protocol="coco-1k"))  # type: ignore[operator]
-    with pytest.raises(UserError, match=r"^clip has one vector for a picture, .* such as beta_clip$"):
+    with pytest.raises(
+        UserError, match=r"^clip gives no vector of a picture as a text .* such as beta_clip$"
+    ):
         seeing(tiny_model("clip").method, "clip", "similarity")
     assert isinstance(Pooler(), Seeing)
 
@@ -496,6 +498,6 @@ def test_other_ways_to_score_are_refused_in_one_line(folder: Path, tmp_path: Pat
     text = complaint(capsys, *ask, "--scoring", "conditioned")
     assert "scoring is 'conditioned'; clip has one way to score: leave it out" in text
     for suite in ("similarity", "own-caption"):
-        assert f"clip has one vector for a picture, whatever text it meets; --suite {suite}" in complaint(
+        assert f"clip gives no vector of a picture as a text sees it; --suite {suite}" in complaint(
             capsys, *ask, "--suite", suite
         )

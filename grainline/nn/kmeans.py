@@ -11,7 +11,6 @@ are differences of small numbers, and float32 is enough.
 import torch
 from torch import Tensor
 
-from grainline.nn.static import is_static
 from grainline.nn.superpixel import Cells, around, first_rank, hard, inside, shifted
 
 Row = tuple[float, float, float]
@@ -56,8 +55,7 @@ def kmeans(pixels: Tensor, cell: int, compactness: float = 10.0, steps: int = 10
     it was. Equal distances go to the neighbour with the lower number.
     """
     with torch.autocast(pixels.device.type, enabled=False):
-        lots = (pixels,) if is_static() else pixels.split(CHUNK)
-        parts = [_associated(lot, cell, compactness, steps) for lot in lots]
+        parts = [_associated(part, cell, compactness, steps) for part in pixels.split(CHUNK)]
     association = torch.cat(parts) if len(parts) > 1 else parts[0]
     return Cells(association, hard(association, cell))
 
@@ -79,8 +77,8 @@ def _associated(pixels: Tensor, cell: int, compactness: float, steps: int) -> Te
         offset = torch.where(there, centre.square().sum(-1, keepdim=True) / -2, _FAR)
         fit = torch.cat([centre, offset], -1).flatten(0, 2) @ values  # [N*G*G, 9, c*c]
         chosen = fit.eq_(first_rank(fit))  # 1 at the first of the largest, else 0
-    chosen = chosen.view(pixels.shape[0], grid, grid, 9, cell, cell)
-    return chosen.permute(0, 3, 1, 4, 2, 5).reshape(pixels.shape[0], 9, *pixels.shape[2:])
+    chosen = chosen.view(len(pixels), grid, grid, 9, cell, cell)
+    return chosen.permute(0, 3, 1, 4, 2, 5).reshape(len(pixels), 9, *pixels.shape[2:])
 
 
 def _features(colour: Tensor, cell: int, compactness: float) -> tuple[Tensor, Tensor]:
@@ -88,7 +86,7 @@ def _features(colour: Tensor, cell: int, compactness: float) -> tuple[Tensor, Te
 
     colour [N, 3, S, S] in Lab -> [N*G*G, 6, c*c], the last of the six a 1, and [N, G, G, 9, 5]
     """
-    number, grid = colour.shape[0], colour.shape[-1] // cell
+    number, grid = len(colour), colour.shape[-1] // cell
     blocks = colour.unflatten(2, (grid, cell)).unflatten(4, (grid, cell)).permute(0, 2, 4, 1, 3, 5)
     begun = blocks.mean((4, 5))  # [N, G, G, 3]
     scale = compactness / cell

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.nn.static import is_static
 from grainline.types import full
 
 OWN = 4  # the neighbour that is the pixel's own cell
@@ -129,12 +128,6 @@ def first_rank(x: Tensor) -> Tensor:
 def shifted(parts: Tensor) -> Tensor:
     """What each cell gives to the nine around it, summed where it arrives: [9, N, G, G, C] -> [N, G, G, C]"""
     grid = parts.shape[2]
-    if is_static():  # writing into the rim would be nine scatters of a graph, and there are many calls
-        wide = F.pad(parts, (0, 0, 1, 1, 1, 1)).permute(1, 2, 3, 0, 4).flatten(1, 3)
-        mine = [
-            9 * cell + 8 - n for cell, n in _nine(grid)
-        ]  # what comes from the left was given to the right
-        return wide[:, torch.tensor(mine)].unflatten(1, (grid, grid, 9)).sum(3)
     out = F.pad(torch.zeros_like(parts[OWN]), (0, 0, 1, 1, 1, 1))  # a rim for what falls outside
     for neighbour, part in enumerate(parts):
         top, left = divmod(neighbour, 3)
@@ -146,21 +139,8 @@ def around(x: Tensor) -> Tensor:
     """What stands in the nine cells around each cell, 0 outside: [N, G, G, C] -> [N, G, G, 9, C]"""
     grid = x.shape[1]
     wide = F.pad(x, (0, 0, 1, 1, 1, 1))
-    if is_static():
-        places = torch.tensor([cell for cell, _ in _nine(grid)])
-        return wide.flatten(1, 2)[:, places].unflatten(1, (grid, grid, 9))
     parts = [wide[:, top : top + grid, left : left + grid] for top in range(3) for left in range(3)]
     return torch.stack(parts, 3)
-
-
-def _nine(grid: int) -> list[tuple[int, int]]:
-    """For each cell the nine around it, numbered with a rim of one, and which neighbour each is.
-
-    >>> _nine(1)[3:5]
-    [(3, 3), (4, 4)]
-    """
-    every = [(row, column, n) for row in range(grid) for column in range(grid) for n in range(9)]
-    return [((row + n // 3) * (grid + 2) + column + n % 3, n) for row, column, n in every]
 
 
 def _place(x: Tensor, cell: int) -> tuple[Tensor, Tensor]:
