@@ -1245,7 +1245,7 @@ CAFT_METHODS = [
           "Term(0.5, mean)", "Term(1.0, mean)"),
     Fault("methods/parts.py", "tests/test_caft.py", "parts of two texts share an id",
           "texts.item[row] * SLOTS + slot", "texts.item[row] + slot"),
-    Fault("methods/parts.py", "tests/test_caft.py", "empty places of a text take part in the mean of its heat",
+    Fault("methods/parts.py", "tests/test_caft.py", "empty places count in the mean of a heat",
           "texts.mask.sum(1, keepdim=True).clamp(min=1)", "texts.mask.shape[1]"),
     Fault("methods/parts.py", "tests/test_many_ranks.py", "processes send unequal numbers of sub-captions",
           "int(most(torch.tensor(len(place), device=place.device))) - len(place)", "0"),
