@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from indexes import tiny_model
 from make import CLOCK, SEGMENTS, VOCAB, build
 from torch import Tensor
 
 from grainline.config import parse
 from grainline.encoders.composer import BLEND, Adapter, Composer, ComposerConfig
 from grainline.errors import UserError
+from grainline.evaluate.regions import view
 from grainline.evaluate.score import retrieval_ranks
 from grainline.methods.base import Method
 from grainline.methods.caft import CAFT
@@ -551,3 +553,8 @@ def test_ladder_changes_one_thing_at_a_time() -> None:
             differs = {k for k, x in recipe.model.items() if x != paper["model"][k]}
             assert len(differs) == 1, name
             assert recipe.train.model_dump() == paper["train"]
+
+
+def test_regions_are_not_asked_of_segments_that_no_loss_likens_to_texts() -> None:
+    with pytest.raises(UserError, match="no loss of caft makes its image tokens like texts"):
+        view(tiny_model("caft", changes=("heads=2", "composer.heads=2")))

@@ -73,10 +73,17 @@ class Outcome(NamedTuple):
 
 
 def view(model: Model) -> View:
-    """How a model sees a place in a picture. Raises UserError where its image tokens lie on no grid."""
+    """How a model sees a place in a picture.
+
+    Raises UserError where its image tokens lie on no grid, or not in the space of texts.
+    """
+    name = model.description.method
     if model.method.grid is None:
-        name = model.description.method
         raise UserError(f"the image tokens of {name} lie on no grid, so it has no features of regions")
+    if not model.method.matched:
+        raise UserError(
+            f"no loss of {name} makes its image tokens like texts, so they say nothing of regions"
+        )
     return View(model.method.grid, model.method.size, model.transform.place)
 
 

@@ -44,6 +44,9 @@ class Method(ABC, nn.Module):
     grid: tuple[int, int] | None
     """Rows and columns of the image tokens; None where they do not lie on a grid."""
 
+    matched: bool = True
+    """Whether image tokens lie in the space of text vectors, so that their cosines mean something."""
+
     segmented: bool = False
     """Whether image tokens are segments, and Encoded.places says which pixels are whose."""
 

@@ -121,6 +121,7 @@ class CAFT(Method):
         super().__init__()
         self.cfg = cfg
         self.pairwise, self.distribution = cfg.scoring == "conditioned", True
+        self.matched = False  # segments meet sub-captions through the pooling, and wholes never
         self.towers = Towers(cfg)
         self.size, self.grid = self.towers.image.size, self.towers.image.grid
         self.segmented = self.towers.segmented
