@@ -55,8 +55,8 @@ def seeing(method: object, name: str, suite: str) -> Seeing:
     """
     if not isinstance(method, Seeing):
         raise UserError(
-            f"{name} gives no vector of a picture as a text sees it; --suite {suite} measures methods that do, "
-            "such as beta_clip"
+            f"{name} gives no vector of a picture as a text sees it; --suite {suite} measures methods that "
+            "do, such as beta_clip"
         )
     return method
 
