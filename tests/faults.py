@@ -1257,6 +1257,27 @@ CAFT_METHODS = [
           "else x + made", "else made"),
 ]
 
+EDGES = [
+    Fault("export/folder.py", "tests/test_export.py", "how texts fall into chunks is not told",
+          'method.chunking.model_dump(mode="json")', "None"),
+    Fault("export/folder.py", "tests/test_export.py", "CAFT has no scale and bias for its vectors",
+          'parts.get(f"whole_{name}")', "None"),
+    Fault("export/folder.py", "tests/test_export.py", "conditioned scores are exported as if by vectors",
+          'if config.model_dump().get("scoring") == "conditioned":', "if False:"),
+    Fault("export/folder.py", "tests/test_export.py", "superpixels of k-means are exported",
+          'superpixels.kind != "grid"', 'superpixels.kind == "seeds"'),
+    Fault("encoders/composer.py", "tests/test_export.py", "a graph composes as many texts as its example has",
+          "expand(x.shape[0], 1, -1)", "expand(len(x), 1, -1)"),
+    Fault("convert.py", "tests/test_finetune.py", "texts of chunks are written as if read at once",
+          "if model.method.chunking is not None:", "if False:"),
+    Fault("convert.py", "tests/test_finetune.py", "the way to score is left out of what is written",
+          'device="cpu", scoring=scoring)', 'device="cpu")'),
+    Fault("data/dataset.py", "tests/test_chunks.py", "fewer chunks are drawn than are composed",
+          "cfg.chunks not in (0, parts)", "cfg.chunks > parts"),
+    Fault("losses/lists.py", "tests/test_many_ranks.py", "lots are cast over the rows of a process",
+          "lots(clock, rows.image, found.image)", "lots(clock, torch.arange(len(rows.image)), found.image)"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -1298,4 +1319,5 @@ FAULTS = (
     + SHOWN
     + TWO_STAGES
     + CAFT_METHODS
+    + EDGES
 )

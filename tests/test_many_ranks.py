@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ CASES = {
     for negatives in ("sampled", "all")
 }
 WORLDS = (4, 3, 2)
+LIMIT = timedelta(seconds=120)  # for one exchange
 WHOLE = 12  # pictures over all processes
 
 
@@ -51,7 +53,7 @@ def worker(rank: int, out: Path) -> None:
     for world in WORLDS:
         if rank < world:
             start = f"file://{out}/start-{world}"
-            dist.init_process_group("gloo", init_method=start, rank=rank, world_size=world)
+            dist.init_process_group("gloo", init_method=start, rank=rank, world_size=world, timeout=LIMIT)
             found = {name: x for case in CASES for name, x in measured(case, share(rank, world)).items()}
             if rank == 0:
                 save_file(found, out / f"{world}.safetensors")

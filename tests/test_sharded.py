@@ -71,7 +71,9 @@ SPREADS = {"ddp": False, "sharded": True}
 
 
 def deep(case: str) -> tuple[str, ...]:
-    """Several layers a side; checkpoints of others have two as they are."""
+    """Several layers a side; checkpoints of others have two as they are, and segments a layer a stage."""
+    if case.endswith("-segments"):
+        return DEEP[1:]
     return () if case.endswith("pretrained") else DEEP
 
 
