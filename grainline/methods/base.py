@@ -1,4 +1,4 @@
-"""What every method can do: six verbs, and `meet` in training. No other part of the package uses more.
+"""What every method can do: six verbs, and three with an answer that most methods keep (docs/layout.md).
 
 What only some methods can do is a protocol below it, which a caller asks for by `isinstance`.
 """
