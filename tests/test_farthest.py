@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from grainline.nn.farthest import centred, farthest_points, halves, products
+from grainline.nn.precision import may_round
 
 SHAPES = [(20, 5, 3), (40, 16, 8), (64, 33, 64), (7, 7, 2)]
 
@@ -126,3 +127,16 @@ def test_tf32_does_not_change_the_picks() -> None:
     finally:
         torch.set_float32_matmul_precision(before)
     assert (found == expected).float().mean() >= 0.999
+
+
+def test_whether_products_may_be_rounded_is_known_whichever_way_it_was_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> str:
+        raise RuntimeError("set by the newer names")
+
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    for found, expected in ((lambda: "highest", False), (lambda: "high", True), (refuse, True)):
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", found)
+        assert may_round(gpu) is expected
+        assert not may_round(cpu)

@@ -21,7 +21,7 @@ from grainline.types import Mean
 class Small(Dot):
     """Tiles of 7 x 5, which fit no group and no picture."""
 
-    def sides(self, rows: Parts, cols: Parts) -> tuple[int, int]:  # noqa: ARG002
+    def sides(self, rows: Parts, cols: Parts, wide: int) -> tuple[int, int]:  # noqa: ARG002
         return 7, 5
 
 
@@ -31,7 +31,7 @@ class Late(Score):
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
         return 4 * late_score(rows[0] @ shared[0], rows[1], cols[0], cols[1], 3.0)
 
-    def sides(self, rows: Parts, cols: Parts) -> tuple[int, int]:  # noqa: ARG002
+    def sides(self, rows: Parts, cols: Parts, wide: int) -> tuple[int, int]:  # noqa: ARG002
         return 4, 3
 
 

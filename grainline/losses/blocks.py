@@ -85,6 +85,11 @@ class Blocks(NamedTuple):
         against = None if self.against is None else self.against[tile.cols].to(dtype)
         return Where(real, same, weight, against)
 
+    @property
+    def wide(self) -> int:
+        """How many columns a row has."""
+        return len(self.cols.item)
+
     def take(self, x: Tensor, tile: Tile) -> Tensor:
         """What belongs to the columns of a tile, of x [M, ...]: a view [c, ...]"""
         return x[tile.cols]
@@ -141,16 +146,17 @@ class _Stripe(NamedTuple):
 
 def _stripes(keys: Keys, size: int) -> list[_Stripe]:
     number, real = len(keys.item), keys.real()
-    cuts = _cuts(keys, size)
-    place = torch.bucketize(torch.arange(number), torch.tensor(cuts[1:]), right=True)  # [n] its stripe
+    cuts, device = _cuts(keys, size), real.device
+    ends = torch.tensor(cuts[1:], device=device)
+    place = torch.bucketize(torch.arange(number, device=device), ends, right=True)  # [n] its stripe
 
     def most(values: Tensor, counted: Tensor, way: str, fill: int) -> list[int]:
-        none = torch.full((len(cuts) - 1,), fill)
+        none = torch.full((len(cuts) - 1,), fill, device=device)
         return none.scatter_reduce(0, place, values.masked_fill(~counted, fill), way).tolist()
 
     def spans(values: Tensor, counted: Tensor) -> list[_Span]:
-        ends = most(values, counted, "amin", BEYOND), most(values, counted, "amax", -1)
-        return [_Span(*both) for both in zip(*ends, strict=True)]
+        both = most(values, counted, "amin", BEYOND), most(values, counted, "amax", -1)
+        return [_Span(*ends) for ends in zip(*both, strict=True)]
 
     full = [bool(x) for x in most(real.long(), real == real, "amin", 1)]
     parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
@@ -181,5 +187,6 @@ def _by_first_place(ids: Tensor) -> Tensor:
     [0, 0, 1, 2, 0]
     """
     distinct, back = torch.unique(ids, return_inverse=True)
-    first = torch.full((len(distinct),), len(ids)).scatter_reduce(0, back, torch.arange(len(ids)), "amin")
+    first = torch.full_like(distinct, len(ids))
+    first.scatter_reduce_(0, back, torch.arange(len(ids), device=ids.device), "amin")
     return first.argsort().argsort()[back]

@@ -28,8 +28,11 @@ from grainline.types import full
 
 CACHED = 512
 """Pairs of a tile on a CPU."""
-LARGE = 32_768
-"""The same elsewhere."""
+ROOM = 2**25
+"""Numbers in the largest tensor of a tile elsewhere: 128 MiB in float32, and a few are alive at a time.
+
+A GPU waits for the host where tiles are small: with 2**24 a tile took 3 ms on an H100, whatever it computed.
+"""
 WIDE = 2048
 """The most texts of a tile."""
 BLOCKS = 4
@@ -66,11 +69,16 @@ class PooledCosine(Score):
 
     fixed: ClassVar[int] = 2
     """Tensors of rows before `shut`."""
+    pooled: ClassVar[bool] = True
+    """Whether what a pair pools is there, in heads * d numbers, beside its heads * L weights."""
 
-    def sides(self, rows: Parts, cols: Parts) -> tuple[int, int]:  # noqa: ARG002
+    def sides(self, rows: Parts, cols: Parts, wide: int) -> tuple[int, int]:
         """One picture with some hundred texts, or several if there are few texts."""
-        most = CACHED if cols[0].device.type == "cpu" else LARGE
-        width = max(1, min(most, WIDE, len(cols[0])))
+        most = CACHED
+        if cols[0].device.type != "cpu":
+            heads, slots, width = rows[0].shape[1:]
+            most = max(1, ROOM // (heads * max(slots, width * self.pooled)))
+        width = max(1, min(most, WIDE, wide))
         return max(1, most // width), width
 
     def weights(self, here: Here) -> Tensor:
@@ -125,7 +133,7 @@ class ByHand(PooledCosine):
             by_fit = by_weight.mul_(weight)
             by_fit.addcmul_(weight, by_fit.sum(-1, keepdim=True), value=-1)
             _add(into.rows[0], lambda: by_fit.transpose(-1, -2) @ by_head(cols[0]))
-            _add(into.cols[0], lambda: by_text(by_fit @ rows[0], cols[0]))
+            _add(into.cols[0], lambda: over_rows(by_fit, rows[0], cols[0]))
             _add(into.cols[2], lambda: by_along if cols[2].dim() == 2 else by_along.sum(0))
             alone = by_square, by_logits * cosine, by_logits
             for one, by in zip(into.shared[-3:], alone, strict=True):
@@ -166,6 +174,7 @@ class Gram(ByHand):
     """Through G [n, P, P] and M b_o [n, P] of each picture, P = heads * L."""
 
     fixed = 4
+    pooled = False
 
     def read(self, weight: Tensor, here: Here) -> Read:
         value, gram, middle = here.rows[1:4]
@@ -185,7 +194,7 @@ class Gram(ByHand):
         turned = by_along * weight
         half = by_square * flat
         _add(sums.rows[1], lambda: turned.transpose(-1, -2) @ by_head(u))
-        _add(sums.cols[1], lambda: by_text(turned @ value, u))
+        _add(sums.cols[1], lambda: over_rows(turned, value, u))
         _add(sums.rows[2], lambda: half.transpose(-1, -2) @ flat)
         _add(sums.rows[3], lambda: 2 * half.sum(1))
         by_y = (2 * by_square * y).unflatten(-1, (value.shape[1], -1)).transpose(1, 2)
@@ -220,6 +229,16 @@ class Outward(PooledCosine):
 def by_head(cols: Tensor) -> Tensor:
     """[c, heads, d] or [r, c, heads, d] -> [1 or r, heads, c, d]"""
     return (cols if cols.dim() == 4 else cols[None]).transpose(1, 2)
+
+
+def over_rows(by: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+    """by [r, heads, c, L] @ rows [r, heads, L, d] in the shape of columns, as `by_text` says.
+
+    Where all rows have the same columns, no product of a single row is made.
+    """
+    if cols.dim() == 4 or len(by) == 1:
+        return by_text(by @ rows, cols)
+    return torch.einsum("rhcl,rhld->chd", by, rows)
 
 
 def by_text(by: Tensor, cols: Tensor) -> Tensor:

@@ -24,6 +24,11 @@ class Lists(NamedTuple):
     places: Tensor  # [n, C] int64 columns, -1 = none
     own: int  # so many of the first are positives, all others negatives, of weight 1
 
+    @property
+    def wide(self) -> int:
+        """How many columns a row has."""
+        return self.places.shape[1]
+
     def tiles(self, height: int, width: int) -> Iterator[Tile]:
         """Parts of the lists with so many rows and places at most."""
         number, places = self.places.shape

@@ -29,7 +29,7 @@ class Seen(Score):
     def __init__(self, see: See) -> None:
         self.see = see
 
-    def sides(self, rows: Parts, cols: Parts) -> tuple[int, int]:  # noqa: ARG002
+    def sides(self, rows: Parts, cols: Parts, wide: int) -> tuple[int, int]:  # noqa: ARG002
         return 16, 256  # a pair holds four widths and more, several times
 
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:

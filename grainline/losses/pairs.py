@@ -96,7 +96,7 @@ def pair_loss(
     """
     rows, cols, shared = (tuple(_whole(x) for x in part) for part in (rows, cols, shared))
     weights = shares or tuple(full(x[0]).new_ones(len(x[0])) for x in (rows, cols))
-    tiles = tuple(blocks.tiles(*score.sides(rows, cols)))
+    tiles = tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
     job = Job(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]))
     function = TwoPasses if isinstance(loss, Normalised) else _OnePass
     found = function.apply(job, torch.is_grad_enabled(), *rows, *cols, *shared)

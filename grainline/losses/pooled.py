@@ -110,7 +110,7 @@ def _fill(out: Tensor, given: tuple[PooledCosine, Parts, Parts], cols: Parts, sh
     """Scores of some pictures with all texts, in tiles, into out [n, M]."""
     score, rows, shared = given
     parts = share.shape[1]
-    height, width = score.sides(rows, cols)
+    height, width = score.sides(rows, cols, len(cols[2]))
     width = max(parts, width // parts * parts)
     for top in range(0, len(out), height):
         here = tuple(x[top : top + height] for x in rows)

@@ -30,8 +30,8 @@ class Score(ABC):
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
         """The logits of r rows with c columns: [r, c], differentiable"""
 
-    def sides(self, rows: Parts, cols: Parts) -> tuple[int, int]:  # noqa: ARG002
-        """How many rows and columns a tile has at most."""
+    def sides(self, rows: Parts, cols: Parts, wide: int) -> tuple[int, int]:  # noqa: ARG002
+        """How many rows and columns a tile has at most, where a row has `wide` columns in all."""
         side = CACHED if rows[0].device.type == "cpu" else LARGE
         return side, side
 

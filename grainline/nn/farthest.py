@@ -5,8 +5,8 @@ pick is farthest away. Picks are indices and carry no gradient.
 
 All distances come out of one product of the tokens with themselves, so a pick costs a look at L numbers. Two
 things keep them exact. Tokens are centred first: a large common offset would use up the digits in which they
-differ. And the product is never rounded to 11 bits, as those of float32 may be on a GPU (TF32): there each
-token goes in as a sum of two.
+differ. And the product is never rounded to 11 bits, as those of float32 are on a GPU that may use TF32: then
+each token goes in as a sum of two.
 """
 
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from grainline.nn.precision import may_round
 from grainline.types import full
 
 SAME = 1e-5
@@ -80,7 +81,7 @@ def centred(x: Tensor, valid: Tensor | None) -> Tensor:
 
 def products(x: Tensor) -> Tensor:
     """Scalar products of the tokens of a set, in the precision of x: [N, L, C] -> [N, L, L]"""
-    if x.dtype != torch.float32 or not x.is_cuda:
+    if x.dtype != torch.float32 or not may_round(x.device):
         return x @ x.mT
     high, low = halves(x)
     mixed = high @ low.mT

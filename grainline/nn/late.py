@@ -80,9 +80,8 @@ def _same_sums(x: Tensor) -> tuple[Tensor, int]:
     """
     whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}[x.element_size()]
     bits = x.contiguous().view(whole).long()
-    weight = torch.randint(
-        -(2**62), 2**62, (x.shape[1],), generator=torch.Generator().manual_seed(0), dtype=torch.int64
-    )
+    g = torch.Generator("cpu").manual_seed(0)
+    weight = torch.randint(-(2**62), 2**62, (x.shape[1],), generator=g, dtype=torch.int64, device="cpu")
     sums, back = torch.unique((bits * weight.to(x.device)).sum(1), return_inverse=True)
     example = torch.empty_like(sums).scatter_(0, back, torch.arange(len(x), device=x.device))
     if not torch.equal(bits[example][back], bits):
