@@ -1,12 +1,13 @@
 """CAFT from FLAIR, one component at a time, and its controls: the same pairs, three seeds, measured.
 
-    GRAINLINE_DATA=... python -m benchmarks.caft OUT [--minutes 90] [--jobs 2]
+    GRAINLINE_DATA=... python -m benchmarks.caft OUT [--minutes 90] [--jobs 2] [--longer 1]
 
 The ladder is that of table 3 of the paper. It trains and measures, two runs side by side with a thread each,
 until its time is over; start it as often as you like, it goes on. OUT/runs.jsonl gets a line for every run.
 Every run begins from scratch, sees as many pairs as all others of its set, and as many captions of each
 picture, out of the same sentences. Settings stand in the order of their worth, all seeds of one together;
-those that found no time are named at the end. Tables and predictions: benchmarks/caft_tables.py.
+those that found no time are named at the end. `--longer 5` gives every run five times as many steps, in an
+OUT of its own; some 15 jobs share a GPU well. Tables and predictions: benchmarks/caft_tables.py.
 """
 
 from pathlib import Path
@@ -71,12 +72,21 @@ SETTINGS = [
 class Apart(Folder):
     """The folder of all runs, which leaves the last file of OpenStax for the choice of alpha."""
 
+    def __init__(self, out: Path, data: Path, longer: int) -> None:
+        """longer: how many times as many steps as `STEPS` every run has"""
+        super().__init__(out, data)
+        self.longer = longer
+
+    def steps(self, name: str) -> int:
+        """Of every run on a set."""
+        return STEPS[name] * self.longer
+
     def sources(self, name: str) -> list[Path]:
         found = super().sources(name)
         return found[:-1] if name == "openstax" else found
 
 
-def run(folder: Folder, setting: Setting, seed: int) -> None:
+def run(folder: Apart, setting: Setting, seed: int) -> None:
     """Train and measure one run."""
     key = f"{setting.key}-{seed}"
     place = folder.train(key, recipe(folder, setting, seed), setting.data)
@@ -87,7 +97,7 @@ def run(folder: Folder, setting: Setting, seed: int) -> None:
     folder.add(
         {
             "run": key, "setting": setting.name, "data": setting.data, "seed": seed, "batch": BATCH,
-            "pairs": STEPS[setting.data] * BATCH, "trained_s": float((place / SECONDS).read_text()),
+            "pairs": folder.steps(setting.data) * BATCH, "trained_s": float((place / SECONDS).read_text()),
             "metrics": told,
         }
     )  # fmt: skip
@@ -123,11 +133,11 @@ def sources(folder: Folder) -> dict[str, str]:
     }
 
 
-def recipe(folder: Folder, setting: Setting, seed: int) -> Path:
+def recipe(folder: Apart, setting: Setting, seed: int) -> Path:
     """The recipe of a run, as a file."""
     values = read_recipe(setting.recipe[setting.data], list(setting.changes)).model_dump(mode="json")
     values["train"] |= {
-        "steps": STEPS[setting.data],
+        "steps": folder.steps(setting.data),
         "batch": BATCH,
         "seed": seed,
         "save_every": 1000,
@@ -137,8 +147,8 @@ def recipe(folder: Folder, setting: Setting, seed: int) -> Path:
 
 
 def main() -> None:
-    args = arguments(__doc__)
-    folder = Apart(args.out, data_folder())
+    args = arguments(__doc__, longer=1)
+    folder = Apart(args.out, data_folder(), args.longer)
     folder.draw(SCENES)
     work(folder, SETTINGS, run, args)
 

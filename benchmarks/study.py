@@ -227,14 +227,16 @@ def shown(found: Metric, value: float) -> str:
     return f"{value:+.3f}" if abs(value) < 2 and found.unit != "sum" else f"{value:+.1f}"
 
 
-def arguments(doc: str | None, *flags: str) -> argparse.Namespace:
-    """The command line of a study, with flags of its own."""
+def arguments(doc: str | None, *flags: str, **numbers: int) -> argparse.Namespace:
+    """The command line of a study, with flags and numbers of its own."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=90)
     parser.add_argument("--jobs", type=int, default=2)
     for flag in flags:
         parser.add_argument(f"--{flag}", action="store_true")
+    for name, usual in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=usual)
     args = parser.parse_args()
     if "GRAINLINE_DATA" not in os.environ:
         sys.exit("set GRAINLINE_DATA to the folder that holds openstax/")

@@ -1,0 +1,237 @@
+"""What the performance goals say of a GPU, measured on one: CAFT's operations at the sizes of real training.
+
+    python -m benchmarks.bench_gpu [--repeats 7] [--share 1]
+
+Times are those of the device, from event to event, the median of some calls after two that are thrown away;
+memory is what torch's allocator had in use at most, beyond the inputs. First the two ceilings of the machine:
+a product of matrices and a copy. Then
+  G1 to G3  losses of 2,048 pictures x 8 captions x 64 segments at width 512, forward and backward; beside it
+            the modules of `bench_pooled` at the largest batch that they can hold
+  G4        scores of pictures with texts, keys and values included
+  G8, G9    farthest points, SFCN and k-means for 2,048 pictures
+  G11       100 candidates ranked anew for each of many queries, keys and values held
+  steps     of CAFT with the encoders of the paper, in bfloat16; and what share of it is alignment
+`--share N` divides the batches by N, to try the program on a small device.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks import bench_caft, bench_pooled
+from benchmarks.bench_superpixels import drawn, pictures
+from benchmarks.harness import report
+from grainline.encoders.sfcn import folded
+from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
+from grainline.losses.pooled import pooled_scores
+from grainline.nn.farthest import farthest_points
+from grainline.nn.kmeans import kmeans
+from grainline.train.step import Objective
+from grainline.types import Clock, Encoded, Images, Texts, to
+
+PICTURES = 2048
+SIDE = 8192  # of the matrices whose product is the ceiling
+GPU = torch.device("cuda")
+"""Entered where inputs are made, left where time is taken: inside, torch asks Python at every operation."""
+WORDS = {"highest": "float32", "high": "tf32"}
+"""How torch names the precision of products of float32, and how we do."""
+
+
+class Cost(NamedTuple):
+    """Of one call."""
+
+    ms: float  # median
+    mib: float  # most memory beyond what was there before
+
+
+def cost(call: Callable[[], Any], repeats: int) -> Cost:
+    """Time and memory of a call on the device."""
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    return Cost(statistics.median(_ms(call) for _ in range(repeats)), peak / 2**20)
+
+
+def _ms(call: Callable[[], Any]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def ceilings(repeats: int) -> None:
+    """How fast the machine is at best."""
+    for dtype in (torch.bfloat16, torch.float32):
+        a, b = (torch.randn(SIDE, SIDE, dtype=dtype, device=GPU) for _ in range(2))
+        ms = cost(partial(torch.matmul, a, b), repeats).ms
+        report(f"ceiling: product in {str(dtype)[6:]}", 2 * SIDE**3 / ms / 1e9, "TFLOP/s")
+    x = torch.randn(2**28, device=GPU)
+    y = torch.empty_like(x)
+    report("ceiling: copy, read and written", 8 * len(x) / cost(lambda: y.copy_(x), repeats).ms / 1e6, "GB/s")
+
+
+def losses(number: int, repeats: int) -> None:
+    """G1 to G3, and the modules where they fit."""
+    most = {"G1 all": 120.0, "G2 all, one head": 45.0}
+    for goal in bench_pooled.GOALS:
+        for precision, word in WORDS.items():
+            torch.set_float32_matmul_precision(precision)
+            found = cost(prepared("tiles", goal, number), repeats)
+            gate = most.get(goal.name)
+            facts = {"pictures": number, "pairs_per_s": _pairs(goal, number) / found.ms * 1e3}
+            report(f"{goal.name} B={number}, {word}: time", found.ms, "ms", at_most=gate, **facts)
+            gate = 1536.0 if gate else None
+            report(f"{goal.name} B={number}, {word}: memory", found.mib, "MiB", at_most=gate)
+            against(goal, number, word, repeats)
+    torch.set_float32_matmul_precision("highest")
+
+
+def prepared(way: str, goal: bench_pooled.Goal, number: int) -> Callable[[], None]:
+    """Forward and backward of a loss over inputs on the GPU."""
+    with GPU:
+        return bench_pooled.prepared(way, goal.negatives, number, goal.heads)
+
+
+def _pairs(goal: bench_pooled.Goal, number: int) -> int:
+    own = bench_pooled.CAPTIONS
+    return number * (number * own if goal.negatives == "all" else own + number - 1)
+
+
+def against(goal: bench_pooled.Goal, number: int, word: str, repeats: int) -> None:
+    """The modules at the largest batch they can hold, and the tiles there."""
+    while number >= 8:
+        try:
+            theirs = cost(prepared("modules", goal, number), repeats)
+        except RuntimeError:  # out of memory, or strides beyond 32 bits
+            torch.cuda.empty_cache()
+            number //= 2
+            continue
+        ours = cost(prepared("tiles", goal, number), repeats)
+        torch.cuda.empty_cache()
+        name = f"{goal.name} B={number}, {word}"
+        report(f"{name}: time modules / tiles", theirs.ms / ours.ms, "x", at_least=3.0, ms=ours.ms)
+        report(f"{name}: memory tiles / modules", ours.mib / theirs.mib, "x", at_most=goal.share)
+        return
+
+
+@torch.no_grad()
+def scores(number: int, repeats: int) -> None:
+    """G4: so many pictures against ten times as many texts."""
+    with GPU:
+        pool = bench_pooled.Batch(1, 8).pool
+        segments = torch.randn(number, bench_pooled.SLOTS, bench_pooled.WIDTH)
+        texts = torch.randn(10 * number, 1, bench_pooled.WIDTH)
+    for dtype in (torch.float32, torch.bfloat16):
+        key, value, mask = pool.keys(segments)
+        held = key.to(dtype), value.to(dtype), mask
+        found = cost(partial(pooled_scores, pool, held, texts), repeats)
+        rate = number * len(texts) / found.ms * 1e3
+        gate = 5e8 if dtype == torch.bfloat16 else None
+        report(f"G4 scores in {str(dtype)[6:]}", rate, "pairs/s", at_least=gate, mib=found.mib)
+
+
+@torch.no_grad()
+def again(repeats: int) -> None:
+    """G11: queries of four parts, each with its own 100 candidates whose keys and values are held."""
+    with GPU:
+        pool = bench_pooled.Batch(1, 8).pool
+        segments = torch.randn(bench_pooled.CANDIDATES, bench_pooled.SLOTS, bench_pooled.WIDTH)
+    key, value, mask = pool.keys(segments)
+    held = key.bfloat16(), value.bfloat16(), mask
+    for queries in (1, 64):
+        texts = torch.randn(queries, bench_pooled.PARTS, bench_pooled.WIDTH, device=GPU)
+        found = cost(partial(pooled_scores, pool, held, texts), repeats)
+        rate = queries / found.ms * 1e3
+        report(f"G11 re-ranking, {queries} queries on the same candidates", rate, "queries/s")
+
+
+@torch.no_grad()
+def superpixels(number: int, repeats: int) -> None:
+    """G8 and G9, for so many pictures of 224 pixels."""
+    x = torch.randn(number, 197, 768, device=GPU)
+    found = cost(partial(farthest_points, x, None, 65), repeats)
+    report(f"G8 farthest points, {number} pictures", found.ms, "ms", at_most=1.5, mib=found.mib)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        farthest_points(x, None, 65)
+    found = cost(graph.replay, repeats)
+    report(f"G8 farthest points, {number} pictures, as a graph", found.ms, "ms", at_most=1.5)
+    pixels = pictures(64, 224).cuda().repeat(max(1, number // 64), 1, 1, 1)
+    found = cost(lambda: kmeans(pixels, 16).label, repeats)
+    report(f"k-means, {len(pixels)} pictures", found.ms, "ms", mib=found.mib)
+    ours = Superpixels(SuperpixelConfig(kind="sfcn", checkpoint="drawn"), 224)
+    assert ours.network is not None
+    ours.network.load_state_dict(folded(drawn(pixels[:64])).state_dict())
+    network = ours.cuda()
+    parts = pixels.split(256)
+    found = cost(lambda: [network(part).label for part in parts], repeats)
+    report(f"G9 SFCN, {len(pixels)} pictures", found.ms, "ms", mib=found.mib)
+
+
+def steps(number: int, repeats: int) -> None:
+    """Whole steps of CAFT in bfloat16, and their encoders alone, of as many pictures as fit."""
+    images, texts = to(bench_caft.images_of(number), GPU), to(bench_caft.texts_of(number), GPU)
+    for negatives, heads, most in bench_caft.WAYS:
+        method = bench_caft.made("B", f"negatives={negatives}", f"heads={heads}").cuda()
+        name = f"CAFT B, {number} pictures, {negatives}, {heads} heads"
+        try:
+            both = cost(partial(_encoders, method, images, texts), repeats)
+            whole = cost(partial(_step, method, images, texts), repeats)
+        except torch.OutOfMemoryError:
+            del method
+            torch.cuda.empty_cache()
+            steps(number // 2, repeats)
+            return
+        report(f"{name}: step", whole.ms, "ms", mib=whole.mib)
+        report(f"{name}: pictures", number / whole.ms * 1e3, "img/s")
+        share = 100 * (whole.ms - both.ms) / both.ms
+        report(f"{name}: what the losses add to the encoders", share, "%", at_most=most)
+        del method
+        torch.cuda.empty_cache()
+
+
+def _step(method: Any, images: Images, texts: Texts) -> None:
+    method.zero_grad(set_to_none=True)
+    Objective(method, torch.bfloat16)(images, texts, Clock()).total.backward()
+
+
+def _encoders(method: Any, images: Images, texts: Texts) -> None:
+    method.zero_grad(set_to_none=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        a, b = method.encode_images(images), method.encode_texts(texts)
+    _length(a, b).backward()
+
+
+def _length(a: Encoded, b: Encoded) -> Tensor:
+    return torch.stack([x.float().square().sum() for x in (a.vector, a.tokens, b.vector, b.tokens)]).sum()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--share", type=int, default=1, help="divide the batches by so many")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("no CUDA device")
+    number = PICTURES // args.share
+    for part in (ceilings, again):
+        part(args.repeats)
+    losses(number, args.repeats)
+    scores(number // 2, args.repeats)
+    superpixels(number, args.repeats)
+    steps(number // 8, args.repeats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""On a GPU: the same values and gradients as on the CPU, and steps that do not wait for the device.
+
+All skip without CUDA. What waits is found by torch, which can raise where the host reads from the device.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from make import CASES, CLOCK, build
+from make import batch as batch_of
+from torch import Tensor
+
+from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
+from grainline.methods.base import Method
+from grainline.nn.farthest import farthest_points
+from grainline.nn.kmeans import kmeans
+from grainline.train.step import Objective, cached_step, step
+from grainline.types import Images, Texts, to
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@contextmanager
+def unwaited() -> Iterator[None]:
+    """Raise where the host waits for the device."""
+    torch.cuda.synchronize()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it does not find every wait
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def prepared(case: str, device: str, dtype: torch.dtype = torch.float64) -> tuple[Method, Images, Texts]:
+    images, texts = batch_of(6)
+    images = images._replace(pixels=images.pixels.to(dtype))
+    return build(case).to(dtype).to(device), to(images, device), to(texts, device)
+
+
+def gradients(method: Method) -> dict[str, Tensor]:
+    return {name: p.grad.cpu() for name, p in method.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_step_has_the_loss_and_the_gradients_of_the_cpu(case: str, chunked: bool) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        method, images, texts = prepared(case, device)
+        terms = (
+            cached_step(method, images, texts, CLOCK, 3) if chunked else step(method, images, texts, CLOCK)
+        )
+        found.append(({name: term.cpu() for name, term in terms.items()}, gradients(method)))
+    for on_cpu, on_gpu in zip(*found, strict=True):
+        torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-6, atol=1e-8, check_dtype=False)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scores_are_those_of_the_cpu(case: str) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        method, images, texts = prepared(case, device)
+        with torch.no_grad():
+            found.append(method.score(method.encode_images(images), method.encode_texts(texts)).cpu())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["kmeans", "grid"])
+def test_superpixels_are_those_of_the_cpu_and_wait_for_nothing(kind: str) -> None:
+    pixels = torch.randint(0, 256, (5, 3, 64, 64), dtype=torch.uint8)
+    here, there = Superpixels(SuperpixelConfig(kind=kind, cell=8), 64), pixels.cuda()
+    expected = here(pixels).label
+    here(there)  # tables are copied on first use
+    with unwaited():
+        found = here(there).label
+    assert (found.cpu() == expected).float().mean() > 0.999  # ties of float32 aside
+
+
+def test_many_pictures_take_the_same_superpixels_as_few() -> None:
+    pixels = torch.randint(0, 256, (70, 3, 32, 32), dtype=torch.uint8).cuda()
+    assert torch.equal(kmeans(pixels, 8).label[68:], kmeans(pixels[68:], 8).label)
+
+
+def test_picking_waits_for_nothing() -> None:
+    x = torch.randn(8, 197, 64).cuda()
+    valid = (torch.rand(8, 197) < 0.9).cuda()
+    farthest_points(x, valid, 16)
+    with unwaited():
+        farthest_points(x, valid, 16)
+
+
+@pytest.mark.parametrize("case", ["clip", "flair-segments", "caft-segments"])
+def test_pictures_are_encoded_without_waiting(case: str) -> None:
+    # Texts and pairs are another matter: the host must know how many parts there are, and how long they are.
+    method, images, _ = prepared(case, "cuda", torch.float32)
+    method.train()
+
+    def once() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            seen = method.encode_images(images)
+        (seen.vector.square().sum() + seen.tokens.square().sum()).backward()
+
+    for _ in range(2):  # tables are copied and libraries loaded on first use
+        once()
+    with unwaited():
+        once()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_in_low_precision_is_near_that_of_float64(dtype: torch.dtype) -> None:
+    method, images, texts = prepared("caft-segments", "cuda")
+    with torch.no_grad():
+        expected = Objective(method)(images, texts, CLOCK).total
+        method, images = method.float(), images._replace(pixels=images.pixels.float())
+        found = Objective(method, dtype)(images, texts, CLOCK).total
+    near = 1e-4 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found, expected, rtol=near, atol=near, check_dtype=False)
