@@ -1284,9 +1284,9 @@ ELSEWHERE = [
     Fault(
         "losses/blocks.py",
         "tests/test_contract.py::test_nothing_is_made_on_the_default_device",
-        "numbers of ids are made on the default device",
-        "torch.arange(len(ids), device=ids.device)",
-        "torch.arange(len(ids))",
+        "ends of stripes are made on the default device",
+        "torch.full((len(cuts) - 1,), fill, device=device)",
+        "torch.full((len(cuts) - 1,), fill)",
     ),
     Fault(
         "nn/late.py",
