@@ -357,6 +357,7 @@ def test_a_checkpoint_is_a_model_by_its_folder_or_file(
     monkeypatch.chdir(saved("clip")[0].parent)
     assert load("clip").description.method == "clip"
     assert torch.equal(load("clip").score(pictures, TEXTS), load(saved("clip")[0]).score(pictures, TEXTS))
+    assert saved("siglip")[0].parent == Path.cwd()
     assert load("siglip").description.method == "siglip"
     model = OpenAI(vocab=556)
     save_state(model, tmp_path / "weights.safetensors")
