@@ -61,28 +61,28 @@ class Foiled(Benchmark):
         foils: dict[str, list[Foil]] = {}
         for row in rows:
             foils.setdefault(row.picture, []).append(row.foil)
-        self._pictures = [(name, tuple(found)) for name, found in foils.items()]
+        self.pictures = [(name, tuple(found)) for name, found in foils.items()]
         require_pictures([self._places(name) for name in foils], file, self._root)
 
     def _places(self, name: str) -> list[str]:
         return [os.path.join(self._root, place) for place in dict.fromkeys((name, os.path.basename(name)))]
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self.pictures)
 
     def __getitem__(self, index: int) -> Record:
-        name, foils = self._pictures[index]
+        name, foils = self.pictures[index]
         true = tuple(dict.fromkeys(foil.true for foil in foils))
         return Record(name, read_picture(self._places(name), f"{self._file}: {name}"), true, foils=foils)
 
     def keys(self) -> Iterable[str]:
         """The file names of the pictures."""
-        return (name for name, _ in self._pictures)
+        return (name for name, _ in self.pictures)
 
     def fingerprint(self) -> str:
         """sha256 over names and texts; pictures are not looked at, so their sizes do not count."""
         parts: list[str | int] = [self.benchmark]
-        for name, foils in self._pictures:
+        for name, foils in self.pictures:
             parts += [name, len(foils), *(part for foil in foils for part in foil)]
         return digest(parts)
 
