@@ -1318,6 +1318,65 @@ ELSEWHERE = [
     ),
 ]
 
+PROBED = [
+    Fault(
+        "evaluate/probes.py",
+        "tests/test_probes.py",
+        "the wrong picture is the right one again",
+        "(row_of[one.right], row_of[one.wrong], text, text)",
+        "(row_of[one.right], row_of[one.right], text, text)",
+    ),
+    Fault(
+        "evaluate/probes.py",
+        "tests/test_probes.py",
+        "comparisons are of the first benchmark",
+        "for one in reversed(self._origins) if",
+        "for one in self._origins if",
+    ),
+    Fault(
+        "evaluate/probes.py",
+        "tests/test_probes.py",
+        "places in the source are taken for rows",
+        "row_of = {place: row for row, place in enumerate(positions)}",
+        "row_of = {place: place for place in positions}",
+    ),
+    Fault(
+        "data/sources/svo.py",
+        "tests/test_probes.py",
+        "rows with two true flags are used",
+        "if len(wrong) != 1:",
+        "if not wrong:",
+    ),
+    Fault(
+        "data/sources/valse.py",
+        "tests/test_probes.py",
+        "one vote of three is enough",
+        "VOTES = 2",
+        "VOTES = 1",
+    ),
+    Fault(
+        "data/sources/contests.py",
+        "tests/test_probes.py",
+        "contests do not move with their source",
+        "right=c.right + start",
+        "right=c.right",
+    ),
+    Fault(
+        "evaluate/ranking.py",
+        "tests/test_probes.py",
+        "the verbs are nouns too",
+        "svo & (kind == OBJECT), benchmark",
+        "svo & (kind != SUBJECT), benchmark",
+    ),
+    Fault(
+        "evaluate/ranking.py",
+        "tests/test_probes.py",
+        "intervals draw the wrong pictures",
+        'picture = np.array(runs[0]["picture"])[mine]',
+        "picture = np.arange(len(right))",
+    ),
+]
+
 FAULTS = (
     LOSSES
     + PROCESSES
@@ -1359,4 +1418,5 @@ FAULTS = (
     + CAFT_METHODS
     + EDGES
     + ELSEWHERE
+    + PROBED
 )
