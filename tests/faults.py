@@ -446,7 +446,7 @@ PAGES = [
     Fault("viz/style.py", "tests/test_browser.py", "a sentence that is chosen does not show its heat",
           ".look input:checked ~ .over { opacity: 1;", ".look input:checked ~ .over { opacity: 0;"),
     Fault("evaluate/encode.py", "tests/test_report.py", "pictures behind a damaged one are shown for others",
-          "run.positions.append(index)", "run.positions.append(len(run.positions))"),
+          "self.positions.append(index)", "self.positions.append(len(self.positions))"),
     Fault("evaluate/examples.py", "tests/test_report.py", "examples leave out the worst",
           "np.linspace(0, len(order) - 1,", "np.linspace(0, len(order) // 2,"),
     Fault("evaluate/examples.py", "tests/test_report.py", "rows of a fold are taken for rows of all",
