@@ -1278,104 +1278,41 @@ EDGES = [
           "lots(clock, rows.image, found.image)", "lots(clock, torch.arange(len(rows.image)), found.image)"),
 ]
 
-# fmt: on
-
 ELSEWHERE = [
-    Fault(
-        "losses/blocks.py",
-        "tests/test_contract.py",
-        "numbers of ids are made on the default device",
-        "torch.arange(len(ids), device=ids.device)",
-        "torch.arange(len(ids))",
-    ),
-    Fault(
-        "nn/late.py",
-        "tests/test_contract.py",
-        "weights of sums are made on the default device",
-        'generator=g, dtype=torch.int64, device="cpu"',
-        "generator=g, dtype=torch.int64",
-    ),
-    Fault(
-        "losses/conditioned.py",
-        "tests/test_pooled.py",
-        "a tile forgets that what is pooled takes room",
-        "max(slots, width * self.pooled)",
-        "slots",
-    ),
-    Fault(
-        "losses/conditioned.py",
-        "tests/test_pooled.py",
-        "only the first row of a tile gives a gradient",
-        "cols.dim() == 4 or len(by) == 1:",
-        "len(by) > 0:\n        by, rows = by[:1], rows[:1]",
-    ),
-    Fault(
-        "nn/precision.py",
-        "tests/test_farthest.py",
-        "settings of the newer names count as exact",
-        "which the older ones refuse to read\n        return True",
-        "which the older ones refuse to read\n        return False",
-    ),
+    Fault("losses/blocks.py", "tests/test_contract.py", "numbers of ids are made on the default device",
+          "torch.arange(len(ids), device=ids.device)", "torch.arange(len(ids))"),
+    Fault("nn/late.py", "tests/test_contract.py", "weights of sums are made on the default device",
+          'generator=g, dtype=torch.int64, device="cpu"', "generator=g, dtype=torch.int64"),
+    Fault("losses/conditioned.py", "tests/test_pooled.py", "a tile forgets that what is pooled takes room",
+          "max(slots, width * self.pooled)", "slots"),
+    Fault("losses/conditioned.py", "tests/test_pooled.py", "only the first row of a tile gives a gradient",
+          "cols.dim() == 4 or len(by) == 1:", "len(by) > 0:\n        by, rows = by[:1], rows[:1]"),
+    Fault("nn/precision.py", "tests/test_farthest.py", "settings of the newer names count as exact",
+          "which the older ones refuse to read\n        return True",
+          "which the older ones refuse to read\n        return False"),
 ]
 
 PROBED = [
-    Fault(
-        "evaluate/probes.py",
-        "tests/test_probes.py",
-        "the wrong picture is the right one again",
-        "(row_of[one.right], row_of[one.wrong], text, text)",
-        "(row_of[one.right], row_of[one.right], text, text)",
-    ),
-    Fault(
-        "evaluate/probes.py",
-        "tests/test_probes.py",
-        "comparisons are of the first benchmark",
-        "for one in reversed(self._origins) if",
-        "for one in self._origins if",
-    ),
-    Fault(
-        "evaluate/probes.py",
-        "tests/test_probes.py",
-        "places in the source are taken for rows",
-        "row_of = {place: row for row, place in enumerate(positions)}",
-        "row_of = {place: place for place in positions}",
-    ),
-    Fault(
-        "data/sources/svo.py",
-        "tests/test_probes.py",
-        "rows with two true flags are used",
-        "if len(wrong) != 1:",
-        "if not wrong:",
-    ),
-    Fault(
-        "data/sources/valse.py",
-        "tests/test_probes.py",
-        "one vote of three is enough",
-        "VOTES = 2",
-        "VOTES = 1",
-    ),
-    Fault(
-        "data/sources/contests.py",
-        "tests/test_probes.py",
-        "contests do not move with their source",
-        "right=c.right + start",
-        "right=c.right",
-    ),
-    Fault(
-        "evaluate/ranking.py",
-        "tests/test_probes.py",
-        "the verbs are nouns too",
-        "svo & (kind == OBJECT), benchmark",
-        "svo & (kind != SUBJECT), benchmark",
-    ),
-    Fault(
-        "evaluate/ranking.py",
-        "tests/test_probes.py",
-        "intervals draw the wrong pictures",
-        'picture = np.array(runs[0]["picture"])[mine]',
-        "picture = np.arange(len(right))",
-    ),
+    Fault("evaluate/probes.py", "tests/test_probes.py", "the wrong picture is the right one again",
+          "(row_of[one.right], row_of[one.wrong], text, text)",
+          "(row_of[one.right], row_of[one.right], text, text)"),
+    Fault("evaluate/probes.py", "tests/test_probes.py", "comparisons are of the first benchmark",
+          "for one in reversed(self._origins) if", "for one in self._origins if"),
+    Fault("evaluate/probes.py", "tests/test_probes.py", "places in the source are taken for rows",
+          "row_of = {place: row for row, place in enumerate(positions)}",
+          "row_of = {place: place for place in positions}"),
+    Fault("data/sources/svo.py", "tests/test_probes.py", "rows with two true flags are used",
+          "if len(wrong) != 1:", "if not wrong:"),
+    Fault("data/sources/valse.py", "tests/test_probes.py", "one vote of three is enough",
+          "VOTES = 2", "VOTES = 1"),
+    Fault("data/sources/contests.py", "tests/test_probes.py", "contests do not move with their source",
+          "right=c.right + start", "right=c.right"),
+    Fault("evaluate/ranking.py", "tests/test_probes.py", "the verbs are nouns too",
+          "svo & (kind == OBJECT), benchmark", "svo & (kind != SUBJECT), benchmark"),
+    Fault("evaluate/ranking.py", "tests/test_probes.py", "intervals draw the wrong pictures",
+          "picture = np.array(runs[0][\"picture\"])[mine]", "picture = np.arange(len(right))"),
 ]
+# fmt: on
 
 FAULTS = (
     LOSSES
