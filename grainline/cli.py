@@ -94,7 +94,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     suite: Annotated[
         str,
         typer.Option(
-            help="retrieval, long-retrieval, foils, zeroshot, monotonicity, cola, stability, fg-ovd,"
+            help="retrieval, long-retrieval, probes, zeroshot, monotonicity, cola, stability, fg-ovd,"
             " similarity, own-caption, referring, inactivity."
         ),
     ] = "retrieval",

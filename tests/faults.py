@@ -220,8 +220,8 @@ EVALUATION = [
           "np.arange(len(values)) if groups is None else np.asarray(groups)", "np.arange(len(values))"),
     Fault("evaluate/intervals.py", "tests/test_intervals.py", "a 95 % interval covers 90 %",
           "[(1 - level) / 2, (1 + level) / 2]", "[1 - level, level]"),
-    Fault("evaluate/foils.py", "tests/test_suite.py", "a foil that ties with its caption counts as beaten",
-          "Choices(true > foil,", "Choices(true >= foil,"),
+    Fault("evaluate/probes.py", "tests/test_suite.py", "a foil that ties with its caption counts as beaten",
+          "Choices(right > wrong,", "Choices(right >= wrong,"),
     Fault("evaluate/encode.py", "tests/test_suite.py", "the second caption belongs to the second picture",
           "numbered(run.texts.stacked(), run.owner)", "numbered(run.texts.stacked())"),
     Fault("evaluate/suite.py", "tests/test_suite.py", "chance of five captions is that of one",
@@ -446,7 +446,7 @@ PAGES = [
     Fault("viz/style.py", "tests/test_browser.py", "a sentence that is chosen does not show its heat",
           ".look input:checked ~ .over { opacity: 1;", ".look input:checked ~ .over { opacity: 0;"),
     Fault("evaluate/encode.py", "tests/test_report.py", "pictures behind a damaged one are shown for others",
-          "run.positions.append(index)", "run.positions.append(len(run.positions))"),
+          "self.positions.append(index)", "self.positions.append(len(self.positions))"),
     Fault("evaluate/examples.py", "tests/test_report.py", "examples leave out the worst",
           "np.linspace(0, len(order) - 1,", "np.linspace(0, len(order) // 2,"),
     Fault("evaluate/examples.py", "tests/test_report.py", "rows of a fold are taken for rows of all",
@@ -1278,8 +1278,6 @@ EDGES = [
           "lots(clock, rows.image, found.image)", "lots(clock, torch.arange(len(rows.image)), found.image)"),
 ]
 
-# fmt: on
-
 ELSEWHERE = [
     Fault(
         "losses/blocks.py",
@@ -1317,6 +1315,28 @@ ELSEWHERE = [
         "which the older ones refuse to read\n        return False",
     ),
 ]
+
+PROBED = [
+    Fault("evaluate/probes.py", "tests/test_probes.py", "the wrong picture is the right one again",
+          "(row_of[one.right], row_of[one.wrong], text, text)",
+          "(row_of[one.right], row_of[one.right], text, text)"),
+    Fault("evaluate/probes.py", "tests/test_probes.py", "comparisons are of the first benchmark",
+          "for one in reversed(self._origins) if", "for one in self._origins if"),
+    Fault("evaluate/probes.py", "tests/test_probes.py", "places in the source are taken for rows",
+          "row_of = {place: row for row, place in enumerate(positions)}",
+          "row_of = {place: place for place in positions}"),
+    Fault("data/sources/svo.py", "tests/test_probes.py", "rows with two true flags are used",
+          "if len(wrong) != 1:", "if not wrong:"),
+    Fault("data/sources/valse.py", "tests/test_probes.py", "one vote of three is enough",
+          "VOTES = 2", "VOTES = 1"),
+    Fault("data/sources/contests.py", "tests/test_probes.py", "contests do not move with their source",
+          "right=c.right + start", "right=c.right"),
+    Fault("evaluate/ranking.py", "tests/test_probes.py", "the verbs are nouns too",
+          "svo & (kind == OBJECT), benchmark", "svo & (kind != SUBJECT), benchmark"),
+    Fault("evaluate/ranking.py", "tests/test_probes.py", "intervals draw the wrong pictures",
+          "picture = np.array(runs[0][\"picture\"])[mine]", "picture = np.arange(len(right))"),
+]
+# fmt: on
 
 FAULTS = (
     LOSSES
@@ -1359,4 +1379,5 @@ FAULTS = (
     + CAFT_METHODS
     + EDGES
     + ELSEWHERE
+    + PROBED
 )
