@@ -89,6 +89,6 @@ class KeptFeatures:
         Raises Damaged for a picture that could not be used when they were made, and UserError where they are
         those of another picture.
         """
-        if not self.stored.keys[index]:
+        if self.stored.lacks(index):
             raise Damaged(DAMAGED_IMAGE, f"{key} (it has no features in {self.stored.folder})")
         return torch.from_numpy(self.stored.row(index, key)[self.rows].astype(np.float16))

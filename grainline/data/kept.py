@@ -160,16 +160,24 @@ class Stored:
         self.kind, self.folder = kind, folder
         self.found = manifest(kind, folder)
         _require_fit(kind, folder, self.found, asked)
-        self.keys = self._opened(KEYS, (self.found["records"],))
         self.rows: np.ndarray | None = None
+        self.keys: np.ndarray | None = None
 
     def open(self, row: tuple[int, ...]) -> None:
         """Look at the rows, which have this shape. UserError where they do not."""
-        self.rows = self._opened(self.kind.rows, (self.found["records"], *row))
+        records = self.found["records"]
+        self.rows = self._opened(self.kind.rows, (records, *row))
+        self.keys = self._opened(KEYS, (records,))
+
+    def lacks(self, index: int) -> bool:
+        """Whether the record at a position had no picture when the rows were made."""
+        assert self.keys is not None, "not opened"
+        return int(self.keys[index]) == 0
 
     def row(self, index: int, key: str) -> np.ndarray:
         """That of the record at a position. UserError where there is none, or that of another."""
         assert self.rows is not None, "not opened"
+        assert self.keys is not None, "not opened"
         if int(self.keys[index]) != digest(key):
             name = self.kind.name
             lost = f"has the {name} of another picture" if self.keys[index] else f"has no {name}"
