@@ -90,7 +90,7 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
         data = TrainSet(
             source,
             tokenizer,
-            _crop(recipe, source, method, description),
+            _crop(recipe, source, method, description, come),
             recipe.data.texts,
             context=method.context,
             seed=recipe.train.seed,
@@ -135,7 +135,9 @@ def _report(job: Run, recipe: Recipe, ended: str) -> None:
         print(f"no {REPORT}: {error}", file=sys.stderr)
 
 
-def _crop(recipe: Recipe, source: Source, method: Method, description: Description) -> Crop:
+def _crop(
+    recipe: Recipe, source: Source, method: Method, description: Description, come: Path | None
+) -> Crop:
     """How training pictures are cut out, and their superpixels or features where they were made before."""
     cfg = recipe.data
     if cfg.crop is not None:
@@ -143,7 +145,9 @@ def _crop(recipe: Recipe, source: Source, method: Method, description: Descripti
     transform = EvalTransform(method.size, **picture_settings(description))
     config: Any = description.config
     if cfg.features is not None:
-        encoder = image_fingerprint(config.image, method.get_submodule("towers.image"))
+        # What goes on from a checkpoint gets its weights when training begins, so they are read here too.
+        begun = method if come is None else load(come, device="cpu").method
+        encoder = image_fingerprint(config.image, begun.get_submodule("towers.image"))
         return KeptFeatures(Path(cfg.features), source, transform, encoder, tokens=config.learns_tokens)
     if cfg.superpixels is None:
         return SameTransform(transform)

@@ -44,7 +44,7 @@ train:
   batch: 8
   precision: fp32
   log_every: 1
-  save_every: 10
+  save_every: 5
   optimizer: {rules: RULES}
 """
 
@@ -113,6 +113,10 @@ def test_training_from_features_is_training_with_the_encoder(
     for name, x in weights[0].items():
         torch.testing.assert_close(weights[1][name], x, atol=2e-3, rtol=0)
     assert (kept / "features.npy").read_bytes() == before
+    again = ("--set", f"data.features={kept}", "--resume", "--checkpoint", "step-00000005")
+    assert call("train", file, "--out", fast, *again) == 0
+    resumed = load_file(fast / "last" / "model.safetensors")
+    assert all(torch.equal(x, weights[1][name]) for name, x in resumed.items())
     assert load(fast).encode(texts=["a red circle"]).vector.shape == (1, 32)
 
 
