@@ -105,6 +105,7 @@ def test_a_frozen_groupvit_stays_in_evaluation_mode() -> None:
     train_mode(made)
     assert not any(module.training for module in made.towers.image.modules())
     assert made.towers.to_image.training
+    assert made.encode_images(Images(pixels, torch.arange(3))).places is None  # training shows nothing
     assert not any(parameter.requires_grad for parameter in made.towers.image.parameters())
     for _ in range(2):
         again = made.towers.image(pixels)
