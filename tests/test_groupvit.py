@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import pictures, tokenizer, whole
+from make import TINY
 from make import batch as small_batch
 from PIL import Image
 from tuning import method
@@ -15,6 +16,7 @@ from tuning import method
 from grainline.data.transforms import EvalTransform
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.adapters import group_places
+from grainline.evaluate.shown import shown
 from grainline.methods.base import Method
 from grainline.model import Model
 from grainline.start import Description, method_config, picture_settings, start
@@ -91,6 +93,10 @@ def test_groups_are_shown_as_the_segments_of_one_stage() -> None:
     made: Any = grouped("flair")
     (found,) = made.segmentations(seen(made))
     assert torch.equal(found, made.encode_images(seen(made)).places.long())
+    description = Description("flair", method_config("flair", TINY, "test"))
+    square = Image.effect_noise((made.size, made.size), 80).convert("RGB")
+    ((panel,),) = shown(Model(description, made, tokenizer()), "a", square, [], 1.0).rows
+    assert panel.words.endswith(" segments")
 
 
 @torch.no_grad()
