@@ -1115,12 +1115,13 @@ SUPERPIXELS = [
           "up.{TOP - int(number)}", "up.{int(number)}"),
     Fault("encoders/seeds.py", "tests/test_superpixel.py", "segments come home further away than one cell",
           "row = np.clip(home // grid, at[:, None] - 1, at[:, None] + 1)", "row = home // grid"),
-    Fault("data/superpixels.py", "tests/test_superpixel_cache.py", "superpixels of another picture are taken",
+    Fault("data/kept.py", "tests/test_superpixel_cache.py", "superpixels of another picture are taken",
           "if int(self.keys[index]) != digest(key):", "if not self.keys[index]:"),
-    Fault("data/superpixels.py", "tests/test_superpixel_cache.py", "a run that goes on begins anew",
+    Fault("data/kept.py", "tests/test_superpixel_cache.py", "a run that goes on begins anew",
           '"r+" if batches else "w+"', '"w+"'),
-    Fault("data/superpixels.py", "tests/test_superpixel_cache.py", "squares of another resize are taken",
-          '"transform": settings_of(transform)}', '"transform": manifest(folder)["transform"]}'),
+    Fault("data/kept.py", "tests/test_superpixel_cache.py", "squares of another resize are taken",
+          'asked |= {"transform": settings_of(transform)}',
+          'asked |= {"transform": manifest(kind, folder)["transform"]}'),
 ]
 
 POOLED = [
@@ -1336,6 +1337,79 @@ PROBED = [
     Fault("evaluate/ranking.py", "tests/test_probes.py", "intervals draw the wrong pictures",
           "picture = np.array(runs[0][\"picture\"])[mine]", "picture = np.arange(len(right))"),
 ]
+FEATURES = [
+    Fault(
+        "encoders/pretrained/adapters.py",
+        "tests/test_groupvit.py",
+        "only the first stage of GroupViT places",
+        "share = later.float() @ share",
+        "share = share[:, : later.shape[1]]",
+    ),
+    Fault(
+        "encoders/towers.py",
+        "tests/test_groupvit.py",
+        "a frozen GroupViT places its groups in training",
+        "return seen._replace(places=None) if self.training else seen",
+        "return seen",
+    ),
+    Fault(
+        "encoders/pretrained/__init__.py",
+        "tests/test_groupvit.py",
+        "a squashed picture keeps its margin",
+        '{"resize": resize, "margin": 1.0}',
+        '{"resize": resize}',
+    ),
+    Fault(
+        "data/features.py",
+        "tests/test_features.py",
+        "features draw nothing where a crop draws",
+        "for _ in range(DRAWS):",
+        "for _ in range(0):",
+    ),
+    Fault(
+        "data/features.py",
+        "tests/test_features.py",
+        "a picture without features stops training",
+        "if self.stored.lacks(index):",
+        "if self.stored is None:",
+    ),
+    Fault(
+        "features.py",
+        "tests/test_features.py",
+        "tokens are kept that nobody asked for",
+        "kept = seen.patches if tokens else seen.patches[:, :0]",
+        "kept = seen.patches",
+    ),
+    Fault(
+        "origin.py",
+        "tests/test_features.py",
+        "the text side is in the fingerprint of the image side",
+        'sides_of(side.architecture)["image"]',
+        'side.architecture["config"]',
+    ),
+    Fault(
+        "origin.py",
+        "tests/test_features.py",
+        "the fingerprint of the image side forgets the weights",
+        "return _digest(facts, encoder)[:16]",
+        "return _digest(facts, nn.Identity())[:16]",
+    ),
+    Fault(
+        "train/loop.py",
+        "tests/test_features.py",
+        "an encoder with kept features learns",
+        "if isinstance(run.data.crop, KeptFeatures):",
+        "if run.data.crop is None:",
+    ),
+    Fault(
+        "experiment.py",
+        "tests/test_features.py",
+        "a resumed run is compared with fresh weights",
+        'begun = method if come is None else load(come, device="cpu").method',
+        "begun = method",
+    ),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -1380,4 +1454,5 @@ FAULTS = (
     + EDGES
     + ELSEWHERE
     + PROBED
+    + FEATURES
 )

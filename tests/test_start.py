@@ -305,7 +305,8 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
     [
         (
             {**SCRATCH, "image": {"pretrained": "x", "sise": 3}},
-            "'image.sise'; allowed here: pretrained, size, quick_gelu, patches, architecture; or name, width",
+            "'image.sise'; allowed here: pretrained, size, quick_gelu, resize, patches, architecture; "
+            "or name, width",
         ),
         (
             {**SCRATCH, "text": {"pretraind": "x"}},
