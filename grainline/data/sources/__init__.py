@@ -13,6 +13,7 @@
     cola:COLA_multiobjects_matching_benchmark.json?images=DIR
     fg-ovd:3_attributes.json?images=DIR
     refcoco:DIR?split=testA&images=DIR            refs(unc).p or .json with instances.json
+    texts:captions.jsonl.gz             captions without pictures, for methods that can learn from them
     hexagons:dev.jsonl                  boards of coloured tiles, with the tiles of each instruction
 
 Any path can be opened as another kind with KIND:PATH. A source raises UserError when it is opened and
@@ -51,6 +52,7 @@ from grainline.data.sources.paths import expand, is_pattern
 from grainline.data.sources.refcoco import RefCoco, is_refs, is_refs_folder
 from grainline.data.sources.table import Row, Table, json_rows, parse_json, read_rows
 from grainline.data.sources.tars import Tars
+from grainline.data.sources.texts import TextsAlone
 from grainline.errors import UserError
 
 __all__ = ["SOURCES", "Joined", "Opener", "open_source", "open_sources", "remarks", "takes_images"]
@@ -142,6 +144,7 @@ SOURCES: dict[str, Opener] = {
     "urban-1k": _named(Urban1k),
     "sharegpt4v": _named(ShareGPT4V),
     "iiw": _named(IIW),
+    "texts": lambda path, _images, _size: TextsAlone(path),
 }
 
 _BY_SUFFIX = {
