@@ -168,7 +168,7 @@ def test_mistakes_in_a_schedule_say_what_its_kind_allows(tmp_path: Path) -> None
     schedule = "train.optimizer.schedule"
     said = mistake(tmp_path, f"{schedule}={{kind: cosine, milestones: [3]}}")
     assert "unknown field 'train.optimizer.schedule.cosine.milestones'" in said
-    assert said.endswith("allowed here: kind, warmup, final")
+    assert said.endswith("allowed here: kind, warmup, final, first, over")
     said = mistake(tmp_path, "train.optimizer.rules=[{pattern: .*, schedule: {kind: step, warm: 3}}]")
     assert said.endswith("allowed here: kind, warmup, milestones, factor")
     said = mistake(tmp_path, f"{schedule}.kind=linear")
