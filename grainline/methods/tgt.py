@@ -1,6 +1,7 @@
 """TGT (Text Group Transformer): the tokens of a caption fall into groups that a picture can be found by.
 
-"Discovering Meaningful Units with Visually Grounded Semantics from Image Captions". In five steps:
+"Discovering Meaningful Units with Visually Grounded Semantics from Image Captions", Behjati & Henderson,
+openreview.net/forum?id=kndKGnEOtb. In five steps:
   1. a caption is read together with K learnt group vectors; every token is given to one of them, by a
      straight-through Gumbel softmax, and the groups are read once more (`encoders/grouper.py`);
   2. the text vector is the mean of the projected groups, at length 1;
