@@ -1289,7 +1289,8 @@ GROUPS = [
           "(hard - soft.detach() + soft)", "(hard + 0 * soft)"),
     Fault("encoders/grouper.py", "tests/test_tgt.py", "later layers read tokens too",
           "x, _, soft = block(x[:, -self.count :], x[:, : -self.count], mask)",
-          "taken, _, soft = block(x[:, -self.count :], x[:, : -self.count], mask)\n                x = torch.cat([x[:, : -self.count], taken], 1)"),
+          "taken, _, soft = block(x[:, -self.count :], x[:, : -self.count], mask)\n"
+          "                x = torch.cat([x[:, : -self.count], taken], 1)"),
     Fault("encoders/decoder.py", "tests/test_tgt.py", "the decoder sees what it has to say",
           "self.attention(self.norm_self(x), None, True)",
           "self.attention(self.norm_self(x), None, False)"),

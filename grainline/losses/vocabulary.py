@@ -54,11 +54,12 @@ class _OnePass(torch.autograd.Function):
         ]
         losses = hidden.new_zeros(len(hidden))
         size = max(1, TILE.get(hidden.device.type, ELSEWHERE) // len(table))
+        room = hidden.new_empty(min(size, len(hidden)), len(table))  # for the logits of one tile at a time
         with exact(hidden):
             for start in range(0, len(hidden), size):
                 part = slice(start, start + size)
                 parts = None if sums[0] is None else sums[0][part], sums[1]
-                losses[part] = _tile(hidden[part], table, target[part], parts)
+                losses[part] = _tile(hidden[part], table, target[part], room[: len(target[part])], parts)
         ctx.sums = sums
         return losses.double().sum().to(losses.dtype)
 
@@ -68,13 +69,18 @@ class _OnePass(torch.autograd.Function):
         return None, *scaled(ctx, grads[0]), None
 
 
-def _tile(hidden: Tensor, table: Tensor, target: Tensor, sums: tuple[Tensor | None, Tensor | None]) -> Tensor:
-    """The losses of some tokens [t]; their gradients are added to the sums.
+def _tile(
+    hidden: Tensor,
+    table: Tensor,
+    target: Tensor,
+    logits: Tensor,
+    sums: tuple[Tensor | None, Tensor | None],
+) -> Tensor:
+    """The losses of some tokens [t]; their gradients are added to the sums. `logits` [t, V] is written to.
 
     The gradient by the logits is exp(logit - top) / rest, less 1 at the target. It is never formed: 1 / rest
     is put on what it is multiplied with, and the target is taken off by itself.
     """
-    logits = hidden.new_empty(len(hidden), len(table))  # [t, V]
     size = ENTRIES.get(hidden.device.type, len(table))
     parts = [slice(start, start + size) for start in range(0, len(table), size)]
     for part in parts:
