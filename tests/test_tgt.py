@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import tuning
 from make import CLOCK, VOCAB, batch, build
 from torch import Tensor, nn
 
@@ -24,6 +25,7 @@ from grainline.nn.group import (
     pooled_groups,
     soft_assignment,
 )
+from grainline.train.optim import OptimizerConfig, Rule, build_optimizer, train_mode
 from grainline.train.step import Objective, cached_step, step
 from grainline.types import Encoded, Images, Mean, Pair, Texts, rows
 
@@ -491,6 +493,30 @@ def test_without_contrast_the_image_side_must_be_frozen() -> None:
 def test_mistakes_in_the_config_are_one_line(changes: tuple[str, ...], said: str) -> None:
     with pytest.raises(UserError, match=said):
         made(*changes)
+
+
+def test_a_frozen_groupvit_gives_the_same_features_after_ten_steps() -> None:
+    """Neither its weights nor its noise move while the text side learns; its tokens are groups on no grid."""
+    method: Any = made()
+    method.towers.image = tuning.encoders("groupvit", 0.0).image
+    size, width = method.towers.image.size, method.towers.image.width
+    method.towers.to_image = nn.Linear(width, 16, bias=False)
+    _, texts = captions(6)
+    images = Images(torch.rand(6, 3, size, size), torch.arange(6))
+    rules = (Rule(pattern=r"towers\.image\..*", lr=0), Rule(pattern=".*"))
+    optimizer = build_optimizer(method, OptimizerConfig(lr=1e-2, rules=rules))
+    train_mode(method)
+    before = [x.clone() for x in method.towers.image.state_dict().values()]
+    features = method.towers.see(images).patches
+    words = method.words.weight.detach().clone()
+    for _ in range(10):
+        optimizer.zero_grad()
+        step(method, images, texts, CLOCK)
+        optimizer.step()
+    after = method.towers.image.state_dict().values()
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert torch.equal(method.towers.see(images).patches, features)
+    assert not torch.equal(method.words.weight, words)
 
 
 def test_a_learnt_scale_is_bounded_and_a_fixed_one_is_none() -> None:
