@@ -18,8 +18,6 @@ from grainline.types import Mean, full
 TILE = {"cpu": 2**22}
 """Logits of a tile: 16 MiB in float32 on a CPU, and ELSEWHERE 256 MiB, where there is more to keep busy."""
 ELSEWHERE = 2**26
-ENTRIES = {"cpu": 2048}
-"""Entries that are multiplied at once, elsewhere all: on a CPU a product copies what it multiplies."""
 
 
 def vocabulary_loss(hidden: Tensor, table: Tensor, target: Tensor) -> Mean:
@@ -81,23 +79,14 @@ def _tile(
     The gradient by the logits is exp(logit - top) / rest, less 1 at the target. It is never formed: 1 / rest
     is put on what it is multiplied with, and the target is taken off by itself.
     """
-    size = ENTRIES.get(hidden.device.type, len(table))
-    parts = [slice(start, start + size) for start in range(0, len(table), size)]
-    for part in parts:
-        torch.mm(hidden, table[part].T, out=logits[:, part])
+    torch.mm(hidden, table.T, out=logits)
     hit = logits.gather(1, target[:, None])[:, 0]
     top = logits.amax(1)
     exps = torch.add(top[:, None] * -LOG2E, logits, alpha=LOG2E, out=logits).exp2_()
     rest = exps.sum(1)
     by_hidden, by_table = sums
-    shared = hidden / rest[:, None]
-    for part in parts:
-        if by_hidden is not None:
-            by_hidden.addmm_(exps[:, part], table[part])
-        if by_table is not None:
-            by_table[part].addmm_(exps[:, part].T, shared)
     if by_hidden is not None:
-        by_hidden.div_(rest[:, None]).sub_(table[target])
+        torch.mm(exps, table, out=by_hidden).div_(rest[:, None]).sub_(table[target])
     if by_table is not None:
-        by_table.index_add_(0, target, hidden, alpha=-1)
+        by_table.addmm_(exps.T, hidden / rest[:, None]).index_add_(0, target, hidden, alpha=-1)
     return rest.log() + top - hit
