@@ -39,7 +39,8 @@ def begin_with(method: Method, earlier: Earlier) -> list[str]:
     Raises UserError where the run lacks a part of the encoders, or has a tensor of another shape.
     """
     own = method.state_dict()
-    lacking = [name for name in own if name.startswith(TOWERS) and name not in earlier.weights]
+    needed = [name for name in own if name.startswith(TOWERS) and not name.startswith(method.fresh)]
+    lacking = [name for name in needed if name not in earlier.weights]
     if lacking:
         raise UserError(
             f"the run {earlier.path} has no {lacking[0]} ({len(lacking)} tensors are missing): it can begin "

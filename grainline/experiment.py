@@ -18,6 +18,7 @@ from grainline.data.dataset import TrainSet
 from grainline.data.features import KeptFeatures
 from grainline.data.record import Damaged, Source
 from grainline.data.sources import open_sources, takes_images
+from grainline.data.sources.texts import without_pictures
 from grainline.data.superpixels import StoredSuperpixels
 from grainline.data.tokenized import TextTokenizer
 from grainline.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer
@@ -78,6 +79,7 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
             begun = begun._replace(description=_with_vocabulary(begun.description, tokenizer.vocab))
         torch.manual_seed(recipe.train.seed)
         method, description = begun.method(), begun.description
+        _check_pictures(source, method)
         if earlier is not None:
             fresh = begin_with(method, earlier)
             if rank() == 0:
@@ -115,6 +117,16 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
             raise
         _report(job, recipe, "")
         return last
+
+
+def _check_pictures(source: Source, method: Method) -> None:
+    """Captions without pictures are for methods that look at none."""
+    bare = without_pictures(source)
+    if method.sees and bare:
+        raise UserError(
+            f"{bare} has captions without pictures, and {type(method).__name__} looks at pictures; name data "
+            "that has some, or train tgt with model.contrastive=0"
+        )
 
 
 def _report(job: Run, recipe: Recipe, ended: str) -> None:

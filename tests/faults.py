@@ -1410,6 +1410,37 @@ FEATURES = [
     ),
 ]
 
+GROUPS = [
+    Fault("nn/group.py", "tests/test_tgt.py", "soft assignment is over tokens",
+          "return full(raw).softmax(1) * mask[:, None]", "return full(raw).softmax(2) * mask[:, None]"),
+    Fault("nn/group.py", "tests/test_tgt.py", "padding is given to groups",
+          "return (hard - soft.detach() + soft) * mask[:, None]", "return hard - soft.detach() + soft"),
+    Fault("nn/group.py", "tests/test_tgt.py", "noise goes on outside training",
+          "gumbel(raw) if self.training else None", "gumbel(raw)"),
+    Fault("nn/group.py", "tests/test_tgt.py", "the hard assignment has no gradient",
+          "(hard - soft.detach() + soft)", "(hard + 0 * soft)"),
+    Fault("encoders/grouper.py", "tests/test_tgt.py", "later layers read tokens too",
+          "x, _, soft = block(x[:, -self.count :], x[:, : -self.count], mask)",
+          "taken, _, soft = block(x[:, -self.count :], x[:, : -self.count], mask)\n"
+          "                x = torch.cat([x[:, : -self.count], taken], 1)"),
+    Fault("encoders/decoder.py", "tests/test_tgt.py", "the decoder sees what it has to say",
+          "self.attention(self.norm_self(x), None, True)",
+          "self.attention(self.norm_self(x), None, False)"),
+    Fault("losses/vocabulary.py", "tests/test_vocabulary.py", "targets do not pull their rows of the table",
+          ".index_add_(0, target, hidden, alpha=-1)", ""),
+    Fault("losses/vocabulary.py", "tests/test_vocabulary.py", "all logits are stored at once",
+          "for start in range(0, len(hidden), size):",
+          "size = max(1, len(hidden))\n            for start in range(0, len(hidden), size):"),
+    Fault("methods/tgt.py", "tests/test_tgt.py", "foils are said again",
+          "(texts.item >= 0) & (texts.level != FOIL)", "texts.item >= 0"),
+    Fault("methods/tgt.py", "tests/test_tgt.py", "a frozen image side is not asked for",
+          "if any(p.requires_grad for", "if False and any(p.requires_grad for"),
+    Fault("train/schedule.py", "tests/test_schedule.py", "a cosine begins anew behind the warm-up",
+          'start = warmup if schedule.over == "rest" else 0', "start = warmup"),
+    Fault("experiment.py", "tests/test_tgt_runs.py", "grey squares are learnt from",
+          "if method.sees and bare:", "if False and method.sees and bare:"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -1455,4 +1486,5 @@ FAULTS = (
     + ELSEWHERE
     + PROBED
     + FEATURES
+    + GROUPS
 )

@@ -58,6 +58,12 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in ME
         "caft",
         ("scoring=conditioned", "negatives=all", "composer.heads=2", "composer.adapter=blend"),
     ),
+    "tgt": ("tgt", ("text.groups=3", "text.later=1")),
+    "tgt-minimal": (
+        "tgt",
+        ("text.groups=3", "text.later=1", "text.form=minimal", "mean=captions", "learns_scale=true"),
+    ),
+    "tgt-baseline": ("tgt", ("reconstruction=0", "text.causal=false", "text.pool=mean")),
     "siglip-map": ("siglip", ("image.pool=attention", "text.buckets=1")),
 }
 CASES |= {name: (name.partition("-")[0], ()) for name in PRETRAINED}

@@ -168,7 +168,7 @@ def test_mistakes_in_a_schedule_say_what_its_kind_allows(tmp_path: Path) -> None
     schedule = "train.optimizer.schedule"
     said = mistake(tmp_path, f"{schedule}={{kind: cosine, milestones: [3]}}")
     assert "unknown field 'train.optimizer.schedule.cosine.milestones'" in said
-    assert said.endswith("allowed here: kind, warmup, final")
+    assert said.endswith("allowed here: kind, warmup, final, first, over")
     said = mistake(tmp_path, "train.optimizer.rules=[{pattern: .*, schedule: {kind: step, warm: 3}}]")
     assert said.endswith("allowed here: kind, warmup, milestones, factor")
     said = mistake(tmp_path, f"{schedule}.kind=linear")
@@ -205,9 +205,10 @@ def test_the_model_is_checked_when_the_recipe_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", names())
 def test_every_recipe_of_the_package_is_whole(name: str, tmp_path: Path) -> None:
     found = read_recipe(name, [])
-    if found.model.get("pretrained") is not None:  # no network here: a small one of the kind
-        whole(FORMS.get(found.method, "clip"), tmp_path / "small")
-        small = read_recipe(name, [f"model.pretrained={tmp_path / 'small'}"])
+    place = "model" if found.model.get("pretrained") is not None else "model.image"
+    if place == "model" or "pretrained" in found.model["image"]:  # no network here: a small one of the kind
+        whole(FORMS.get(found.method, "groupvit" if found.method == "tgt" else "clip"), tmp_path / "small")
+        small = read_recipe(name, [f"{place}.pretrained={tmp_path / 'small'}"])
         method = start(small.description).method()
     else:
         with torch.device("meta"):

@@ -138,3 +138,17 @@ def loose_caption(told: Sequence[Sequence[str]], most: int, rng: Random, splitte
 def _grouped(pieces: Sequence[str], sizes: Sequence[int], splitter: Mode) -> list[str]:
     ends = list(accumulate(sizes))
     return [joined(pieces[end - size : end], splitter) for size, end in zip(sizes, ends, strict=True)]
+
+
+def cropped(text: str, share: float, rng: Random) -> str:
+    """The text, or with a chance of `share` a run of its words: any number of them, from any place.
+
+    >>> cropped("a dog runs over wet sand", 1.0, Random(3)), cropped("a dog runs", 0.0, Random(3))
+    ('a dog runs over wet', 'a dog runs')
+    """
+    words = text.split()
+    if not share or rng.random() >= share or len(words) < 2:
+        return text
+    number = rng.randint(1, len(words))
+    start = rng.randrange(len(words) - number + 1)
+    return " ".join(words[start : start + number])

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from grainline.config import Config
 from grainline.data.captions import sentences
 from grainline.data.causes import MISSING_CAPTION
-from grainline.data.chunks import Chunking, loose_caption, random_chunks
+from grainline.data.chunks import Chunking, cropped, loose_caption, random_chunks
 from grainline.data.grains import Grains, PhrasesConfig, grains
 from grainline.data.parts import Parted, encode_parts, encode_told
 from grainline.data.phrases.providers import open_provider
@@ -42,6 +42,9 @@ class TextsConfig(Config):
     phrases: PhrasesConfig = PhrasesConfig()  # phrases of the caption beside it
     chunks: int = Field(0, ge=0)  # parts of the caption, a long one at random; 0: as the method reads it
     loose: int = Field(0, ge=0)  # captions of a few sentences of all that is said, beside it
+    crop: float = Field(
+        0.0, ge=0, le=1
+    )  # share of the captions of which only some neighbouring words are kept
     together: int = Field(3, ge=1)  # sentences of a chunk and of a loose caption, at most
 
     @model_validator(mode="after")
@@ -60,6 +63,10 @@ class TextsConfig(Config):
             raise ValueError("captions 'sampled' needs sentences above 0, and goes with no foils")
         if self.apart and (self.per_image > 1 or self.subset):
             raise ValueError("with sentences or phrases a picture has one caption: per_image 1, subset 0")
+        if self.crop and (self.foils or self.apart or self.chunks):
+            raise ValueError(
+                "crop is for plain captions: it goes with no foils, sentences, phrases or chunks"
+            )
         alone = (self.captions, self.per_image, self.subset, self.foils, self.apart)
         if self.chunks and alone != ("whole", 1, 0, 0, False):
             raise ValueError(
@@ -187,7 +194,10 @@ class TrainSet(Dataset[Sample]):
         if self.cfg.chunks:
             return self._chunked(record, rng)
         pairs = foil_pairs(record, self.cfg, rng)
-        plain = [choose(record, self.cfg, rng) for _ in range(self.cfg.per_image - min(1, len(pairs)))]
+        plain = [
+            cropped(choose(record, self.cfg, rng), self.cfg.crop, rng)
+            for _ in range(self.cfg.per_image - min(1, len(pairs)))
+        ]
         captions = [pairs[0].true, *plain] if pairs else plain
         told: list[str] = []
         parts: list[str] = []

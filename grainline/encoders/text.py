@@ -27,8 +27,11 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
-class TextConfig(Config):
-    """`name` such as "B" (CLIP ViT-B's text side) fills in width, depth and heads; fields beside it win."""
+class SizedConfig(Config):
+    """Abstract: what is said of every text transformer from scratch.
+
+    `name` such as "B" (CLIP ViT-B's text side) fills in width, depth and heads; fields beside it win.
+    """
 
     name: str | None = None
     width: int = Field(gt=0)
@@ -38,8 +41,6 @@ class TextConfig(Config):
         8192, gt=256
     )  # entries of the tokenizer; training replaces it by what its tokenizer holds
     context: int = Field(77, gt=2)  # longest text in tokens; longer ones are cut, counted and reported
-    causal: bool = True
-    pool: Literal["end", "mean"] = "end"  # the end token's state, or the mean of all
     drop_path: float = Field(0.0, ge=0.0, lt=1.0)
     buckets: int = Field(4, ge=1)  # at most so many groups of similar length; 1 pads all to the longest
 
@@ -54,10 +55,17 @@ class TextConfig(Config):
         return SIZES[name] | values
 
     @model_validator(mode="after")
-    def _fits(self) -> "TextConfig":
+    def _fits(self) -> "SizedConfig":
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
         return self
+
+
+class TextConfig(SizedConfig):
+    """A transformer that says one vector of a text."""
+
+    causal: bool = True
+    pool: Literal["end", "mean"] = "end"  # the end token's state, or the mean of all
 
 
 class Grouping(Layered):
@@ -71,6 +79,12 @@ def read_at_once(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Grouping):
             module.buckets = 1
+
+
+def check_length(mask: Tensor, context: int) -> None:
+    """ValueError where a text [M, L] has more tokens than the context; padding may be longer."""
+    if mask.shape[1] > context and bool(mask[:, context:].any()):
+        raise ValueError(f"a text has more than {context} tokens; the tokenizer must cut it there")
 
 
 class TextTransformer(Grouping):
@@ -93,9 +107,8 @@ class TextTransformer(Grouping):
         if is_static():  # the caller keeps to the context
             tokens, pooled = self._read(ids, mask)
             return TextTokens(pooled, tokens, mask)
+        check_length(mask, self.context)
         length = ids.shape[1]
-        if length > self.context and bool(mask[:, self.context :].any()):
-            raise ValueError(f"a text has more than {self.context} tokens; the tokenizer must cut it there")
         groups = length_groups(mask.sum(1), self.buckets)
         parts = [self._read(ids[group, :longest], mask[group, :longest]) for group, longest in groups]
         back = torch.cat([group for group, _ in groups]).argsort()

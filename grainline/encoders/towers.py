@@ -10,6 +10,7 @@ from grainline.config import Config
 from grainline.encoders.base import ImageTokens
 from grainline.encoders.cast import SIZES as CAST_SIZES
 from grainline.encoders.cast import Cast, CastConfig, segments
+from grainline.encoders.grouper import Grouper, GrouperConfig
 from grainline.encoders.pretrained import Pretrained, build_pretrained
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.build import is_vector, space_of
@@ -38,9 +39,22 @@ ImageSide = Annotated[
     | Annotated[PretrainedImageConfig, Tag("pretrained")],
     Discriminator(image_kind),
 ]
+
+
+def text_kind(value: Any) -> str:
+    """The tag of a text side: "pretrained" or "groups" where it has that field, else "scratch"."""
+    kind = is_pretrained(value)
+    if kind == "scratch":
+        named = isinstance(value, GrouperConfig) or (isinstance(value, dict) and "groups" in value)
+        kind = "groups" if named else "scratch"
+    return kind
+
+
 TextSide = Annotated[
-    Annotated[TextConfig, Tag("scratch")] | Annotated[PretrainedTextConfig, Tag("pretrained")],
-    Discriminator(is_pretrained),
+    Annotated[TextConfig, Tag("scratch")]
+    | Annotated[GrouperConfig, Tag("groups")]
+    | Annotated[PretrainedTextConfig, Tag("pretrained")],
+    Discriminator(text_kind),
 ]
 
 
@@ -148,7 +162,9 @@ class Towers(nn.Module):
         return full(project(tokens))
 
 
-def _encoders(cfg: TowersConfig) -> tuple[ViT | Cast | ImageEncoder, TextTransformer | TextEncoder]:
+def _encoders(
+    cfg: TowersConfig,
+) -> tuple[ViT | Cast | ImageEncoder, TextTransformer | Grouper | TextEncoder]:
     """The encoders of both sides; two sides of one checkpoint are built at once."""
     image = _built(cfg.image) if isinstance(cfg.image, PretrainedImageConfig) else None
     same = (
@@ -156,9 +172,9 @@ def _encoders(cfg: TowersConfig) -> tuple[ViT | Cast | ImageEncoder, TextTransfo
         and isinstance(cfg.text, PretrainedTextConfig)
         and cfg.image.architecture == cfg.text.architecture
     )
-    text = image if same else None if isinstance(cfg.text, TextConfig) else _built(cfg.text)
+    text = image if same else _built(cfg.text) if isinstance(cfg.text, PretrainedTextConfig) else None
     seeing = _fresh(cfg.image) or (image and image.image)
-    reading = TextTransformer(cfg.text) if isinstance(cfg.text, TextConfig) else text.text if text else None
+    reading = _fresh_text(cfg.text) or (text and text.text)
     assert seeing is not None
     assert reading is not None
     if isinstance(cfg.image, PretrainedImageConfig) and cfg.image.patches == "values":
@@ -176,6 +192,12 @@ def _fresh(side: ViTConfig | CastConfig | PretrainedImageConfig) -> ViT | Cast |
     return ViT(side) if isinstance(side, ViTConfig) else None
 
 
+def _fresh_text(side: TextConfig | GrouperConfig | PretrainedTextConfig) -> TextTransformer | Grouper | None:
+    if isinstance(side, GrouperConfig):
+        return Grouper(side)
+    return TextTransformer(side) if isinstance(side, TextConfig) else None
+
+
 def _built(side: PretrainedImageConfig | PretrainedTextConfig) -> Pretrained:
     if side.architecture is None:
         raise ValueError(f"the architecture of {side.pretrained} is not known yet; `start` reads it")
@@ -183,12 +205,12 @@ def _built(side: PretrainedImageConfig | PretrainedTextConfig) -> Pretrained:
 
 
 def _projection(
-    side: ViTConfig | CastConfig | TextConfig | PretrainedImageConfig | PretrainedTextConfig,
+    side: ViTConfig | CastConfig | TextConfig | GrouperConfig | PretrainedImageConfig | PretrainedTextConfig,
     width: int,
     space: int,
 ) -> nn.Module:
     """Into the shared space; nothing where the summaries of a checkpoint are its vectors already."""
-    found = None if isinstance(side, ViTConfig | CastConfig | TextConfig) else side.architecture
+    found = side.architecture if isinstance(side, PretrainedImageConfig | PretrainedTextConfig) else None
     if found is not None and is_vector(found) and space_of(found) == space:
         return nn.Identity()
     return nn.Linear(width, space, bias=False)

@@ -9,6 +9,7 @@ from grainline.methods.flair import FLAIR, FLAIRConfig
 from grainline.methods.himo import HiMo, HiMoConfig
 from grainline.methods.maxsim import MaxSim, MaxSimConfig
 from grainline.methods.siglip import SigLIP, SigLIPConfig
+from grainline.methods.tgt import TGT, TGTConfig
 
 METHODS: dict[str, tuple[type[Method], type[Config]]] = {
     "clip": (CLIP, CLIPConfig),
@@ -17,5 +18,6 @@ METHODS: dict[str, tuple[type[Method], type[Config]]] = {
     "beta_clip": (BetaCLIP, BetaCLIPConfig),
     "flair": (FLAIR, FLAIRConfig),
     "caft": (CAFT, CAFTConfig),
+    "tgt": (TGT, TGTConfig),
     "maxsim": (MaxSim, MaxSimConfig),
 }

@@ -50,6 +50,12 @@ class Method(ABC, nn.Module):
     segmented: bool = False
     """Whether image tokens are segments, and Encoded.places says which pixels are whose."""
 
+    sees: bool = True
+    """Whether training looks at pictures: without, it can learn from captions that have none."""
+
+    fresh: tuple[str, ...] = ()
+    """How names of parameters of the encoders begin that an earlier run may lack, which begins this one."""
+
     blockwise: bool = False
     """Whether `score` goes over pairs in blocks of its own, and holds no more of a pair than its score."""
 
@@ -144,6 +150,18 @@ class Segmenting(Protocol):
         """The segment of each pixel at every stage, from fine to coarse: [N, H, W] int64 each
 
         A later stage joins segments of an earlier one. () where image tokens are no segments.
+        """
+
+
+@runtime_checkable
+class Grouping(Protocol):
+    """A method that puts the tokens of a text into groups."""
+
+    def groups(self, texts: Texts) -> Tensor:
+        """How much of each token every group takes: [M, K, L], without noise.
+
+        L counts the tokens of all parts of a text, one part behind the other, as `flat_parts` has them. The
+        column of a real token sums to 1; that of padding is 0.
         """
 
 

@@ -48,6 +48,29 @@ class ValueAttention(Attention):
         return self.to_out(first_attends(q[:, :, :1], k, v))
 
 
+class CrossAttention(nn.Module):
+    """Multi-head attention of some tokens to others."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} is not a multiple of {heads} heads")
+        self.heads = heads
+        self.to_query, self.to_key, self.to_value, self.to_out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x [N, K, W] reads tokens [N, L, W] where mask [N, L] is True (None: everywhere) -> [N, K, W]
+
+        Where nothing is real, everything is read: no NaN.
+        """
+        q, k, v = (
+            y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for y in (self.to_query(x), self.to_key(tokens), self.to_value(tokens))
+        )  # [N, heads, K or L, W/heads]
+        seen = None if mask is None else (mask | ~mask.any(1, keepdim=True))[:, None, None]
+        return self.to_out(attend(q, k, v, seen, causal=False).transpose(1, 2).flatten(2))
+
+
 def first_attends(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """What `ValueAttention` projects: q [N, heads, 1, C], k, v [N, heads, L, C] -> [N, L, heads * C]"""
     first = attend(q, k, v, None, causal=False)

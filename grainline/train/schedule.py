@@ -44,11 +44,17 @@ class Constant(Config):
 
 
 class Cosine(Config):
-    """Half a cosine, from the base rate at the end of the warm-up to `final` times it after the last step."""
+    """Half a cosine, from the base rate at the end of the warm-up to `final` times it after the last step.
+
+    Over the whole `run`, it is counted from the first step on, and the warm-up covers its beginning: the rate
+    then drops a little where the warm-up ends, as that of GroupViT's code does.
+    """
 
     kind: Literal["cosine"] = "cosine"
     warmup: Span = 0.05
     final: Factor = 0.0
+    first: Factor | None = None  # factor at step 0, from which the warm-up climbs; None: 1 / warmup
+    over: Literal["rest", "run"] = "rest"
 
 
 class StepDecay(Config):
@@ -86,14 +92,21 @@ def rate(schedule: Constant | Cosine | StepDecay, step: int, total: int) -> floa
             "set warmup to fewer steps, or to a share of the run below 1"
         )
     if step < warmup:
-        return (step + 1) / warmup
+        return _warming(schedule, step, warmup)
     if isinstance(schedule, Constant):
         return 1.0
     if isinstance(schedule, StepDecay):
         reached = sum(step >= steps_of(span, total) for span in schedule.milestones)
         return schedule.factor**reached
-    done = min((step - warmup) / max(total - warmup, 1), 1.0)
+    start = warmup if schedule.over == "rest" else 0
+    done = min((step - start) / max(total - start, 1), 1.0)
     return schedule.final + (1.0 - schedule.final) * (1.0 + math.cos(math.pi * done)) / 2.0
+
+
+def _warming(schedule: Constant | Cosine | StepDecay, step: int, warmup: int) -> float:
+    """The factor at a step of the warm-up. From a given `first` one, 1 is that of the step behind it."""
+    first = schedule.first if isinstance(schedule, Cosine) else None
+    return (step + 1) / warmup if first is None else first + (1.0 - first) * step / warmup
 
 
 def steps_of(span: float, total: int) -> int:

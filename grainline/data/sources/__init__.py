@@ -16,6 +16,7 @@
     foil-coco:foilv1.0_test_2017.json?images=DIR
     sugarcrepe:replace_obj.json?images=DIR, valse:actant-swap.json?images=DIR
     svo-probes:svo_probes.csv?images=DIR
+    texts:captions.jsonl.gz             captions without pictures, for methods that can learn from them
     hexagons:dev.jsonl                  boards of coloured tiles, with the tiles of each instruction
 
 Any path can be opened as another kind with KIND:PATH. A source raises UserError when it is opened and
@@ -55,6 +56,7 @@ from grainline.data.sources.sugarcrepe import SugarCrepe
 from grainline.data.sources.svo import SvoProbes
 from grainline.data.sources.table import Row, Table, json_rows, parse_json, read_rows
 from grainline.data.sources.tars import Tars
+from grainline.data.sources.texts import TextsAlone
 from grainline.data.sources.valse import Valse
 from grainline.errors import UserError
 
@@ -137,6 +139,7 @@ SOURCES: dict[str, Opener] = {
     "urban-1k": _named(Urban1k),
     "sharegpt4v": _named(ShareGPT4V),
     "iiw": _named(IIW),
+    "texts": lambda path, _images, _size: TextsAlone(path),
 }
 
 _BY_SUFFIX = {

@@ -1,0 +1,110 @@
+"""A text encoder whose summary is a few groups of tokens: that of the Text Group Transformer.
+
+In four steps:
+  1. K learnt group vectors stand behind the tokens of a text, without positions; layers in which all see all
+     let both inform each other;
+  2. a block gives every token to one group, and each group takes up the mean of its tokens (`nn/group.py`);
+  3. a few more layers read the groups alone;
+  4. the summary is the mean of the groups behind a LayerNorm.
+
+Masks come from lengths, never from ids. Positions can be left out at random in training, so that groups
+cannot be told by place alone.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from grainline.encoders.text import Grouping, SizedConfig, check_length, length_groups
+from grainline.nn.block import PROJECTIONS, Stack
+from grainline.nn.group import Assignment, GroupingBlock
+from grainline.nn.static import is_static
+
+
+class GrouperConfig(SizedConfig):
+    """`depth` counts the layers over tokens and groups, `later` those over groups alone."""
+
+    groups: int = Field(gt=0)
+    later: int = Field(3, ge=0)
+    form: Literal["full", "minimal"] = "full"  # the block of GroupViT's code, or the equations alone
+    eps: float = Field(1.0, ge=1e-6, allow_inf_nan=False)  # beside the number of tokens of a group
+    position_dropout: float = Field(0.0, ge=0.0, le=1.0)  # share of tokens without position, in training
+
+
+class GroupedTokens(NamedTuple):
+    """A text as groups, before any projection into a shared space."""
+
+    pooled: Tensor  # [M, W] the mean of the groups
+    tokens: Tensor  # [M, K, W] the groups, behind the last LayerNorm; empty ones too
+    mask: Tensor  # [M, K] bool, all True
+    soft: Tensor  # [M, K, L] how much of each token every group takes, without noise; 0 at padding
+
+
+class Grouper(Grouping):
+    """Token ids to groups.
+
+    Blocks and the grouping block stand one after the other in one list of layers, as the blocks of
+    `TextTransformer` do: the first ones can begin with its weights.
+    """
+
+    before, behind = ("words", "position", "groups"), ("norm",)
+    attention = rf"{PROJECTIONS}|((assign|attention)\.)?to_(query|key|value|out)"
+
+    def __init__(self, cfg: GrouperConfig) -> None:
+        super().__init__()
+        self.width, self.context, self.buckets = cfg.width, cfg.context, cfg.buckets
+        self.count, self.position_dropout = cfg.groups, cfg.position_dropout
+        self.words = nn.Embedding(cfg.vocab, cfg.width)
+        self.position = nn.Parameter(torch.randn(cfg.context, cfg.width) * 0.01)
+        # Not zeros: groups that are alike would stay alike for ever.
+        self.groups = nn.Parameter(nn.init.trunc_normal_(torch.empty(cfg.groups, cfg.width), std=0.02))
+        self.stack = Stack(cfg.width, cfg.depth + cfg.later, cfg.heads, drop_path=cfg.drop_path)
+        self.stack.blocks.insert(cfg.depth, _block(cfg))
+        self.norm = nn.LayerNorm(cfg.width)
+        nn.init.normal_(self.words.weight, std=0.02)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> GroupedTokens:
+        """ids [M, L], mask [M, L] -> GroupedTokens of the same L; padding may be longer than the context"""
+        if is_static():  # the caller keeps to the context
+            groups, soft = self._read(ids, mask)
+        else:
+            check_length(mask, self.context)
+            length = ids.shape[1]
+            found = length_groups(mask.sum(1), self.buckets)
+            parts = [self._read(ids[rows, :longest], mask[rows, :longest]) for rows, longest in found]
+            back = torch.cat([rows for rows, _ in found]).argsort()
+            groups = torch.cat([x for x, _ in parts])[back]
+            soft = torch.cat([F.pad(x, (0, length - x.shape[2])) for _, x in parts])[back]
+        return GroupedTokens(groups.mean(1), groups, mask.new_ones(groups.shape[:2]), soft)
+
+    def _read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The groups behind all layers, and who takes which token: [M, K, W], [M, K, L]"""
+        words = self.words(ids) + self._positions(ids)
+        groups = self.groups.to(words.dtype).expand(len(ids), -1, -1)
+        x = torch.cat([words, groups], 1)
+        seen: Tensor | None = torch.cat([mask, mask.new_ones(len(mask), self.count)], 1)
+        soft = None
+        for block in self.stack.blocks:
+            if isinstance(block, Assignment | GroupingBlock):
+                x, _, soft = block(x[:, -self.count :], x[:, : -self.count], mask)
+                seen = None  # groups alone from now on, and all of them are real
+            else:
+                x = block(x, seen)
+        assert soft is not None
+        return self.norm(x), soft
+
+    def _positions(self, ids: Tensor) -> Tensor:
+        position = self.position[: ids.shape[1]]
+        if not self.training or self.position_dropout == 0.0:
+            return position
+        kept = torch.empty(*ids.shape, 1, device=ids.device).bernoulli_(1.0 - self.position_dropout)
+        return position * kept
+
+
+def _block(cfg: GrouperConfig) -> Assignment | GroupingBlock:
+    if cfg.form == "minimal":
+        return Assignment(cfg.width, cfg.eps)
+    return GroupingBlock(cfg.width, cfg.groups, cfg.heads, cfg.eps)

@@ -1,0 +1,201 @@
+"""TGT (Text Group Transformer): the tokens of a caption fall into groups that a picture can be found by.
+
+"Discovering Meaningful Units with Visually Grounded Semantics from Image Captions", Behjati & Henderson,
+openreview.net/forum?id=kndKGnEOtb. In five steps:
+  1. a caption is read together with K learnt group vectors; every token is given to one of them, by a
+     straight-through Gumbel softmax, and the groups are read once more (`encoders/grouper.py`);
+  2. the text vector is the mean of the projected groups, at length 1;
+  3. the image vector is the mean of the projected image tokens of an encoder that does not learn (GroupViT in
+     the paper), at length 1;
+  4. InfoNCE both ways at a fixed temperature;
+  5. a small decoder says the caption again from the groups alone; its word vectors are those of the encoder.
+
+The baseline is the same with a plain transformer as text encoder: leave `text.groups` out.
+
+Differs from the paper, where it is silent or cannot be meant: reconstruction is a mean over all target tokens
+of a batch, where equation 10 has a sum, which would outweigh the other loss by thousands; pooling has the
+eps = 1 of GroupViT's code; projections have no bias. docs/methods/text-group-transformer.md says more.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from grainline.encoders.decoder import Decoder, DecoderConfig
+from grainline.encoders.grouper import GroupedTokens, Grouper
+from grainline.encoders.pretrained.config import PretrainedTextConfig
+from grainline.encoders.text import TextTransformer
+from grainline.encoders.towers import Towers, TowersConfig, flat_parts
+from grainline.encoders.vit import ViTConfig
+from grainline.errors import UserError
+from grainline.losses.vocabulary import vocabulary_loss
+from grainline.methods.base import Method, dot
+from grainline.methods.common import both_ways, cosine_heat
+from grainline.nn.pool import mean_pool, unit
+from grainline.nn.scale import LogitScale
+from grainline.types import FOIL, Clock, Encoded, Images, Mean, Pair, Term, Texts, full
+
+UNSEEN = r"towers\.(image|to_image|to_text)\..*"
+"""What learns nothing where no picture is compared with a text."""
+
+
+class TGTConfig(TowersConfig):
+    """Encoders, decoder and both losses. A text side with `groups` is a Grouper, without it the baseline."""
+
+    contrastive: float = Field(1.0, ge=0)  # weight of the loss that compares; 0: pictures are not looked at
+    reconstruction: float = Field(1.0, ge=0)  # weight of the other; 0: there is no decoder
+    mean: Literal["tokens", "captions"] = "tokens"  # of reconstruction: over tokens, or of sums over captions
+    decoder: DecoderConfig = DecoderConfig()
+    scale: float = Field(1 / 0.07, gt=0)  # of the cosines
+    learns_scale: bool = False  # as in GroupViT; in the paper the scale is fixed
+    max_scale: float | None = Field(100.0, gt=1)  # of a learnt one; None: no bound
+
+    @model_validator(mode="after")
+    def _fits(self) -> "TGTConfig":
+        if self.contrastive == self.reconstruction == 0:
+            raise ValueError("contrastive and reconstruction are both 0: nothing is left to learn")
+        if isinstance(self.text, PretrainedTextConfig):
+            raise ValueError(
+                "the text encoder of tgt is built from scratch: leave text.pretrained out, and name a "
+                "checkpoint as image.pretrained alone"
+            )
+        if isinstance(self.image, ViTConfig) and self.image.pool == "attention":
+            raise ValueError("image.pool attention would learn nothing: tgt takes the mean of image tokens")
+        if self.reconstruction and self.text.width % self.decoder.heads:
+            raise ValueError(
+                f"text.width {self.text.width} is no multiple of decoder.heads {self.decoder.heads}"
+            )
+        return self
+
+
+class Told(NamedTuple):
+    """What only this method reads of texts."""
+
+    vectors: Tensor  # [M, K, W] what the decoder reads: groups, or the one vector of the baseline
+    unsure: Tensor  # [M] entropy of the soft assignment, added up over tokens
+    tokens: Tensor  # [M] how many there are
+    taken: Tensor  # [M, K] how many of them each group takes, without noise; K = 0 for the baseline
+
+
+class TGT(Method):
+    """Dual encoder whose texts are groups of tokens, with a decoder beside it."""
+
+    fresh = ("towers.text.groups", "towers.text.stack.blocks.")
+
+    def __init__(self, cfg: TGTConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.pairwise, self.distribution = False, False
+        self.towers = Towers(cfg)
+        self.sees = cfg.contrastive > 0
+        text = self.towers.text
+        assert isinstance(text, Grouper | TextTransformer)
+        self.size, self.grid, self.context = self.towers.image.size, self.towers.image.grid, text.context
+        self.scale = LogitScale(cfg.scale, cfg.max_scale) if cfg.learns_scale else None
+        self.decoder = Decoder(cfg.decoder, text.width, text.context) if cfg.reconstruction else None
+
+    @property
+    def words(self) -> nn.Embedding:
+        """The word vectors of the text encoder, which the decoder reads and writes with."""
+        found = self.towers.text.words
+        assert isinstance(found, nn.Embedding)
+        return found
+
+    def encode_images(self, images: Images) -> Encoded:
+        """tokens: image tokens in the shared space; their mean is the vector before it has length 1"""
+        if self.training and not self.sees:
+            return self._unseen(images)
+        seen = self.towers.see(images)
+        real = seen.real()
+        vector = unit(self.towers.to_image(mean_pool(seen.patches, real).vector))
+        keep = 0 if self.training else real.shape[1]
+        tokens = full(self.towers.to_image(seen.patches[:, :keep]))
+        return Encoded(vector, tokens, real[:, :keep], images.image, images.image, None, seen.places)
+
+    def _unseen(self, images: Images) -> Encoded:
+        """Rows without content. UserError where something waits for gradients that cannot come."""
+        parts = (self.towers.image, self.towers.to_image, self.towers.to_text)
+        if any(p.requires_grad for part in parts for p in part.parameters()):
+            raise UserError(
+                "model.contrastive is 0, so pictures teach nothing: freeze what reads them, by a first rule "
+                f"{{pattern: '{UNSEEN}', lr: 0}} in train.optimizer.rules"
+            )
+        number, like = len(images.image), self.words.weight
+        nothing = like.new_zeros(number, 0, self.towers.space)
+        mask = nothing.new_zeros(number, 0).bool()
+        return Encoded(like.new_zeros(number, self.towers.space), nothing, mask, images.image, images.image)
+
+    def encode_texts(self, texts: Texts) -> Encoded:
+        """tokens: groups in the shared space, or the words of the baseline"""
+        ids, mask = flat_parts(texts)
+        read = self.towers.text(ids, mask)
+        vector = unit(self.towers.to_text(read.pooled))
+        keep = 0 if self.training else read.tokens.shape[1]
+        tokens = full(self.towers.to_text(read.tokens[:, :keep]))
+        told = _told(read, mask)
+        return Encoded(vector, tokens, read.mask[:, :keep], texts.item, texts.image, told)
+
+    def groups(self, texts: Texts) -> Tensor:
+        """How much of each token every group takes: [M, K, L], without noise; see `Grouping`.
+
+        UserError for the baseline, which has none.
+        """
+        if not isinstance(self.towers.text, Grouper):
+            raise UserError(
+                "this tgt is the baseline, whose text encoder has no groups; set model.text.groups"
+            )
+        found: GroupedTokens = self.towers.text(*flat_parts(texts))
+        return found.soft
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        return dot(images, texts)
+
+    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
+        if not self.sees:
+            return {}
+        scale = self.cfg.scale if self.scale is None else self.scale()
+        return both_ways(
+            lambda images, texts: scale * dot(images, texts), mine, everyone, self.cfg.contrastive
+        )
+
+    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:
+        """Reconstruction of true captions, foils left out, and facts about the groups."""
+        true = (texts.item >= 0) & (texts.level != FOIL)
+        terms = _facts(encoded.extra, texts.item >= 0)
+        if self.decoder is None:
+            return terms
+        ids, mask = (x[:, : self.context] for x in flat_parts(texts))
+        target = ids[:, 1:].masked_fill(~(mask[:, 1:] & true[:, None]), -1)
+        known = self.decoder(self.words(ids[:, :-1]), encoded.extra.vectors)
+        found = vocabulary_loss(known.flatten(0, 1), self.words.weight, target.flatten())
+        if self.cfg.mean == "captions":
+            found = found._replace(number=true.sum())
+        return {"reconstruction": Term(self.cfg.reconstruction, found)} | terms
+
+    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
+        return cosine_heat(images, texts)
+
+
+def _told(read: Any, mask: Tensor) -> Told:
+    if not isinstance(read, GroupedTokens):
+        nothing = read.pooled.new_zeros(len(mask))
+        return Told(read.pooled[:, None], nothing, nothing, nothing[:, None][:, :0])
+    soft = read.soft
+    unsure = -(soft * soft.clamp(min=1e-30).log()).sum((1, 2))
+    most = nn.functional.one_hot(soft.argmax(1), soft.shape[1]) * mask[..., None]  # [M, L, K]
+    return Told(read.tokens, unsure, mask.sum(1).to(soft.dtype), most.sum(1).to(soft.dtype))
+
+
+def _facts(told: Told, real: Tensor) -> dict[str, Term]:
+    """Entropy of each token in nats, tokens of each group that has any, share of empty groups: means."""
+    if not told.taken.shape[1]:
+        return {}
+    unsure, tokens, taken = (x.detach()[real] for x in (told.unsure, told.tokens, told.taken))
+    empty = taken == 0
+    facts = {
+        "entropy": Mean(unsure.sum(), tokens.sum()),
+        "tokens of a group": Mean(tokens.sum(), (~empty).sum()),
+        "empty groups": Mean(empty.sum(), empty.sum() + (~empty).sum()),
+    }
+    return {name: Term(None, mean) for name, mean in facts.items()}

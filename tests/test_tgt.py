@@ -1,0 +1,539 @@
+"""The Text Group Transformer: hand-worked cases of its specification, and a slow program of each block."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import tuning
+from make import CLOCK, VOCAB, batch, build
+from torch import Tensor, nn
+
+from grainline.config import parse
+from grainline.encoders.decoder import Decoder, DecoderConfig
+from grainline.encoders.grouper import Grouper, GrouperConfig
+from grainline.errors import UserError
+from grainline.methods.base import Grouping
+from grainline.methods.tgt import TGT
+from grainline.nn.group import (
+    Assignment,
+    GroupingBlock,
+    gumbel,
+    hard_assignment,
+    pooled_groups,
+    soft_assignment,
+)
+from grainline.train.optim import OptimizerConfig, Rule, build_optimizer, train_mode
+from grainline.train.step import Objective, cached_step, step
+from grainline.types import Encoded, Images, Mean, Pair, Texts, rows
+
+RAW = torch.tensor([[[2.0, 0.0, 1.0], [0.0, 1.0, 3.0]]])  # two groups, three tokens
+REAL = torch.ones(1, 3, dtype=torch.bool)
+VALUES = torch.tensor([[[1.0, 0.0], [0.0, 2.0], [2.0, 2.0]]])
+START = torch.tensor([[[0.5, 0.5], [1.0, -1.0]]])
+
+
+def made(*changes: str, case: str = "tgt") -> TGT:
+    method = build(case, *changes)
+    assert isinstance(method, TGT)
+    return method
+
+
+def captions(number: int, seed: int = 0, longest: int = 14) -> tuple[Images, Texts]:
+    """Random captions of 4 to `longest` tokens, one for each picture."""
+    g = torch.Generator().manual_seed(seed)
+    length = torch.randint(4, longest + 1, (number,), generator=g)
+    mask = (torch.arange(longest) < length[:, None])[:, None]
+    ids = torch.randint(3, VOCAB, (number, 1, longest), generator=g)
+    place = torch.arange(number)
+    return (
+        Images(torch.rand(number, 3, 8, 8, generator=g), place),
+        Texts(ids, mask, place, place, torch.zeros_like(place)),
+    )
+
+
+def test_the_softmax_runs_over_groups() -> None:
+    soft = soft_assignment(RAW, REAL)[0]
+    columns = [[0.880797, 0.119203], [0.268941, 0.731059], [0.119203, 0.880797]]
+    torch.testing.assert_close(soft.T, torch.tensor(columns), atol=1e-6, rtol=0)
+    over_keys = torch.tensor([0.665241, 0.090031, 0.244728])
+    assert not torch.allclose(soft[0], over_keys, atol=1e-2)
+    torch.testing.assert_close(hard_assignment(RAW, REAL), torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]]))
+
+
+@pytest.mark.parametrize(
+    ("eps", "expected"), [(0.0, [[1.5, 0.5], [2.0, 1.0]]), (1.0, [[1.0, 0.5], [5 / 3, 1 / 3]])]
+)
+def test_pooling(eps: float, expected: list[list[float]]) -> None:
+    found = START + pooled_groups(hard_assignment(RAW, REAL), VALUES, eps)
+    torch.testing.assert_close(found[0], torch.tensor(expected))
+
+
+def test_pooling_leaves_padding_out() -> None:
+    mask = torch.tensor([[True, True, False]])
+    hard = hard_assignment(RAW, mask)
+    assert (hard[..., 2] == 0).all()
+    assert (soft_assignment(RAW, mask)[..., 2] == 0).all()
+    found = START + pooled_groups(hard, VALUES, 1.0)
+    torch.testing.assert_close(found[0], torch.tensor([[1.0, 0.5], [1.0, 0.0]]))
+
+
+def test_gradients_pass_the_hard_assignment_as_those_of_the_softmax() -> None:
+    raw = RAW.clone().requires_grad_()
+    (hard_assignment(raw, REAL)[0, 0] * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    assert raw.grad is not None
+    expected = torch.tensor([0.104994, 0.393224, 0.314981])
+    torch.testing.assert_close(raw.grad[0], torch.stack([expected, -expected]), atol=1e-6, rtol=0)
+
+
+def test_noise_decides_which_group_a_token_goes_to() -> None:
+    noise = torch.zeros_like(RAW)
+    noise[0, 1, 0] = 2.5
+    assert hard_assignment(RAW, REAL, noise)[0, 1, 0] == 1
+    assert hard_assignment(RAW, REAL)[0, 1, 0] == 0
+
+
+def test_gumbel_noise_has_the_moments_of_its_distribution_and_no_infinity() -> None:
+    torch.manual_seed(0)
+    noise = gumbel(torch.empty(400_000))
+    assert noise.isfinite().all()
+    assert abs(float(noise.mean()) - 0.5772) < 0.01
+    assert abs(float(noise.var()) - math.pi**2 / 6) < 0.02
+
+
+def test_gumbel_noise_is_sampled_in_float32_under_autocast() -> None:
+    torch.manual_seed(0)
+    block = Assignment(8).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = block(torch.randn(2, 3, 8), torch.randn(2, 5, 8), torch.ones(2, 5).bool())
+    assert found.hard.dtype == found.soft.dtype == torch.float32
+    with pytest.raises(AssertionError):
+        gumbel(torch.empty(3, dtype=torch.bfloat16))
+
+
+def test_noise_is_drawn_in_training_alone_and_follows_the_generator() -> None:
+    torch.manual_seed(0)
+    block, groups, tokens = Assignment(8), torch.randn(4, 3, 8), torch.randn(4, 9, 8)
+    mask = torch.ones(4, 9, dtype=torch.bool)
+
+    def call() -> Tensor:
+        return block(groups, tokens, mask).hard.detach()
+
+    first, second = call(), call()
+    assert not torch.equal(first, second)
+    state = torch.get_rng_state()
+    third = call()
+    torch.set_rng_state(state)
+    assert torch.equal(third, call())
+    block.eval()
+    state = torch.get_rng_state()
+    assert torch.equal(call(), call())
+    assert torch.equal(state, torch.get_rng_state())
+    torch.testing.assert_close(block(groups, tokens, mask).hard.sum(1), torch.ones(4, 9))
+
+
+def test_an_empty_group_keeps_its_input_and_the_bias_of_the_projection() -> None:
+    block = Assignment(4, eps=1e-6).eval()
+    nn.init.normal_(block.to_out.bias)
+    with torch.no_grad():
+        for layer in (block.to_query, block.to_key):
+            layer.weight.copy_(torch.eye(4))
+    groups = torch.tensor([[[1.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.0]]])
+    tokens = torch.tensor([[[1.0, 2.0, 0.0, 1.0], [2.0, 0.0, 3.0, 0.0]]])
+    found = block(groups, tokens, torch.ones(1, 2, dtype=torch.bool))
+    assert found.groups.isfinite().all()
+    torch.testing.assert_close(found.groups[0, 1], groups[0, 1] + block.to_out.bias)
+    assert not torch.allclose(found.groups[0, 0], groups[0, 0] + block.to_out.bias)
+
+
+def slow_assignment(block: Assignment, groups: Tensor, tokens: Tensor, length: int) -> Tensor:
+    """One text, token by token, without noise."""
+    out = []
+    keys = [block.to_key(t) for t in tokens[:length]]
+    raws = [[float(block.to_query(g) @ k) / len(k) ** 0.5 for g in groups] for k in keys]
+    owner = [max(range(len(groups)), key=raw.__getitem__) for raw in raws]
+    for number, group in enumerate(groups):
+        mine = [block.to_value(t) for t, o in zip(tokens, owner, strict=False) if o == number]
+        total = sum(mine, torch.zeros_like(group))
+        out.append(group + block.to_out(total / (len(mine) + block.eps)))
+    return torch.stack(out)
+
+
+def slow_block(block: GroupingBlock, groups: Tensor, tokens: Tensor, length: int) -> Tensor:
+    """One text, as the docstring of the block says."""
+    x, t = block.norm_groups(groups), block.norm_tokens(tokens)[:length]
+    x = block.norm_mixed(torch.stack([block.mix(x[:, c]) for c in range(x.shape[1])], 1))
+    a = block.attention
+    q, k, v = a.to_query(x), a.to_key(t), a.to_value(t)
+    heads = [
+        ((qh @ kh.T) / qh.shape[1] ** 0.5).softmax(1) @ vh
+        for qh, kh, vh in zip(*(y.chunk(a.heads, 1) for y in (q, k, v)), strict=True)
+    ]
+    x = x + a.to_out(torch.cat(heads, 1))
+    x = block.norm_read(x + block.mlp_attended(block.norm_attended(x)))
+    x = slow_assignment(block.assign, x, t, length)
+    return x + block.mlp_assigned(block.norm_assigned(x))
+
+
+@pytest.mark.parametrize("form", ["minimal", "full"])
+@pytest.mark.parametrize("eps", [1.0, 1e-6])
+@torch.no_grad()
+def test_a_block_is_the_slow_program(form: str, eps: float) -> None:
+    torch.manual_seed(0)
+    block: Any = Assignment(16, eps) if form == "minimal" else GroupingBlock(16, 3, 4, eps)
+    slow: Any = slow_assignment if form == "minimal" else slow_block
+    block.double().eval()
+    for p in block.parameters():
+        nn.init.normal_(p, std=0.5)
+    groups, tokens = torch.randn(5, 3, 16).double(), torch.randn(5, 7, 16).double()
+    lengths = [7, 4, 1, 6, 2]
+    mask = torch.arange(7) < torch.tensor(lengths)[:, None]
+    found = block(groups, tokens, mask).groups
+    expected = torch.stack([slow(block, *x) for x in zip(groups, tokens, lengths, strict=True)])
+    torch.testing.assert_close(found, expected)
+
+
+def test_parameters_of_both_forms() -> None:
+    def count(module: nn.Module) -> int:
+        return sum(p.numel() for p in module.parameters())
+
+    assert count(GroupingBlock(128, 4, 4)) == 397_636
+    assert count(Assignment(128)) == 66_048
+
+
+def grouper(**changes: Any) -> Grouper:
+    torch.manual_seed(0)
+    values = {"name": "toy", "vocab": VOCAB, "context": 77, "groups": 3, "later": 1, "depth": 2}
+    return Grouper(parse(GrouperConfig, values | changes, "test")).eval()
+
+
+@pytest.mark.parametrize("form", ["minimal", "full"])
+def test_padding_to_the_context_changes_nothing(form: str) -> None:
+    model = grouper(form=form)
+    _, texts = captions(6)
+    ids, mask = texts.ids[:, 0], texts.mask[:, 0]
+    mask[5] = False
+    short = model(ids, mask)
+    long = model(F.pad(ids, (0, 63), value=5), F.pad(mask, (0, 63)))
+    assert long.soft.shape == (6, 3, 77)
+    assert long.tokens.isfinite().all()
+    torch.testing.assert_close(long.tokens[:5], short.tokens[:5], atol=1e-6, rtol=0)
+    torch.testing.assert_close(long.soft[:5, :, :14], short.soft[:5], atol=1e-6, rtol=0)
+    assert (long.soft[:, :, 14:] == 0).all()
+
+
+def test_reading_in_groups_of_length_changes_nothing() -> None:
+    model = grouper()
+    _, texts = captions(40)
+    ids, mask = texts.ids[:, 0], texts.mask[:, 0]
+    mask[:30, 5:] = False
+    found = model(ids, mask)
+    model.buckets = 1
+    torch.testing.assert_close(model(ids, mask), found, atol=1e-5, rtol=1e-5)
+
+
+def test_tokens_read_the_groups_and_each_other_in_both_directions() -> None:
+    model = grouper()
+    _, texts = captions(1)
+    ids, mask = texts.ids[:, 0], texts.mask[:, 0]
+    before = model(ids, mask).soft
+    later = ids.clone()
+    later[0, int(mask.sum()) - 1] = 7
+    assert not torch.allclose(model(later, mask).soft[:, :, 0], before[:, :, 0], atol=1e-8)
+
+
+def test_groups_begin_unlike_each_other() -> None:
+    groups = grouper().groups.detach()
+    assert float(groups.std()) == pytest.approx(0.02, rel=0.3)
+    assert len(torch.unique(groups, dim=0)) == 3
+
+
+def test_left_out_positions() -> None:
+    _, texts = captions(3)
+    ids, mask = texts.ids[:, 0], texts.mask[:, 0]
+    order = torch.arange(14).flip(0)
+    whole = torch.ones_like(mask)
+    model = grouper(position_dropout=1.0, form="minimal")
+    assert not torch.allclose(model(ids, whole).pooled, model(ids[:, order], whole).pooled, atol=1e-5)
+    state = torch.get_rng_state()
+    model.train()  # without positions a text is the set of its tokens; the noise goes with them
+    soft = model(ids, whole).soft
+    torch.set_rng_state(state)
+    torch.testing.assert_close(model(ids[:, order], whole).soft[:, :, order], soft)
+    assert mask.any()
+
+
+def test_infonce_of_the_specification() -> None:
+    method = made("reconstruction=0")
+    ids = torch.arange(2)
+    none = torch.empty(2, 0, 2), torch.empty(2, 0, dtype=torch.bool)
+    images = Encoded(torch.tensor([[0.6, 0.8], [0.0, 1.0]]), *none, ids, ids)
+    texts = Encoded(torch.eye(2), *none, ids, ids)
+    pair = Pair(images, texts)
+    terms = method.loss(pair, pair, CLOCK)
+    found = {name: float(term.mean.total / term.mean.number) for name, term in terms.items()}
+    assert found == pytest.approx({"t2i": 0.028017, "i2t": 1.456494}, abs=1e-5)
+    assert sum(term.weight or 0 for term in terms.values()) == 1
+    assert sum(found.values()) / 2 == pytest.approx(0.742255, abs=1e-5)
+
+
+class Known(nn.Module):
+    """In place of the decoder: says what gives each target a known loss."""
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.values = values
+
+    def forward(self, words: Tensor, vectors: Tensor) -> Tensor:  # noqa: ARG002
+        return self.values
+
+
+@pytest.mark.parametrize(("mean", "expected"), [("tokens", 5 / 6), ("captions", 2.5)])
+def test_reconstruction_is_a_mean_over_tokens_or_over_captions(mean: str, expected: float) -> None:
+    """Losses 1, 2 of one caption and four times 0.5 of another: 5 / 6 over tokens, in chunks too."""
+    method: Any = made(f"mean={mean}").double()
+    losses = torch.tensor([[1.0, 2.0, 9.0, 9.0], [0.5, 0.5, 0.5, 0.5]]).double()
+    # Of two words that differ, log(1 + exp(-x)) is the loss where x is how far the right one is ahead.
+    ahead = -torch.log(torch.expm1(losses))
+    table = torch.zeros(2, 32).double()
+    table[1, 0] = 1.0
+    method.towers.text.words = nn.Embedding.from_pretrained(table, freeze=False)
+    method.decoder = Known(F.pad(ahead[..., None], (0, 31)))
+    ids = torch.ones(2, 1, 5, dtype=torch.int64)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]).bool()[:, None]
+    place = torch.arange(2)
+    texts = Texts(ids, mask, place, place, torch.zeros_like(place))
+    whole = method.row_loss(texts, method.encode_texts(texts))["reconstruction"].mean
+    assert float((whole.total / whole.number).detach()) == pytest.approx(expected)
+    parts: list[Mean] = []
+    for i in range(2):
+        part = rows(texts, slice(i, i + 1))
+        method.decoder.values = F.pad(ahead[i : i + 1, :, None], (0, 31))
+        parts.append(method.row_loss(part, method.encode_texts(part))["reconstruction"].mean)
+    totals, numbers = (torch.stack(x).sum().detach() for x in zip(*parts, strict=True))
+    assert float(totals / numbers) == pytest.approx(expected)
+    if mean == "tokens":
+        naive = torch.stack([x.total / x.number for x in parts]).mean()
+        assert float(naive.detach()) == pytest.approx(1.0)
+
+
+def test_reconstruction_is_the_cross_entropy_of_the_next_token_of_true_captions() -> None:
+    method = made().double()
+    assert method.decoder is not None
+    _, texts = batch()
+    encoded = method.encode_texts(texts)
+    found = method.row_loss(texts, encoded)["reconstruction"].mean
+    total, number = 0.0, 0
+    for i, item in enumerate(texts.item):
+        if item < 0 or i == 1:  # padding, and the foil
+            continue
+        length = int(texts.mask[i].sum())
+        ids = torch.cat([part[real] for part, real in zip(texts.ids[i], texts.mask[i], strict=True)])
+        assert len(ids) == length
+        known = method.decoder(method.words(ids[None, :-1]), encoded.extra.vectors[i : i + 1])[0]
+        total += float(F.cross_entropy(known @ method.words.weight.T, ids[1:], reduction="sum").detach())
+        number += length - 1
+    assert int(found.number) == number
+    assert float(found.total.detach()) == pytest.approx(total, rel=1e-10)
+
+
+def test_the_decoder_is_causal_and_reads_the_vectors() -> None:
+    torch.manual_seed(0)
+    decoder = Decoder(DecoderConfig(), 16, 12).eval()
+    words, vectors = torch.randn(2, 9, 16), torch.randn(2, 4, 16)
+    before = decoder(words, vectors)
+    words[:, 5] = torch.randn(2, 16)
+    after = decoder(words, vectors)
+    torch.testing.assert_close(after[:, :5], before[:, :5])
+    assert not torch.allclose(after[:, 5], before[:, 5], atol=1e-3)
+    assert not torch.allclose(after[:, 6:], before[:, 6:], atol=1e-5)
+    assert not torch.allclose(decoder(words, torch.zeros_like(vectors))[:, :5], before[:, :5], atol=1e-3)
+
+
+def test_reconstruction_at_the_start_is_that_of_chance() -> None:
+    text = ["text.vocab=49408", "text.width=128", "text.heads=4", "text.depth=2"]
+    images, texts = captions(64)
+    terms = step(made(*text), images, texts._replace(ids=texts.ids * 160 % 49408), CLOCK)
+    assert float(terms["reconstruction"]) == pytest.approx(math.log(49408), abs=0.15)
+
+
+@pytest.mark.parametrize("case", ["tgt", "tgt-minimal"])
+def test_chunks_have_the_gradients_of_the_whole_with_noise(case: str) -> None:
+    """Every chunk repeats its noise in the second pass: gradients are those of the noise that was drawn."""
+    images, texts = captions(64)
+    method = made(case=case).train()
+    twin = copy.deepcopy(method)
+    torch.manual_seed(3)
+    cached = cached_step(twin, images, texts, CLOCK, 8)
+    # The same chunks with the same noise, all activations kept.
+    torch.manual_seed(3)
+    seen = [method.encode_images(rows(images, slice(i, i + 8))) for i in range(0, 64, 8)]
+    read, alone = [], []
+    for i in range(0, 64, 8):
+        part = rows(texts, slice(i, i + 8))
+        read.append(method.encode_texts(part))
+        alone.append(method.row_loss(part, read[-1])["reconstruction"].mean)
+    vectors = [torch.cat([x.vector for x in side]) for side in (seen, read)]
+    logits = (method.cfg.scale if method.scale is None else method.scale()) * vectors[0] @ vectors[1].T
+    right = torch.arange(64)
+    contrastive = (F.cross_entropy(logits, right) + F.cross_entropy(logits.T, right)) / 2
+    spoken = torch.stack([x.total for x in alone]).sum() / torch.stack([x.number for x in alone]).sum()
+    (contrastive + spoken).backward()
+    assert float(cached["reconstruction"]) == pytest.approx(float(spoken.detach()), rel=1e-5)
+    assert float(cached["i2t"] + cached["t2i"]) == pytest.approx(float(contrastive.detach()), rel=1e-5)
+    for (name, p), q in zip(method.named_parameters(), twin.parameters(), strict=True):
+        assert p.grad is not None, name
+        assert q.grad is not None, name
+        largest = float(p.grad.abs().max())
+        assert float((p.grad - q.grad).abs().max()) < 1e-4 * max(largest, 1e-2), name
+
+
+def test_projecting_a_mean_is_the_mean_of_projections() -> None:
+    method = made()
+    images, texts = captions(5)
+    seen, read = method.encode_images(images), method.encode_texts(texts)
+    for side in (seen, read):
+        torch.testing.assert_close(F.normalize(side.tokens.mean(1), dim=-1), side.vector, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        method.heat(seen, read),
+        torch.einsum("nld,nd->nl", F.normalize(seen.tokens, dim=-1), read.vector),
+    )
+
+
+def test_groups_are_a_soft_assignment_without_noise() -> None:
+    method = made()
+    assert isinstance(method, Grouping)
+    _, texts = batch()
+    found = method.train().groups(texts)
+    assert found.shape == (8, 3, 8)  # both parts of a text, one behind the other
+    lengths = texts.mask.flatten(1).sum(1)
+    real = torch.arange(8) < lengths[:, None]
+    torch.testing.assert_close(found.sum(1), real.float())
+    assert torch.equal(found, method.groups(texts))
+
+
+def test_the_baseline_says_that_it_has_no_groups() -> None:
+    _, texts = captions(2)
+    with pytest.raises(UserError, match=r"no groups; set model\.text\.groups"):
+        made(case="tgt-baseline").groups(texts)
+
+
+def test_the_baseline_decodes_from_its_one_vector() -> None:
+    method = made("reconstruction=1", "text.pool=end", "text.causal=true", case="tgt-baseline")
+    images, texts = captions(4)
+    encoded = method.encode_texts(texts)
+    assert encoded.extra.vectors.shape == (4, 1, 32)
+    terms = step(method, images, texts, CLOCK)
+    assert set(terms) == {"i2t", "t2i", "reconstruction"}
+    assert method.decoder is not None
+    value = method.decoder.cross.to_value.weight.grad
+    assert value is not None
+    assert value.abs().sum() > 0
+
+
+def test_one_group_takes_every_token() -> None:
+    method = made("text.groups=1")
+    _, texts = captions(4)
+    torch.testing.assert_close(method.groups(texts)[:, 0], texts.mask[:, 0].float())
+    step(method.train(), *captions(4), CLOCK)
+    query: Any = method.get_parameter("towers.text.stack.blocks.1.assign.to_query.weight")
+    assert (query.grad == 0).all()  # nothing to choose from
+
+
+def test_facts_count_tokens_groups_and_doubt() -> None:
+    method = made()
+    images, texts = captions(12)
+    soft = method.groups(texts)
+    mask = texts.mask[:, 0]
+    owner = soft.argmax(1)
+    taken = [[int(((o == k) & m).sum()) for k in range(3)] for o, m in zip(owner, mask, strict=True)]
+    filled = [n for row in taken for n in row if n]
+    doubt = [-float((p * p.log()).sum()) for p in soft.transpose(1, 2)[mask]]
+    loss = Objective(method)(images, texts, CLOCK)
+    expected = {
+        "entropy": sum(doubt) / len(doubt),
+        "tokens of a group": sum(filled) / len(filled),
+        "empty groups": 1 - len(filled) / 36,
+    }
+    assert {name: float(x) for name, x in loss.facts.items()} == pytest.approx(expected, rel=1e-4)
+
+
+def test_weights_of_nought_leave_a_term_and_its_parts_out() -> None:
+    images, texts = captions(4)
+    alone = made("reconstruction=0")
+    assert alone.decoder is None
+    assert set(step(alone, images, texts, CLOCK)) == {"i2t", "t2i"}
+    blind = made("contrastive=0")
+    for name, p in blind.named_parameters():
+        p.requires_grad_(not name.startswith(("towers.image", "towers.to_image", "towers.to_text")))
+    blind.towers.image.register_forward_hook(lambda *_: pytest.fail("a picture was looked at"))
+    assert set(step(blind.train(), images, texts, CLOCK)) == {"reconstruction"}
+    trained = [p for p in blind.parameters() if p.requires_grad]
+    assert all(p.grad is not None for p in trained)
+    assert not blind.sees
+
+
+def test_without_contrast_the_image_side_must_be_frozen() -> None:
+    with pytest.raises(UserError, match=r"first rule .*towers\\\.\(image\|to_image\|to_text\)"):
+        step(made("contrastive=0").train(), *captions(4), CLOCK)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (("contrastive=0", "reconstruction=0"), "nothing is left to learn"),
+        (("image.pool=attention",), "mean of image tokens"),
+        (("decoder.heads=5",), "no multiple of decoder.heads 5"),
+        (("text.eps=0",), "text.eps"),
+        (("text.groups=0",), "greater than 0"),
+    ],
+)
+def test_mistakes_in_the_config_are_one_line(changes: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        made(*changes)
+
+
+def test_a_frozen_groupvit_gives_the_same_features_after_ten_steps() -> None:
+    """Neither its weights nor its noise move while the text side learns; its tokens are groups on no grid."""
+    method: Any = made()
+    method.towers.image = tuning.encoders("groupvit", 0.0).image
+    size, width = method.towers.image.size, method.towers.image.width
+    method.towers.to_image = nn.Linear(width, 16, bias=False)
+    _, texts = captions(6)
+    images = Images(torch.rand(6, 3, size, size), torch.arange(6))
+    rules = (Rule(pattern=r"towers\.image\..*", lr=0), Rule(pattern=".*"))
+    optimizer = build_optimizer(method, OptimizerConfig(lr=1e-2, rules=rules))
+    train_mode(method)
+    before = [x.clone() for x in method.towers.image.state_dict().values()]
+    features = method.towers.see(images).patches
+    words = method.words.weight.detach().clone()
+    for _ in range(10):
+        optimizer.zero_grad()
+        step(method, images, texts, CLOCK)
+        optimizer.step()
+    after = method.towers.image.state_dict().values()
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert torch.equal(method.towers.see(images).patches, features)
+    assert not torch.equal(method.words.weight, words)
+
+
+def test_a_learnt_scale_is_bounded_and_a_fixed_one_is_none() -> None:
+    assert made().scale is None
+    scale = made("learns_scale=true", "max_scale=50").scale
+    assert scale is not None
+    assert scale.maximum == 50
+
+
+def test_learns_64_captions_by_heart() -> None:
+    images, texts = captions(64, longest=8)
+    method = made("text.width=64", "text.heads=4", "text.depth=1").train()
+    optimizer = torch.optim.Adam(method.parameters(), lr=4e-3)
+    for _ in range(500):
+        optimizer.zero_grad()
+        terms = step(method, images, texts, CLOCK)
+        optimizer.step()
+        if terms["reconstruction"] < 0.5 and terms["i2t"] + terms["t2i"] < 0.1:
+            return
+    pytest.fail(f"after 500 steps {terms}")
