@@ -95,7 +95,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         str,
         typer.Option(
             help="retrieval, long-retrieval, foils, zeroshot, monotonicity, cola, stability, fg-ovd,"
-            " similarity, own-caption, referring, inactivity."
+            " similarity, own-caption, referring, inactivity, phrases."
         ),
     ] = "retrieval",
     captions: Annotated[

@@ -137,6 +137,18 @@ class Attending(Protocol):
 
 
 @runtime_checkable
+class Grouping(Protocol):
+    """A method that puts the tokens of a text into groups."""
+
+    def groups(self, texts: Texts) -> Tensor:
+        """How much of each token every group takes: [M, K, L], without noise.
+
+        L counts the tokens of all parts of a text, one part behind the other, as `flat_parts` has them. The
+        column of a real token sums to 1; that of padding is 0.
+        """
+
+
+@runtime_checkable
 class Segmenting(Protocol):
     """A method that can read pictures as segments."""
 

@@ -13,6 +13,7 @@
     cola:COLA_multiobjects_matching_benchmark.json?images=DIR
     fg-ovd:3_attributes.json?images=DIR
     refcoco:DIR?split=testA&images=DIR            refs(unc).p or .json with instances.json
+    flickr30k-entities:DIR?split=val&images=DIR   captions with the noun phrases in them
     hexagons:dev.jsonl                  boards of coloured tiles, with the tiles of each instruction
 
 Any path can be opened as another kind with KIND:PATH. A source raises UserError when it is opened and
@@ -28,6 +29,7 @@ from grainline.data.sources.classes import Classes
 from grainline.data.sources.coco import CocoKarpathy, CocoVal2017, is_karpathy, is_official
 from grainline.data.sources.cola import Cola, is_cola
 from grainline.data.sources.common import HELP, divide, read_text, some
+from grainline.data.sources.entities import Entities
 from grainline.data.sources.fgovd import FgOvd, is_fgovd
 from grainline.data.sources.folder import Folder, files_below, suffix
 from grainline.data.sources.hexagons import Hexagons, is_hexagons
@@ -135,6 +137,7 @@ SOURCES: dict[str, Opener] = {
     "cola": _named(Cola),
     "fg-ovd": _named(FgOvd),
     "refcoco": _named(RefCoco),
+    "flickr30k-entities": _named(Entities),
     "hexagons": _named(Hexagons),
     "himo-docci": _named(HimoDocci),
     "dci": _named(DCI),
@@ -157,7 +160,7 @@ _BY_SUFFIX = {
 }
 _WITH_FOLDER_OF_PICTURES = (
     *("table", "parquet", "json", "coco-karpathy", "coco-val2017", "himo-docci", "cola", "fg-ovd"),
-    *("refcoco", "dci", "docci", "urban-1k", "sharegpt4v", "iiw"),
+    *("refcoco", "flickr30k-entities", "dci", "docci", "urban-1k", "sharegpt4v", "iiw"),
 )
 _PACKED = ("gz", "tgz", "bz2", "xz", "zst", "zip")
 
