@@ -142,7 +142,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     png: Annotated[
         Path | None,
         typer.Option(
-            help="Write a figure (monotonicity), or heat maps (retrieval, long-retrieval, fg-ovd, referring)."
+            help="Write a figure (monotonicity, phrases), or heat maps (retrieval, long-retrieval, fg-ovd,"
+            " referring)."
         ),
     ] = None,
     beside: Annotated[list[str] | None, typer.Option(help="monotonicity: other results to draw.")] = None,

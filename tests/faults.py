@@ -1281,17 +1281,41 @@ EDGES = [
 # fmt: on
 
 ELSEWHERE = [
-    Fault("losses/blocks.py", "tests/test_contract.py", "numbers of ids are made on the default device",
-          "torch.arange(len(ids), device=ids.device)", "torch.arange(len(ids))"),
-    Fault("nn/late.py", "tests/test_contract.py", "weights of sums are made on the default device",
-          'generator=g, dtype=torch.int64, device="cpu"', "generator=g, dtype=torch.int64"),
-    Fault("losses/conditioned.py", "tests/test_pooled.py", "a tile forgets that what is pooled takes room",
-          "max(slots, width * self.pooled)", "slots"),
-    Fault("losses/conditioned.py", "tests/test_pooled.py", "only the first row of a tile gives a gradient",
-          "cols.dim() == 4 or len(by) == 1:", "len(by) > 0:\n        by, rows = by[:1], rows[:1]"),
-    Fault("nn/precision.py", "tests/test_farthest.py", "settings of the newer names count as exact",
-          "which the older ones refuse to read\n        return True",
-          "which the older ones refuse to read\n        return False"),
+    Fault(
+        "losses/blocks.py",
+        "tests/test_contract.py",
+        "numbers of ids are made on the default device",
+        "torch.arange(len(ids), device=ids.device)",
+        "torch.arange(len(ids))",
+    ),
+    Fault(
+        "nn/late.py",
+        "tests/test_contract.py",
+        "weights of sums are made on the default device",
+        'generator=g, dtype=torch.int64, device="cpu"',
+        "generator=g, dtype=torch.int64",
+    ),
+    Fault(
+        "losses/conditioned.py",
+        "tests/test_pooled.py",
+        "a tile forgets that what is pooled takes room",
+        "max(slots, width * self.pooled)",
+        "slots",
+    ),
+    Fault(
+        "losses/conditioned.py",
+        "tests/test_pooled.py",
+        "only the first row of a tile gives a gradient",
+        "cols.dim() == 4 or len(by) == 1:",
+        "len(by) > 0:\n        by, rows = by[:1], rows[:1]",
+    ),
+    Fault(
+        "nn/precision.py",
+        "tests/test_farthest.py",
+        "settings of the newer names count as exact",
+        "which the older ones refuse to read\n        return True",
+        "which the older ones refuse to read\n        return False",
+    ),
 ]
 
 FAULTS = (

@@ -44,8 +44,8 @@ def encode_phrases(
     """
     if model.method.chunking is not None:
         raise UserError(
-            f"{model.description.method} reads a text as chunks that it composes; --suite phrases is for methods that "
-            "read its words one after the other"
+            f"{model.description.method} reads a text as chunks that it composes; --suite phrases is for"
+            " methods that read its words one after the other"
         )
     if len(source) == 0:
         raise UserError(f"no samples in {source.path}; evaluation needs at least one")
@@ -70,8 +70,8 @@ def encode_phrases(
     if not found.texts:
         why = f"; of {found.unmapped} the tokens cannot be told apart" if found.unmapped else ""
         raise UserError(
-            f"no phrase in {source.path} that the model reads is marked in its caption{why}; the phrases suite needs "
-            "regions with a span, as flickr30k-entities and scenes have"
+            f"no phrase in {source.path} that the model reads is marked in its caption{why}; the phrases"
+            " suite needs regions with a span, as flickr30k-entities and scenes have"
         )
     nothing = rows(vectors_only(model.encode(texts=["a"])), slice(0, 0))  # no vector is needed
     return Encodings(

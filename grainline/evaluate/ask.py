@@ -41,7 +41,11 @@ SUBTEXTS = (MONOTONICITY, STABILITY)  # suites of the subtexts of one caption a 
 POOLED = (SIMILARITY, OWN_CAPTION, INACTIVITY)  # suites of pictures as texts see them
 OF_REGIONS = (FG_OVD, REFERRING)  # suites of the texts of regions
 RANKED = ("retrieval", LONG_RETRIEVAL)  # suites that rank candidates
-OWN_SCORES = (*OF_REGIONS, *POOLED, PHRASES)  # suites that compare vectors or tokens, whatever the method scores
+OWN_SCORES = (
+    *OF_REGIONS,
+    *POOLED,
+    PHRASES,
+)  # suites that compare vectors or tokens, whatever the method scores
 
 
 class Asked(NamedTuple):
@@ -79,7 +83,11 @@ def ask(
         if value is not None and suite != owner:
             raise UserError(f"{name} goes with --suite {owner}, not with {suite}")
     if scoring is not None and suite in OWN_SCORES:
-        own = {REFERRING: "reads heat", INACTIVITY: "reads where texts look", PHRASES: "reads groups of tokens"}
+        own = {
+            REFERRING: "reads heat",
+            INACTIVITY: "reads where texts look",
+            PHRASES: "reads groups of tokens",
+        }
         what = own.get(suite, "compares vectors")
         raise UserError(f"--scoring goes with suites that ask the method for scores; {suite} {what}")
     _refuse_shortlist(suite, options.shortlist)
@@ -219,7 +227,9 @@ def _captions(suite: str, given: str | None) -> Captions:
     if suite in OF_REGIONS and given is not None:
         raise UserError(f"--captions is {given!r}; {suite} reads the texts of regions: leave it out")
     if suite == PHRASES and given is not None:
-        raise UserError(f"--captions is {given!r}; {suite} reads all texts in which phrases are marked: leave it out")
+        raise UserError(
+            f"--captions is {given!r}; {suite} reads all texts in which phrases are marked: leave it out"
+        )
     if suite in fixed and given not in (None, fixed[suite]):
         why = "the first caption is the class" if suite == ZEROSHOT else "every caption has its own picture"
         raise UserError(f"--captions is {given!r}; for {suite} {why}: leave it out")

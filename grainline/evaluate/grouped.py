@@ -1,4 +1,4 @@
-"""What a model makes of captions with annotated phrases: groups of their tokens, and clusters of their states.
+"""What a model makes of captions with annotated phrases: groups of their tokens, clusters of their states.
 
 Captions are read batch by batch; states of tokens are clustered at once and not kept.
 """
@@ -29,13 +29,15 @@ class Shuffled(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """Captions with the tokens of their phrases, and what became of these tokens. Begin and end are left out."""
+    """Captions with the tokens of their phrases, and what became of them. Begin and end are left out."""
 
     texts: tuple[str, ...]
     tokens: tuple[tuple[Token, ...], ...]
     picture: tuple[int, ...]  # whose caption it is
     gold: tuple[np.ndarray, ...]  # [P, L] bool, the tokens of each phrase
-    soft: tuple[np.ndarray, ...] | None  # [K, L] how much of a token each group takes; None: the method has none
+    soft: (
+        tuple[np.ndarray, ...] | None
+    )  # [K, L] how much of a token each group takes; None: the method has none
     shuffled: tuple[Shuffled, ...] | None
     clusters: dict[str, tuple[Labelled, ...]]  # by clustering; {} where there is none
     words: bool  # whether the method keeps a state of every token

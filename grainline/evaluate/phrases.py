@@ -4,13 +4,15 @@ tIoU, precision, recall and F1 (tiou.py) of the Text Group Transformer, in perce
 have a phrase. No token of a begin or an end counts. The same is measured, always, of rules that read no word:
   - uniform chunks: runs of equally many tokens, as many as the method has groups, and four of them
   - one group of all tokens; every token alone; every token in any group by lot
-  - fixed cuts: where captions are cut at the same relative positions, the best that were found on these phrases
+  - a position oracle: all captions are cut at the same relative positions, the best that were found on these
+    phrases themselves
 and of clusters of token states (clusters.py), where the method keeps a state of every token. A method whose
 groups only say where a token stands does not beat uniform chunks by much. So captions are grouped a second
 time with their words in another order: phrases at the places of their words, and phrases that go with them.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +55,9 @@ def phrases_suite(method: Scorer, data: Encodings, options: Options = Options())
     """
     found = data.grouped
     if found is None:
-        raise UserError(f"{data.path} was encoded without phrases; the {PHRASES} suite needs captions with them")
+        raise UserError(
+            f"{data.path} was encoded without phrases; the {PHRASES} suite needs captions with them"
+        )
     only_plain(options, PHRASES)
     number = found.groups or FOUR
     cuts = best_cuts(found.gold, number)
@@ -93,6 +97,13 @@ def phrases_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cel
     }
 
 
+def headlines(result: Result) -> list[str]:
+    """The metrics that stand on top of a page: tIoU of the groups, and of uniform chunks beside it."""
+    number = result.settings["groups"]
+    names = [uniform(FOUR)] if number is None else [GROUPS, uniform(number)]
+    return [f"{MEASURES[0]}, {name}" for name in names]
+
+
 def _scores(found: Grouped, fixed: Callable[[int], Labelled], number: int) -> Scores:
     """Everything that groups tokens, with its values for every caption."""
     gold = found.gold
@@ -100,8 +111,8 @@ def _scores(found: Grouped, fixed: Callable[[int], Labelled], number: int) -> Sc
     if found.soft is not None:
         out[GROUPS] = _all([hard(one) for one in found.soft], gold)
     for groups in dict.fromkeys((number, FOUR)):
-        out[uniform(groups)] = _ruled(lambda tokens, k=groups: chunks(tokens, k), gold)
-    out[f"fixed cuts found on the phrases, K = {number}"] = _ruled(fixed, gold)
+        out[uniform(groups)] = _ruled(partial(chunks, groups=groups), gold)
+    out[f"position oracle, K = {number}"] = _ruled(fixed, gold)
     out[f"random, K = {number}"] = _all(
         [at_random(one.shape[1], number, i) for i, one in enumerate(gold)], gold
     )
@@ -111,7 +122,9 @@ def _scores(found: Grouped, fixed: Callable[[int], Labelled], number: int) -> Sc
         out[STAYING] = _all(labels, [one.staying for one in found.shuffled])
         going = [one.going for one in found.shuffled]
         out[GOING] = _all(labels, going)
-        out[f"{uniform(number)}, shuffled words, phrases with them"] = _ruled(lambda n: chunks(n, number), going)
+        out[f"{uniform(number)}, shuffled words, phrases with them"] = _ruled(
+            lambda n: chunks(n, number), going
+        )
     return out | {name: _all(one, gold) for name, one in found.clusters.items()}
 
 
@@ -141,7 +154,9 @@ def _notes(found: Grouped, at: Sequence[float]) -> tuple[str, ...]:
     notes.append(f"{len(found.texts)} captions with {phrases:.2f} phrases each")
     if at:
         places = ", ".join(f"{cut:.2f}" for cut in at)
-        notes.append(f"fixed cuts lie at {places} of a caption; they were looked for on these phrases themselves")
+        notes.append(
+            f"the position oracle cuts at {places} of a caption, looked for on these phrases themselves"
+        )
     return (*notes, *_of_groups(found), *_of_clusters(found))
 
 
@@ -151,8 +166,8 @@ def _of_groups(found: Grouped) -> list[str]:
     spread = np.mean([_entropy(one) for one in found.soft])
     empty = np.mean([1 - len(np.unique(one.argmax(0))) / len(one) for one in found.soft])
     return [
-        f"{100 * empty:.1f} % of the {found.groups} groups of a caption have no token; the entropy of a token over the"
-        f" groups is {spread:.3f} of the largest possible"
+        f"{100 * empty:.1f} % of the {found.groups} groups of a caption have no token; the entropy of a token"
+        f" over the groups is {spread:.3f} of the largest possible"
     ]
 
 

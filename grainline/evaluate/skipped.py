@@ -25,17 +25,16 @@ class Skipped:
         self._failed.append((error.cause, str(error)))
         if len(self._failed) > self._share * self._samples:
             raise UserError(
-                f"at least {len(self._failed)} of {self._samples} samples in {self._path} are damaged; allowed are "
-                f"{self._share:.0%} of them (--damage, or data.damage of a recipe); the first: "
+                f"at least {len(self._failed)} of {self._samples} samples in {self._path} are damaged;"
+                f" allowed are {self._share:.0%} of them (--damage, or data.damage of a recipe); the first: "
                 f"{'; '.join(self.first())}"
             )
 
     def refuse_all(self) -> None:
         """Raise UserError where nothing else is left."""
         if len(self._failed) == self._samples:
-            raise UserError(
-                f"no sample of {self._path} can be used; the first of {len(self._failed)}: {self._failed[0][1]}"
-            )
+            first = self._failed[0][1]
+            raise UserError(f"no sample of {self._path} can be used; the first of {self._samples}: {first}")
 
     def causes(self) -> dict[str, int]:
         """How many there are of each cause."""

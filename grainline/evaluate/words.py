@@ -7,6 +7,7 @@ not; they are used if cleaning changed nothing but the case of letters and runs 
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from grainline.data.captions import sentences
@@ -80,10 +81,10 @@ def _placed(
 
 def _cut(words: Sequence[tuple[int, int]], cuts: Sequence[int]) -> list[tuple[int, int]]:
     """Words cut at some characters."""
-    out = []
+    out: list[tuple[int, int]] = []
     for start, end in words:
         edges = [start, *sorted({cut for cut in cuts if start < cut < end}), end]
-        out += list(zip(edges[:-1], edges[1:], strict=True))
+        out += pairwise(edges)
     return out
 
 

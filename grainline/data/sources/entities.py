@@ -3,14 +3,14 @@
     flickr30k-entities:DIR?split=val&images=flickr30k-images/
 
 Plummer et al., arXiv 1505.04870. DIR is the folder of the release:
-    Sentences/ID.txt    the captions of a picture, one a line: [/EN#283585/people Two people] are [/EN#0/notvisual
-                        outside] .
+    Sentences/ID.txt    the captions of a picture, one a line:
+                        [/EN#283585/people Two people] are [/EN#0/notvisual outside] .
     Annotations/ID.xml  boxes of entities by their numbers, where they were unpacked
     train.txt, val.txt, test.txt   which pictures are whose
 
-A record is a picture ID.jpg with its captions, and a region for every bracket, those of number 0 ("notvisual")
-and those without a box included; its span says where it stands in which caption. The box of a region is the
-smallest around all boxes of its entity. Without `images` captions can be read alone.
+A record is a picture ID.jpg with its captions, and a region for every bracket, those of number 0
+("notvisual") and those without a box included; its span says where it stands in which caption. The box of a
+region is the smallest around all boxes of its entity. Without `images` captions can be read alone.
 """
 
 import copy
@@ -100,7 +100,9 @@ class Entities(FileSource):
                 box = thing.find("bndbox")
                 if box is None:
                     continue
-                left, top, right, bottom = (float(box.findtext(x, "")) for x in ("xmin", "ymin", "xmax", "ymax"))
+                left, top, right, bottom = (
+                    float(box.findtext(x, "")) for x in ("xmin", "ymin", "xmax", "ymax")
+                )
                 for number in thing.iter("name"):
                     found.setdefault(str(number.text).strip(), []).append((left - 1, top - 1, right, bottom))
         except (ElementTree.ParseError, ValueError, OSError) as error:
@@ -169,7 +171,9 @@ def _listed(home: str, splits: list[str]) -> list[str]:
         names += [name.removesuffix(".jpg") for name in read_lines(str(file))]
     gone = [name for name in names if not Path(home, SENTENCES, f"{name}.txt").is_file()]
     if gone:
-        raise UserError(f"{home}/{SENTENCES} has no captions of {some(gone)} of split {','.join(splits)}; {HELP}")
+        raise UserError(
+            f"{home}/{SENTENCES} has no captions of {some(gone)} of split {','.join(splits)}; {HELP}"
+        )
     return names
 
 

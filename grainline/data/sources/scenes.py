@@ -89,7 +89,9 @@ class Scenes:
         return f"scenes-{self.split}-{self.seed}-{index:06d}"
 
     def _texts(self, told: Told, index: int) -> Record:
-        marked = tuple(Region(told.long[m.start : m.end], span=("long", m.start, m.end)) for m in told.mentions)
+        marked = tuple(
+            Region(told.long[m.start : m.end], span=("long", m.start, m.end)) for m in told.mentions
+        )
         return Record(self._key(index), b"", (told.short,), told.long, marked)
 
     def scene(self, index: int) -> Scene:
