@@ -494,12 +494,12 @@ def test_anchors_stand_beside_every_result_and_batches_decide_nothing() -> None:
         names = [metric.name for metric in results[0].metrics]
         for rule in (uniform(4), "one group", "singletons", "random, K = 4", "position oracle, K = 4"):
             assert all(f"{measure}, {rule}" in names for measure in MEASURES)
-        assert "TIoU, uniform chunks, K = 4" in headline(results[0])
+        assert "tIoU, uniform chunks, K = 4" in headline(results[0])
         assert any(note.startswith("the position oracle cuts at") for note in results[0].notes)
     assert (
         "this method makes no groups of tokens: rules and clusterings alone are measured" in results[0].notes
     )
-    assert "TIoU, groups" not in headline(results[0])
+    assert "tIoU, groups" not in headline(results[0])
 
 
 def test_states_of_tokens_are_clustered_without_begin_and_end() -> None:
@@ -619,8 +619,8 @@ def test_figures_show_shares_brackets_and_places(tmp_path: Path) -> None:
     for part in (
         "Phrases of m",
         "Groups by position",
-        "TIoU, groups",
-        "TIoU, uniform chunks, K = 4",
+        "tIoU, groups",
+        "tIoU, uniform chunks, K = 4",
         dog.told,
     ):
         assert part in told.words

@@ -100,7 +100,9 @@ def headline(result: Result) -> dict[str, str]:
     names = [name for name in top if name in {m.name for m in result.metrics}]
     shown = [result.metric(name) for name in names]
     values = {
-        m.label if m.label == MIOU else m.label[0].upper() + m.label[1:]: f"{m.text(m.value)}\n{m.ends()}"
+        m.label
+        if m.label[1].isupper()
+        else m.label[0].upper() + m.label[1:]: f"{m.text(m.value)}\n{m.ends()}"
         + ("" if m.chance is None else f"\nchance {m.text(m.chance)}")
         for m in shown
     }

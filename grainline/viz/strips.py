@@ -18,7 +18,7 @@ from grainline.viz.tokens import LETTERS, POSITIONS, RULES, Tokened, runs
 
 # In inches: the room for names on the left, and a token.
 LEFT, TOKEN, LEAST = 0.8, 0.24, 7.0
-HEAD, FOOT, ABOVE, BELOW, ROW = 0.5, 0.75, 0.35, 1.0, 0.2
+HEAD, FOOT, ABOVE, BELOW, ROW = 0.5, 0.6, 0.35, 1.0, 0.2
 STRIP = 0.35  # height of the strip, in rows of the map; it stands below the last one
 BRACKET = 1.35  # where brackets stand below the map, in rows
 
@@ -33,12 +33,13 @@ def write_strips(path: str | Path, shown: Sequence[Tokened], mean: np.ndarray, t
     columns = max(mean.shape[1], *(len(one.words) for one in shown))
     wide = max(LEAST, LEFT + TOKEN * columns + 0.3)
     maps = [mean, *(one.soft for one in shown)]
-    heights = [ABOVE + ROW * (len(one) + 2) + BELOW for one in maps]
+    below = [0.1, *(BELOW for _ in shown)]  # room for the tokens, which are turned
+    heights = [ABOVE + ROW * (len(one) + 2) + foot for one, foot in zip(maps, below, strict=True)]
     tall = HEAD + sum(heights) + FOOT
     figure = Figure(figsize=(wide, tall), dpi=DPI, facecolor="white")
     top = HEAD
-    for share, height, one in zip(maps, heights, (None, *shown), strict=True):
-        box = (LEFT, tall - top - height + BELOW, TOKEN * share.shape[1], ROW * (len(share) + 2))
+    for share, height, foot, one in zip(maps, heights, below, (None, *shown), strict=True):
+        box = (LEFT, tall - top - height + foot, TOKEN * share.shape[1], ROW * (len(share) + 2))
         axes = figure.add_axes((box[0] / wide, box[1] / tall, box[2] / wide, box[3] / tall))
         _share(axes, share)
         if one is None:

@@ -64,7 +64,7 @@ def tokened(shown: Sequence[Tokened]) -> str:
     """Captions one below the other."""
     return "".join(
         f'<article class="card"><h3>{escape(one.told)} <small>{escape(one.name)}</small></h3>'
-        f'<div class="scroll">{_caption(one)}</div></article>'
+        f"{_scrolled(_caption(one), one.told)}</article>"
         for one in shown
     )
 
@@ -77,7 +77,13 @@ def positions(mean: np.ndarray) -> str:
         f'<text x="{LEFT}" y="{foot}">beginning</text>'
         f'<text x="{LEFT + CELL * bins}" y="{foot}" text-anchor="end">end</text>'
     )
-    return f'<div class="scroll">{_svg(bins, foot + 6, _map(mean) + words, "mean share by position")}</div>'
+    label = "mean share of each group by position"
+    return _scrolled(_svg(bins, foot + 6, _map(mean) + words, label), label)
+
+
+def _scrolled(body: str, label: str) -> str:
+    """What may be wider than the page, for the arrow keys too."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">{body}</div>'
 
 
 def _caption(one: Tokened) -> str:
