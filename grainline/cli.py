@@ -172,7 +172,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     for path in filter(None, (json, html, png)):
         writable(path)
     loaded = load(model, scoring=scoring)
-    refuse_unplaced(png, suite, loaded.method)
+    refuse_unplaced(png, suite, loaded)
     source = _open(data, images, loaded.method.size)
     with progress("encoding") as step:
         encodings = encoded(asked, loaded, source, batch, damage, step)

@@ -549,6 +549,16 @@ def test_what_is_lacking_is_said_and_the_rest_measured(monkeypatch: pytest.Monke
     assert result.metric("tIoU, uniform chunks, K = 4").value > 0
 
 
+def test_a_method_that_refuses_to_make_groups_has_none() -> None:
+    def none(_: Texts) -> Tensor:
+        raise UserError("built without groups")
+
+    data, result = surveyed(grouping(none))
+    assert data.grouped is not None
+    assert data.grouped.soft is data.grouped.shuffled is None
+    assert "tIoU, k-means" in {metric.name for metric in result.metrics}
+
+
 def test_long_captions_are_cut_and_damaged_ones_skipped() -> None:
     long = "a red dog runs " * 30 + "to a house"
     bad = record("a dog", "a dog", key="z")._replace(regions=(Region("x", span=("captions.0", 0, 99)),))

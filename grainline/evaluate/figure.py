@@ -22,7 +22,7 @@ from grainline.evaluate.referring import REFERRING
 from grainline.evaluate.result import Result
 from grainline.evaluate.subtexts import EACH
 from grainline.evaluate.tokened import by_position, captions, refuse_groupless
-from grainline.methods.base import Method
+from grainline.model import Model
 from grainline.viz.figure import COLOURS, require_matplotlib, write_png
 from grainline.viz.look import Look
 from grainline.viz.maps import write_maps
@@ -94,11 +94,11 @@ def draw(path: str | Path, on: Measured) -> None:
     write_png(path, risings(on), f"Score by subtexts, {number:,} pictures of {name}")
 
 
-def refuse_unplaced(png: Path | None, suite: str, method: Method) -> None:
+def refuse_unplaced(png: Path | None, suite: str, model: Model) -> None:
     """Raise UserError for heat maps of a method whose image tokens have no places, and for no groups."""
     if png and suite == PHRASES:
-        refuse_groupless(method)
-    if png and suite in MAPPED and not method.placed:
+        refuse_groupless(model)
+    if png and suite in MAPPED and not model.method.placed:
         raise UserError(
             "--png draws heat maps, and the image tokens of this model have no places in the picture"
         )

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from grainline.data.collate import texts_of
+from grainline.errors import UserError
 from grainline.evaluate.anchors import SEED, Labelled
 from grainline.evaluate.clusters import CLUSTERINGS, can_cluster, clusterings
 from grainline.evaluate.gold import Caption, segments, shuffled, up_to
@@ -77,7 +79,7 @@ class Groups:
     """
 
     def __init__(self, model: Model, batch: int) -> None:
-        self._model, self._batch = model, batch
+        self._model, self._batch, self._grouping = model, batch, makes_groups(model)
         self._waiting: list[tuple[_Read, _Mixed | None]] = []
         self._read: list[_Read] = []
         self._soft: list[np.ndarray] = []
@@ -105,15 +107,14 @@ class Groups:
     def found(self) -> Grouped:
         """All of them; the last batch is read now."""
         self._flush()
-        grouping = isinstance(self._model.method, Grouping)
         clustered = self._words and can_cluster() and bool(self._read)
         return Grouped(
             tuple(one.caption.text for one in self._read),
             tuple(tuple(one.tokens) for one in self._read),
             tuple(one.picture for one in self._read),
             tuple(one.gold for one in self._read),
-            tuple(self._soft) if grouping else None,
-            tuple(self._shuffled) if grouping else None,
+            tuple(self._soft) if self._grouping else None,
+            tuple(self._shuffled) if self._grouping else None,
             {name: tuple(found) for name, found in self._clusters.items()} if clustered else {},
             self._words,
             self._bare,
@@ -128,7 +129,7 @@ class Groups:
 
     def _queue(self, one: _Read) -> None:
         mixed = None
-        if isinstance(self._model.method, Grouping):
+        if self._grouping:
             mixed = self._mixed(one)
             if mixed is None:
                 self._unmapped += 1
@@ -165,14 +166,11 @@ class Groups:
         if self._words and can_cluster():
             self._cluster(texts, reads, [sum(map(len, ids)) for ids in parted.ids])
 
-    @torch.no_grad()
     def _soft_of(self, texts: Sequence[str], tokens: Sequence[Sequence[Token]]) -> list[np.ndarray]:
         """How much of each token every group takes, [K, L] for each text; [] for a method without groups."""
-        method = self._model.method
-        if not texts or not isinstance(method, Grouping):
+        if not texts or not self._grouping:
             return []
-        batch = to(texts_of(self._model.read(texts).ids), self._model.device)
-        taken = method.groups(batch).float().cpu().numpy()
+        taken = _groups(self._model, texts).float().cpu().numpy()
         found = [one[:, [token.column for token in mine]] for one, mine in zip(taken, tokens, strict=True)]
         refuse_nan(sum(bool(np.isnan(one).any()) for one in found), len(found))
         assert all(np.allclose(one.sum(0), 1, atol=1e-3) for one in found), "a token is not shared out"
@@ -188,6 +186,28 @@ class Groups:
         for one, read in zip(states, reads, strict=True):
             for name, labelled in clusterings(one[[token.column for token in read.tokens]]).items():
                 self._clusters[name].append(labelled)
+
+
+def makes_groups(model: Model) -> bool:
+    """Whether a model puts tokens into groups.
+
+    A method that can may have been built without them, as the baseline of the Text Group Transformer is; it
+    says so when it is asked.
+    """
+    if not isinstance(model.method, Grouping):
+        return False
+    try:
+        _groups(model, ["a"])
+    except UserError:
+        return False
+    return True
+
+
+@torch.no_grad()
+def _groups(model: Model, texts: Sequence[str]) -> Tensor:
+    """What the method makes of texts as the model reads them."""
+    assert isinstance(model.method, Grouping)
+    return model.method.groups(to(texts_of(model.read(texts).ids), model.device))
 
 
 def hard(soft: np.ndarray) -> Labelled:

@@ -4,17 +4,18 @@ import numpy as np
 
 from grainline.errors import UserError
 from grainline.evaluate.examples import SHOWN, Measured, spread
+from grainline.evaluate.grouped import makes_groups
 from grainline.evaluate.phrases import GROUPS, MEASURES, uniform
-from grainline.methods.base import Grouping, Method
+from grainline.model import Model
 from grainline.viz.tokens import Tokened
 
 BINS = 24  # places along a caption
 SUFFIX = "</w>"  # of pieces of words in CLIP's vocabulary; no word holds it
 
 
-def refuse_groupless(method: Method) -> None:
-    """Raise UserError for a method that makes no groups."""
-    if not isinstance(method, Grouping):
+def refuse_groupless(model: Model) -> None:
+    """Raise UserError for a model that makes no groups."""
+    if not makes_groups(model):
         raise UserError("--png draws the groups of tokens, and this method makes none; leave --png out")
 
 
