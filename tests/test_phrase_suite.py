@@ -21,7 +21,7 @@ from torch import Tensor
 from grainline.config import override
 from grainline.data.captions import sentences
 from grainline.data.record import Damaged, Record, Region
-from grainline.data.sources import open_source
+from grainline.data.sources import open_source, open_sources
 from grainline.data.sources.entities import Entities, read_sentence
 from grainline.data.sources.scenes import Scenes
 from grainline.data.tokenized import TextTokenizer, Tokenized
@@ -364,6 +364,15 @@ def test_flickr30k_entities_are_read(tmp_path: Path) -> None:
         both[0]
     bare = both.texts_only()  # type: ignore[attr-defined]
     assert (bare[0].image, bare[0].regions[1].span) == (b"", ("captions.0", 8, 18))
+
+
+def test_joined_sources_leave_their_pictures_out_too(tmp_path: Path) -> None:
+    home = entities(tmp_path / "f")
+    paths = [f"flickr30k-entities:{home}", "scenes:dev?count=2&size=32"]
+    data, result = surveyed(grouping(by_id), open_sources(paths))
+    assert [len(key.split("scenes-dev")) for key in data.keys] == [1, 1, 2, 2]
+    assert result.queries["picture"][:3] == [0, 0, 1]
+    assert (data.path, data.damaged) == (" ".join(paths), {})
 
 
 def caption_at(found: Record, span: tuple[str, int, int]) -> str:
