@@ -3,6 +3,7 @@
 python -m benchmarks.beta_clip_tables OUT [--png FILE]
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.beta_clip import SETTINGS, measurements
@@ -157,9 +158,11 @@ def table(folder: Folder, data: str, columns: list[tuple[str, str, str]]) -> Non
             print(f"| {setting.name} | {' | '.join(shown)} | {minutes} |")
 
 
-def figure(folder: Folder, path: Path) -> None:
+def figure(folders: Sequence[Folder], path: Path) -> None:
     """How often the right picture of a scene is found by three scores, with intervals, as a PNG."""
     from matplotlib.figure import Figure
+
+    (folder,) = folders
 
     shown = [s for s in SETTINGS if s.data == "scenes" and s.name[:2] in ("ce", "bc") and s.texts]
     drawn = []

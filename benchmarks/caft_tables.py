@@ -1,13 +1,17 @@
 """Tables, predictions and figure of docs/methods/caft.md, from what benchmarks/caft.py measured.
 
-python -m benchmarks.caft_tables OUT [--png FILE]
+    python -m benchmarks.caft_tables OUT... [--png FILE]
+
+Several OUT are studies of different lengths; the figure has them side by side.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.caft import ALPHAS, SETTINGS, SMALL, measurements
 from benchmarks.study import SEEDS, Folder, Ordering, cells, minutes_of, orderings, show
 from grainline.evaluate.pool import pooled
+from grainline.evaluate.result import Result
 
 WAYS = ("image to text R@1", "text to image R@1")
 BOTH = ("scenes", "openstax")
@@ -57,8 +61,8 @@ ORDERINGS = [
     *step("not of the paper: FLAIR gains by reading as much text", "same-text", "flair"),
     *step("not of the paper: superpixels are better than squares", "caft", "square-grid"),
     Ordering("not of the paper: superpixels cover better than squares", "caft", "square-grid", "mIoU"),
-    *step("not of the paper: eight heads are better than one", "caft", "one-head"),
-    Ordering("not of the paper: eight heads cover better than one", "caft", "one-head", "mIoU"),
+    *step("not of the paper: several heads are better than one", "caft", "one-head"),
+    Ordering("not of the paper: several heads cover better than one", "caft", "one-head", "mIoU"),
     *step("not of the paper: all negatives are better than drawn ones", "all-negatives", "caft"),
 ]  # fmt: skip
 
@@ -98,16 +102,15 @@ def curve(folder: Folder, data: str) -> None:
             print(f"| {alpha:g} | {chosen['rSum']} | {' | '.join(found[way] for way in (*WAYS, 'rSum'))} |")
 
 
-def figure(folder: Folder, path: Path) -> None:
-    """rSum of every row of the ladder with the seeds as dots, as a PNG."""
+def figure(folders: Sequence[Folder], path: Path) -> None:
+    """rSum of every row of the ladder, seeds as dots, as a PNG: a panel for each set of each study."""
     from matplotlib.figure import Figure
 
-    canvas = Figure(figsize=(7.2, 2.8), dpi=110, layout="constrained")
-    for place, data in enumerate(BOTH):
-        axes = canvas.add_subplot(1, 2, place + 1)
-        names = ("flair", "visual", "textual", "caft", "whole-only", "same-text")
-        found = {name: folder.results(f"{data}-{name}", f"retrieval on {data}") for name in names}
-        found = {name: results for name, results in found.items() if len(results) == len(SEEDS)}
+    panels = [(folder, data) for data in BOTH for folder in folders if rows_of(folder, data)]
+    canvas = Figure(figsize=(3.1 * len(panels), 2.8), dpi=110, layout="constrained")
+    for place, (folder, data) in enumerate(panels):
+        axes = canvas.add_subplot(1, len(panels), place + 1)
+        found = rows_of(folder, data)
         for i, results in enumerate(found.values()):
             metric = next(m for m in pooled(results).metrics if m.name == "rSum")
             ends = [[metric.value - metric.low], [metric.high - metric.value]]
@@ -115,11 +118,20 @@ def figure(folder: Folder, path: Path) -> None:
             for result in results:
                 value = next(m.value for m in result.metrics if m.name == "rSum")
                 axes.plot(i, value, ".", color="#1d2b36", ms=4)
-        axes.set_xticks(range(len(found)), list(found), fontsize=7)
-        axes.set_title(f"rSum, {data}", fontsize=8)
+        axes.axhline(metric.chance, color="#b0413e", lw=0.8, ls="--")
+        axes.set_xticks(range(len(found)), list(found), fontsize=6, rotation=25)
+        pairs = next(line["pairs"] for line in folder.lines().values() if line["data"] == data)
+        axes.set_title(f"rSum, {data}, {pairs:,} pairs; dashed: chance", fontsize=7)
         axes.tick_params(axis="y", labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
     canvas.savefig(path)
+
+
+def rows_of(folder: Folder, data: str) -> dict[str, list[Result]]:
+    """The results of retrieval of those rows that have all seeds."""
+    names = ("flair", "visual", "textual", "caft", "whole-only", "same-text")
+    found = {name: folder.results(f"{data}-{name}", f"retrieval on {data}") for name in names}
+    return {name: results for name, results in found.items() if len(results) == len(SEEDS)}
 
 
 if __name__ == "__main__":

@@ -247,13 +247,18 @@ def data_folder() -> Path:
     return Path(os.environ["GRAINLINE_DATA"])
 
 
-def show(doc: str | None, tables: Callable[[Folder], None], figure: Callable[[Folder, Path], None]) -> None:
-    """The command that prints the tables of a study and draws its figure."""
+def show(
+    doc: str | None,
+    tables: Callable[[Folder], None],
+    figure: Callable[[Sequence[Folder], Path], None],
+) -> None:
+    """The command that prints the tables of studies, one by one, and draws the figure of them all."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=Path, nargs="+")
     parser.add_argument("--png", type=Path)
     args = parser.parse_args()
-    folder = Folder(args.out, args.out)
-    tables(folder)
+    folders = [Folder(out, out) for out in args.out]
+    for folder in folders:
+        tables(folder)
     if args.png:
-        figure(folder, args.png)
+        figure(folders, args.png)

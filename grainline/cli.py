@@ -11,6 +11,7 @@ import typer
 from grainline import __version__, commands
 from grainline.bar import progress
 from grainline.errors import UserError
+from grainline.features import features
 from grainline.show import show
 
 Many = Annotated[list[str] | None, typer.Option(help="One or more data sources, as in docs/data.md.")]
@@ -37,6 +38,7 @@ app.command()(commands.export)
 data.command()(commands.phrases)
 data.command()(commands.pack)
 data.command()(commands.superpixels)
+data.command()(features)
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 VARIADIC = ("--data", "--set", "--validation", "--beside", "--samples", "--text")
@@ -94,7 +96,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     suite: Annotated[
         str,
         typer.Option(
-            help="retrieval, long-retrieval, foils, zeroshot, monotonicity, cola, stability, fg-ovd,"
+            help="retrieval, long-retrieval, probes, zeroshot, monotonicity, cola, stability, fg-ovd,"
             " similarity, own-caption, referring, inactivity, phrases."
         ),
     ] = "retrieval",

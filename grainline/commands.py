@@ -272,8 +272,9 @@ def superpixels(  # noqa: PLR0913 - each is an option of the command
     import torch
 
     from grainline.config import parse
+    from grainline.data.kept import told
     from grainline.data.sources import open_sources
-    from grainline.data.superpixels import make, told
+    from grainline.data.superpixels import make
     from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 
     values = {

@@ -11,9 +11,10 @@ from rich.console import Console
 from grainline.data.sources import open_source
 from grainline.evaluate.encode import Encodings, encode_source
 from grainline.evaluate.examples import Measured
+from grainline.evaluate.ranking import PROBES, probes_suite
 from grainline.evaluate.report import metrics, outcomes
 from grainline.evaluate.result import Result, write
-from grainline.evaluate.suite import foils_suite, retrieval_suite
+from grainline.evaluate.suite import retrieval_suite
 from grainline.evaluate.table import table
 from grainline.experiment import run
 from grainline.model import load
@@ -41,10 +42,10 @@ def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
     unseen, composed = (
         open_source(f"scenes:{split}?count={scenes}", size=size) for split in ("dev", "compose")
     )
-    encodings = encode_source(model, unseen, foils=True)
+    encodings = encode_source(model, unseen, probes=True)
     results = {
         "retrieval": retrieval_suite(model.method, encodings),
-        "foils": foils_suite(model.method, encodings),
+        PROBES: probes_suite(model.method, encodings),
         "composition": retrieval_suite(model.method, encode_source(model, composed)),
     }
     for name, result in results.items():
@@ -60,7 +61,7 @@ def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
     summary = _summary(results, encodings)
     on = Measured(model, unseen, encodings, results["retrieval"])
     sections = [metrics(shown), Section("Training", charts(curves(read_log(out)))), *outcomes(on)]
-    sections += outcomes(on._replace(result=results["foils"]))
+    sections += outcomes(on._replace(result=results[PROBES]))
     title = "grainline demo: sentences matched with patches of drawn scenes"
     write_page(page, render_page(title, page_summary(summary), sections))
     for name, value in summary.items():
@@ -71,7 +72,7 @@ def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
 def _summary(results: dict[str, Result], encodings: Encodings) -> dict[str, str]:
     first = results["retrieval"].metric("text to image R@1")
     novel = results["composition"].metric("text to image R@1")
-    kinds = [metric for metric in results["foils"].metrics[1:]]
+    kinds = [metric for metric in results[PROBES].metrics[1:]]
     worst = min(kinds, key=lambda metric: metric.value)
     words = {word.strip(".,;:'\"").lower() for text in encodings.strings for word in text.split()}
     return {

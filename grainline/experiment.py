@@ -15,12 +15,13 @@ import torch
 from grainline.begin import Earlier, begin_with, read_earlier_run, say
 from grainline.config import Config
 from grainline.data.dataset import TrainSet
+from grainline.data.features import KeptFeatures
 from grainline.data.record import Damaged, Source
 from grainline.data.sources import open_sources, takes_images
 from grainline.data.superpixels import StoredSuperpixels
 from grainline.data.tokenized import TextTokenizer
 from grainline.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer
-from grainline.data.transforms import EvalTransform, SameTransform, TrainTransform
+from grainline.data.transforms import Crop, EvalTransform, SameTransform, TrainTransform
 from grainline.dist import rank, wait
 from grainline.errors import UserError
 from grainline.evaluate.encode import encode_source
@@ -29,6 +30,7 @@ from grainline.evaluate.suite import Options, retrieval_suite
 from grainline.files import aside, reason
 from grainline.methods.base import Method
 from grainline.model import Model, load
+from grainline.origin import image_fingerprint
 from grainline.recipe import Recipe, read_recipe, write_recipe
 from grainline.start import (
     Description,
@@ -88,7 +90,7 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
         data = TrainSet(
             source,
             tokenizer,
-            _crop(recipe, source, method.size, description),
+            _crop(recipe, source, method, description, come),
             recipe.data.texts,
             context=method.context,
             seed=recipe.train.seed,
@@ -134,16 +136,21 @@ def _report(job: Run, recipe: Recipe, ended: str) -> None:
 
 
 def _crop(
-    recipe: Recipe, source: Source, size: int, description: Description
-) -> TrainTransform | SameTransform:
-    """How training pictures are cut out, and their superpixels where they were made before."""
+    recipe: Recipe, source: Source, method: Method, description: Description, come: Path | None
+) -> Crop:
+    """How training pictures are cut out, and their superpixels or features where they were made before."""
     cfg = recipe.data
     if cfg.crop is not None:
-        return TrainTransform(size, **cfg.crop.model_dump())
-    transform = EvalTransform(size, **picture_settings(description))
+        return TrainTransform(method.size, **cfg.crop.model_dump())
+    transform = EvalTransform(method.size, **picture_settings(description))
+    config: Any = description.config
+    if cfg.features is not None:
+        # What goes on from a checkpoint gets its weights when training begins, so they are read here too.
+        begun = method if come is None else load(come, device="cpu").method
+        encoder = image_fingerprint(config.image, begun.get_submodule("towers.image"))
+        return KeptFeatures(Path(cfg.features), source, transform, encoder, tokens=config.learns_tokens)
     if cfg.superpixels is None:
         return SameTransform(transform)
-    config: Any = description.config
     settings = config.image.model_dump(mode="json").get("superpixels")
     if settings is None:
         raise UserError(

@@ -88,13 +88,18 @@ def seal(folder: Path, body: Mapping[str, Any]) -> None:
     sync(folder)
 
 
-def unseal(folder: Path, by_size: Collection[str] = ()) -> dict[str, Any]:
+def unseal(
+    folder: Path, by_size: Collection[str] = (), only: Collection[str] | None = None
+) -> dict[str, Any]:
     """The body that `seal` wrote, after every file was checked; raises Corrupt.
 
     by_size  files that are too large to be read now: only their size is checked
+    only     the files to check, where others are not needed and may be missing; None: all
     """
     body = read_sealed(folder / STATE)
     for name, expected in body.pop("files").items():
+        if only is not None and name not in only:
+            continue
         try:
             size = (folder / name).stat().st_size
             if size != expected["bytes"]:

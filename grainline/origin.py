@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from grainline.config import Config
+from grainline.encoders.pretrained.build import sides_of
+from grainline.encoders.pretrained.config import PretrainedImageConfig
 from grainline.files import STATE
 from grainline.model import Model, find_run
 
@@ -41,10 +44,32 @@ def fingerprint(model: Model) -> str:
     Where a checkpoint of others lay is none of it: weights and architecture say what it was. Nor is which of
     its positions learn.
     """
-    total = hashlib.sha256()
     facts = [model.description.method, _deciding(model.description.config), model.tokenizer.to_json()]
+    return _digest(facts, model.method)
+
+
+def image_fingerprint(side: Config, encoder: nn.Module) -> str:
+    """16 hex digits of a sha256 over an image encoder in evaluation: what its config says, and its weights.
+
+    side  the config of the image side of a method
+
+    Neither the text side nor how pictures become squares is part of it.
+    """
+    facts = side.model_dump(mode="json", exclude={"drop_path", "dropout"})  # training alone knows these
+    if isinstance(side, PretrainedImageConfig):
+        assert side.architecture is not None, "read by `start`"
+        names = ("kind", "mean", "spread")
+        facts = {name: side.architecture[name] for name in names} | {"patches": side.patches}
+        facts["config"] = sides_of(side.architecture)["image"]
+    if "superpixels" in facts:
+        del facts["superpixels"]["checkpoint"]  # where the weights lay
+    return _digest(facts, encoder)[:16]
+
+
+def _digest(facts: Any, module: nn.Module) -> str:
+    total = hashlib.sha256()
     total.update(json.dumps(facts, sort_keys=True).encode())
-    for name, tensor in sorted(model.method.state_dict().items()):
+    for name, tensor in sorted(module.state_dict().items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         total.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
@@ -59,7 +84,7 @@ def _scoring(config: Config) -> dict[str, Any]:
     return way
 
 
-LATER = (("patches", "attention"),)
+LATER = (("patches", "attention"), ("resize", None))
 """Fields that came after the first indexes were built, at the values that they then had without a name."""
 
 

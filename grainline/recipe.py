@@ -30,15 +30,21 @@ class DataConfig(Config):
     texts: TextsConfig = TextsConfig()
     crop: CropConfig | None = CropConfig()  # None: pictures as evaluation sees them
     superpixels: str | None = None  # folder of `grainline data superpixels`, for an encoder that reads them
+    features: str | None = None  # folder of `grainline data features`, for a frozen image encoder
     workers: int = Field(1, ge=0)  # processes that load pictures, for each training process
     damage: float = Field(0.02, ge=0, le=1)  # share of samples that may be damaged before the run stops
 
     @model_validator(mode="after")
     def _same_squares(self) -> "DataConfig":
-        if self.superpixels and self.crop is not None:
+        for name, folder in (("superpixels", self.superpixels), ("features", self.features)):
+            if folder and self.crop is not None:
+                raise ValueError(
+                    f"{name} that were made before are of the square that evaluation sees, and a random crop "
+                    f"shows another one: set data.crop to null, or leave data.{name} out"
+                )
+        if self.superpixels and self.features:
             raise ValueError(
-                "superpixels that were made before are of the square that evaluation sees, and a random crop "
-                "shows another one: set data.crop to null, or leave data.superpixels out"
+                "features were made of superpixels already: leave data.superpixels out, or data.features"
             )
         return self
 

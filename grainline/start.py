@@ -177,11 +177,14 @@ def _loaded(config: TowersConfig) -> tuple[Pretrained | None, Pretrained | None]
             context=text.context,
             stretch=text.stretch,
             quick_gelu=image.quick_gelu,
+            resize=image.resize,
         )
         return _with(both, "image", image.pretrained), _with(both, "text", text.pretrained)
     seen = read = None
     if image is not None:
-        found = load_pretrained(image.pretrained, size=image.size, quick_gelu=image.quick_gelu)
+        found = load_pretrained(
+            image.pretrained, size=image.size, quick_gelu=image.quick_gelu, resize=image.resize
+        )
         seen = _with(found, "image", image.pretrained)
     if text is not None:
         found = load_pretrained(

@@ -40,10 +40,11 @@ class Texts(NamedTuple):
 class Images(NamedTuple):
     """Pictures as they leave the loader; encoders normalise them, because mean and spread go with weights."""
 
-    pixels: Tensor  # [N, 3, H, W] uint8 in 0..255, or float in 0..1
+    pixels: Tensor  # [N, 3, H, W] uint8 in 0..255, or float in 0..1; H and W are 0 beside features
     image: Tensor  # [N] int64, id in the dataset
     regions: Tensor | None = None  # [N, H, W] int64 superpixel labels (CAFT)
     dense: Texts | None = None  # generated description of each image, one row per image (SEPS)
+    features: Tensor | None = None  # [N, 1 + L, W] what a frozen encoder made of them: summary, then tokens
 
 
 class Encoded(NamedTuple):

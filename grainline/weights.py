@@ -31,13 +31,13 @@ def save_weights(path: Path, method: nn.Module) -> None:
 def load_weights(path: Path, method: nn.Module) -> None:
     """Fill the method from a safetensors file, or from the folder that holds it as model.safetensors.
 
-    The seal of a checkpoint is checked first. Every name, shape and dtype has to fit, else a UserError says
-    what does not, and the method stays as it was.
+    The seal of a checkpoint is checked first, as far as weights go: its optimizer may be missing. Every name,
+    shape and dtype has to fit, else a UserError says what does not, and the method stays as it was.
     """
     file = path / MODEL if path.is_dir() else path
     if (file.parent / STATE).is_file():
         try:
-            unseal(file.parent)
+            unseal(file.parent, only=(file.name,))
         except Corrupt as error:
             raise UserError(
                 f"checkpoint {file.parent} is corrupt: {error}; choose another checkpoint of the run"

@@ -220,8 +220,8 @@ EVALUATION = [
           "np.arange(len(values)) if groups is None else np.asarray(groups)", "np.arange(len(values))"),
     Fault("evaluate/intervals.py", "tests/test_intervals.py", "a 95 % interval covers 90 %",
           "[(1 - level) / 2, (1 + level) / 2]", "[1 - level, level]"),
-    Fault("evaluate/foils.py", "tests/test_suite.py", "a foil that ties with its caption counts as beaten",
-          "Choices(true > foil,", "Choices(true >= foil,"),
+    Fault("evaluate/probes.py", "tests/test_suite.py", "a foil that ties with its caption counts as beaten",
+          "Choices(right > wrong,", "Choices(right >= wrong,"),
     Fault("evaluate/encode.py", "tests/test_suite.py", "the second caption belongs to the second picture",
           "numbered(run.texts.stacked(), run.owner)", "numbered(run.texts.stacked())"),
     Fault("evaluate/suite.py", "tests/test_suite.py", "chance of five captions is that of one",
@@ -446,7 +446,7 @@ PAGES = [
     Fault("viz/style.py", "tests/test_browser.py", "a sentence that is chosen does not show its heat",
           ".look input:checked ~ .over { opacity: 1;", ".look input:checked ~ .over { opacity: 0;"),
     Fault("evaluate/encode.py", "tests/test_report.py", "pictures behind a damaged one are shown for others",
-          "run.positions.append(index)", "run.positions.append(len(run.positions))"),
+          "self.positions.append(index)", "self.positions.append(len(self.positions))"),
     Fault("evaluate/examples.py", "tests/test_report.py", "examples leave out the worst",
           "np.linspace(0, len(order) - 1,", "np.linspace(0, len(order) // 2,"),
     Fault("evaluate/examples.py", "tests/test_report.py", "rows of a fold are taken for rows of all",
@@ -1115,12 +1115,13 @@ SUPERPIXELS = [
           "up.{TOP - int(number)}", "up.{int(number)}"),
     Fault("encoders/seeds.py", "tests/test_superpixel.py", "segments come home further away than one cell",
           "row = np.clip(home // grid, at[:, None] - 1, at[:, None] + 1)", "row = home // grid"),
-    Fault("data/superpixels.py", "tests/test_superpixel_cache.py", "superpixels of another picture are taken",
+    Fault("data/kept.py", "tests/test_superpixel_cache.py", "superpixels of another picture are taken",
           "if int(self.keys[index]) != digest(key):", "if not self.keys[index]:"),
-    Fault("data/superpixels.py", "tests/test_superpixel_cache.py", "a run that goes on begins anew",
+    Fault("data/kept.py", "tests/test_superpixel_cache.py", "a run that goes on begins anew",
           '"r+" if batches else "w+"', '"w+"'),
-    Fault("data/superpixels.py", "tests/test_superpixel_cache.py", "squares of another resize are taken",
-          '"transform": settings_of(transform)}', '"transform": manifest(folder)["transform"]}'),
+    Fault("data/kept.py", "tests/test_superpixel_cache.py", "squares of another resize are taken",
+          'asked |= {"transform": settings_of(transform)}',
+          'asked |= {"transform": manifest(kind, folder)["transform"]}'),
 ]
 
 POOLED = [
@@ -1278,19 +1279,17 @@ EDGES = [
           "lots(clock, rows.image, found.image)", "lots(clock, torch.arange(len(rows.image)), found.image)"),
 ]
 
-# fmt: on
-
 ELSEWHERE = [
     Fault(
         "losses/blocks.py",
-        "tests/test_contract.py",
-        "numbers of ids are made on the default device",
-        "torch.arange(len(ids), device=ids.device)",
-        "torch.arange(len(ids))",
+        "tests/test_contract.py::test_nothing_is_made_on_the_default_device",
+        "ends of stripes are made on the default device",
+        "torch.full((len(cuts) - 1,), fill, device=device)",
+        "torch.full((len(cuts) - 1,), fill)",
     ),
     Fault(
         "nn/late.py",
-        "tests/test_contract.py",
+        "tests/test_contract.py::test_nothing_is_made_on_the_default_device",
         "weights of sums are made on the default device",
         'generator=g, dtype=torch.int64, device="cpu"',
         "generator=g, dtype=torch.int64",
@@ -1317,6 +1316,101 @@ ELSEWHERE = [
         "which the older ones refuse to read\n        return False",
     ),
 ]
+
+PROBED = [
+    Fault("evaluate/probes.py", "tests/test_probes.py", "the wrong picture is the right one again",
+          "(row_of[one.right], row_of[one.wrong], text, text)",
+          "(row_of[one.right], row_of[one.right], text, text)"),
+    Fault("evaluate/probes.py", "tests/test_probes.py", "comparisons are of the first benchmark",
+          "for one in reversed(self._origins) if", "for one in self._origins if"),
+    Fault("evaluate/probes.py", "tests/test_probes.py", "places in the source are taken for rows",
+          "row_of = {place: row for row, place in enumerate(positions)}",
+          "row_of = {place: place for place in positions}"),
+    Fault("data/sources/svo.py", "tests/test_probes.py", "rows with two true flags are used",
+          "if len(wrong) != 1:", "if not wrong:"),
+    Fault("data/sources/valse.py", "tests/test_probes.py", "one vote of three is enough",
+          "VOTES = 2", "VOTES = 1"),
+    Fault("data/sources/contests.py", "tests/test_probes.py", "contests do not move with their source",
+          "right=c.right + start", "right=c.right"),
+    Fault("evaluate/ranking.py", "tests/test_probes.py", "the verbs are nouns too",
+          "svo & (kind == OBJECT), benchmark", "svo & (kind != SUBJECT), benchmark"),
+    Fault("evaluate/ranking.py", "tests/test_probes.py", "intervals draw the wrong pictures",
+          "picture = np.array(runs[0][\"picture\"])[mine]", "picture = np.arange(len(right))"),
+]
+FEATURES = [
+    Fault(
+        "encoders/pretrained/adapters.py",
+        "tests/test_groupvit.py",
+        "only the first stage of GroupViT places",
+        "share = later.float() @ share",
+        "share = share[:, : later.shape[1]]",
+    ),
+    Fault(
+        "encoders/towers.py",
+        "tests/test_groupvit.py",
+        "a frozen GroupViT places its groups in training",
+        "return seen._replace(places=None) if self.training else seen",
+        "return seen",
+    ),
+    Fault(
+        "encoders/pretrained/__init__.py",
+        "tests/test_groupvit.py",
+        "a squashed picture keeps its margin",
+        '{"resize": resize, "margin": 1.0}',
+        '{"resize": resize}',
+    ),
+    Fault(
+        "data/features.py",
+        "tests/test_features.py",
+        "features draw nothing where a crop draws",
+        "for _ in range(DRAWS):",
+        "for _ in range(0):",
+    ),
+    Fault(
+        "data/features.py",
+        "tests/test_features.py",
+        "a picture without features stops training",
+        "if self.stored.lacks(index):",
+        "if self.stored is None:",
+    ),
+    Fault(
+        "features.py",
+        "tests/test_features.py",
+        "tokens are kept that nobody asked for",
+        "kept = seen.patches if tokens else seen.patches[:, :0]",
+        "kept = seen.patches",
+    ),
+    Fault(
+        "origin.py",
+        "tests/test_features.py",
+        "the text side is in the fingerprint of the image side",
+        'sides_of(side.architecture)["image"]',
+        'side.architecture["config"]',
+    ),
+    Fault(
+        "origin.py",
+        "tests/test_features.py",
+        "the fingerprint of the image side forgets the weights",
+        "return _digest(facts, encoder)[:16]",
+        "return _digest(facts, nn.Identity())[:16]",
+    ),
+    Fault(
+        "train/loop.py",
+        "tests/test_features.py",
+        "an encoder with kept features learns",
+        "if isinstance(run.data.crop, KeptFeatures):",
+        "if run.data.crop is None:",
+    ),
+    Fault(
+        "experiment.py",
+        "tests/test_features.py",
+        "a resumed run is compared with fresh weights",
+        'begun = method if come is None else load(come, device="cpu").method',
+        "begun = method",
+    ),
+]
+
+# fmt: on
 
 TIOU = [
     Fault(
@@ -1432,5 +1526,7 @@ FAULTS = (
     + CAFT_METHODS
     + EDGES
     + ELSEWHERE
+    + PROBED
+    + FEATURES
     + TIOU
 )

@@ -405,6 +405,17 @@ def test_weights_alone_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["model.safetensors"]
 
 
+def test_weights_of_a_checkpoint_need_no_optimizer_to_go_on_with(tmp_path: Path) -> None:
+    method, _ = trained(tmp_path, 1)
+    path, other = newest(tmp_path), Small()
+    assert path is not None
+    for file in path.glob("optimizer*"):
+        file.unlink()
+    load_weights(path, other)
+    assert same(method, other)
+    assert "optimizer.safetensors cannot be read" in message(lambda: verify(path))
+
+
 def test_weights_are_read_from_a_checkpoint_only_if_its_seal_holds(tmp_path: Path) -> None:
     method, _ = trained(tmp_path, 1)
     path, other = newest(tmp_path), Small()

@@ -280,7 +280,7 @@ def test_a_model_without_its_tokenizer_is_an_error(model: Path, capsys: Capture)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--suite", "taste"], "--suite is 'taste'; allowed are retrieval, foils, zeroshot"),
+        (["--suite", "taste"], "--suite is 'taste'; allowed are retrieval, probes, zeroshot"),
         (["--captions", "some"], "--captions is 'some'; allowed are whole, each, first"),
         (["--protocol", "coco-2k"], "--protocol is 'coco-2k'; allowed are plain, coco-5k, coco-1k"),
         (["--seed", "-1"], "--seed"),
@@ -362,7 +362,7 @@ def test_a_pairwise_method_goes_the_whole_way_and_says_what_its_vectors_are_for(
     run = tmp_path / "run"
     short = ("train.steps=2", "train.save_every=2", "train.chunk=5")
     assert call("train", recipe(tmp_path, "maxsim"), "--out", run, "--set", *short) == 0
-    for suite in ("retrieval", "foils"):
+    for suite in ("retrieval", "probes"):
         saved = tmp_path / f"{suite}.json"
         assert call("evaluate", run, "--data", "scenes:dev?count=6", "--suite", suite, "--json", saved) == 0
         assert len(json.loads(saved.read_text())["metrics"]) > 5
@@ -488,7 +488,7 @@ def test_a_small_journey_from_data_to_vectors(tmp_path: Path, capsys: Capture) -
     written = json.loads(result.read_text())
     assert written["settings"]["method"] == "clip"
     assert {metric["name"] for metric in written["metrics"]} >= {"image to text R@1", "rSum"}
-    assert call("evaluate", out, "--data", "scenes:dev?count=4", "--suite", "foils") == 0
+    assert call("evaluate", out, "--data", "scenes:dev?count=4", "--suite", "probes") == 0
 
     assert call("encode", out, tars, "--out", vectors) == 0
     saved = load_file(vectors / "vectors.safetensors")

@@ -30,10 +30,10 @@ def test_the_demo_writes_a_page_that_needs_no_network(made: Path) -> None:
 
 
 def test_the_demo_measures_retrieval_foils_and_composition_on_unseen_scenes(made: Path) -> None:
-    found = {name: read(made / f"{name}.json") for name in ("retrieval", "foils", "composition")}
+    found = {name: read(made / f"{name}.json") for name in ("retrieval", "probes", "composition")}
     assert "scenes:dev" in found["retrieval"].data["path"]
     assert "scenes:compose" in found["composition"].data["path"]
-    kinds = {metric.name for metric in found["foils"].metrics}
+    kinds = {metric.name for metric in found["probes"].metrics}
     assert {"colour", "size", "pattern", "position", "relation", "noun"} <= kinds
     assert found["retrieval"].metric("text to image R@1").chance == pytest.approx(1 / 12)
 

@@ -695,7 +695,7 @@ def test_the_figure_is_asked_for_in_a_way_that_makes_sense(
     clip = models["clip"]
     for changes, said in (
         (
-            ("--suite", "foils", "--png", "x.png"),
+            ("--suite", "probes", "--png", "x.png"),
             "--png goes with --suite monotonicity, retrieval, long-retrieval, fg-ovd, referring, phrases,",
         ),
         (("--suite", "retrieval", "--samples", "a"), "--samples goes with --suite monotonicity"),

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from grainline.losses import conditioned, lists, pooled
 from grainline.losses.blocks import Blocks, Keys
-from grainline.losses.conditioned import Dense, Gram
+from grainline.losses.conditioned import Dense, Gram, Outward, PooledCosine
 from grainline.losses.lists import Lists, lots
-from grainline.losses.pooled import asked, part_loss, part_pairs, pooled_scores, seen
+from grainline.losses.pooled import part_loss, part_pairs, pooled_scores, seen
 from grainline.nn.condition import ConditionedPool, Held
 from grainline.types import Clock, Mean
 
@@ -315,17 +315,15 @@ def test_scores_by_gram_are_made_for_few_pictures_at_a_time(monkeypatch: pytest.
     assert at_once == [5, 2, 2, 1]
 
 
-@pytest.mark.parametrize(("heads", "slots"), [(3, 4), (1, 4)])
+@pytest.mark.parametrize(("score", "numbers"), [(Dense(), 12), (Gram(), 6), (Outward(1), 12)])
 def test_tiles_of_other_devices_hold_many_pairs_but_no_more_than_their_room(
-    heads: int, slots: int, monkeypatch: pytest.MonkeyPatch
+    score: PooledCosine, numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # numbers of a pair: what it pools, 3 heads of 4; or its weights alone, 3 heads of 2
     monkeypatch.setattr(conditioned, "ROOM", 2**12)
-    pool = ConditionedPool(12, heads)
-    score, rows, _ = seen(pool, torch.randn(3, slots, 12), None)
-    cols = asked(pool, torch.randn(5, 12))
-    there = [tuple(x.to("meta") for x in part) for part in (rows, cols)]
-    numbers = 12 if isinstance(score, Dense) else slots  # of a pair: what it pools, or its weights alone
+    rows = (torch.empty(5, 3, 2, 4, device="meta"),)
+    cols = (torch.empty(7, 3, 4, device="meta"),)
     for wide in (100, 10**6):
-        height, width = score.sides(*there, wide)
+        height, width = score.sides(rows, cols, wide)
         assert width == min(wide, 2**12 // numbers)
         assert height * width * numbers <= 2**12 < (height + 1) * width * numbers

@@ -23,16 +23,17 @@ from grainline.evaluate.encode import encode_source
 from grainline.evaluate.examples import (
     Measured,
     best_classes,
-    best_foils,
+    best_probes,
     by_picture,
     by_text,
     confused,
     worst_classes,
-    worst_foils,
+    worst_probes,
 )
-from grainline.evaluate.foils import foil_scores
+from grainline.evaluate.probes import probe_scores
+from grainline.evaluate.ranking import probes_suite
 from grainline.evaluate.report import seen, write_html
-from grainline.evaluate.suite import Options, foils_suite, retrieval_suite
+from grainline.evaluate.suite import Options, retrieval_suite
 from grainline.evaluate.zeroshot import with_classes, zeroshot_suite
 from grainline.train.report import curves
 from grainline.viz.page import Gone
@@ -167,12 +168,12 @@ def test_a_picture_that_vanished_or_changed_is_named_in_its_place(tmp_path: Path
 
 def test_foils_are_shown_from_the_most_wrong_and_the_most_right() -> None:
     model, source = tiny_model(), Scenes("scenes:dev?count=9&size=32")
-    data = encode_source(model, source, foils=True)
-    on = Measured(model, source, data, foils_suite(model.method, data, Options(resamples=10)))
-    assert data.foils is not None
-    true, false = foil_scores(model.method, data.images, data.foils).tolist()
+    data = encode_source(model, source, probes=True)
+    on = Measured(model, source, data, probes_suite(model.method, data, Options(resamples=10)))
+    assert data.probes is not None
+    true, false = probe_scores(model.method, data.images, data.probes).tolist()
     margin = [a - b for a, b in zip(true, false, strict=True)]
-    worst, best = worst_foils(on, 4), best_foils(on, 4)
+    worst, best = worst_probes(on, 4), best_probes(on, 4)
     assert worst[0].scores[0] - worst[0].scores[1] == min(margin)
     assert best[0].scores[0] - best[0].scores[1] == max(margin)
     for shown, sign in ((worst, 1), (best, -1)):
@@ -283,10 +284,10 @@ def test_evaluate_writes_a_page_and_refuses_a_folder_before_it_measures(
     assert "cannot write" in complaint(capsys, *arguments, "--html", tmp_path / "in")
     assert (tmp_path / "in" / "00.png").exists()
     assert (
-        call("evaluate", model, "--data", "scenes:dev?count=4&size=32", "--suite", "foils", "--html", page)
+        call("evaluate", model, "--data", "scenes:dev?count=4&size=32", "--suite", "probes", "--html", page)
         == 0
     )
-    assert "Foils: most wrong" in Page(page.read_text()).words
+    assert "Probes: most wrong" in Page(page.read_text()).words
 
 
 # Training

@@ -230,7 +230,7 @@ def test_a_full_result_can_be_compared_and_not_be_pooled_with_one_in_two_stages(
 @pytest.mark.parametrize(
     ("suite", "shortlist", "message"),
     [
-        ("foils", 5, r"^--shortlist goes with --suite retrieval and long-retrieval, not with foils"),
+        ("probes", 5, r"^--shortlist goes with --suite retrieval and long-retrieval, not with probes"),
         ("retrieval", 0, r"^--shortlist is 0; it must be 1 at least"),
     ],
 )

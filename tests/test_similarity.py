@@ -480,7 +480,7 @@ def test_pairs_are_scored_in_the_way_that_is_asked_for(folder: Path, tmp_path: P
     assert second.settings["against"]["scoring"] == "vectors"
     assert any("a.json was made with other scores of pairs: vectors" in note for note in second.notes)
     assert "difference" in capsys.readouterr().out
-    assert call(*ask, "--suite", "foils", "--scoring", "conditioned") == 0
+    assert call(*ask, "--suite", "probes", "--scoring", "conditioned") == 0
 
 
 def test_other_ways_to_score_are_refused_in_one_line(folder: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -430,8 +430,8 @@ def test_the_command_measures_and_shows_noise(model: Path, tmp_path: Path, capsy
     ("arguments", "said"),
     [
         (
-            ["--suite", "foils", "--noise-seed", "0"],
-            "--noise-seed goes with --suite stability, not with foils",
+            ["--suite", "probes", "--noise-seed", "0"],
+            "--noise-seed goes with --suite stability, not with probes",
         ),
         (
             ["--suite", "stability", "--captions", "each"],

@@ -305,7 +305,8 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
     [
         (
             {**SCRATCH, "image": {"pretrained": "x", "sise": 3}},
-            "'image.sise'; allowed here: pretrained, size, quick_gelu, patches, architecture; or name, width",
+            "'image.sise'; allowed here: pretrained, size, quick_gelu, resize, patches, architecture; "
+            "or name, width",
         ),
         (
             {**SCRATCH, "text": {"pretraind": "x"}},
@@ -357,6 +358,7 @@ def test_a_checkpoint_is_a_model_by_its_folder_or_file(
     monkeypatch.chdir(saved("clip")[0].parent)
     assert load("clip").description.method == "clip"
     assert torch.equal(load("clip").score(pictures, TEXTS), load(saved("clip")[0]).score(pictures, TEXTS))
+    assert saved("siglip")[0].parent == Path.cwd()
     assert load("siglip").description.method == "siglip"
     model = OpenAI(vocab=556)
     save_state(model, tmp_path / "weights.safetensors")

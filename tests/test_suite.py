@@ -18,7 +18,6 @@ from grainline.data.record import Damaged, Foil, Record
 from grainline.errors import UserError
 from grainline.evaluate.encode import Captions, Encodings, encode_source
 from grainline.evaluate.expressions import MARKED_BY, Expression, Expressions, Pixels
-from grainline.evaluate.foils import choices
 from grainline.evaluate.grouped import Grouped
 from grainline.evaluate.intervals import interval
 from grainline.evaluate.items import Items
@@ -27,13 +26,15 @@ from grainline.evaluate.looked import Looked
 from grainline.evaluate.noise import NOISY, PLAIN, Drawn, Noise
 from grainline.evaluate.outcome import Options, metrics_of
 from grainline.evaluate.pool import pooled
+from grainline.evaluate.probes import choices
 from grainline.evaluate.protocols import coco_split, folds
+from grainline.evaluate.ranking import probe_cells, probes_suite
 from grainline.evaluate.regions import Counts, Question, Regions
 from grainline.evaluate.result import from_json, read, to_json, write
 from grainline.evaluate.retrieval import ranks
 from grainline.evaluate.seen import KINDS, Alike, Likeness
 from grainline.evaluate.subtexts import EACH, HALVES, THIRDS, Subtexts
-from grainline.evaluate.suite import CELLS, SUITES, foil_cells, foils_suite, retrieval_cells, retrieval_suite
+from grainline.evaluate.suite import CELLS, SUITES, retrieval_cells, retrieval_suite
 from grainline.evaluate.table import table
 from grainline.evaluate.words import Token
 from grainline.evaluate.zeroshot import with_classes
@@ -280,10 +281,10 @@ def test_mistakes_end_in_one_line() -> None:
         encode_source(Colours(), InMemory([painted(0)]), captions="all")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^no samples in memory:test; evaluation needs at least one$"):
         encode_source(Colours(), InMemory([]))
-    with pytest.raises(UserError, match=r"^no foils in memory:test; this suite needs samples with foils"):
-        encode_source(Colours(), InMemory([painted(0)]), foils=True)
-    with pytest.raises(UserError, match="was encoded without foils"):
-        foils_suite(Cosine(), plain())
+    with pytest.raises(UserError, match=r"^no probes in memory:test; this suite needs samples with foils"):
+        encode_source(Colours(), InMemory([painted(0)]), probes=True)
+    with pytest.raises(UserError, match="was encoded without probes"):
+        probes_suite(Cosine(), plain())
     with pytest.raises(UserError, match=r"^protocol is 'coco'; allowed: plain, coco-5k, coco-1k$"):
         retrieval_suite(Cosine(), plain(), Options(protocol="coco"))
     with pytest.raises(UserError, match=r"^6 pictures in memory:test; coco-1k needs exactly 5000$"):
@@ -367,12 +368,12 @@ def with_foils(captions: Captions = "whole") -> Encodings:
         [Foil(words(COLOURS[0]), words(COLOURS[2]), "noun")],
     ]
     records = [painted(i, None, foils[i]) for i in range(3)]
-    return encode_source(Colours(), InMemory(records), captions=captions, foils=True)
+    return encode_source(Colours(), InMemory(records), captions=captions, probes=True)
 
 
 @pytest.mark.parametrize("pairwise", [False, True])
 def test_foils_are_judged_by_kind_and_ties_are_wrong(pairwise: bool) -> None:
-    result = foils_suite(Cosine(pairwise), with_foils())
+    result = probes_suite(Cosine(pairwise), with_foils())
     assert [m.name for m in result.metrics] == ["all kinds", "colour", "noun", "size"]
     assert [m.value for m in result.metrics] == [0.5, 0.5, 1.0, 0.0]
     assert [m.ties for m in result.metrics] == [1, 0, 0, 1], (
@@ -387,15 +388,16 @@ def test_foils_are_judged_by_kind_and_ties_are_wrong(pairwise: bool) -> None:
 
 def test_foils_of_one_picture_are_no_independent_evidence() -> None:
     right, picture = np.repeat([1, 0, 1, 1, 0, 1, 0, 0], 6), np.repeat(np.arange(8), 6)
-    runs = [{"kind": ["x"] * 48, "right": right.tolist(), "tied": [0] * 48, "picture": picture.tolist()}]
-    (together, alone) = metrics_of(foil_cells(runs, Options()), Options())
+    told = {"kind": ["x"] * 48, "benchmark": ["own data"] * 48}
+    runs = [{**told, "right": right.tolist(), "tied": [0] * 48, "picture": picture.tolist()}]
+    (together, alone) = metrics_of(probe_cells(runs, Options()), Options())
     one_each = interval(right[::6])
     assert (alone.low, alone.high) == (together.low, together.high) == (one_each.low, one_each.high)
     assert alone.wilson is not None
     assert alone.low < alone.wilson[0] < alone.wilson[1] < alone.high
 
 
-def test_nan_foil_scores_are_refused() -> None:
+def test_nan_probe_scores_are_refused() -> None:
     with pytest.raises(UserError, match=r"^1 of 4 scores are not a number"):
         choices(torch.tensor([0.1, torch.nan]), torch.tensor([0.2, 0.3]))
 
@@ -446,7 +448,7 @@ def test_pooled_runs_are_means_with_intervals_over_pictures() -> None:
     assert alone.metrics == runs[0].metrics
     three_times = pooled([runs[0]] * 3)
     assert three_times.metric(name).low == pytest.approx(runs[0].metric(name).low), "copies are no evidence"
-    foils = foils_suite(Cosine(), with_foils())
+    foils = probes_suite(Cosine(), with_foils())
     assert [m.value for m in pooled([foils, foils]).metrics] == [m.value for m in foils.metrics]
 
 

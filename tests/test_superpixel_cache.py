@@ -15,10 +15,11 @@ from grainline.config import parse
 from grainline.data.causes import MISSING_CAPTION
 from grainline.data.collate import collate
 from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.kept import digest
 from grainline.data.record import Record
 from grainline.data.sampler import Draw
 from grainline.data.sources import open_source
-from grainline.data.superpixels import StoredSuperpixels, digest, make
+from grainline.data.superpixels import StoredSuperpixels, make
 from grainline.data.transforms import EvalTransform, SameTransform, TrainTransform
 from grainline.errors import UserError
 from grainline.nn.kmeans import kmeans
@@ -35,7 +36,7 @@ def segment(pixels: Tensor) -> Tensor:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grainline.data.superpixels.BATCH", 2)
+    monkeypatch.setattr("grainline.data.kept.BATCH", 2)
 
 
 def run(*arguments: str) -> int:

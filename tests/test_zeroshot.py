@@ -24,8 +24,9 @@ from grainline.evaluate.encode import Encodings, encode_source
 from grainline.evaluate.intervals import Interval, interval, replicates, replicates_within, wilson
 from grainline.evaluate.outcome import Options, metrics_of
 from grainline.evaluate.pool import pooled
+from grainline.evaluate.ranking import probes_suite
 from grainline.evaluate.result import Result, from_json, read, to_json, write
-from grainline.evaluate.suite import foils_suite, retrieval_suite
+from grainline.evaluate.suite import retrieval_suite
 from grainline.evaluate.table import difference_table, table
 from grainline.evaluate.zeroshot import (
     ENTRY,
@@ -478,7 +479,7 @@ def test_a_result_differs_from_itself_by_nothing_in_every_suite() -> None:
     from test_suite import Cosine as Plain
     from test_suite import made, with_foils
 
-    foils = foils_suite(Plain(), with_foils())
+    foils = probes_suite(Plain(), with_foils())
     for result in (classified(1), foils, retrieval_suite(Plain(), made(30, 2))):
         found = against(result, result)
         assert [x.name for x in found] == [metric.name for metric in result.metrics]
@@ -576,9 +577,9 @@ def test_the_command_classifies_and_compares_before_and_after(
     assert result.queries["classes"] == ["green", "blue", "red", "white"]
     assert result.queries["label"] == [2] * 3 + [0] * 3 + [1] * 3
     assert result.settings["templates"] == ["{}", "the colour {}"]
-    text = complaint(capsys, *ask[:-1], "foils", "--against", before)
+    text = complaint(capsys, *ask[:-1], "probes", "--against", before)
     assert (
-        text == f"grainline: {before} is a result of --suite zeroshot, not of foils; compare like with like"
+        text == f"grainline: {before} is a result of --suite zeroshot, not of probes; compare like with like"
     )
     text = complaint(capsys, *ask, "--against", after)
     assert f"{after} asks other pictures, texts or classes than this result" in text
@@ -598,7 +599,7 @@ def test_the_command_classifies_and_compares_before_and_after(
             ["--suite", "retrieval", "--prompts", "x"],
             "--prompts goes with --suite zeroshot, not with retrieval",
         ),
-        (["--suite", "foils", "--classes", "x"], "--classes goes with --suite zeroshot, not with foils"),
+        (["--suite", "probes", "--classes", "x"], "--classes goes with --suite zeroshot, not with probes"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )

@@ -45,7 +45,13 @@ def collate(samples: list[Sample]) -> Batch:
     image = torch.tensor([sample.draw.picture for sample in samples])
     regions = [sample.regions for sample in samples if sample.regions is not None]
     pixels = torch.stack([sample.pixels for sample in samples])
-    images = Images(pixels, image, torch.stack(regions) if regions else None)
+    features = [sample.features for sample in samples if sample.features is not None]
+    images = Images(
+        pixels,
+        image,
+        torch.stack(regions) if regions else None,
+        features=torch.stack(features) if features else None,
+    )
     cut = sum(sample.cut for sample in samples)
     return Batch(images, _texts(samples), cut, tuple(d for sample in samples for d in sample.damage))
 

@@ -23,7 +23,7 @@ from grainline.data.phrases.rules import Rules
 from grainline.data.record import Damaged, Foil, Record, Source, as_sentences
 from grainline.data.sampler import Draw
 from grainline.data.tokenized import TextTokenizer
-from grainline.data.transforms import SameTransform, TrainTransform
+from grainline.data.transforms import Crop
 from grainline.errors import UserError
 from grainline.types import CAPTION, FOIL, LOOSE, PHRASE, SENTENCE
 
@@ -106,13 +106,14 @@ class Text(NamedTuple):
 class Sample(NamedTuple):
     """One picture with its texts, and what went wrong on the way to it."""
 
-    pixels: Tensor  # [3, H, W] uint8
+    pixels: Tensor  # [3, H, W] uint8; H and W are 0 where there are features
     draw: Draw
     texts: list[Text | None]  # None: a slot for which the caption has no text
     slots: int  # rows that every sample of the set takes; fewer texts leave padding rows
     cut: int  # texts that were longer than the method reads
     damage: tuple[tuple[str, str], ...]  # (cause, where) of the samples that this one replaces
     regions: Tensor | None = None  # [H, W] int64 superpixels, where they were made before
+    features: Tensor | None = None  # [1 + L, W] half precision, where they were made before
 
 
 TRIES = 100  # replacements before a source counts as unusable
@@ -125,7 +126,7 @@ class TrainSet(Dataset[Sample]):
         self,
         source: Source,
         tokenizer: TextTokenizer,
-        crop: TrainTransform | SameTransform,
+        crop: Crop,
         cfg: TextsConfig,
         *,
         context: int,
@@ -164,6 +165,7 @@ class TrainSet(Dataset[Sample]):
             try:
                 record = self.source[index]
                 pixels = self.crop(record.image, rng, record.key)
+                features = self.crop.features(index, record.key)
                 texts, cut = self._texts(record, rng)
             except Damaged as error:
                 damage.append((error.cause, error.where))
@@ -171,7 +173,7 @@ class TrainSet(Dataset[Sample]):
                 continue
             regions = self.crop.regions(index, record.key)
             draw = draw._replace(picture=index)
-            return Sample(pixels, draw, texts, self.cfg.slots, cut, tuple(damage), regions)
+            return Sample(pixels, draw, texts, self.cfg.slots, cut, tuple(damage), regions, features)
         cause, where = damage[0]
         raise UserError(
             f"{self.source.path}: {TRIES} samples in a row cannot be used, the first for {cause} ({where}); "

@@ -31,8 +31,8 @@ class Region(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One picture with at least one caption; with none where only regions are described, and in a folder
-    of bare pictures, for encoding.
+    """One picture with at least one caption; with none where only regions are described, where it only
+    stands against other pictures, and in a folder of bare pictures, for encoding.
 
     `captions` are alternative descriptions of the whole picture (five in Flickr8k, one in OpenStax).
     `long` is a longer description, where the source has one beside its captions; `others` are further ones.

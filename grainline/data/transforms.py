@@ -42,6 +42,19 @@ Rectangle = tuple[float, float, float, float]
 DRAWS = 7  # random numbers that every crop takes
 
 
+class Crop(Protocol):
+    """What training sees of a picture."""
+
+    def __call__(self, image: Picture, rng: Draws, where: str, /) -> Tensor:
+        """[3, size, size] uint8; [3, 0, 0] where features stand for the picture. Raises Damaged."""
+
+    def regions(self, index: int, key: str) -> Tensor | None:
+        """[size, size] int64 superpixels of the record at a position; None where they were not made."""
+
+    def features(self, index: int, key: str) -> Tensor | None:
+        """[1 + L, W] of the record at a position; None where they were not made. Raises Damaged."""
+
+
 class TrainTransform:
     """A random crop, resized to a square.
 
@@ -87,6 +100,9 @@ class TrainTransform:
 
     def regions(self, _index: int, _key: str) -> None:
         """No superpixels: those that were made before are of another square."""
+
+    def features(self, _index: int, _key: str) -> None:
+        """None: there are pixels."""
 
 
 class EvalTransform:
@@ -169,6 +185,9 @@ class SameTransform:
     def regions(self, index: int, key: str) -> Tensor | None:
         """[size, size] int64 superpixels of the record at a position; None where they were not made."""
         return None if self.labels is None else self.labels.label(index, key)
+
+    def features(self, _index: int, _key: str) -> None:
+        """None: there are pixels."""
 
 
 def crop_box(

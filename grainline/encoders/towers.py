@@ -51,11 +51,12 @@ class TowersConfig(Config):
     image: ImageSide
     text: TextSide
     width: int | None = Field(None, gt=0)  # None: that of the checkpoint, WIDTH where none has one
-    learns_tokens: ClassVar[bool] = False  # whether the loss reads image tokens, with their mask
+    learns_tokens: ClassVar[bool] = False  # whether the loss reads image tokens
+    masks_tokens: ClassVar[bool] = False  # and leaves out those that are not real
 
     @model_validator(mode="after")
     def _has_use_for_segments(self) -> "TowersConfig":
-        if isinstance(self.image, CastConfig) and not self.learns_tokens:
+        if isinstance(self.image, CastConfig) and not self.masks_tokens:
             raise ValueError("image.superpixels are for methods that learn from segments: caft and flair")
         return self
 
@@ -100,20 +101,24 @@ class Towers(nn.Module):
     @property
     def segmented(self) -> bool:
         """Whether image tokens are segments of any shape."""
-        return isinstance(self.image, Cast)
+        return isinstance(self.image, Cast) or (isinstance(self.image, ImageEncoder) and self.image.segmented)
 
     def see(self, images: Images) -> ImageTokens:
-        """What the image encoder makes of pictures; superpixels that they bring along are not made again."""
+        """What the image encoder makes of pictures; features and superpixels that they bring along stand."""
+        if images.features is not None:
+            made = full(images.features)
+            return ImageTokens(made[:, 0], None, made[:, 1:])
         if isinstance(self.image, Cast):
             return self.image.read(images.pixels, images.regions)
         seen: ImageTokens = self.image(images.pixels)
-        return seen
+        return seen._replace(places=None) if self.training else seen
 
     def segmentations(self, images: Images) -> tuple[Tensor, ...]:
         """The segment of each pixel at every stage, as `cast.segments` has them; () without segments."""
-        if not isinstance(self.image, Cast):
-            return ()
-        return segments(self.image(images.pixels, images.regions))
+        if isinstance(self.image, Cast):
+            return segments(self.image(images.pixels, images.regions))
+        places = self.see(images).places
+        return () if places is None else (places.long(),)
 
     def encode_images(self, images: Images) -> Encoded:
         """images of N rows -> Encoded [N, D], tokens = patches"""
@@ -121,7 +126,7 @@ class Towers(nn.Module):
         keep = 0 if self.training else seen.patches.shape[1]
         tokens = self._tokens(self.to_image, seen.patches[:, :keep])
         vector, mask = unit(self.to_image(seen.pooled)), seen.real()[:, :keep]
-        return Encoded(vector, tokens, mask, images.image, images.image)
+        return Encoded(vector, tokens, mask, images.image, images.image, None, seen.places)
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """texts of M rows, their S parts read one after the other -> Encoded [M, D], tokens = words"""

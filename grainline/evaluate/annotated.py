@@ -79,7 +79,7 @@ def encode_phrases(
         texts=nothing,
         keys=tuple(keys),
         strings=found.texts,
-        foils=None,
+        probes=None,
         path=source.path,
         fingerprint=fingerprint,
         captions="whole",

@@ -23,6 +23,7 @@ from grainline.evaluate.outcome import Options
 from grainline.evaluate.own import OWN_CAPTION
 from grainline.evaluate.phrases import PHRASES
 from grainline.evaluate.protocols import PROTOCOLS
+from grainline.evaluate.ranking import PROBES
 from grainline.evaluate.referring import REFERRING, with_expressions
 from grainline.evaluate.regions import view
 from grainline.evaluate.result import Result
@@ -41,11 +42,12 @@ SUBTEXTS = (MONOTONICITY, STABILITY)  # suites of the subtexts of one caption a 
 POOLED = (SIMILARITY, OWN_CAPTION, INACTIVITY)  # suites of pictures as texts see them
 OF_REGIONS = (FG_OVD, REFERRING)  # suites of the texts of regions
 RANKED = ("retrieval", LONG_RETRIEVAL)  # suites that rank candidates
+OWN_TEXTS = (PROBES, PHRASES, *OF_REGIONS)  # suites that bring their texts, whatever the captions are
 OWN_SCORES = (
     *OF_REGIONS,
     *POOLED,
     PHRASES,
-)  # suites that compare vectors or tokens, whatever the method scores
+)  # those that compare vectors or tokens, whatever the method scores
 
 
 class Asked(NamedTuple):
@@ -136,9 +138,9 @@ def encoded(
         model,
         source if regions is None else with_foils(source),
         captions=asked.captions,
-        need_text=asked.suite not in OF_REGIONS,
-        encode_texts=asked.suite not in (ZEROSHOT, *OF_REGIONS, *SUBTEXTS, *POOLED),
-        foils=asked.suite == "foils",
+        need_text=asked.suite not in OWN_TEXTS,
+        encode_texts=asked.suite not in (ZEROSHOT, *OWN_TEXTS, *SUBTEXTS, *POOLED),
+        probes=asked.suite == PROBES,
         subtexts=asked.suite in SUBTEXTS,
         regions=regions,
         pooling=alike or own or inactive,
@@ -224,12 +226,10 @@ def _covering(model: Model, batch: int) -> Covering:
 
 def _captions(suite: str, given: str | None) -> Captions:
     fixed: dict[str, Captions] = {ZEROSHOT: "first", COLA: "each"}
-    if suite in OF_REGIONS and given is not None:
-        raise UserError(f"--captions is {given!r}; {suite} reads the texts of regions: leave it out")
-    if suite == PHRASES and given is not None:
-        raise UserError(
-            f"--captions is {given!r}; {suite} reads all texts in which phrases are marked: leave it out"
-        )
+    if suite in OWN_TEXTS and given is not None:
+        own = {PROBES: "foils and their captions", PHRASES: "all texts in which phrases are marked"}
+        texts = own.get(suite, "the texts of regions")
+        raise UserError(f"--captions is {given!r}; {suite} reads {texts}: leave it out")
     if suite in fixed and given not in (None, fixed[suite]):
         why = "the first caption is the class" if suite == ZEROSHOT else "every caption has its own picture"
         raise UserError(f"--captions is {given!r}; for {suite} {why}: leave it out")

@@ -7,7 +7,6 @@ unless the method compares them; those of pictures are then kept as scores read 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
-import torch
 from PIL import Image
 
 from grainline.data.causes import MISSING_CAPTION
@@ -18,12 +17,12 @@ from grainline.data.sources import remarks
 from grainline.errors import UserError
 from grainline.evaluate.classes import ClassTexts
 from grainline.evaluate.expressions import Covering, Expressions
-from grainline.evaluate.foils import FoilPairs
 from grainline.evaluate.grouped import Grouped
 from grainline.evaluate.items import Items
 from grainline.evaluate.long import Card
 from grainline.evaluate.looked import Looked
 from grainline.evaluate.noise import Noise
+from grainline.evaluate.probes import Probes, Probing
 from grainline.evaluate.regions import Collected, Regions, View
 from grainline.evaluate.rows import Rows, numbered
 from grainline.evaluate.score import Scorer
@@ -73,7 +72,7 @@ class Encodings(NamedTuple):
     texts: Encoded  # [M] in file order; `image` is the row of the picture
     keys: tuple[str, ...]  # [N] names of the pictures
     strings: tuple[str, ...]  # [M] the texts as they were given to the model
-    foils: FoilPairs | None  # None: not asked for
+    probes: Probes | None  # None: not asked for
     path: str
     fingerprint: str
     captions: Captions
@@ -81,7 +80,7 @@ class Encodings(NamedTuple):
     damaged: dict[str, int]  # cause -> samples that were skipped
     damaged_first: tuple[str, ...]  # cause and place of the first of them
     blank: int  # captions without a character, skipped beside others of the same picture
-    cut: int  # texts that were longer than the model reads, foils included
+    cut: int  # texts that were longer than the model reads, those of probes included
     positions: tuple[int, ...]  # [N] where each picture stands in the source: skipped samples leave gaps
     remarks: tuple[str, ...] = ()  # what the source found at opening
     classes: ClassTexts | None = None  # None: not asked for
@@ -104,7 +103,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     captions: Captions = "whole",
     need_text: bool = True,
     encode_texts: bool = True,
-    foils: bool = False,
+    probes: bool = False,
     subtexts: bool = False,
     regions: View | None = None,
     pooling: Pooling | None = None,
@@ -118,7 +117,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     captions     "whole": one text per picture, its fullest; "each": every caption; "first": the first one
     need_text    a picture without a text counts as damaged; else it is encoded alone
     encode_texts  False keeps the texts as strings only: the names of classes come again and again
-    foils        encode the foils and their true captions too
+    probes       encode the texts of all comparisons too: foils with their true captions, and sentences
     subtexts     encode the cumulative subtexts of the first text of every picture too
     regions      encode the regions that have foils, with their texts, in pictures seen like this
     pooling      takes the pictures batch by batch, with the one text of each; no tokens are kept
@@ -127,7 +126,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     max_damaged  share of samples that may be skipped
 
     Raises UserError for an unknown `captions`, an empty source, too many damaged samples (naming the first
-    of them), and foils, subtexts and regions asked for where there are none.
+    of them), and probes, subtexts and regions asked for where there are none.
     """
     if captions not in CAPTIONS:
         raise UserError(f"captions is {captions!r}; allowed: {', '.join(CAPTIONS)}")
@@ -135,19 +134,19 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         raise UserError(f"no samples in {source.path}; evaluation needs at least one")
     assert pooling is None or (captions != "each" and need_text), "one text a picture"
     cut_before = model.cut
-    run = _Run(model, captions, need_text, encode_texts, foils, subtexts, regions, pooling, covering, batch)
+    asked = source if probes else None
+    run = _Run(model, captions, need_text, encode_texts, asked, subtexts, regions, pooling, covering, batch)
     failed = Skipped(len(source), max_damaged, source.path)
     for index in range(len(source)):
         try:
             record = source[index]
-            run.add(record, decode(record))
-            run.positions.append(index)
+            run.add(record, decode(record), index)
         except Damaged as error:
             failed.add(error)
         if progress is not None:
             progress(index + 1, len(source))
     failed.refuse_all()
-    pairs = run.foil_pairs(source.path) if foils else None
+    compared = run.probing.found(run.positions, source.path) if run.probing else None
     told = run.subtexts(source.path)  # encodes the last of them, so before what was cut is counted
     images = numbered(run.images.stacked())  # the last regions are pooled here
     found = run.regions(source.path)
@@ -156,7 +155,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         texts=numbered(run.texts.stacked(), run.owner) if run.texts.number else rows(images, slice(0, 0)),
         keys=tuple(run.keys),
         strings=tuple(run.strings),
-        foils=pairs,
+        probes=compared,
         path=source.path,
         fingerprint=source.fingerprint(),
         captions=captions,
@@ -196,7 +195,7 @@ class _Run:
         captions: Captions,
         need_text: bool,
         encode_texts: bool,
-        foils: bool,
+        probed: Source | None,
         subtexts: bool,
         regions: View | None,
         pooling: Pooling | None,
@@ -208,8 +207,8 @@ class _Run:
         held = model.method.held if tokens else vectors_only
         self.images = Rows(lambda items: kept(held(self._seen(model.encode(images=items)))), batch)
         self.texts = Rows(lambda items: kept(model.encode(texts=items)), batch)
-        self.foil_strings: list[str] = []
-        self.foil_texts = Rows(lambda items: kept(model.encode(texts=items)), batch)
+        told = Rows(lambda items: kept(model.encode(texts=items)), batch)
+        self.probing = None if probed is None else Probing(probed, told)
         self.steps = Rows(lambda items: kept(model.encode(texts=items)), batch)
         self.gathered = Gathered(model.read, self.steps.add) if subtexts else None
         self.phrases = Rows(lambda items: vectors_only(model.encode(texts=items)), batch)
@@ -217,17 +216,18 @@ class _Run:
         self.pooling, self.pooled = pooling, 0  # pictures so far
         self.covering = covering
         self.captions, self.need_text = captions, need_text
-        self.encode_texts, self.foils = encode_texts, foils
+        self.encode_texts = encode_texts
         self.keys: list[str] = []
         self.positions: list[int] = []  # in the source
         self.strings: list[str] = []
         self.owner: list[int] = []
-        self.pairs: list[tuple[int, int, int]] = []  # picture, true text, foil
-        self.kinds: list[str] = []
         self.blank = 0
 
-    def add(self, record: Record, picture: Image.Image) -> None:
-        """Queue a record; raises Damaged, having queued nothing, if a text is lacking or a mask wrong."""
+    def add(self, record: Record, picture: Image.Image, index: int) -> None:
+        """Queue the record at a place of the source.
+
+        Raises Damaged, having queued nothing, if a text is lacking or a mask wrong.
+        """
         texts = texts_of(record, self.captions)
         real = [text for text in texts if text.strip()]
         if not real and self.need_text:
@@ -239,33 +239,17 @@ class _Run:
             self.collected.add(record, picture.size)  # before its batch is encoded
         row = self.images.number
         self.keys.append(record.key)
+        self.positions.append(index)
         for text in real:
             if self.encode_texts:
                 self.texts.add(text)
             self.strings.append(text)
             self.owner.append(row)
         self.images.add(picture)  # encodes a batch that is full: after its texts
-        if self.foils:
-            self._add_foils(record, row)
+        if self.probing is not None:
+            self.probing.add(record.foils, index, row)
         if self.gathered is not None:
             self.gathered.add(sequences(real[0] if real else "", record.subtexts))
-
-    def _add_foils(self, record: Record, row: int) -> None:
-        seen: dict[str, int] = {}
-        for foil in record.foils:
-            for text in (foil.true, foil.text):
-                if text not in seen:
-                    seen[text] = self.foil_texts.add(text)
-                    self.foil_strings.append(text)
-            self.pairs.append((row, seen[foil.true], seen[foil.text]))
-            self.kinds.append(foil.kind)
-
-    def foil_pairs(self, path: str) -> FoilPairs:
-        if not self.pairs:
-            raise UserError(f"no foils in {path}; this suite needs samples with foils, as in `scenes`")
-        picture, true, foil = torch.tensor(self.pairs).T
-        encoded = numbered(self.foil_texts.stacked(), [-1] * self.foil_texts.number)
-        return FoilPairs(picture, true, foil, encoded, tuple(self.kinds), tuple(self.foil_strings))
 
     def subtexts(self, path: str) -> Subtexts | None:
         if self.gathered is None:

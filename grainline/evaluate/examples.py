@@ -1,4 +1,4 @@
-"""Single outcomes of a suite: retrievals from the best rank to the worst; foils and classes most wrong and
+"""Single outcomes of a suite: retrievals from the best rank to the worst; probes and classes most wrong and
 most right.
 
 The pictures are read again from the source. One that is not there any more is said so in its place.
@@ -14,9 +14,9 @@ from PIL import Image
 from grainline.data.decode import decode
 from grainline.data.record import Damaged, Source
 from grainline.evaluate.encode import Encodings
-from grainline.evaluate.foils import foil_scores
 from grainline.evaluate.long import LONG_RETRIEVAL, PLAIN
 from grainline.evaluate.look import look_at
+from grainline.evaluate.probes import probe_scores
 from grainline.evaluate.protocols import Fold, folds
 from grainline.evaluate.result import Result
 from grainline.evaluate.score import MEMORY, Top, topk
@@ -26,7 +26,7 @@ from grainline.model import Model
 from grainline.types import Encoded, rows
 from grainline.viz.classes import Classified, Confusion
 from grainline.viz.page import Gone
-from grainline.viz.report import Comparison, Example, Hit
+from grainline.viz.report import Comparison, Example, Hit, Rival
 
 SHOWN = 6  # examples of a kind
 HITS = 5  # candidates of an example
@@ -73,13 +73,15 @@ def by_picture(on: Measured, number: int = SHOWN) -> list[Example]:
     return [_picture_example(on, query) for query in chosen]
 
 
-def worst_foils(on: Measured, number: int = SHOWN) -> list[Comparison]:
-    """The comparisons in which the foil wins by most, or the true text by least; each of another picture."""
+def worst_probes(on: Measured, number: int = SHOWN) -> list[Comparison]:
+    """The comparisons in which the wrong pair wins by most, or the right one by least; each of another
+    picture.
+    """
     return _comparisons(on, number, lambda margin: margin)
 
 
-def best_foils(on: Measured, number: int = SHOWN) -> list[Comparison]:
-    """The comparisons in which the true text wins by most; each of another picture."""
+def best_probes(on: Measured, number: int = SHOWN) -> list[Comparison]:
+    """The comparisons in which the right pair wins by most; each of another picture."""
     return _comparisons(on, number, lambda margin: -margin)
 
 
@@ -191,24 +193,24 @@ def _memory(on: Measured) -> int:
 
 
 def _comparisons(on: Measured, number: int, order: Callable[[np.ndarray], np.ndarray]) -> list[Comparison]:
-    pairs = on.data.foils
-    assert pairs is not None, "the foils suite was run"
-    true, false = foil_scores(on.model.method, on.data.images, pairs).cpu().numpy()
-    picture, texts = pairs.picture.cpu().numpy(), pairs.strings
-    sorted_rows = np.argsort(order(true - false), kind="stable")
-    _, first = np.unique(picture[sorted_rows], return_index=True)  # the first comparison of each picture
-    chosen = sorted_rows[np.sort(first)[:number]].tolist()
-    return [
-        Comparison(
-            on.picture(int(picture[i])),
-            on.data.keys[int(picture[i])],
-            pairs.kind[i],
-            texts[int(pairs.true[i])],
-            texts[int(pairs.foil[i])],
-            (float(true[i]), float(false[i])),
-        )
-        for i in chosen
-    ]
+    probes, data = on.data.probes, on.data
+    assert probes is not None, "the probes suite was run"
+    right, wrong = probe_scores(on.model.method, data.images, probes).cpu().numpy()
+    pictures, told = probes.pictures.cpu().numpy(), probes.told.tolist()
+    sorted_rows = np.argsort(order(right - wrong), kind="stable")
+    _, first = np.unique(pictures[sorted_rows, 0], return_index=True)  # the first comparison of each picture
+    out = []
+    for i in sorted_rows[np.sort(first)[:number]].tolist():
+        own, other = pictures[i].tolist()
+        true, false = (probes.strings[row] for row in told[i])
+        rival = None if own == other else Rival(on.picture(other), data.keys[other])
+        out.append(
+            Comparison(
+                on.picture(own), data.keys[own], probes.kind[i], true, false,
+                (float(right[i]), float(wrong[i])), rival,
+            )
+        )  # fmt: skip
+    return out
 
 
 def _classified(on: Measured, number: int, order: Callable[[np.ndarray], np.ndarray]) -> list[Classified]:

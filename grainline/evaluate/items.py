@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grainline.evaluate.foils import Choices
+from grainline.evaluate.probes import Choices
 from grainline.evaluate.retrieval import refuse_nan
 from grainline.evaluate.score import Scorer, pair_scores
 from grainline.types import Encoded, rows

@@ -8,12 +8,12 @@ from grainline.evaluate.examples import (
     HITS,
     Measured,
     best_classes,
-    best_foils,
+    best_probes,
     by_picture,
     by_text,
     confused,
     worst_classes,
-    worst_foils,
+    worst_probes,
 )
 from grainline.evaluate.extremes import (
     TEXTS,
@@ -39,13 +39,14 @@ from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.own import OWN_CAPTION, WAYS
 from grainline.evaluate.phrases import PHRASES as MARKED
 from grainline.evaluate.phrases import headlines
+from grainline.evaluate.ranking import ALL, CARDS, NOUNS, PROBES
 from grainline.evaluate.referring import CUMULATIVE, HALF, MIOU, REFERRING
 from grainline.evaluate.result import Result
 from grainline.evaluate.seen import KINDS
 from grainline.evaluate.similarity import SIM, SIMILARITY
 from grainline.evaluate.stability import SSI, STABILITY
 from grainline.evaluate.subtexts import EACH, HALVES, THIRDS
-from grainline.evaluate.suite import ALL, I2T, T2I
+from grainline.evaluate.suite import I2T, T2I
 from grainline.evaluate.tokened import by_position, captions
 from grainline.evaluate.zeroshot import KEPT, PER_CLASS
 from grainline.viz.alike import likened
@@ -82,7 +83,7 @@ def headline(result: Result) -> dict[str, str]:
     top = (
         f"{T2I} R@1",
         f"{I2T} R@1",
-        ALL,
+        *(ALL, *(f"{ALL}, {name}" for name in CARDS), NOUNS),
         "top-1 accuracy",
         PER_CLASS,
         HALVES,
@@ -139,11 +140,12 @@ def _long(on: Measured) -> list[Section]:
     return [Section("Protocol", card), *_retrieval(on)]
 
 
-def _foils(on: Measured) -> list[Section]:
+def _probes(on: Measured) -> list[Section]:
     order = "By the difference of the two scores; one comparison for each picture."
     return [
-        Section("Foils: most wrong", hint(f"{order} {seen(on)}") + comparisons(worst_foils(on))),
-        Section("Foils: most right", hint(order) + comparisons(best_foils(on))),
+        Section("Protocol", facts(on.result.settings["card"], "What was compared, for each benchmark")),
+        Section("Probes: most wrong", hint(f"{order} {seen(on)}") + comparisons(worst_probes(on))),
+        Section("Probes: most right", hint(order) + comparisons(best_probes(on))),
     ]
 
 
@@ -256,7 +258,7 @@ def _nothing(on: Measured) -> list[Section]:  # noqa: ARG001
 _OUTCOMES = {
     "retrieval": _retrieval,
     LONG_RETRIEVAL: _long,
-    "foils": _foils,
+    PROBES: _probes,
     "zeroshot": _zeroshot,
     MONOTONICITY: _monotonicity,
     COLA: _cola,

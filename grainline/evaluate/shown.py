@@ -66,7 +66,7 @@ def shown(model: Model, name: str, square: Image.Image, texts: Sequence[str], li
     maps = segmentations(model, square)
     stages = [
         Panel(
-            f"{len(np.unique(label))} {'segments' if i else 'superpixels'}",
+            f"{len(np.unique(label))} {'segments' if i or len(maps) == 1 else 'superpixels'}",
             segmented(square, maps[i:], PIXELS),
         )
         for i, label in enumerate(maps)

@@ -2,7 +2,7 @@
 
 retrieval     image to text and text to image: recalls, their sum, median ranks
 long-retrieval  the same for sets of long captions, each under its own protocol (long.py)
-foils         share of comparisons in which the true text beats a false one, by what is false
+probes        share of comparisons in which a right pair of picture and text beats a wrong one (ranking.py)
 zeroshot      share of pictures whose class is found by its prompts (zeroshot.py)
 monotonicity  whether scores rise with the sentences of a caption (monotonicity.py)
 cola          share of items of two pictures whose captions both find their own (cola.py)
@@ -24,15 +24,15 @@ from grainline.errors import UserError
 from grainline.evaluate.cola import COLA, cola_cells, cola_suite
 from grainline.evaluate.encode import Encodings
 from grainline.evaluate.fgovd import FG_OVD, fgovd_cells, fgovd_suite
-from grainline.evaluate.foils import foil_choices
 from grainline.evaluate.inactivity import INACTIVITY, inactivity_cells, inactivity_suite
-from grainline.evaluate.intervals import replicates, wilson
+from grainline.evaluate.intervals import replicates
 from grainline.evaluate.long import DEFAULT, LONG_RETRIEVAL, notes_of_card
 from grainline.evaluate.monotonicity import MONOTONICITY, monotonicity_cells, monotonicity_suite
-from grainline.evaluate.outcome import Cell, Options, only_plain, result_of
+from grainline.evaluate.outcome import Cell, Options, result_of
 from grainline.evaluate.own import OWN_CAPTION, own_cells, own_suite
 from grainline.evaluate.phrases import PHRASES, phrases_cells, phrases_suite
 from grainline.evaluate.protocols import folds
+from grainline.evaluate.ranking import PROBES, probe_cells, probes_suite
 from grainline.evaluate.referring import REFERRING, referring_cells, referring_suite
 from grainline.evaluate.result import Result, Unit
 from grainline.evaluate.retrieval import Ranks, chance_median, chance_recall
@@ -46,7 +46,6 @@ from grainline.types import Encoded, rows
 DEPTHS = (1, 5, 10)
 I2T, T2I = "image to text", "text to image"
 WAYS = ("i2t", "t2i")
-ALL = "all kinds"
 
 Suite = Callable[[Scorer, Encodings, Options], Result]
 Cells = Callable[[list[dict[str, Any]], Options], dict[str, Cell]]
@@ -110,25 +109,6 @@ def _ranked(
     }
 
 
-def foils_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: B008
-    """Accuracy of the true text over its foil, by kind and over all kinds.
-
-    Raises UserError if the data were encoded without foils, for a protocol of retrieval, and for NaN scores.
-    """
-    if data.foils is None:
-        raise UserError(f"{data.path} was encoded without foils; the foils suite needs them (foils=True)")
-    only_plain(options, "foils")
-    chosen = foil_choices(method, data.images, data.foils)
-    queries = {
-        "keys": list(data.keys),
-        "kind": list(data.foils.kind),
-        "picture": data.foils.picture.tolist(),
-        "right": chosen.right.int().tolist(),
-        "tied": chosen.tied.int().tolist(),
-    }
-    return result_of("foils", data, options, foil_cells([queries], options), queries)
-
-
 def retrieval_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:
     """Metrics from ranks.
 
@@ -141,29 +121,9 @@ def retrieval_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, C
     return out | {"rSum": _mean([_sum(fold) for fold in table])}
 
 
-def foil_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:
-    """Accuracies from outcomes."""
-    first = runs[0]
-    kind = np.array(first["kind"])
-    right = np.mean([run["right"] for run in runs], axis=0)  # [P] share of the runs that were right
-    tied = np.sum([run["tied"] for run in runs], axis=0)
-    picture = np.array(first["picture"])
-    out = {}
-    for name in [ALL, *sorted(set(first["kind"]))]:
-        mine = np.ones(len(kind), bool) if name == ALL else kind == name
-        drawn = replicates(right[mine], picture[mine], resamples=options.resamples, seed=options.seed)
-        number = int(mine.sum())
-        alone = wilson(int(right[mine].sum()), number, options.level) if len(runs) == 1 else None
-        out[name] = Cell(
-            float(right[mine].mean()), drawn, number * len(runs), 0.5, int(tied[mine].sum()), "share",
-            None if alone is None else (alone.low, alone.high),
-        )  # fmt: skip
-    return out
-
-
 SUITES: dict[str, Suite] = {
     "retrieval": retrieval_suite,
-    "foils": foils_suite,
+    PROBES: probes_suite,
     "zeroshot": zeroshot_suite,
     MONOTONICITY: monotonicity_suite,
     COLA: cola_suite,
@@ -178,7 +138,7 @@ SUITES: dict[str, Suite] = {
 }
 CELLS: dict[str, Cells] = {
     "retrieval": retrieval_cells,
-    "foils": foil_cells,
+    PROBES: probe_cells,
     "zeroshot": zeroshot_cells,
     MONOTONICITY: monotonicity_cells,
     COLA: cola_cells,

@@ -90,6 +90,8 @@ class BetaCLIPConfig(TowersConfig):
     detach_keys: bool = False  # summaries and captions learn as queries only
     scoring: Literal["vectors", "conditioned"] = "vectors"
 
+    learns_tokens = True
+
     @model_validator(mode="after")
     def _fits(self) -> "BetaCLIPConfig":
         if self.width is not None and self.width % self.heads:
@@ -120,6 +122,7 @@ class BetaCLIP(Method):
         self.gathers = ("vector", "item", "image", "extra", *patches)
         self.towers = Towers(cfg)
         self.size, self.grid = self.towers.image.size, self.towers.image.grid
+        self.segmented = self.towers.segmented
         self.context = self.towers.text.context
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
         self.pool = CrossPool(self.towers.space, cfg.heads, cfg.mlp_ratio, cfg.input_norm)
@@ -128,10 +131,9 @@ class BetaCLIP(Method):
 
     def encode_images(self, images: Images) -> Encoded:
         """tokens: patches in the shared space, not of unit length"""
-        seen = self.towers.image(images.pixels)
-        tokens = full(self.towers.to_image(seen.patches))
-        mask = tokens.new_ones(tokens.shape[:2]).bool()
-        return Encoded(unit(self.towers.to_image(seen.pooled)), tokens, mask, images.image, images.image)
+        seen = self.towers.see(images)
+        vector, tokens = unit(self.towers.to_image(seen.pooled)), full(self.towers.to_image(seen.patches))
+        return Encoded(vector, tokens, seen.real(), images.image, images.image, None, seen.places)
 
     def encode_texts(self, texts: Texts) -> Encoded:
         if self.keeps_padding:  # an empty slot reads as its first token alone, as in the code

@@ -79,7 +79,7 @@ class CAFTConfig(TowersConfig):
     scoring: Literal["vectors", "conditioned"] = "vectors"  # conditioned: CAFT++
     alpha: float = Field(0.3, ge=0, le=1)  # share of the parts in the score of CAFT++
 
-    learns_tokens = True
+    learns_tokens = masks_tokens = True
 
     @model_validator(mode="before")
     @classmethod

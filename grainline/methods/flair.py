@@ -58,7 +58,7 @@ class FLAIRConfig(TowersConfig):
     max_scale: float = Field(100.0, gt=1)
     bias: float = -10.0  # of both losses, at the start
     scoring: Literal["vectors", "conditioned"] = "conditioned"
-    learns_tokens = True
+    learns_tokens = masks_tokens = True
 
     @model_validator(mode="after")
     def _fits(self) -> "FLAIRConfig":

@@ -61,6 +61,7 @@ class HiMo(Method):
         self.pairwise, self.distribution = False, False
         self.towers = Towers(cfg)
         self.size, self.grid = self.towers.image.size, self.towers.image.grid
+        self.segmented = self.towers.segmented
         self.context = self.towers.text.context
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
 

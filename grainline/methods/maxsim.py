@@ -36,6 +36,8 @@ class MaxSimConfig(TowersConfig):
     max_scale: float | None = Field(100.0, gt=1)  # None: no bound
     coarse: float = Field(0.1, ge=0)  # weight of the loss over plain vectors
 
+    learns_tokens = True
+
 
 class MaxSim(Method):
     """Dual encoder whose pairs are scored sentence by patch."""
@@ -47,17 +49,17 @@ class MaxSim(Method):
         self.pairwise, self.distribution = True, False
         self.towers = Towers(cfg)
         self.size, self.grid = self.towers.image.size, self.towers.image.grid
+        self.segmented = self.towers.segmented
         self.context, self.parts = self.towers.text.context, cfg.sentences
         self.sharpness, self.coarse = cfg.sharpness, cfg.coarse
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
 
     def encode_images(self, images: Images) -> Encoded:
         """tokens: patches, at length 1"""
-        seen = self.towers.image(images.pixels)
+        seen = self.towers.see(images)
         tokens = unit(self.towers.to_image(seen.patches))
         vector = unit(self.towers.to_image(seen.pooled))
-        mask = tokens.new_ones(tokens.shape[:2]).bool()
-        return Encoded(vector, tokens, mask, images.image, images.image)
+        return Encoded(vector, tokens, seen.real(), images.image, images.image, None, seen.places)
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """tokens: one for each sentence, at length 1; sentences that several texts share are read once"""

@@ -37,6 +37,7 @@ class SigLIP(Method):
         self.pairwise, self.distribution = False, False
         self.towers = Towers(cfg)
         self.size, self.grid = self.towers.image.size, self.towers.image.grid
+        self.segmented = self.towers.segmented
         self.context = self.towers.text.context
         self.scale = LogitScale(cfg.scale or 10.0, cfg.max_scale)
         self.bias = nn.Parameter(torch.full((1,), -10.0 if cfg.bias is None else cfg.bias))

@@ -18,6 +18,7 @@ from torch import Tensor
 from grainline.config import Config
 from grainline.data.collate import Batch
 from grainline.data.dataset import TrainSet
+from grainline.data.features import KeptFeatures
 from grainline.data.loader import load_batches
 from grainline.data.sampler import Batches
 from grainline.data.sources import remarks
@@ -30,7 +31,14 @@ from grainline.train.account import Account
 from grainline.train.checkpoint import TrainState
 from grainline.train.log import Log, LogConfig
 from grainline.train.lora import LoraConfig, add_lora
-from grainline.train.optim import OptimizerConfig, build_optimizer, rates, set_rates, train_mode
+from grainline.train.optim import (
+    OptimizerConfig,
+    build_optimizer,
+    rates,
+    require_frozen,
+    set_rates,
+    train_mode,
+)
 from grainline.train.parallel import Unsharded, clip, part_of_batch, replicated, shard
 from grainline.train.process import Precision, dtype_of
 from grainline.train.recompute import compile_layers, recompute_layers
@@ -38,6 +46,8 @@ from grainline.train.rng import rng_state, set_rng_state
 from grainline.train.schedule import rate
 from grainline.train.step import Loss, Objective
 from grainline.types import Clock, to
+
+IMAGE = "towers.image."  # where the parameters of every method's image encoder stand
 
 
 class TrainConfig(Config):
@@ -132,6 +142,8 @@ class _Training:
         if sharded:
             shard(objective, device)
         self.optimizer = build_optimizer(self.method, cfg.optimizer)
+        if isinstance(run.data.crop, KeptFeatures):
+            require_frozen(self.method, IMAGE, "data.features are of an image encoder that stays as it is")
         self.trained = [p for p in self.method.parameters() if p.requires_grad]
         self.objective: Any = objective if sharded else replicated(objective, device)
         self.account = Account(len(run.data), run.damage)

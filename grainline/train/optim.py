@@ -134,6 +134,21 @@ def rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
     return found
 
 
+def require_frozen(model: nn.Module, prefix: str, why: str) -> None:
+    """UserError, which begins with `why`, where a parameter whose plain name begins with the prefix learns.
+
+    For a model whose optimizer has been built.
+    """
+    named = ((plain(name), parameter) for name, parameter in model.named_parameters())
+    learning = [name for name, parameter in named if name.startswith(prefix) and parameter.requires_grad]
+    if learning:
+        pattern = re.escape(prefix) + ".*"
+        raise UserError(
+            f"{why}, but {len(learning)} of its parameters learn ({learning[0]}, ...): freeze them by a "
+            f"first rule of train.optimizer.rules, {{pattern: '{pattern}', lr: 0}}, without adapters there"
+        )
+
+
 def train_mode(model: nn.Module) -> None:
     """model.train(), except that a module whose parameters are all frozen keeps its eval behaviour.
 

@@ -86,15 +86,23 @@ class Example(NamedTuple):
     look: Look | None = None  # the right picture with the sentences of the query
 
 
+class Rival(NamedTuple):
+    """A picture that a text is false of."""
+
+    picture: Image.Image | Gone
+    name: str
+
+
 class Comparison(NamedTuple):
-    """A picture with a true text and one that is wrong in one thing."""
+    """A picture with a true text and one that is wrong in one thing, or with another picture."""
 
     picture: Image.Image | Gone
     name: str
     kind: str  # what is wrong
     true: str
     false: str
-    scores: tuple[float, float]  # of the true and of the false text
+    scores: tuple[float, float]  # of the right pair and of the wrong one
+    rival: Rival | None = None  # the picture that the true text is false of; the false text is the same then
 
 
 def charts(drawn: Sequence[Chart]) -> str:
@@ -197,12 +205,29 @@ def _comparison(one: Comparison) -> str:
     outcome = "wrong, tied" if true == false else "right" if true > false else "wrong"
     outcome += f" by {abs(true - false):.3f}"
     sign = "&#10003;" if true > false else "&#10007;"
-    picture = img(one.picture, f"picture {one.name}")
-    first, second = marked(one.true, one.false)
+    what = "foil" if one.rival is None else "wrong picture"
     return (
         f'<article class="card"><h3><span aria-hidden="true">{sign}</span> {outcome}'
-        f" <small>foil of kind {escape(one.kind)}, {escape(one.name)}</small></h3>"
-        f'<div class="pair">{picture}<dl>'
-        f"<div><dt>True text, score {true:.3f}</dt><dd>{first}</dd></div>"
-        f"<div><dt>False text, score {false:.3f}</dt><dd>{second}</dd></div></dl></div></article>"
+        f" <small>{what} of kind {escape(one.kind)}, {escape(one.name)}</small></h3>"
+        f"{_two_texts(one) if one.rival is None else _two_pictures(one, one.rival)}</article>"
     )
+
+
+def _two_texts(one: Comparison) -> str:
+    true, false = one.scores
+    first, second = marked(one.true, one.false)
+    return (
+        f'<div class="pair">{img(one.picture, f"picture {one.name}")}<dl>'
+        f"<div><dt>True text, score {true:.3f}</dt><dd>{first}</dd></div>"
+        f"<div><dt>False text, score {false:.3f}</dt><dd>{second}</dd></div></dl></div>"
+    )
+
+
+def _two_pictures(one: Comparison, rival: Rival) -> str:
+    sides = zip(("Right", "Wrong"), ((one.picture, one.name), rival), one.scores, strict=True)
+    figures = "".join(
+        f"<figure>{img(picture, f'{which.lower()} picture {name}')}<figcaption>{escape(name)}</figcaption>"
+        f'<p class="score">{which} picture, score {score:.3f}</p></figure>'
+        for which, (picture, name), score in sides
+    )
+    return f'<p>{escape(one.true)}</p><div class="sides">{figures}</div>'

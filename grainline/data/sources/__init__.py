@@ -14,6 +14,9 @@
     fg-ovd:3_attributes.json?images=DIR
     refcoco:DIR?split=testA&images=DIR            refs(unc).p or .json with instances.json
     flickr30k-entities:DIR?split=val&images=DIR   captions with the noun phrases in them
+    foil-coco:foilv1.0_test_2017.json?images=DIR
+    sugarcrepe:replace_obj.json?images=DIR, valse:actant-swap.json?images=DIR
+    svo-probes:svo_probes.csv?images=DIR
     hexagons:dev.jsonl                  boards of coloured tiles, with the tiles of each instruction
 
 Any path can be opened as another kind with KIND:PATH. A source raises UserError when it is opened and
@@ -26,14 +29,15 @@ from collections.abc import Callable, Sequence
 
 from grainline.data.record import Source
 from grainline.data.sources.classes import Classes
-from grainline.data.sources.coco import CocoKarpathy, CocoVal2017, is_karpathy, is_official
-from grainline.data.sources.cola import Cola, is_cola
+from grainline.data.sources.coco import CocoKarpathy, CocoVal2017
+from grainline.data.sources.cola import Cola
 from grainline.data.sources.common import HELP, divide, read_text, some
 from grainline.data.sources.entities import Entities
-from grainline.data.sources.fgovd import FgOvd, is_fgovd
+from grainline.data.sources.fgovd import FgOvd
+from grainline.data.sources.foilcoco import FoilCoco
 from grainline.data.sources.folder import Folder, files_below, suffix
-from grainline.data.sources.hexagons import Hexagons, is_hexagons
-from grainline.data.sources.himo import HimoDocci, is_himo
+from grainline.data.sources.hexagons import Hexagons
+from grainline.data.sources.himo import HimoDocci
 from grainline.data.sources.joined import Joined, remarks
 from grainline.data.sources.longsets import (
     DCI,
@@ -42,17 +46,18 @@ from grainline.data.sources.longsets import (
     ShareGPT4V,
     Urban1k,
     dci_folder,
-    is_docci,
-    is_iiw,
     is_sharegpt4v,
-    is_urban,
     is_urban_folder,
 )
+from grainline.data.sources.looks import kind_of_json, kind_of_rows
 from grainline.data.sources.parquet import Parquet
 from grainline.data.sources.paths import expand, is_pattern
-from grainline.data.sources.refcoco import RefCoco, is_refs, is_refs_folder
+from grainline.data.sources.refcoco import RefCoco, is_refs_folder
+from grainline.data.sources.sugarcrepe import SugarCrepe
+from grainline.data.sources.svo import SvoProbes
 from grainline.data.sources.table import Row, Table, json_rows, parse_json, read_rows
 from grainline.data.sources.tars import Tars
+from grainline.data.sources.valse import Valse
 from grainline.errors import UserError
 
 __all__ = ["SOURCES", "Joined", "Opener", "open_source", "open_sources", "remarks", "takes_images"]
@@ -97,26 +102,12 @@ def _json(path: str, images: str | None, _size: int | None) -> Source:
     if is_sharegpt4v(file):  # first: it is too large to be read whole
         return ShareGPT4V(path, images)
     data = parse_json(file, read_text(file))
-    if is_official(data):
-        return CocoVal2017(path, images, data)
-    if is_karpathy(data):
-        return CocoKarpathy(path, images, data)
-    if is_cola(data):
-        return Cola(path, images, data)
-    if is_fgovd(data):
-        return FgOvd(path, images, data)
-    if is_refs(data):
-        return RefCoco(path, images, data)
-    if is_urban(data):
-        return Urban1k(path, images, data)
-    return _rows(path, images, json_rows(file, data))
+    kind = kind_of_json(data)
+    return _rows(path, images, json_rows(file, data)) if kind is None else kind(path, images, data)
 
 
 def _rows(path: str, images: str | None, rows: list[Row]) -> Source:
-    for kind, fits in ((HimoDocci, is_himo), (DOCCI, is_docci), (IIW, is_iiw), (Hexagons, is_hexagons)):
-        if fits(rows):
-            return kind(path, images, rows)
-    return Table(path, images, rows)
+    return (kind_of_rows(rows) or Table)(path, images, rows)
 
 
 def _named(kind: Callable[[str, str | None], Source]) -> Opener:
@@ -139,6 +130,10 @@ SOURCES: dict[str, Opener] = {
     "refcoco": _named(RefCoco),
     "flickr30k-entities": _named(Entities),
     "hexagons": _named(Hexagons),
+    "foil-coco": _named(FoilCoco),
+    "valse": _named(Valse),
+    "sugarcrepe": _named(SugarCrepe),
+    "svo-probes": _named(SvoProbes),
     "himo-docci": _named(HimoDocci),
     "dci": _named(DCI),
     "docci": _named(DOCCI),
@@ -160,6 +155,7 @@ _BY_SUFFIX = {
 }
 _WITH_FOLDER_OF_PICTURES = (
     *("table", "parquet", "json", "coco-karpathy", "coco-val2017", "himo-docci", "cola", "fg-ovd"),
+    *("foil-coco", "valse", "sugarcrepe", "svo-probes"),
     *("refcoco", "flickr30k-entities", "dci", "docci", "urban-1k", "sharegpt4v", "iiw"),
 )
 _PACKED = ("gz", "tgz", "bz2", "xz", "zst", "zip")

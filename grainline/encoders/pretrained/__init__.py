@@ -14,7 +14,7 @@ finished as the summary, and the logit scale is a tensor of shape [1].
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -45,6 +45,7 @@ def load_pretrained(
     context: int | None = None,
     stretch: Stretch = "keep",
     quick_gelu: bool | None = None,
+    resize: Literal["crop", "squash"] | None = None,
 ) -> Pretrained:
     """The encoders of a checkpoint, in evaluation mode and float32.
 
@@ -57,9 +58,13 @@ def load_pretrained(
                 folders say it themselves, and of files those of OpenAI (TorchScript), those of Long-CLIP and
                 those with "quickgelu" in their name have it. Other files do not: say True for OpenAI's
                 weights in a file of another kind.
+    resize      how a picture becomes a square, in another way than the checkpoint says: its short side and
+                the middle ("crop"), or all of it, whatever its shape ("squash"); both without a margin
     """
     source = _read(name, quick_gelu)
     architecture, state = _fitted(source.architecture, source.state, size, context, stretch)
+    if resize is not None:
+        architecture |= {"resize": resize, "margin": 1.0}
     model = fresh_model(architecture)
     model.load_state_dict(state, strict=True)
     made = split(model, architecture)

@@ -1,6 +1,7 @@
 """Models of the transformers library as encoders of this package."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ class ImageEncoder(LibraryEncoder):
         super().__init__()
         self.model, self.kind, self.read = model, kind, IMAGE_READERS[kind]
         self.size, self.grid = config["image_size"], _grid(kind, config)
+        self.segmented = kind == "groupvit"  # outside training its groups have places in the picture
         stages = len(config["depths"]) if kind == "swin" else 1  # each stage of Swin doubles the width
         self.width = config["embed_dim"] << (stages - 1) if kind == "swin" else config["hidden_size"]
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
@@ -55,8 +57,37 @@ class ImageEncoder(LibraryEncoder):
 
     def forward(self, pixels: Tensor) -> ImageTokens:
         """pixels [N, 3, size, size] uint8 or float -> ImageTokens; GroupViT's groups are its patches"""
-        hidden = self.model(pixel_values=normalised(pixels, self.mean, self.spread)).last_hidden_state
-        return self.read(self.model, hidden)
+        placed = self.segmented and not self.training and not is_static()
+        asked = {"output_attentions": True} if placed else {}
+        found = self.model(pixel_values=normalised(pixels, self.mean, self.spread), **asked)
+        seen = self.read(self.model, found.last_hidden_state)
+        return seen._replace(places=group_places(found.attentions, self.size)) if placed else seen
+
+
+@torch.no_grad()
+def group_places(maps: Sequence[Tensor], size: int) -> Tensor:
+    """The group of each pixel, [N, size, size]: GroupViT's way to segment, without its threshold.
+
+    maps  of each stage [N, K, L], how much of every token each of K groups takes; the tokens of the first
+          stage are patches in a square, those of the others the groups before them
+
+    The product of all maps says how much of a patch each last group takes. It is interpolated between the
+    centres of patches, and a pixel belongs to the group that takes most of it.
+    """
+    share = maps[0].float()
+    for later in maps[1:]:
+        share = later.float() @ share
+    side = math.isqrt(share.shape[2])
+    small = torch.uint8 if share.shape[1] <= 256 else torch.int64
+    found = share.new_empty(len(share), size, size, dtype=small)
+    for few in torch.arange(len(share), device=share.device).split(PICTURES):  # maps of pixels are large
+        spread = F.interpolate(share[few].unflatten(2, (side, side)), (size, size), mode="bilinear")
+        found[few] = spread.argmax(1).to(small)
+    return found
+
+
+PICTURES = 16
+"""Pictures whose maps are laid over pixels at a time: 26 MB for 8 groups at 224 pixels."""
 
 
 class ValueOnly(nn.Module):

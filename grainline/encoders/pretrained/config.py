@@ -13,6 +13,7 @@ class PretrainedImageConfig(Config):
     pretrained: str = Field(min_length=1)  # a name, folder or file, as `load_pretrained` takes it
     size: int | None = Field(None, gt=0)  # side of the square input in pixels; None: that of the checkpoint
     quick_gelu: bool | None = None  # None: as the checkpoint says
+    resize: Literal["crop", "squash"] | None = None  # to a square; None: as the checkpoint says
     patches: Literal["attention", "values"] = "attention"  # what they take up in the last layer of a CLIP
     architecture: dict[str, Any] | None = (
         None  # filled in when the checkpoint is read: it is not needed again

@@ -1,0 +1,333 @@
+"""Features of a frozen image encoder, made once: training from them is as training with the encoder."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import whole
+from make import CLOCK, batch, build
+from runs import call, complaint, logged
+from safetensors.torch import load_file
+from test_pack import Listed
+
+from grainline.config import parse
+from grainline.data.causes import MISSING_IMAGE
+from grainline.data.collate import collate
+from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.features import KeptFeatures, make
+from grainline.data.record import Damaged, Record
+from grainline.data.sampler import Draw
+from grainline.data.sources import open_source
+from grainline.data.transforms import EvalTransform, SameTransform
+from grainline.errors import UserError
+from grainline.features import encoding, shape
+from grainline.model import load
+from grainline.origin import image_fingerprint
+from grainline.recipe import DataConfig
+from grainline.start import Description, method_config, start
+from grainline.train.step import cached_step, step
+
+SCENES = "scenes:train?count=16&size=32"
+RULES = r"[{pattern: 'towers\.image\..*', lr: 0}, {pattern: '.*'}]"
+RECIPE = """
+method: METHOD
+model:
+  image: {pretrained: FOLDER, resize: squash}
+  text: {name: toy, vocab: 600, context: 64, depth: 2, drop_path: 0.5}
+  width: 32
+data: {paths: ["SCENES"], crop: null, workers: 0, texts: {subset: 0.5}}
+train:
+  steps: 10
+  batch: 8
+  precision: fp32
+  log_every: 1
+  save_every: 5
+  optimizer: {rules: RULES}
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random GroupViT."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    whole("groupvit", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kept(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Features of the scenes with all tokens."""
+    home = tmp_path_factory.mktemp("kept")
+    assert made(home / "features", recipe(home, checkpoint), "--tokens") == 0
+    return home / "features"
+
+
+def recipe(home: Path, checkpoint: Path, method: str = "clip") -> Path:
+    """A recipe that freezes a GroupViT, as a file."""
+    path = home / f"{method}.yaml"
+    text = RECIPE.replace("METHOD", method).replace("FOLDER", str(checkpoint))
+    path.write_text(text.replace("SCENES", SCENES).replace("RULES", RULES))
+    return path
+
+
+def made(out: Path, model: Path, *more: str) -> int:
+    return call("data", "features", SCENES, "--model", model, "--out", out, *more)
+
+
+def trained(out: Path, recipe: Path, *changes: str) -> Path:
+    assert call("train", recipe, "--out", out, *(["--set", *changes] if changes else [])) == 0
+    return out
+
+
+@pytest.mark.parametrize("method", ["clip", "maxsim"])
+def test_training_from_features_is_training_with_the_encoder(
+    method: str, checkpoint: Path, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = recipe(tmp_path, checkpoint, method)
+    plain = trained(tmp_path / "plain", file)
+    before = (kept / "features.npy").read_bytes()
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("a picture was decoded, or the encoder was run")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("grainline.data.transforms.decode", refused)
+        patch.setattr("grainline.data.transforms.EvalTransform.__call__", refused)
+        patch.setattr("grainline.encoders.pretrained.adapters.ImageEncoder.forward", refused)
+        fast = trained(tmp_path / "fast", file, f"data.features={kept}")
+    losses = [
+        [line["terms"]["loss"] for line in logged(run) if line["kind"] == "train"] for run in (plain, fast)
+    ]
+    assert len(losses[0]) == 10
+    assert losses[1] == pytest.approx(losses[0], abs=1e-3)
+    assert losses[1] != losses[0]  # half precision: the features were read
+    weights = [load_file(run / "last" / "model.safetensors") for run in (plain, fast)]
+    theirs = load_file(checkpoint / "model.safetensors")
+    frozen = {name: x for name, x in weights[1].items() if name.startswith("towers.image.model.")}
+    assert len(frozen) > 50
+    for name, x in frozen.items():
+        assert torch.equal(x, theirs[name.replace("towers.image.model.", "vision_model.")])
+    for name, x in weights[0].items():
+        torch.testing.assert_close(weights[1][name], x, atol=2e-3, rtol=0)
+    assert (kept / "features.npy").read_bytes() == before
+    again = ("--set", f"data.features={kept}", "--resume", "--checkpoint", "step-00000005")
+    assert call("train", file, "--out", fast, *again) == 0
+    resumed = load_file(fast / "last" / "model.safetensors")
+    assert all(torch.equal(x, weights[1][name]) for name, x in resumed.items())
+    assert load(fast).encode(texts=["a red circle"]).vector.shape == (1, 32)
+
+
+def test_features_are_what_the_encoder_makes_of_its_squares(checkpoint: Path, kept: Path) -> None:
+    begun = start(Description("clip", method_config("clip", CLIP | {"image": side(checkpoint)}, "test")))
+    method: Any = begun.method().eval()
+    source, transform = open_source(SCENES, size=16), EvalTransform(16, "squash")
+    encoder = image_fingerprint(begun.description.config.image, method.towers.image)  # type: ignore[attr-defined]
+    pixels = torch.stack([transform(source[i].image) for i in range(3)])
+    with torch.no_grad():
+        seen = method.towers.image(pixels)
+    for tokens in (False, True):
+        found = KeptFeatures(kept, source, transform, encoder, tokens=tokens)
+        rows = torch.stack([found.features(i, source[i].key) for i in range(3)])
+        assert rows.dtype == torch.float16
+        torch.testing.assert_close(rows[:, 0].float(), seen.pooled, atol=2e-3, rtol=1e-3)
+        assert rows.shape[1] == (4 if tokens else 1)
+    torch.testing.assert_close(rows[:, 1:].float(), seen.patches, atol=2e-3, rtol=1e-3)
+
+
+CLIP: dict[str, Any] = {"text": {"name": "toy", "vocab": 300, "context": 24}, "width": 16}
+
+
+def side(checkpoint: Path, **more: Any) -> dict[str, Any]:
+    return {"pretrained": str(checkpoint), "resize": "squash", **more}
+
+
+def fingerprint(values: dict[str, Any]) -> str:
+    begun = start(Description("clip", method_config("clip", values, "test")))
+    method: Any = begun.method()
+    return image_fingerprint(begun.description.config.image, method.towers.image)  # type: ignore[attr-defined]
+
+
+def test_a_fingerprint_is_that_of_the_image_side_alone(checkpoint: Path, tmp_path: Path) -> None:
+    mine = fingerprint(CLIP | {"image": side(checkpoint)})
+    copied = shutil.copytree(checkpoint, tmp_path / "copied")
+    assert fingerprint(CLIP | {"image": {"pretrained": str(copied)}, "width": 8}) == mine
+    both = {"pretrained": str(checkpoint), "image": {}, "text": {"context": 10}, "width": 16}
+    assert fingerprint(both) == mine
+    assert fingerprint(CLIP | {"image": side(checkpoint, size=24)}) != mine
+    torch.manual_seed(1)
+    whole("groupvit", copied)
+    model = load_file(copied / "model.safetensors")
+    name = "vision_model.encoder.stages.2.layers.0.mlp.fc2.bias"
+    model[name][0] += 1e-6
+    from safetensors.torch import save_file
+
+    save_file(model, copied / "model.safetensors", metadata={"format": "pt"})
+    assert fingerprint(CLIP | {"image": {"pretrained": str(copied)}}) != mine
+
+
+def test_a_run_is_begun_with_its_own_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scratch = tmp_path / "scratch.yaml"
+    image = "{name: toy/8, size: 32, depth: 1, drop_path: 0.3}"
+    text = RECIPE.replace("{pretrained: FOLDER, resize: squash}", image).replace("METHOD", "clip")
+    scratch.write_text(
+        text.replace("SCENES", SCENES).replace("RULES", RULES).replace("steps: 10", "steps: 1")
+    )
+    said = complaint(capsys, "data", "features", SCENES, "--model", scratch, "--out", tmp_path / "no")
+    assert "begins with fresh weights" in said
+    run = trained(tmp_path / "run", scratch)
+    assert made(tmp_path / "features", run) == 0
+    kept = [f"data.features={tmp_path / 'features'}", f"begin={run}"]
+    later = trained(tmp_path / "later", scratch, *kept)
+    plain = trained(tmp_path / "plain", scratch, f"begin={run}")
+    losses = [logged(one)[0]["terms"]["loss"] for one in (later, plain)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-3)
+    changed = trained(tmp_path / "changed", scratch, "train.optimizer.rules=[{pattern: '.*'}]")
+    assert call("train", scratch, "--out", tmp_path / "x", "--set", kept[0], f"begin={changed}") == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "data.features: those in" in said
+    assert "and the model has encoder" in said
+    again = ("data", "features", SCENES, "--model", changed, "--out", tmp_path / "features")
+    assert "was made with encoder" in complaint(capsys, *again)
+    said = complaint(
+        capsys, "data", "features", SCENES, "--model", run, "--out", "x", "--set", "train.steps=2"
+    )
+    assert "--set changes fields of a recipe" in said
+    said = complaint(capsys, "data", "features", SCENES, "--model", "some/clip", "--out", tmp_path / "x")
+    assert "neither a run nor a recipe" in said
+
+
+def test_what_features_cannot_stand_for_is_refused(
+    checkpoint: Path, kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = recipe(tmp_path, checkpoint)
+    short = tmp_path / "short"
+    assert made(short, file) == 0
+    for number, (changes, words) in enumerate(
+        (
+            (["data.crop={}"], "a random crop shows another one: set data.crop to null"),
+            (["data.superpixels=maps"], "leave data.superpixels out"),
+            (["train.optimizer.rules=[{pattern: '.*'}]"], "parameters learn (towers.image.model."),
+            (["train.lora={rank: 2}", "train.optimizer.rules=[{pattern: '.*'}]"], ".lora_A.weight"),
+            (["model.image.resize=crop"], "other squares of the pictures"),
+            (["model.image.size=24"], "of pictures of 16 pixels, and the model sees 24"),
+            (["data.paths=['scenes:train?count=17&size=32']"], "other data"),
+            (["method=maxsim", f"data.features={short}"], "this method learns from image tokens"),
+            ([f"data.features={tmp_path}"], "holds no features"),
+        )
+    ):
+        given = [f"data.features={kept}", *changes]
+        said = complaint(capsys, "train", file, "--out", tmp_path / f"run{number}", "--set", *given)
+        assert words in said
+    only_text = [
+        r"train.lora={rank: 2, targets: 'towers\.text\..*query_key_value|towers\.text\..*\.mlp\..*'}"
+    ]
+    rules = "train.optimizer.rules=[{pattern: '.*'}]"
+    trained(tmp_path / "lora", file, f"data.features={kept}", *only_text, rules, "train.steps=1")
+    with pytest.raises(UserError, match="a random crop shows another one"):
+        parse(DataConfig, {"features": "kept"}, "recipe")
+
+
+def test_a_picture_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -> None:
+    from test_dataset import TOKENIZER
+
+    picture = open_source(SCENES, size=32)[0].image
+    listed = Listed([Record("a", picture, ("A.",)), Record("b", b"no picture", ("B.",)), MISSING_IMAGE])
+    transform = EvalTransform(8)
+    found = make(
+        listed, lambda x: x.float().mean((2, 3))[:, None], tmp_path / "f", transform, encoder="e", row=(1, 3)
+    )
+    assert (found.pictures, found.skipped) == (1, 2)
+    kept = KeptFeatures(tmp_path / "f", listed, transform, "e", tokens=False)
+    with pytest.raises(Damaged) as damaged:
+        kept.features(1, "b")
+    assert (damaged.value.cause, "b (" in damaged.value.where) == ("damaged image", True)
+    with pytest.raises(UserError, match="c has the features of another picture"):
+        kept.features(0, "c")
+    plain, fast = (
+        TrainSet(listed, TOKENIZER, crop, TextsConfig(), context=16, seed=0)
+        for crop in (SameTransform(transform), kept)
+    )
+    for place in range(6):
+        draw = Draw(place, 0, place % 3)
+        one, other = plain[draw], fast[draw]
+        assert (one.texts, one.draw) == (other.texts, other.draw)
+        assert [cause for cause, _ in one.damage] == [cause for cause, _ in other.damage]
+    images = collate([fast[Draw(0, 0, 0)], fast[Draw(1, 0, 1)]]).images
+    assert images.features is not None
+    assert (images.pixels.shape, images.features.shape) == ((2, 3, 0, 0), (2, 1, 3))
+    assert torch.equal(images.features[0], images.features[1])
+
+
+def test_numbers_that_half_precision_cannot_hold_are_refused(tmp_path: Path) -> None:
+    source, transform = open_source(SCENES, size=32), EvalTransform(8)
+    with pytest.raises(UserError, match="above 65504"):
+        make(
+            source,
+            lambda x: torch.full((len(x), 1, 2), 7e4),
+            tmp_path / "f",
+            transform,
+            encoder="e",
+            row=(1, 2),
+        )
+    assert not (tmp_path / "f").exists()
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grainline.data.kept.BATCH", 6)
+    source, transform = open_source(SCENES, size=32), EvalTransform(8)
+    calls: list[int] = []
+
+    def dies(pixels: torch.Tensor) -> torch.Tensor:
+        calls.append(len(pixels))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return pixels.float().mean((2, 3))[:, None] / 255
+
+    out = tmp_path / "f"
+    with pytest.raises(KeyboardInterrupt):
+        make(source, dies, out, transform, encoder="e", row=(1, 3))
+    with pytest.raises(UserError, match="was made with encoder e"):
+        make(source, dies, out, transform, encoder="other", row=(1, 3))
+    with pytest.raises(UserError, match="of other squares"):
+        make(source, dies, out, EvalTransform(8, "squash"), encoder="e", row=(1, 3))
+    assert make(source, dies, out, transform, encoder="e", row=(1, 3)).kept == 6
+    assert calls == [6, 6, 6, 4]
+    rows = np.load(out / "features.npy")
+    expected = torch.stack([transform(source[i].image) for i in range(16)]).float().mean((2, 3)) / 255
+    np.testing.assert_allclose(rows[:, 0], expected.numpy(), atol=1e-3)
+
+
+def test_chunks_of_features_give_the_gradients_of_all() -> None:
+    images, texts = batch()
+    method: Any = build("maxsim")
+    seen = method.towers.see(images)
+    made = torch.cat([seen.pooled[:, None], seen.patches], 1).detach()
+    kept = images._replace(features=made.half(), pixels=images.pixels[..., :0, :0])
+    method.towers.image.requires_grad_(False)
+    whole_batch = step(method, images._replace(features=made), texts, CLOCK)
+    for name, loss in step(method, images, texts, CLOCK).items():
+        torch.testing.assert_close(loss, whole_batch[name], atol=1e-6, rtol=1e-5)
+    gradients = []
+    for chunk in (None, 3):
+        method.zero_grad()
+        if chunk is None:
+            step(method, kept, texts, CLOCK)
+        else:
+            cached_step(method, kept, texts, CLOCK, chunk)
+        gradients.append({name: p.grad for name, p in method.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, one in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], one, atol=1e-6, rtol=1e-4)
+
+
+def test_segments_that_may_be_empty_are_not_kept() -> None:
+    method = build("flair-segments")
+    assert shape(encoding(method, tokens=False), 8) == (
+        1,
+        method.get_submodule("towers.to_image").in_features,
+    )
+    with pytest.raises(UserError, match="segments may be empty"):
+        shape(encoding(method, tokens=True), 8)

@@ -1,0 +1,188 @@
+"""GroupViT as an image encoder: where its groups lie, how pictures come to it, and frozen without noise."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import pictures, tokenizer, whole
+from make import TINY
+from make import batch as small_batch
+from PIL import Image
+from tuning import method
+
+from grainline.data.transforms import EvalTransform
+from grainline.encoders.pretrained import load_pretrained
+from grainline.encoders.pretrained.adapters import group_places
+from grainline.evaluate.shown import shown
+from grainline.methods.base import Method
+from grainline.model import Model
+from grainline.start import Description, method_config, picture_settings, start
+from grainline.train.optim import Rule, param_groups, train_mode
+from grainline.train.schedule import Cosine
+from grainline.types import Images, Texts
+
+FROZEN = [Rule(pattern=r"towers\.image\..*", lr=0), Rule(pattern=".*")]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A folder with a small random GroupViT, and the library's model that it was made of."""
+    folder = tmp_path_factory.mktemp("groupvit")
+    return folder, whole("groupvit", folder)
+
+
+def grouped(name: str = "clip", noise: float = 0.0) -> Method:
+    return method("groupvit", name, noise)
+
+
+def seen(made: Method, number: int = 3) -> Images:
+    torch.manual_seed(1)
+    return Images(pictures(made.size, number), torch.arange(number))
+
+
+def test_the_places_of_two_stages_by_hand() -> None:
+    fine = torch.tensor([[[0.9, 0.2, 0.6, 0.1], [0.1, 0.8, 0.4, 0.9]]])  # two groups of four patches
+    coarse = torch.tensor([[[0.3, 0.0], [0.7, 0.6], [0.0, 0.4]]])  # three groups of those two
+    # Patch 0 is taken to 0.9 by the first group, so by the second of the last ones to 0.9 * 0.7 + 0.1 * 0.6.
+    assert group_places((fine,), 2).tolist() == [[[0, 1], [0, 1]]]
+    assert group_places((fine, coarse), 2).tolist() == [[[1, 1], [1, 1]]]
+    assert group_places((fine, torch.tensor([[[0.0, 0.9], [1.0, 0.1]]])), 2).tolist() == [[[1, 0], [1, 0]]]
+    assert group_places((fine,), 8)[0, 0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+@torch.no_grad()
+def test_a_pixel_belongs_to_the_group_that_the_library_says(saved: tuple[Path, Any]) -> None:
+    from transformers.models.groupvit.modeling_groupvit import get_grouping_from_attentions
+
+    folder, model = saved
+    image = load_pretrained(folder).image
+    assert image is not None
+    pixels = pictures(16, 20)  # more than are laid over pixels at a time
+    found = image(pixels).places
+    values = (pixels / 255 - image.mean) / image.spread
+    maps = model.vision_model(pixel_values=values, output_attentions=True).attentions
+    theirs = get_grouping_from_attentions(maps, (16, 16))
+    assert theirs.shape == (20, 3, 16, 16)
+    assert found is not None
+    assert torch.equal(found.long(), theirs.argmax(1))
+    assert len(found.unique()) > 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["clip", "siglip", "himo", "maxsim", "beta_clip", "flair"])
+def test_heat_of_a_group_lies_on_its_pixels(name: str) -> None:
+    made = grouped(name)
+    made.grid, made.segmented = made.towers.image.grid, made.towers.segmented  # type: ignore[union-attr]
+    assert made.placed
+    images = made.encode_images(seen(made, 2))
+    assert images.places is not None
+    assert images.places.shape == (2, made.size, made.size)
+    heat = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    there = made.on_pixels(images, heat, (made.size, made.size))
+    for row in range(2):
+        assert torch.equal(there[row], heat[row][images.places[row].long()])
+    made.train()
+    assert made.encode_images(seen(made, 2)).places is None
+
+
+@torch.no_grad()
+def test_groups_are_shown_as_the_segments_of_one_stage() -> None:
+    made: Any = grouped("flair")
+    (found,) = made.segmentations(seen(made))
+    assert torch.equal(found, made.encode_images(seen(made)).places.long())
+    description = Description("flair", method_config("flair", TINY, "test"))
+    square = Image.effect_noise((made.size, made.size), 80).convert("RGB")
+    ((panel,),) = shown(Model(description, made, tokenizer()), "a", square, [], 1.0).rows
+    assert panel.words.endswith(" segments")
+
+
+@torch.no_grad()
+def test_a_frozen_groupvit_stays_in_evaluation_mode() -> None:
+    made: Any = grouped(noise=0.5)
+    pixels = seen(made).pixels
+    before = made.towers.image(pixels)
+    made.train()
+    one, other = (made.towers.image(pixels).pooled for _ in range(2))
+    assert not torch.equal(one, other)  # Gumbel noise and dropout: what freezing has to still
+    param_groups(made, FROZEN, 1e-3, 0.0, Cosine())
+    train_mode(made)
+    assert not any(module.training for module in made.towers.image.modules())
+    assert made.towers.to_image.training
+    assert made.encode_images(Images(pixels, torch.arange(3))).places is None  # training shows nothing
+    assert not any(parameter.requires_grad for parameter in made.towers.image.parameters())
+    for _ in range(2):
+        again = made.towers.image(pixels)
+        assert torch.equal(again.pooled, before.pooled)
+        assert torch.equal(again.patches, before.patches)
+
+
+@torch.no_grad()
+def test_the_mean_of_projected_groups_is_the_projected_mean() -> None:
+    made: Any = grouped()
+    found = made.towers.image(seen(made).pixels)
+    torch.testing.assert_close(
+        made.towers.to_image(found.patches).mean(1), made.towers.to_image(found.pooled), atol=1e-6, rtol=0
+    )
+
+
+def begun(folder: Path, **image: Any) -> Any:
+    """A clip with this image side, and a text side of its own."""
+    values = {
+        "image": {"pretrained": str(folder), **image},
+        "text": {"name": "toy", "vocab": 300, "context": 24},
+        "width": 16,
+    }
+    return start(Description("clip", method_config("clip", values, "test")))
+
+
+def test_pictures_are_squashed_where_the_recipe_says_so(saved: tuple[Path, Any]) -> None:
+    folder, _ = saved
+    plain, squashed = begun(folder), begun(folder, resize="squash")
+    assert picture_settings(plain.description) == {"resize": "crop", "filter": "bicubic", "margin": 1.0}
+    settings = picture_settings(squashed.description)
+    assert settings == {"resize": "squash", "filter": "bicubic", "margin": 1.0}
+    made = squashed.method()
+    assert made.towers.image.mean.flatten().tolist() == pytest.approx([0.485, 0.456, 0.406])
+    assert made.towers.image.spread.flatten().tolist() == pytest.approx([0.229, 0.224, 0.225])
+    picture = Image.effect_noise((40, 20), 80).convert("RGB")
+    whole_picture = EvalTransform(16, "squash")(picture)
+    assert torch.equal(EvalTransform(16, **settings)(picture), whole_picture)
+    assert not torch.equal(EvalTransform(16, **picture_settings(plain.description))(picture), whole_picture)
+    weights = [one.method().towers.image.state_dict() for one in (plain, squashed)]
+    assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
+
+
+def test_a_margin_goes_with_the_resize_that_it_was_for(saved: tuple[Path, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "margin"
+    shutil.copytree(saved[0], folder)
+    settings = {"do_center_crop": True, "size": {"shortest_edge": 20}, "crop_size": 16, "resample": 2}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    assert load_pretrained(folder).architecture["margin"] == 1.25
+    found = load_pretrained(folder, resize="squash").architecture
+    assert (found["resize"], found["margin"], found["filter"]) == ("squash", 1.0, "bilinear")
+
+
+@torch.no_grad()
+def test_both_sides_of_one_groupvit_train_together(saved: tuple[Path, Any]) -> None:
+    values = {"pretrained": str(saved[0]), "image": {"resize": "squash"}, "width": 16}
+    made: Any = start(Description("clip", method_config("clip", values, "test"))).method().eval()
+    assert made.towers.text.width == 64
+    texts: Texts = small_batch(4)[1]
+    assert made.encode_texts(texts).vector.shape[1] == 16
+    assert made.encode_images(seen(made)).tokens.shape == (3, 3, 16)
+
+
+def test_heat_of_a_model_is_drawn_over_groups(saved: tuple[Path, Any]) -> None:
+    begins = begun(saved[0])
+    read = tokenizer()
+    config = begins.description.config.model_dump(mode="json")
+    config["text"]["vocab"] = read.vocab
+    description = begins.description._replace(config=method_config("clip", config, "test"))
+    model = Model(description, begins._replace(description=description).method(), read)
+    picture = Image.effect_noise((20, 20), 80).convert("RGB")
+    heat = model.heat(picture, ["a red dog"])
+    assert heat.shape == (1, 16, 16)
+    assert 1 <= len(heat.unique()) <= 3

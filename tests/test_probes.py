@@ -1,0 +1,576 @@
+"""Probes against loops in float64: the files of four benchmarks, what is missing, the metric, the command."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from runs import call, complaint, recipe
+from test_cola import Capture, Counting, painted
+
+from grainline.data.record import Foil, Source
+from grainline.data.sources import open_source, open_sources, remarks
+from grainline.data.sources.contests import Contest, Foiled, origins
+from grainline.data.sources.foilcoco import FoilCoco
+from grainline.data.sources.joined import Joined
+from grainline.data.sources.sugarcrepe import SugarCrepe
+from grainline.data.sources.svo import COLUMNS, SvoProbes
+from grainline.data.sources.valse import Valse
+from grainline.errors import UserError
+from grainline.evaluate.against import against
+from grainline.evaluate.encode import encode_source
+from grainline.evaluate.intervals import from_replicates, interval, replicates, wilson
+from grainline.evaluate.outcome import Options
+from grainline.evaluate.pool import pooled
+from grainline.evaluate.ranking import ALL, CARDS, NOUNS, probe_cells, probes_suite
+from grainline.evaluate.result import Result, read
+from grainline.experiment import run
+from grainline.recipe import read_recipe
+
+KINDS = ("subj_neg", "verb_neg", "obj_neg")
+
+# sentence, right picture, wrong picture, true flags: as svo_probes.csv has them
+SVO = [
+    ("a girl sits on the floor", "101", "102", "verb_neg"),
+    ("a girl sits on the floor", "101", "103", "obj_neg"),
+    ("a man rides a horse", "104", "105", "subj_neg"),
+    ("a man rides a horse", "104", "106", "verb_neg"),
+    ("a dog catches a ball", "103", "101", "subj_neg"),
+    ("a dog catches a ball", "103", "104", "subj_neg verb_neg"),
+    ("a dog catches a ball", "103", "107", "verb_neg"),
+    ("a cat sleeps", "107", "108", "verb_neg"),
+    ("a cat sleeps", "107", "102", ""),
+    ("a cat drinks milk", "108", "101", "obj_neg"),
+]
+
+
+def svo_rows(rows: Sequence[tuple[str, str, str, str]] = SVO) -> list[dict[str, str]]:
+    """Rows with all columns of the published file."""
+    return [
+        {
+            "sentence": text, "pos_triplet": "girl,sit,floor", "neg_triplet": "girl,stand,floor",
+            "pos_url": f"http://a.example/{right}.jpg", "neg_url": f"http://a.example/{wrong}.jpg",
+            "pos_image_id": right, "neg_image_id": wrong,
+            **{flag: str(flag in flags.split()) for flag in KINDS},
+        }
+        for text, right, wrong, flags in rows
+    ]  # fmt: skip
+
+
+def svo(folder: Path, rows: Sequence[Mapping[str, str]] | None = None, left_out: Sequence[str] = ()) -> Path:
+    """The file with a picture for each id, `left_out` ones but for these."""
+    found = svo_rows() if rows is None else rows
+    with (folder / "svo_probes.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(found[0]))
+        writer.writeheader()
+        writer.writerows(found)
+    ids = {row[name] for row in found for name in ("pos_image_id", "neg_image_id") if name in row}
+    painted(folder / "svo", [f"{name}.png" for name in sorted(ids - set(left_out))])
+    return folder / "svo_probes.csv"
+
+
+def foil_coco(folder: Path, content: Any = None) -> Path:
+    """Five captions of three pictures, and six foils, one of which has no caption."""
+    told = [(1, 11, "dog"), (2, 11, "man"), (3, 12, "cup"), (4, 13, "bus"), (5, 13, "tree")]
+    notes: list[dict[str, Any]] = [
+        {"id": i, "image_id": p, "caption": f"a {word} in picture {p}", "foil": False,
+         "target_word": "ORIG", "foil_word": "ORIG"}
+        for i, p, word in told
+    ]  # fmt: skip
+    words = [(1, 11, "cat"), (2, 11, "boy"), (3, 12, "bowl"), (4, 13, "car"), (4, 13, "van"), (9, 12, "cow")]
+    notes += [
+        {"id": i, "image_id": p, "caption": f"a {word} in picture {p}", "foil": True,
+         "target_word": dict((n, w) for n, _, w in told).get(i, "x"), "foil_word": word}
+        for i, p, word in words
+    ]  # fmt: skip
+    names = [f"COCO_val2014_{p:012}.jpg" for p in (11, 12, 13)]
+    images = [{"id": p, "file_name": name} for p, name in zip((11, 12, 13), names, strict=True)]
+    file = folder / "foilv1.0_test_2017.json"
+    file.write_text(json.dumps({"annotations": notes, "images": images} if content is None else content))
+    (folder / "coco").mkdir(exist_ok=True)
+    painted(folder / "coco" / "val2014", names)
+    return file
+
+
+def valse(folder: Path, votes: Sequence[Any] = (3, 2, 1, 3, 2, 3, 0, 2, 3, 3)) -> Path:
+    """Ten items of five pictures."""
+    items = {
+        f"actions_test_{i}": {
+            "dataset": "SWiG", "linguistic_phenomena": "actions", "image_file": f"act_{i // 2}.jpg",
+            "caption": f"A man {i} lifts a dog.", "foil": f"A dog lifts a man {i}.",
+            "mturk": {"foil": 0, "caption": vote, "other": 0},
+        }
+        for i, vote in enumerate(votes)
+    }  # fmt: skip
+    (folder / "actant-swap.json").write_text(json.dumps(items))
+    painted(folder / "swig", [f"act_{i}.jpg" for i in range(5)])
+    return folder / "actant-swap.json"
+
+
+def sugarcrepe(folder: Path) -> Path:
+    """Ten items of five pictures; the foil of the last one is its caption."""
+    items = {
+        str(i): {
+            "filename": f"{i % 5:012}.jpg",
+            "caption": f"A red cup {i}. ",
+            "negative_caption": f"A blue cup {i}." if i < 9 else "A red cup 9.",
+        }
+        for i in range(10)
+    }
+    (folder / "replace_att.json").write_text(json.dumps(items))
+    painted(folder / "val", [f"{i:012}.jpg" for i in range(5)])
+    return folder / "replace_att.json"
+
+
+def measured(source: Source, model: Counting | None = None, damage: float = 0.0, **options: Any) -> Result:
+    model = model or Counting()
+    data = encode_source(model, source, need_text=False, encode_texts=False, probes=True, max_damaged=damage)
+    return probes_suite(model.method, data, Options(**options))
+
+
+# The files
+
+
+def test_svo_probes_takes_rows_with_one_flag_and_both_pictures(tmp_path: Path) -> None:
+    file = svo(tmp_path, left_out=["106"])
+    source = open_source(str(file), images=str(tmp_path / "svo"))
+    assert isinstance(source, SvoProbes)
+    assert list(source.keys()) == ["101", "102", "103", "104", "105", "107", "108"]
+    assert source.contests == (
+        Contest(SVO[0][0], 0, 1, "verb"), Contest(SVO[0][0], 0, 2, "object"),
+        Contest(SVO[2][0], 3, 4, "subject"), Contest(SVO[4][0], 2, 0, "subject"),
+        Contest(SVO[4][0], 2, 5, "verb"), Contest(SVO[7][0], 5, 6, "verb"),
+        Contest(SVO[9][0], 6, 0, "object"),
+    )  # fmt: skip
+    assert [source[i].captions for i in range(3)] == [(SVO[0][0],), (), (SVO[4][0],)]
+    assert remarks(source) == (
+        "2 of 10 rows are left out: they do not have exactly one true flag",
+        f"1 of 10 rows are left out: they lack a picture (1 of 8 are not under {tmp_path / 'svo'})",
+    )
+    same = open_source(f"svo-probes:{file}?images={tmp_path / 'svo'}")
+    assert same.fingerprint() == source.fingerprint()
+    Image.new("RGB", (4, 4)).save(tmp_path / "svo" / "106.JPG", "jpeg")
+    whole = open_source(f"{file}?images={tmp_path / 'svo'}")
+    assert len(whole) == 8
+    assert whole.fingerprint() != source.fingerprint(), "other rows are other data"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"verb_neg": "maybe"}, r"^row 1 of .*: verb_neg is 'maybe'; allowed are True and False"),
+        ({"sentence": " "}, r"^row 1 of .*: sentence is ' ', not a text"),
+        ({"pos_image_id": "../x"}, r"^row 1 of .*: pos_image_id is '\.\./x', not the id of a picture"),
+        ({"neg_image_id": ""}, r"^row 1 of .*: neg_image_id is '', not the id of a picture"),
+    ],
+)
+def test_rows_of_svo_probes_that_are_wrong_are_one_line(
+    change: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    rows = svo_rows()
+    file = svo(tmp_path, rows)
+    rows[0] |= change
+    with (tmp_path / "svo_probes.csv").open("w", newline="") as target:
+        writer = csv.DictWriter(target, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    with pytest.raises(UserError, match=said):
+        open_source(f"{file}?images={tmp_path / 'svo'}")
+
+
+def test_svo_probes_without_its_columns_or_pictures_is_one_line(tmp_path: Path) -> None:
+    file = svo(tmp_path)
+    with pytest.raises(UserError, match=r"^none of the 8 pictures of .*csv is under .*--images DIR"):
+        open_source(str(file))
+    with pytest.raises(UserError, match=r"^no folder of pictures at .*none"):
+        open_source(str(file), images=str(tmp_path / "none"))
+    painted(tmp_path / "one", ["101.png"])
+    with pytest.raises(UserError, match=r"^no row of .*csv has both of its pictures under .*one"):
+        open_source(str(file), images=str(tmp_path / "one"))
+    (tmp_path / "other.csv").write_text("image,caption\na.jpg,A.\n")
+    with pytest.raises(UserError, match=rf"^.*other\.csv is not SVO-Probes: columns {', '.join(COLUMNS)}"):
+        open_source(f"svo-probes:{tmp_path / 'other.csv'}")
+
+
+def test_foil_coco_pairs_each_foil_with_the_caption_of_its_id(tmp_path: Path) -> None:
+    file = foil_coco(tmp_path)
+    source = open_source(f"{file}?images={tmp_path / 'coco'}")
+    assert isinstance(source, FoilCoco)
+    assert list(source.keys()) == [f"COCO_val2014_{p:012}.jpg" for p in (11, 12, 13)]
+    assert source[0].captions == ("a dog in picture 11", "a man in picture 11")
+    assert source[2].foils == (
+        Foil("a car in picture 13", "a bus in picture 13", "noun"),
+        Foil("a van in picture 13", "a bus in picture 13", "noun"),
+    )
+    assert remarks(source) == ("1 foils without a caption of their id are left out",)
+    content = json.loads(file.read_text())
+    del content["images"]
+    foil_coco(tmp_path, content)
+    named = open_source(f"foil-coco:{file}?images={tmp_path / 'coco' / 'val2014'}")
+    assert named.fingerprint() == source.fingerprint(), (
+        "the name of a picture of COCO follows from its number"
+    )
+
+
+def test_files_of_foil_coco_that_are_wrong_are_one_line(tmp_path: Path) -> None:
+    content = json.loads(foil_coco(tmp_path).read_text())
+    path = f"foil-coco:{tmp_path / 'foilv1.0_test_2017.json'}?images={tmp_path / 'coco'}"
+    for change, said in (
+        ({"image_id": 12}, r"^annotation 1 of .*: its foil is of picture 12, the caption of 11"),
+        ({"caption": ""}, r"^annotation 1 of .*: caption is '', not a text"),
+        ({"foil": "yes"}, r"is not a file of FOIL-COCO: annotations\[\] with id, image_id, caption, foil"),
+    ):
+        notes = [dict(note) for note in content["annotations"]]
+        notes[5] |= change
+        foil_coco(tmp_path, {**content, "annotations": notes})
+        with pytest.raises(UserError, match=said):
+            open_source(path)
+    foil_coco(tmp_path, {"annotations": [n for n in content["annotations"] if n["foil"]]})
+    with pytest.raises(UserError, match=r"none of 6 foils has the id of a true caption"):
+        open_source(path)
+    loose = [{**note, "image_id": "x"} for note in content["annotations"]]
+    foil_coco(tmp_path, {"annotations": loose})
+    with pytest.raises(UserError, match=r"image_id is 'x', not the number of a picture of COCO"):
+        open_source(path)
+
+
+def test_valse_keeps_items_that_two_of_three_people_took_for_right(tmp_path: Path) -> None:
+    file = valse(tmp_path)
+    source = open_source(str(file), images=str(tmp_path / "swig"))
+    assert isinstance(source, Valse)
+    assert [len(source[i].foils) for i in range(5)] == [2, 1, 2, 1, 2]
+    assert source[1].foils == (Foil("A dog lifts a man 3.", "A man 3 lifts a dog.", "actant-swap"),)
+    assert remarks(source) == ("2 of 10 items are left out: fewer than 2 people chose their caption",)
+    with pytest.raises(UserError, match=r"^none of the 5 pictures of .*actant-swap\.json is under"):
+        open_source(str(file))
+    valse(tmp_path, [0] * 10)
+    with pytest.raises(UserError, match=r"no item of 10 has 2 votes for its caption"):
+        open_source(str(file), images=str(tmp_path / "swig"))
+    valse(tmp_path, [None] * 10)
+    with pytest.raises(UserError, match=r"^item actions_test_0 of .*without votes for the caption"):
+        open_source(str(file), images=str(tmp_path / "swig"))
+    with pytest.raises(
+        UserError, match=r"is not a piece of VALSE: items with image_file, caption, foil, mturk"
+    ):
+        open_source(f"valse:{sugarcrepe(tmp_path)}")
+
+
+def test_sugarcrepe_reads_its_kind_from_the_name_of_the_file(tmp_path: Path) -> None:
+    file = sugarcrepe(tmp_path)
+    source = open_source(str(file), images=str(tmp_path / "val"))
+    assert isinstance(source, SugarCrepe)
+    assert len(source) == 5
+    assert source[0].captions == ("A red cup 0.", "A red cup 5.")
+    assert source[0].foils[0] == Foil("A blue cup 0.", "A red cup 0.", "replace_att")
+    assert open_source(f"sugarcrepe:{file}?images={tmp_path / 'val'}").fingerprint() == source.fingerprint()
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "val").rename(tmp_path / "moved" / "val2017")
+    assert open_source(str(file), images=str(tmp_path / "moved"))[0].key == "000000000000.jpg"
+    with pytest.raises(
+        UserError, match=r"is not a file of SugarCrepe: items with filename, caption, negative_"
+    ):
+        open_source(f"sugarcrepe:{valse(tmp_path)}")
+    file.write_text(json.dumps({"0": {"filename": "a.jpg", "caption": ["A."], "negative_caption": "B."}}))
+    with pytest.raises(UserError, match=r"^item 0 of .*: caption is .*, not a text"):
+        open_source(str(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "pictures", "pairs"),
+    [
+        ("valse/actant-swap", Valse, 949, 949), ("valse/action-replacement", Valse, 648, 648),
+        ("valse/foil-it", Valse, 936, 943), ("sugarcrepe/add_att", SugarCrepe, 497, 692),
+        ("sugarcrepe/add_obj", SugarCrepe, 908, 2062), ("sugarcrepe/replace_att", SugarCrepe, 524, 788),
+        ("sugarcrepe/replace_obj", SugarCrepe, 823, 1652), ("sugarcrepe/replace_rel", SugarCrepe, 777, 1406),
+        ("sugarcrepe/swap_att", SugarCrepe, 593, 666), ("sugarcrepe/swap_obj", SugarCrepe, 224, 245),
+    ],
+)  # fmt: skip
+def test_the_real_files_hold_what_their_authors_count(
+    name: str, kind: type[Foiled], pictures: int, pairs: int, shared_data: Path, tmp_path: Path
+) -> None:
+    file = shared_data / "benchmarks" / f"{name}.json"
+    if not file.is_file():
+        pytest.skip(f"no {file}; docs/data.md says where it comes from")
+    said = (
+        rf"^none of the {pictures} pictures of {file} is under .*: say where they lie with --images DIR; see"
+    )
+    with pytest.raises(UserError, match=said):
+        open_source(str(file))
+    first = next(iter(json.loads(file.read_text()).values()))
+    key = first["image_file" if kind is Valse else "filename"]
+    painted(tmp_path, [key])
+    source = open_source(str(file), images=str(tmp_path))
+    assert isinstance(source, kind)
+    assert (len(source), sum(len(foils) for _, foils in source.pictures)) == (pictures, pairs)
+    record = source[list(source.keys()).index(key)]
+    foil = first["foil" if kind is Valse else "negative_caption"].strip()
+    assert record.foils[0] == Foil(foil, first["caption"].strip(), file.stem)
+
+
+# The metric
+
+
+def test_three_rows_and_a_tie_known_by_heart() -> None:
+    """One subject row, right; three verb rows, of which one is right and one ties."""
+    runs = [
+        {"kind": ["subject", "verb", "verb", "verb"], "benchmark": ["svo-probes"] * 4,
+         "picture": [0, 1, 2, 3], "other": [1, 2, 3, 0], "right": [1, 1, 0, 0], "tied": [0, 0, 1, 0]}
+    ]  # fmt: skip
+    cells = probe_cells(runs, Options(resamples=10))
+    assert {name: round(100 * cell.value, 1) for name, cell in cells.items()} == {
+        ALL: 50.0, "subject": 100.0, "verb": 33.3,
+    }  # fmt: skip
+    assert [cells[name].ties for name in (ALL, "subject", "verb")] == [1, 0, 1]
+    assert {cell.chance for cell in cells.values()} == {0.5}
+
+
+def everything(folder: Path, **svo_options: Any) -> Source:
+    """All four benchmarks as one source."""
+    paths = ((svo(folder, **svo_options), "svo"), (foil_coco(folder), "coco"), (valse(folder), "swig"),
+             (sugarcrepe(folder), "val"))  # fmt: skip
+    return open_sources([f"{path}?images={folder / images}" for path, images in paths])
+
+
+@pytest.mark.parametrize("pairwise", [False, True])
+def test_outcomes_are_those_of_a_loop_in_float64(pairwise: bool, tmp_path: Path) -> None:
+    source, model = everything(tmp_path), Counting(pairwise)
+    result = measured(source, model)
+
+    def score(index: int, text: str) -> float:
+        content = source[index].image
+        assert isinstance(content, bytes)
+        path = tmp_path / "one"
+        path.write_bytes(content)
+        colour = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)[0].tolist()
+        picture, told = model.of(f"0 {colour}")[0].double(), model.of(text)
+        if pairwise:
+            return max(float(picture @ token.double()) for token in told[1])
+        return float(picture @ told[0].double())
+
+    svo_part = open_source(f"{tmp_path / 'svo_probes.csv'}?images={tmp_path / 'svo'}")
+    assert isinstance(svo_part, SvoProbes)
+    wanted = []
+    for i in range(len(source)):
+        for foil in source[i].foils:
+            wanted.append((score(i, foil.true), score(i, foil.text), foil.kind, i, i))
+    for text, right, wrong, kind in svo_part.contests:
+        wanted.append((score(right, text), score(wrong, text), kind, right, wrong))
+    queries = result.queries
+    assert queries["kind"] == [kind for _, _, kind, _, _ in wanted]
+    assert list(zip(queries["picture"], queries["other"], strict=True)) == [row[3:] for row in wanted]
+    assert queries["right"] == [int(a > b) for a, b, *_ in wanted]
+    assert queries["tied"] == [int(a == b) for a, b, *_ in wanted]
+    assert sum(queries["tied"]) == 1, "a foil that is the caption"
+    assert model.pictures == len(source), "each picture is encoded once"
+    assert len(model.read) == len(set(model.read)) == result.data["texts"] == 2 * 8 + 4 + 5 + 19 + 5
+    for name in ("svo-probes", "foil-coco", "valse", "sugarcrepe"):
+        mine = [row for row, of in zip(wanted, queries["benchmark"], strict=True) if of == name]
+        metric = result.metric(f"{ALL}, {name}")
+        assert metric.value == pytest.approx(np.mean([a > b for a, b, *_ in mine]))
+        assert (metric.queries, metric.chance) == (len(mine), 0.5)
+        assert metric.wilson == wilson(sum(a > b for a, b, *_ in mine), len(mine))[1:]
+        assert result.settings["card"][name] == CARDS[name]
+    assert result.metric("replace_att, sugarcrepe").ties == 1
+    assert any("intervals draw the pictures that texts are true of" in note for note in result.notes)
+
+
+def outcomes(seed: int, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """Random outcomes of SVO-Probes and FOIL-COCO, a few for each picture."""
+    g = np.random.default_rng(seed)
+    kind = [kind for kind, number in numbers.items() for _ in range(number)]
+    picture = [int(g.integers(1000, 1020) if k == "noun" else g.integers(0, 15)) for k in kind]
+    right = g.integers(0, 2, len(kind)).tolist()
+    return {
+        "kind": kind, "benchmark": ["foil-coco" if k == "noun" else "svo-probes" for k in kind],
+        "picture": np.random.default_rng(1).permutation(picture[: -numbers["noun"]]).tolist()
+        + sorted(picture[-numbers["noun"] :]),
+        "right": right, "tied": [0] * len(kind),
+    }  # fmt: skip
+
+
+def test_noun_understanding_is_the_mean_of_three_kinds_whose_pictures_are_drawn_together() -> None:
+    numbers = {"subject": 12, "verb": 30, "object": 20, "noun": 40}
+    run_ = outcomes(0, numbers)
+    options = Options(resamples=200, seed=5)
+    cell = probe_cells([run_], options)[NOUNS]
+    right, kind = np.array(run_["right"], float), np.array(run_["kind"])
+    three = ("subject", "object", "noun")
+    assert cell.value == pytest.approx(np.mean([right[kind == k].mean() for k in three]))
+    assert cell.queries == 72
+
+    def slow(rows: np.ndarray) -> float:
+        return float(np.mean([rows[rows[:, 1] == i, 0].mean() for i in range(3)]))
+
+    code = np.array([three.index(k) if k in three else 9 for k in kind])
+    drawn = replicates(
+        np.stack([right, code], 1), np.array(run_["picture"]), slow, resamples=200, seed=5
+    )  # one resample after the other
+    np.testing.assert_allclose(cell.drawn, drawn)
+    lacking = {name: run_[name][:-40] for name in run_}
+    assert NOUNS not in probe_cells([lacking], options)
+
+
+def test_a_resample_without_a_kind_takes_the_accuracy_of_the_data() -> None:
+    told = {"kind": ["subject", "object", "noun"], "benchmark": ["svo-probes"] * 2 + ["foil-coco"]}
+    cell = probe_cells([{**told, "picture": [0, 1, 2], "right": [1, 0, 1], "tied": [0] * 3}], Options())[
+        NOUNS
+    ]
+    assert cell.drawn.tolist() == pytest.approx([2 / 3] * 1000)
+
+
+def test_intervals_draw_the_pictures_that_texts_are_true_of(tmp_path: Path) -> None:
+    rows = [(f"text {p} {i}", f"{p}", f"{100 + 3 * p + i}", "verb_neg") for p in range(12) for i in range(3)]
+    file = svo(tmp_path, svo_rows(rows))
+    result = measured(open_source(f"{file}?images={tmp_path / 'svo'}"), resamples=300, seed=4)
+    right = np.array(result.queries["right"])
+    metric = result.metric(ALL)
+    wanted = interval(right, np.repeat(np.arange(12), 3), resamples=300, seed=4)
+    assert (metric.value, metric.low, metric.high) == tuple(wanted)
+    assert (metric.low, metric.high) != tuple(interval(right, resamples=300, seed=4))[1:]
+
+
+def test_comparisons_with_a_broken_picture_are_counted_and_the_others_stay(tmp_path: Path) -> None:
+    whole = measured(everything(tmp_path))
+    (tmp_path / "svo" / "103.png").write_bytes(b"gone")
+    result = measured(open_sources([f"{tmp_path / 'svo_probes.csv'}?images={tmp_path / 'svo'}"]), damage=0.2)
+    keys = result.queries["keys"]
+    rows = [
+        (keys[a], keys[b], kind)
+        for a, b, kind in zip(
+            result.queries["picture"], result.queries["other"], result.queries["kind"], strict=True
+        )
+    ]
+    assert rows == [
+        ("101", "102", "verb"), ("104", "105", "subject"), ("104", "106", "verb"),
+        ("107", "108", "verb"), ("108", "101", "object"),
+    ]  # fmt: skip
+    assert (result.data["probes"], result.data["probes_left_out"]) == (5, 3)
+    assert any("3 of 8 comparisons were skipped" in note for note in result.notes)
+    told = whole.queries
+    names = [(told["keys"][a], told["keys"][b]) for a, b in zip(told["picture"], told["other"], strict=True)]
+    before = dict(zip(names, told["right"], strict=True))
+    assert result.queries["right"] == [before[a, b] for a, b, _ in rows]
+
+
+def test_places_of_comparisons_move_with_their_source(tmp_path: Path) -> None:
+    one = open_source("scenes:dev?count=3")
+    file = svo(tmp_path)
+    two = open_source(f"{file}?images={tmp_path / 'svo'}")
+    found = origins(Joined([one, Joined([two, one]), two]))
+    assert [(origin.start, origin.benchmark) for origin in found] == [
+        (0, "scenes"), (3, "svo-probes"), (11, "scenes"), (14, "svo-probes"),
+    ]  # fmt: skip
+    first, again = found[1].contests, found[3].contests
+    assert first[0] == Contest(SVO[0][0], 3, 4, "verb")
+    assert [(c.right + 11, c.wrong + 11) for c in first] == [(c.right, c.wrong) for c in again]
+
+
+def test_results_are_pooled_and_compared(tmp_path: Path) -> None:
+    source = everything(tmp_path)
+    one, two = (measured(source, Counting(seed=seed), resamples=200) for seed in (1, 2))
+    together = pooled([one, two])
+    for name in (NOUNS, f"{ALL}, svo-probes", "noun, foil-coco"):
+        assert together.metric(name).value == pytest.approx(
+            (one.metric(name).value + two.metric(name).value) / 2
+        )
+    change = {found.name: found for found in against(two, one)}[f"{ALL}, valse"]
+    mine = np.array(one.queries["benchmark"]) == "valse"
+    right = [np.array(result.queries["right"])[mine] for result in (one, two)]
+    picture = np.array(one.queries["picture"])[mine]
+    drawn = [replicates(x, picture, resamples=200) for x in right]
+    value = right[1].mean() - right[0].mean()
+    assert (change.value, change.low, change.high) == pytest.approx(
+        from_replicates(value, drawn[1] - drawn[0])
+    )
+
+
+def test_scenes_are_asked_all_their_kinds() -> None:
+    result = measured(open_source("scenes:dev?count=4&size=32"))
+    assert [m.name for m in result.metrics] == [
+        ALL,
+        "colour",
+        "noun",
+        "pattern",
+        "position",
+        "relation",
+        "size",
+    ]
+    assert result.settings["card"].keys() == {"scenes", "rule"}
+    assert result.metric(ALL).queries == 24
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step."""
+    folder = tmp_path_factory.mktemp("probes")
+    run(read_recipe(recipe(folder, "maxsim"), ["train.steps=1"]), folder / "run")
+    return folder / "run"
+
+
+def test_the_command_measures_benchmarks_together_and_names_the_pictures(
+    model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    source = everything(
+        tmp_path, rows=svo_rows([("a <thing> & more", *SVO[0][1:]), *SVO[1:]]), left_out=["106"]
+    )
+    data = str(source.path).split(" ")
+    json_file, html = tmp_path / "r.json", tmp_path / "r.html"
+    ask = ["evaluate", model, "--suite", "probes", "--data", *data]
+    assert call(*ask, "--json", json_file, "--html", html) == 0
+    said = capsys.readouterr().out
+    for part in (NOUNS, f"{ALL}, foil-coco", "lack a picture", "their acc_r"):
+        assert part in " ".join(said.split()), part
+    result = read(json_file)
+    assert result.data["fingerprint"] == source.fingerprint()
+    told = result.queries
+    ids = [
+        (told["keys"][a], told["keys"][b])
+        for a, b, of in zip(told["picture"], told["other"], told["benchmark"], strict=True)
+        if of == "svo-probes"
+    ]
+    assert ids == [(a, b) for _, a, b, flags in SVO if len(flags.split()) == 1 and b != "106"]
+    page = html.read_text()
+    assert page.index("Protocol") < page.index("Probes: most wrong") < page.index("Probes: most right")
+    for part in ("Noun understanding", "foil of kind noun", "True text, score"):
+        assert part in page, part
+    assert call(*ask[:5], data[0], "--html", html) == 0
+    page = html.read_text()
+    assert "a <thing>" not in page
+    for part in (
+        "wrong picture of kind verb",
+        "Right picture, score",
+        "Wrong picture, score",
+        "&lt;thing&gt;",
+    ):
+        assert part in page, part
+    capsys.readouterr()
+    assert call(*ask, "--against", json_file) == 0
+    assert "difference" in capsys.readouterr().out
+
+
+def test_mistakes_of_the_command_are_one_line(model: Path, tmp_path: Path, capsys: Capture) -> None:
+    ask = ["evaluate", model, "--suite", "probes", "--data"]
+    assert "none of the 5 pictures of" in complaint(capsys, *ask, sugarcrepe(tmp_path))
+    said = complaint(capsys, *ask, "scenes:dev?count=2", "--captions", "each")
+    assert said.endswith("--captions is 'each'; probes reads foils and their captions: leave it out")
+    said = complaint(capsys, *ask, "scenes:dev?count=2", "--protocol", "coco-1k")
+    assert "the probes suite knows only 'plain'" in said
+    painted(tmp_path / "bare", ["a.png"])
+    (tmp_path / "bare" / "a.txt").write_text("A dog.")
+    assert "no probes in" in complaint(capsys, *ask, tmp_path / "bare")
+
+
+def test_nan_scores_are_refused() -> None:
+    model, source = Counting(), open_source("scenes:dev?count=2&size=32")
+    data = encode_source(model, source, need_text=False, encode_texts=False, probes=True)
+    broken = data._replace(images=data.images._replace(vector=torch.full_like(data.images.vector, torch.nan)))
+    with pytest.raises(UserError, match=r"^24 of 24 scores are not a number"):
+        probes_suite(model.method, broken)
