@@ -97,7 +97,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         str,
         typer.Option(
             help="retrieval, long-retrieval, probes, zeroshot, monotonicity, cola, stability, fg-ovd,"
-            " similarity, own-caption, referring, inactivity."
+            " similarity, own-caption, referring, inactivity, phrases."
         ),
     ] = "retrieval",
     captions: Annotated[
@@ -144,7 +144,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     png: Annotated[
         Path | None,
         typer.Option(
-            help="Write a figure (monotonicity), or heat maps (retrieval, long-retrieval, fg-ovd, referring)."
+            help="Write a figure (monotonicity, phrases), or heat maps (retrieval, long-retrieval, fg-ovd,"
+            " referring)."
         ),
     ] = None,
     beside: Annotated[list[str] | None, typer.Option(help="monotonicity: other results to draw.")] = None,
@@ -173,7 +174,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     for path in filter(None, (json, html, png)):
         writable(path)
     loaded = load(model, scoring=scoring)
-    refuse_unplaced(png, suite, loaded.method)
+    refuse_unplaced(png, suite, loaded)
     source = _open(data, images, loaded.method.size)
     with progress("encoding") as step:
         encodings = encoded(asked, loaded, source, batch, damage, step)

@@ -18,6 +18,7 @@ from grainline.data.record import Damaged, Foil, Record
 from grainline.errors import UserError
 from grainline.evaluate.encode import Captions, Encodings, encode_source
 from grainline.evaluate.expressions import MARKED_BY, Expression, Expressions, Pixels
+from grainline.evaluate.grouped import Grouped
 from grainline.evaluate.intervals import interval
 from grainline.evaluate.items import Items
 from grainline.evaluate.long import under
@@ -35,6 +36,7 @@ from grainline.evaluate.seen import KINDS, Alike, Likeness
 from grainline.evaluate.subtexts import EACH, HALVES, THIRDS, Subtexts
 from grainline.evaluate.suite import CELLS, SUITES, retrieval_cells, retrieval_suite
 from grainline.evaluate.table import table
+from grainline.evaluate.words import Token
 from grainline.evaluate.zeroshot import with_classes
 from grainline.types import Encoded, Pair, same_image
 
@@ -331,7 +333,7 @@ def test_names_of_pictures_tell_the_two_sets_of_coco_apart() -> None:
 
 def with_everything() -> Encodings:
     """Foils, classes, items, subtexts, noise, regions, pictures pooled by texts, a card, expressions,
-    and texts that look at nothing."""
+    texts that look at nothing, and phrases of captions."""
     data = with_classes(Colours(), with_foils("first"), ["{}"])
     pair = torch.tensor([[0, 1], [1, 2]])
     two = ((0, 1), (1, 2), (2, 0))
@@ -349,7 +351,11 @@ def with_everything() -> Encodings:
     expressions = Expressions((covered,), (0, 1, 2), 0, 0, 0)
     card = under(InMemory([]))[1]
     looked = (Looked((("a", 0.25), ("b", 0.5)), (("c", 0.75),), "c"),) * 3
-    return data._replace(likeness=likeness, own=own, card=card, expressions=expressions, looked=looked)
+    token = (Token(0, 1, 1),)
+    gold = (np.ones((1, 1), bool),)
+    grouped = Grouped(("a",), (token,), (0,), gold, (np.ones((1, 1)),), None, {}, False, 0, 0, 0, 0)
+    data = data._replace(likeness=likeness, own=own, card=card, expressions=expressions, looked=looked)
+    return data._replace(grouped=grouped)
 
 
 def with_foils(captions: Captions = "whole") -> Encodings:

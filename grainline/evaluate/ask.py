@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluate.against import noted, read_earlier
+from grainline.evaluate.annotated import encode_phrases
 from grainline.evaluate.attention import attending, parts_of
 from grainline.evaluate.classes import TEMPLATES, read_classes, read_templates
 from grainline.evaluate.cola import COLA, items_file, with_items
@@ -20,6 +21,7 @@ from grainline.evaluate.looked import Inactive, partners
 from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.outcome import Options
 from grainline.evaluate.own import OWN_CAPTION
+from grainline.evaluate.phrases import PHRASES
 from grainline.evaluate.protocols import PROTOCOLS
 from grainline.evaluate.ranking import PROBES
 from grainline.evaluate.referring import REFERRING, with_expressions
@@ -40,8 +42,12 @@ SUBTEXTS = (MONOTONICITY, STABILITY)  # suites of the subtexts of one caption a 
 POOLED = (SIMILARITY, OWN_CAPTION, INACTIVITY)  # suites of pictures as texts see them
 OF_REGIONS = (FG_OVD, REFERRING)  # suites of the texts of regions
 RANKED = ("retrieval", LONG_RETRIEVAL)  # suites that rank candidates
-OWN_TEXTS = (PROBES, *OF_REGIONS)  # suites that bring their texts, whatever the captions are
-OWN_SCORES = (*OF_REGIONS, *POOLED)  # suites that compare vectors or tokens, whatever the method scores
+OWN_TEXTS = (PROBES, PHRASES, *OF_REGIONS)  # suites that bring their texts, whatever the captions are
+OWN_SCORES = (
+    *OF_REGIONS,
+    *POOLED,
+    PHRASES,
+)  # those that compare vectors or tokens, whatever the method scores
 
 
 class Asked(NamedTuple):
@@ -79,7 +85,11 @@ def ask(
         if value is not None and suite != owner:
             raise UserError(f"{name} goes with --suite {owner}, not with {suite}")
     if scoring is not None and suite in OWN_SCORES:
-        own = {REFERRING: "reads heat", INACTIVITY: "reads where texts look"}
+        own = {
+            REFERRING: "reads heat",
+            INACTIVITY: "reads where texts look",
+            PHRASES: "reads groups of tokens",
+        }
         what = own.get(suite, "compares vectors")
         raise UserError(f"--scoring goes with suites that ask the method for scores; {suite} {what}")
     _refuse_shortlist(suite, options.shortlist)
@@ -111,6 +121,8 @@ def encoded(
     """
     if asked.options.shortlist is not None:
         refuse_plain(model.method, model.description.method)
+    if asked.suite == PHRASES:
+        return encode_phrases(model, source, batch, damage, progress)
     items = items_file(source) if asked.suite == COLA else None
     regions = view(model) if asked.suite == FG_OVD else None
     covering = None
@@ -215,7 +227,8 @@ def _covering(model: Model, batch: int) -> Covering:
 def _captions(suite: str, given: str | None) -> Captions:
     fixed: dict[str, Captions] = {ZEROSHOT: "first", COLA: "each"}
     if suite in OWN_TEXTS and given is not None:
-        texts = "foils and their captions" if suite == PROBES else "the texts of regions"
+        own = {PROBES: "foils and their captions", PHRASES: "all texts in which phrases are marked"}
+        texts = own.get(suite, "the texts of regions")
         raise UserError(f"--captions is {given!r}; {suite} reads {texts}: leave it out")
     if suite in fixed and given not in (None, fixed[suite]):
         why = "the first caption is the class" if suite == ZEROSHOT else "every caption has its own picture"

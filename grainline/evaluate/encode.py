@@ -4,7 +4,6 @@ Samples that cannot be used are skipped, counted by cause and carried into the r
 unless the method compares them; those of pictures are then kept as scores read them (`Method.held`).
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
@@ -18,6 +17,7 @@ from grainline.data.sources import remarks
 from grainline.errors import UserError
 from grainline.evaluate.classes import ClassTexts
 from grainline.evaluate.expressions import Covering, Expressions
+from grainline.evaluate.grouped import Grouped
 from grainline.evaluate.items import Items
 from grainline.evaluate.long import Card
 from grainline.evaluate.looked import Looked
@@ -27,12 +27,12 @@ from grainline.evaluate.regions import Collected, Regions, View
 from grainline.evaluate.rows import Rows, numbered
 from grainline.evaluate.score import Scorer
 from grainline.evaluate.seen import Likeness
+from grainline.evaluate.skipped import Skipped
 from grainline.evaluate.subtexts import Gathered, Subtexts, sequences
 from grainline.types import Encoded, Pair, rows, vectors_only, without_places
 
 Captions = Literal["whole", "each", "first"]
 CAPTIONS: tuple[Captions, ...] = ("whole", "each", "first")
-NAMED = 3  # damaged samples that an error or a result names
 
 Progress = Callable[[int, int], None]  # samples done, samples in all
 
@@ -93,6 +93,7 @@ class Encodings(NamedTuple):
     card: Card | None = None  # None: not asked for
     expressions: Expressions | None = None  # None: not asked for
     looked: tuple[Looked | None, ...] | None = None  # [N] None: not asked for
+    grouped: Grouped | None = None  # None: not asked for
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller
@@ -135,18 +136,16 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     cut_before = model.cut
     asked = source if probes else None
     run = _Run(model, captions, need_text, encode_texts, asked, subtexts, regions, pooling, covering, batch)
-    failed: list[tuple[str, str]] = []  # cause, text: an exception would keep its picture in memory
+    failed = Skipped(len(source), max_damaged, source.path)
     for index in range(len(source)):
         try:
             record = source[index]
             run.add(record, decode(record), index)
         except Damaged as error:
-            failed.append((error.cause, str(error)))
-            _refuse(failed, len(source), max_damaged, source.path)
+            failed.add(error)
         if progress is not None:
             progress(index + 1, len(source))
-    if len(failed) == len(source):
-        raise UserError(f"no sample of {source.path} can be used; the first of {len(failed)}: {failed[0][1]}")
+    failed.refuse_all()
     compared = run.probing.found(run.positions, source.path) if run.probing else None
     told = run.subtexts(source.path)  # encodes the last of them, so before what was cut is counted
     images = numbered(run.images.stacked())  # the last regions are pooled here
@@ -161,8 +160,8 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         fingerprint=source.fingerprint(),
         captions=captions,
         samples=len(source),
-        damaged=dict(Counter(cause for cause, _ in failed)),
-        damaged_first=tuple(text for _, text in failed[:NAMED]),
+        damaged=failed.causes(),
+        damaged_first=failed.first(),
         blank=run.blank,
         cut=model.cut - cut_before + run.spared,
         positions=tuple(run.positions),
@@ -279,12 +278,3 @@ class _Run:
     def spared(self) -> int:
         """Texts that are cut and were not encoded, because another one reads alike."""
         return sum(one.spared for one in (self.gathered, self.collected, self.covering) if one is not None)
-
-
-def _refuse(failed: Sequence[tuple[str, str]], samples: int, share: float, path: str) -> None:
-    if len(failed) > share * samples:
-        named = "; ".join(text for _, text in failed[:NAMED])
-        raise UserError(
-            f"at least {len(failed)} of {samples} samples in {path} are damaged; allowed are {share:.0%} of "
-            f"them (--damage, or data.damage of a recipe); the first: {named}"
-        )

@@ -17,14 +17,17 @@ from grainline.evaluate.extremes import best_expressions, best_regions, worst_ex
 from grainline.evaluate.fgovd import FG_OVD
 from grainline.evaluate.long import LONG_RETRIEVAL
 from grainline.evaluate.monotonicity import LEAST, LONG, MONOTONICITY, correlation
+from grainline.evaluate.phrases import PHRASES
 from grainline.evaluate.referring import REFERRING
 from grainline.evaluate.result import Result
 from grainline.evaluate.subtexts import EACH
-from grainline.methods.base import Method
+from grainline.evaluate.tokened import by_position, captions, refuse_groupless
+from grainline.model import Model
 from grainline.viz.figure import COLOURS, require_matplotlib, write_png
 from grainline.viz.look import Look
 from grainline.viz.maps import write_maps
 from grainline.viz.rising import Line, Rising
+from grainline.viz.strips import write_strips
 
 SHOWN = 4  # pictures, unless they are named
 MOST = len(COLOURS)  # models
@@ -44,7 +47,7 @@ def besides(
     png, _ = drawn
     given = {"--png": png, "--beside": paths, "--samples": samples}
     for name, value in given.items():
-        allowed = (MONOTONICITY, *(MAPPED if name == "--png" else ()))
+        allowed = (MONOTONICITY, *((*MAPPED, PHRASES) if name == "--png" else ()))
         if value and suite not in allowed:
             raise UserError(f"{name} goes with --suite {', '.join(allowed)}, not with {suite}")
         if value and not any(drawn):
@@ -84,12 +87,18 @@ def draw(path: str | Path, on: Measured) -> None:
     if on.result.suite in MAPPED:
         write_maps(path, _looks(on), f"Heat in {on.result.suite}, {number:,} pictures of {name}")
         return
+    if on.result.suite == PHRASES:
+        number = len(on.result.queries["picture"])
+        write_strips(path, captions(on), by_position(on), f"Groups of tokens, {number:,} captions of {name}")
+        return
     write_png(path, risings(on), f"Score by subtexts, {number:,} pictures of {name}")
 
 
-def refuse_unplaced(png: Path | None, suite: str, method: Method) -> None:
-    """Raise UserError for heat maps of a method whose image tokens have no places."""
-    if png and suite in MAPPED and not method.placed:
+def refuse_unplaced(png: Path | None, suite: str, model: Model) -> None:
+    """Raise UserError for heat maps of a method whose image tokens have no places, and for no groups."""
+    if png and suite == PHRASES:
+        refuse_groupless(model)
+    if png and suite in MAPPED and not model.method.placed:
         raise UserError(
             "--png draws heat maps, and the image tokens of this model have no places in the picture"
         )

@@ -26,7 +26,7 @@ def pooled(results: Sequence[Result]) -> Result:
             raise UserError(f"results with shortlist {short[0]} and {short[1]} cannot be pooled")
     options = options_of(first)
     metrics = metrics_of(CELLS[first.suite]([result.queries for result in results], options), options)
-    runs = {m.name: [result.metric(m.name).value for result in results] for m in first.metrics}
+    runs = {m.name: [result.metric(m.name).value for result in results] for m in metrics}
     note = f"pooled over {len(results)} runs; intervals are over pictures"
     return first._replace(
         metrics=metrics,

@@ -37,6 +37,8 @@ from grainline.evaluate.long import LONG_RETRIEVAL
 from grainline.evaluate.look import PHRASES, SENTENCES
 from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.own import OWN_CAPTION, WAYS
+from grainline.evaluate.phrases import PHRASES as MARKED
+from grainline.evaluate.phrases import headlines
 from grainline.evaluate.ranking import ALL, CARDS, NOUNS, PROBES
 from grainline.evaluate.referring import CUMULATIVE, HALF, MIOU, REFERRING
 from grainline.evaluate.result import Result
@@ -45,6 +47,7 @@ from grainline.evaluate.similarity import SIM, SIMILARITY
 from grainline.evaluate.stability import SSI, STABILITY
 from grainline.evaluate.subtexts import EACH, HALVES, THIRDS
 from grainline.evaluate.suite import I2T, T2I
+from grainline.evaluate.tokened import by_position, captions
 from grainline.evaluate.zeroshot import KEPT, PER_CLASS
 from grainline.viz.alike import likened
 from grainline.viz.classes import classified, confusions
@@ -56,6 +59,8 @@ from grainline.viz.referring import pointed
 from grainline.viz.regions import judged
 from grainline.viz.report import comparisons, examples, table
 from grainline.viz.rising import RULES, models, rising
+from grainline.viz.tokens import POSITIONS, positions, tokened
+from grainline.viz.tokens import RULES as TOKENS
 
 HEAT = (
     "Heat is orange where a patch speaks for the sentence or phrase and blue where it speaks against it; all"
@@ -91,11 +96,14 @@ def headline(result: Result) -> dict[str, str]:
         *(f"{OWN_CAPTION} R@1, {way}" for way in WAYS),
         *(MIOU, CUMULATIVE, HALF),
         *(AUROC, WITHIN),
+        *(headlines(result) if result.suite == MARKED else ()),
     )
     names = [name for name in top if name in {m.name for m in result.metrics}]
     shown = [result.metric(name) for name in names]
     values = {
-        m.label if m.label == MIOU else m.label[0].upper() + m.label[1:]: f"{m.text(m.value)}\n{m.ends()}"
+        m.label
+        if m.label[1].isupper()
+        else m.label[0].upper() + m.label[1:]: f"{m.text(m.value)}\n{m.ends()}"
         + ("" if m.chance is None else f"\nchance {m.text(m.chance)}")
         for m in shown
     }
@@ -232,6 +240,17 @@ def _inactivity(on: Measured) -> list[Section]:
     ]
 
 
+def _phrases(on: Measured) -> list[Section]:
+    shown = captions(on)
+    if not shown:
+        return []  # rules and clusterings have no shares to show
+    order = f"Evenly spaced from the lowest tIoU to the highest. {TOKENS}"
+    return [
+        Section("Groups by position", hint(POSITIONS) + positions(by_position(on))),
+        Section("Captions, lowest to highest tIoU", hint(order) + tokened(shown)),
+    ]
+
+
 def _nothing(on: Measured) -> list[Section]:  # noqa: ARG001
     return []  # pictures found by their own answers show nothing
 
@@ -249,6 +268,7 @@ _OUTCOMES = {
     OWN_CAPTION: _nothing,
     REFERRING: _referring,
     INACTIVITY: _inactivity,
+    MARKED: _phrases,
 }
 
 

@@ -12,6 +12,7 @@ similarity    how alike a picture looks to its own texts, for methods that pool 
 own-caption   a diagnostic of such methods, with a gallery that is made from the answers (own.py)
 referring     whether the heat of an expression covers what it speaks of (referring.py)
 inactivity    whether texts of other pictures look at nothing, for methods with an empty slot (inactivity.py)
+phrases       whether groups of the tokens of a caption are its annotated phrases (phrases.py)
 """
 
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from grainline.evaluate.long import DEFAULT, LONG_RETRIEVAL, notes_of_card
 from grainline.evaluate.monotonicity import MONOTONICITY, monotonicity_cells, monotonicity_suite
 from grainline.evaluate.outcome import Cell, Options, result_of
 from grainline.evaluate.own import OWN_CAPTION, own_cells, own_suite
+from grainline.evaluate.phrases import PHRASES, phrases_cells, phrases_suite
 from grainline.evaluate.protocols import folds
 from grainline.evaluate.ranking import PROBES, probe_cells, probes_suite
 from grainline.evaluate.referring import REFERRING, referring_cells, referring_suite
@@ -131,6 +133,7 @@ SUITES: dict[str, Suite] = {
     OWN_CAPTION: own_suite,
     REFERRING: referring_suite,
     INACTIVITY: inactivity_suite,
+    PHRASES: phrases_suite,
     LONG_RETRIEVAL: long_suite,
 }
 CELLS: dict[str, Cells] = {
@@ -145,6 +148,7 @@ CELLS: dict[str, Cells] = {
     OWN_CAPTION: own_cells,
     REFERRING: referring_cells,
     INACTIVITY: inactivity_cells,
+    PHRASES: phrases_cells,
     LONG_RETRIEVAL: retrieval_cells,
 }
 

@@ -13,6 +13,7 @@
     cola:COLA_multiobjects_matching_benchmark.json?images=DIR
     fg-ovd:3_attributes.json?images=DIR
     refcoco:DIR?split=testA&images=DIR            refs(unc).p or .json with instances.json
+    flickr30k-entities:DIR?split=val&images=DIR   captions with the noun phrases in them
     foil-coco:foilv1.0_test_2017.json?images=DIR
     sugarcrepe:replace_obj.json?images=DIR, valse:actant-swap.json?images=DIR
     svo-probes:svo_probes.csv?images=DIR
@@ -32,6 +33,7 @@ from grainline.data.sources.classes import Classes
 from grainline.data.sources.coco import CocoKarpathy, CocoVal2017
 from grainline.data.sources.cola import Cola
 from grainline.data.sources.common import HELP, divide, read_text, some
+from grainline.data.sources.entities import Entities
 from grainline.data.sources.fgovd import FgOvd
 from grainline.data.sources.foilcoco import FoilCoco
 from grainline.data.sources.folder import Folder, files_below, suffix
@@ -128,6 +130,7 @@ SOURCES: dict[str, Opener] = {
     "cola": _named(Cola),
     "fg-ovd": _named(FgOvd),
     "refcoco": _named(RefCoco),
+    "flickr30k-entities": _named(Entities),
     "hexagons": _named(Hexagons),
     "foil-coco": _named(FoilCoco),
     "valse": _named(Valse),
@@ -156,7 +159,7 @@ _BY_SUFFIX = {
 _WITH_FOLDER_OF_PICTURES = (
     *("table", "parquet", "json", "coco-karpathy", "coco-val2017", "himo-docci", "cola", "fg-ovd"),
     *("foil-coco", "valse", "sugarcrepe", "svo-probes"),
-    *("refcoco", "dci", "docci", "urban-1k", "sharegpt4v", "iiw"),
+    *("refcoco", "flickr30k-entities", "dci", "docci", "urban-1k", "sharegpt4v", "iiw"),
 )
 _PACKED = ("gz", "tgz", "bz2", "xz", "zst", "zip")
 

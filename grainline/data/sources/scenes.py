@@ -61,6 +61,7 @@ class Scenes:
         self.regions = given.get("regions", 0) > 0
         self.hard = given.get("regions", 0) > 1
         self.sole = False  # regions are the expressions that name exactly one object
+        self.drawn = True  # records have pictures, and regions their masks
 
     def __len__(self) -> int:
         return self.count
@@ -69,18 +70,29 @@ class Scenes:
         """The record at a position: picture, a short and a long caption, six foils, regions if asked for."""
         scene = self.scene(index)
         told = tell(scene)
+        if not self.drawn:
+            return self._texts(told, index)
         found: tuple[Region, ...] = ()
         if self.regions:
             labels = label_map(scene, self.size)
             found = expressions(scene, told, labels) if self.sole else regions(told, labels)
         return Record(
-            key=f"scenes-{self.split}-{self.seed}-{index:06d}",
+            key=self._key(index),
             image=picture(scene, self.size),
             captions=(told.short,),
             long=told.long,
             regions=_foiled(scene, told, found) if self.hard and not self.sole else found,
             foils=told.foils,
         )
+
+    def _key(self, index: int) -> str:
+        return f"scenes-{self.split}-{self.seed}-{index:06d}"
+
+    def _texts(self, told: Told, index: int) -> Record:
+        marked = tuple(
+            Region(told.long[m.start : m.end], span=("long", m.start, m.end)) for m in told.mentions
+        )
+        return Record(self._key(index), b"", (told.short,), told.long, marked)
 
     def scene(self, index: int) -> Scene:
         """All that is true of the picture at a position."""
@@ -106,6 +118,12 @@ class Scenes:
         """The same scenes with `expressions` as their regions."""
         other = copy.copy(self)
         other.regions = other.sole = True
+        return other
+
+    def texts_only(self) -> "Scenes":
+        """The same scenes with their captions and noun phrases, and with pictures of no bytes."""
+        other = copy.copy(self)
+        other.drawn = False
         return other
 
     def fingerprint(self) -> str:

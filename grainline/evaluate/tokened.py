@@ -1,0 +1,55 @@
+"""Captions with what the groups of a method take of their tokens, from the lowest tIoU to the highest."""
+
+import numpy as np
+
+from grainline.errors import UserError
+from grainline.evaluate.examples import SHOWN, Measured, spread
+from grainline.evaluate.grouped import makes_groups
+from grainline.evaluate.phrases import GROUPS, MEASURES, uniform
+from grainline.model import Model
+from grainline.viz.tokens import Tokened
+
+BINS = 24  # places along a caption
+SUFFIX = "</w>"  # of pieces of words in CLIP's vocabulary; no word holds it
+
+
+def refuse_groupless(model: Model) -> None:
+    """Raise UserError for a model that makes no groups."""
+    if not makes_groups(model):
+        raise UserError("--png draws the groups of tokens, and this method makes none; leave --png out")
+
+
+def captions(on: Measured, number: int = SHOWN) -> list[Tokened]:
+    """Captions evenly spaced by their tIoU. [] for a method without groups."""
+    found, scores = on.data.grouped, on.result.queries["scores"]
+    assert found is not None, "the phrases suite was run"
+    if found.soft is None:
+        return []
+    tiou = scores[GROUPS][MEASURES[0]]
+    beside = scores[uniform(len(found.soft[0]))][MEASURES[0]]
+    return [
+        Tokened(
+            on.data.keys[found.picture[i]],
+            _pieces(on, found.texts[i], [token.column for token in found.tokens[i]]),
+            found.soft[i],
+            [tuple(np.flatnonzero(phrase).tolist()) for phrase in found.gold[i]],
+            tiou[i],
+            beside[i],
+        )
+        for i in spread(np.array(tiou), number)
+    ]
+
+
+def by_position(on: Measured) -> np.ndarray:
+    """The mean share of each group along a caption, every caption stretched to the same length: [K, BINS]"""
+    found = on.data.grouped
+    assert found is not None, "the phrases suite was run"
+    assert found.soft is not None, "ask `captions` first"
+    middle = (np.arange(BINS) + 0.5) / BINS
+    stretched = [one[:, (middle * one.shape[1]).astype(int)] for one in found.soft]
+    return np.asarray(np.mean(stretched, axis=0))
+
+
+def _pieces(on: Measured, text: str, columns: list[int]) -> list[str]:
+    ids = [number for part in on.model.read([text]).ids[0] for number in part]
+    return [piece.removesuffix(SUFFIX) for piece in on.model.tokenizer.pieces(ids[i] for i in columns)]

@@ -1,0 +1,679 @@
+"""Groups of tokens against annotated phrases: the metric, its anchors, gold, the suite, figures and files."""
+
+import itertools
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import vocabularies
+from indexes import saved, tiny_model
+from make import TINY
+from PIL import Image
+from runs import call, complaint
+from test_suite import InMemory
+from test_viz import Page
+from torch import Tensor
+
+from grainline.config import override
+from grainline.data.captions import sentences
+from grainline.data.record import Damaged, Record, Region
+from grainline.data.sources import open_source, open_sources
+from grainline.data.sources.entities import Entities, read_sentence
+from grainline.data.sources.scenes import Scenes
+from grainline.data.tokenized import TextTokenizer, Tokenized
+from grainline.data.tokenizer import Tokenizer, read_tokenizer
+from grainline.encoders.towers import flat_parts
+from grainline.errors import UserError
+from grainline.evaluate import clusters, tokened
+from grainline.evaluate.against import against
+from grainline.evaluate.anchors import Cuts, at_random, best_cuts, chunks, one_group, singletons
+from grainline.evaluate.annotated import encode_phrases
+from grainline.evaluate.ask import ask, encoded, measured
+from grainline.evaluate.clusters import CLUSTERINGS, clusterings
+from grainline.evaluate.encode import Encodings, encode_source
+from grainline.evaluate.examples import Measured
+from grainline.evaluate.figure import draw
+from grainline.evaluate.gold import captions_of, segments, shuffled
+from grainline.evaluate.outcome import Options
+from grainline.evaluate.phrases import GOING, GROUPS, MEASURES, STAYING, phrases_suite, uniform
+from grainline.evaluate.pool import pooled
+from grainline.evaluate.report import headline, write_html
+from grainline.evaluate.result import Result, read
+from grainline.evaluate.tiou import Overlap, overlap, paired
+from grainline.evaluate.words import tokens_of
+from grainline.methods.base import Grouping
+from grainline.model import Model
+from grainline.types import Texts
+
+Capture = pytest.CaptureFixture[str]
+CLIP = ["text.context=77"]
+
+
+# The metric
+
+
+def gold_of(length: int, *phrases: Sequence[int]) -> np.ndarray:
+    found = np.zeros((len(phrases), length), bool)
+    for row, phrase in zip(found, phrases, strict=True):
+        row[list(phrase)] = True
+    return found
+
+
+NINE = gold_of(9, (0, 1), (3, 4, 5), (8,))
+
+
+@pytest.mark.parametrize(
+    ("labels", "groups", "expected"),
+    [
+        ([0, 0, 0, 1, 1, 1, 2, 2, 2], 3, (1, 1, 1, 1)),
+        ([0, 0, 1, 1, 1, 2, 2, 3, 3], 4, (8 / 9, 1, 8 / 9, 14 / 15)),
+        ([0] * 9, 1, (0.5, 0.5, 1, 2 / 3)),
+        ([0] * 9, 4, (1 / 6, 1 / 6, 1 / 3, 2 / 9)),
+        (list(range(9)), 9, (11 / 18, 1, 11 / 18, 13 / 18)),
+        ([0] * 6 + [1] * 3, 2, (0.8, 0.8, 1, 0.875)),
+    ],
+)
+def test_captions_worked_out_by_hand(labels: list[int], groups: int, expected: tuple[float, ...]) -> None:
+    assert overlap(np.array(labels), NINE, groups) == pytest.approx(expected)
+
+
+def test_the_pairing_is_not_greedy() -> None:
+    shared, twelve = np.array([[9, 8], [8, 0]]), np.array([12, 12])
+    assert paired(shared, twelve, twelve).tiou == pytest.approx(0.5)  # IoU .6, .5, .5, 0; greedy has .3
+
+
+def slow_overlap(labels: np.ndarray, gold: np.ndarray, groups: int) -> list[Overlap]:
+    """The values of every pairing with the largest sum, by trying all of them with sets."""
+    phrases = [set(np.flatnonzero(row).tolist()) for row in gold]
+    union = set().union(*phrases)
+    mine = [{j for j in union if labels[j] == k} for k in range(groups)]
+    number = min(groups, len(phrases))
+    found = []
+    for chosen in itertools.permutations(range(groups), number):
+        for those in itertools.combinations(range(len(phrases)), number):
+            rows = []
+            for k, one in zip(chosen, those, strict=True):
+                inter = len(mine[k] & phrases[one])
+                p = inter / len(mine[k]) if mine[k] else 0.0
+                r = inter / len(phrases[one])
+                rows.append(
+                    (inter / len(mine[k] | phrases[one]), p, r, 2 * p * r / (p + r) if inter else 0.0)
+                )
+            found.append(Overlap(*np.mean(rows, axis=0).tolist()))
+    most = max(one.tiou for one in found)
+    return [one for one in found if one.tiou > most - 1e-12]
+
+
+def random_case(rng: np.random.Generator, most: int = 4) -> tuple[np.ndarray, np.ndarray, int]:
+    length, groups = int(rng.integers(4, 11)), int(rng.integers(1, most + 1))
+    edges = np.sort(rng.choice(length + 1, 2 * int(rng.integers(1, length // 2)), replace=False))
+    gold = gold_of(length, *(range(a, b) for a, b in edges.reshape(-1, 2)))
+    return rng.integers(0, groups, length), gold, groups
+
+
+def test_values_are_those_of_all_pairings_and_names_of_groups_decide_nothing() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        labels, gold, groups = random_case(rng)
+        found = overlap(labels, gold, groups)
+        assert any(found == pytest.approx(one) for one in slow_overlap(labels, gold, groups))
+        renamed = rng.permutation(groups)
+        assert overlap(renamed[labels], gold, groups) == found
+        more = overlap(labels, gold, groups + 3)
+        if groups >= len(gold):
+            assert more.tiou == pytest.approx(found.tiou), (
+                "empty groups change nothing once phrases are fewer"
+            )
+        bare = gold.any(0)
+        assert overlap(labels[bare], gold[:, bare], groups) == found, "tokens of no phrase count for nothing"
+
+
+# Anchors
+
+
+def test_rules_read_nothing_but_the_number_of_tokens() -> None:
+    for length, groups in itertools.product(range(1, 14), range(1, 7)):
+        found = chunks(length, groups)
+        sizes = np.bincount(found.labels, minlength=groups)
+        assert (np.diff(found.labels) >= 0).all()
+        assert sizes.max() - sizes.min() <= 1
+        cuts = Cuts(tuple(range(1, groups)), groups)
+        assert cuts.labels(length).labels.tolist() == found.labels.tolist()
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        _, gold, _ = random_case(rng)
+        length = gold.shape[1]
+        one, alone = (overlap(x.labels, gold, x.groups) for x in (one_group(length), singletons(length)))
+        assert one.tiou == pytest.approx(gold.sum(1).max() / gold.sum())
+        assert (alone.precision, alone.tiou) == (1.0, pytest.approx((1 / gold.sum(1)).mean()))
+        assert alone.recall == pytest.approx(alone.tiou)
+    drawn = np.concatenate([at_random(50, 4, i).labels for i in range(100)])
+    assert np.bincount(drawn, minlength=4) / len(drawn) == pytest.approx(0.25, abs=0.03)
+    assert at_random(50, 4, 1).labels.tolist() == at_random(50, 4, 1).labels.tolist()
+    assert at_random(50, 4, 1).labels.tolist() != at_random(50, 4, 2).labels.tolist()
+
+
+def test_the_position_oracle_is_as_good_as_it_says_and_finds_cuts_that_are_there() -> None:
+    rng = np.random.default_rng(2)
+
+    def mean(gold: list[np.ndarray], cuts: Cuts) -> float:
+        found = [(cuts.labels(one.shape[1]), one) for one in gold]
+        return float(np.mean([overlap(x.labels, one, x.groups).tiou for x, one in found]))
+
+    for groups in (1, 3, 5):
+        gold = [random_case(rng)[1] for _ in range(20)]
+        found = best_cuts(gold, groups)
+        equal = Cuts(tuple(found.of * k // groups for k in range(1, groups)), found.of)
+        assert len(found.at) == groups - 1
+        assert mean(gold, found) >= mean(gold, equal)
+    for _ in range(25):  # one cut has no neighbours: every place is tried
+        gold = [random_case(rng)[1] for _ in range(4)]
+        found = best_cuts(gold, 2)
+        best = max(mean(gold, Cuts((place,), found.of)) for place in range(found.of + 1))
+        assert mean(gold, found) == pytest.approx(best)
+    halves = [gold_of(12, range(3), range(3, 12))] * 4
+    cuts = best_cuts(halves, 2)
+    assert cuts.labels(12).labels.tolist() == [0] * 3 + [1] * 9
+
+
+# Words and tokens
+
+
+def captions(number: int) -> list[str]:
+    source = Scenes("scenes:dev", 32).texts_only()
+    found = [one.text for i in range(number) for one in sentences(source[i].long or "")]
+    return list(dict.fromkeys(found))[:number]
+
+
+def test_words_alone_have_the_tokens_of_their_sentence() -> None:
+    texts = [*captions(1000), "A man in a T-shirt , isn't he ?", "Salt &amp; pepper, a café's “sign”"]
+    assert len(texts) > 1000
+    tokenizer = Tokenizer.train(texts[:200], vocab=700)
+    several = 0
+    for text in texts:
+        found = tokens_of(tokenizer, text, 77)
+        assert found is not None
+        ids = tokenizer.encode([text], 77).ids[0]
+        assert [one.column for one in found] == list(range(1, len(ids) - 1))
+        for span, mine in itertools.groupby(found, key=lambda one: (one.start, one.end)):
+            columns = [one.column for one in mine]
+            assert tokenizer.encode([text[slice(*span)]], 77).ids[0][1:-1] == [ids[i] for i in columns]
+            several += len(columns) > 1
+    assert several > 100
+    shirt = [one for one in tokens_of(tokenizer, texts[-2], 77) or () if one.start == texts[-2].index("T-")]
+    assert len(shirt) > 2, "T-shirt is one word of several tokens"
+    assert {one.end for one in shirt} == {texts[-2].index("T-shirt") + 7}
+
+
+@pytest.mark.parametrize("kind", ["bert", "siglip"])
+def test_tokenizers_of_others_are_mapped_too(kind: str, tmp_path: Path) -> None:
+    if kind == "bert":
+        words = vocabularies.bert_words()
+        lines = "\n".join(sorted(words, key=lambda word: words[word]))
+        vocabularies.write(tmp_path / "t", vocab_txt=lines)
+        tokenizer = read_tokenizer(tmp_path / "t" / "vocab.txt")
+    else:
+        vocabularies.siglip_folder(tmp_path / "t")
+        tokenizer = read_tokenizer(tmp_path / "t")
+    text = vocabularies.CORPUS[3]
+    found = tokens_of(tokenizer, text, 64)
+    assert found is not None
+    ids = tokenizer.encode([text], 64).ids[0]
+    assert len(found) == len(ids) - tokenizer.around
+    assert found[0].column == (0 if tokenizer.begin is None else 1)
+    jacket = {one.column for one in found if text[one.start : one.end].startswith("jacket")}
+    exact = tokenizer.spans(text, 64)
+    assert jacket == {i for i, (a, b) in enumerate(exact) if a < b and a >= 17 and b <= 23}
+
+
+class Pairs:
+    """A tokenizer that takes two characters at a time, blanks too: words alone read otherwise."""
+
+    begin, end, around = 0, None, 1
+
+    def encode(self, texts: Sequence[str], context: int) -> Tokenized:
+        found = [[self.cleaned(text)[i : i + 2] for i in range(0, len(text), 2)] for text in texts]
+        ids = [[0, *(zlib.crc32(piece.encode()) for piece in one)][:context] for one in found]
+        return Tokenized(ids, [max(0, len(one) + 1 - context) for one in found])
+
+    def cleaned(self, text: str) -> str:
+        return " ".join(text.replace("…", "...").lower().split())
+
+    def spans(self, text: str, context: int) -> list[tuple[int, int]]:
+        size = len(self.cleaned(text))
+        return [(0, 0), *((i, min(i + 2, size)) for i in range(0, size, 2))][:context]
+
+
+def test_places_of_characters_are_used_where_words_alone_read_otherwise() -> None:
+    pairs: TextTokenizer = Pairs()  # type: ignore[assignment]
+    found = tokens_of(pairs, "A  red Dog", 20)
+    assert found is not None
+    assert [(one.start, one.end) for one in found] == [(0, 2), (3, 5), (5, 7), (7, 9), (9, 10)]
+    assert [one.column for one in found] == [1, 2, 3, 4, 5]
+    assert tokens_of(pairs, "A red dog…", 20) is None, "cleaning changed more than case and blanks"
+
+
+def test_tokens_are_cut_with_the_text_and_parts_stand_one_behind_the_other() -> None:
+    tokenizer = Tokenizer.train(["a red dog runs. a cat."] * 2, vocab=540)
+    text = "A red dog runs.  A cat. A dog."
+    whole = tokenizer.encode([text], 77).ids[0]
+    cut = tokens_of(tokenizer, text, 6)
+    assert cut is not None
+    assert [one.column for one in cut] == [1, 2, 3, 4]
+    parts = tokens_of(tokenizer, text, 77, parts=2)
+    assert parts is not None
+    assert [text[one.start : one.end] for one in parts][-2:] == ["cat.", "cat."]
+    assert [one.column for one in parts] == [1, 2, 3, 4, 5, 8, 9, 10], "end and begin stand between them"
+    assert len(whole) == 13
+    ended = tokens_of(tokenizer, text, 77, cuts=[14])
+    assert ended is not None
+    assert [text[one.start : one.end] for one in ended[3:5]] == ["runs", "."], "a phrase ends before the stop"
+    inside = tokens_of(tokenizer, "a redred dog", 77, cuts=[5])
+    assert inside is not None
+    assert {(one.start, one.end) for one in inside} == {(0, 1), (2, 8), (9, 12)}, "a cut that changes tokens"
+
+
+# Gold
+
+
+def record(text: str, *phrases: str, key: str = "p") -> Record:
+    """A record without a picture whose phrases are found in its text."""
+    spans = [("captions.0", text.index(phrase), text.index(phrase) + len(phrase)) for phrase in phrases]
+    regions = tuple(Region(text[span[1] : span[2]], span=span) for span in spans)
+    return Record(key, b"", (text,), regions=regions)
+
+
+def test_phrases_are_found_where_records_say() -> None:
+    one = record("a red dog sees a cat", "a cat", "a red dog")
+    again = one._replace(regions=(*one.regions, one.regions[0], Region("dog")), long="A cat.")
+    first, long = captions_of(again)
+    assert first.phrases == (((0, 9),), ((15, 20),)), "in the order of the text, each once"
+    assert (long.text, long.phrases) == ("A cat.", ())
+    for span in (("captions.1", 0, 3), ("captions.0", 3, 3), ("captions.0", 0, 21), ("tags", 0, 1)):
+        with pytest.raises(Damaged, match="damaged region: p"):
+            captions_of(one._replace(regions=(Region("x", span=span),)))
+    tokenizer = Tokenizer.train(["a red dog sees a cat"] * 2, vocab=540)
+    tokens = tokens_of(tokenizer, first.text, 6)
+    assert tokens is not None
+    assert segments(first, tokens).astype(int).tolist() == [[1, 1, 1, 0]], "what is cut off is no phrase"
+
+
+def test_shuffled_words_keep_or_carry_their_phrases() -> None:
+    text, rng = "a red dog. sees the cat and a bird", np.random.default_rng(3)
+    caption = captions_of(record(text, "a red dog", "the cat", "a bird"))[0]
+    for _ in range(20):
+        staying, going = shuffled(caption, rng)
+        assert staying.text == going.text
+        assert sorted(going.text.split()) == sorted(text.split())
+        for one, there in zip(going.phrases, caption.phrases, strict=True):
+            told = sorted(going.text[a:b] for a, b in one)
+            assert told == sorted(text[slice(*there[0])].split()), "and no full stop"
+        order = [[going.text[: run[0]].count(" ") for run in one] for one in staying.phrases]
+        assert order == [[0, 1, 2], [4, 5], [7, 8]]
+    assert any(shuffled(caption, rng)[0].text != text for _ in range(3))
+
+
+SENTENCES = {
+    "1000": (
+        "[/EN#1/people Two young men] in [/EN#2/clothing blue shirts] stand [/EN#0/notvisual outside] .",
+        "[/EN#1/people Men] talk .",
+    ),
+    "2000": ("[/EN#3/animals/other A dog] , [/EN#4/scene the street]",),
+    "3000": ("Nobody is here .", "[/EN#5/people A man] waves"),
+}
+XML = (
+    "<annotation><filename>1000.jpg</filename>"
+    "<object><name>1</name><bndbox><xmin>2</xmin><ymin>3</ymin><xmax>10</xmax><ymax>9</ymax></bndbox></object>"
+    "<object><name>1</name><name>2</name>"
+    "<bndbox><xmin>6</xmin><ymin>1</ymin><xmax>14</xmax><ymax>8</ymax></bndbox></object>"
+    "<object><name>9</name><nobndbox>1</nobndbox></object></annotation>"
+)
+
+
+def entities(folder: Path) -> Path:
+    for name in ("Sentences", "Annotations", "images"):
+        (folder / name).mkdir(parents=True)
+    for key, lines in SENTENCES.items():
+        (folder / "Sentences" / f"{key}.txt").write_text("\n".join(lines) + "\n")
+        Image.new("RGB", (16, 12), (int(key[0]) * 40, 10, 10)).save(folder / "images" / f"{key}.jpg")
+    (folder / "Annotations" / "1000.xml").write_text(XML)
+    (folder / "val.txt").write_text("1000\n3000\n")
+    (folder / "test.txt").write_text("2000\n")
+    return folder
+
+
+def test_flickr30k_entities_are_read(tmp_path: Path) -> None:
+    home = entities(tmp_path / "f")
+    source = open_source(f"flickr30k-entities:{home}", images=str(home / "images"))
+    assert isinstance(source, Entities)
+    assert list(source.keys()) == ["1000.jpg", "3000.jpg"]
+    first = source[0]
+    assert first.captions == ("Two young men in blue shirts stand outside .", "Men talk .")
+    assert [region.phrase for region in first.regions] == ["Two young men", "blue shirts", "outside", "Men"]
+    assert [region.box for region in first.regions] == [(1, 0, 14, 9), (5, 0, 14, 8), None, (1, 0, 14, 9)]
+    assert all(r.span is not None and r.phrase == caption_at(first, r.span) for r in first.regions)
+    assert source[1].captions == ("Nobody is here .", "A man waves")
+    both = open_source(f"flickr30k-entities:{home}?split=test,val")
+    assert list(both.keys()) == ["2000.jpg", "1000.jpg", "3000.jpg"]  # type: ignore[attr-defined]
+    assert both.fingerprint() != source.fingerprint()
+    with pytest.raises(Damaged, match=r"missing image: 2000.jpg of .*--images DIR"):
+        both[0]
+    bare = both.texts_only()  # type: ignore[attr-defined]
+    assert (bare[0].image, bare[0].regions[1].span) == (b"", ("captions.0", 8, 18))
+
+
+def test_joined_sources_leave_their_pictures_out_too(tmp_path: Path) -> None:
+    home = entities(tmp_path / "f")
+    paths = [f"flickr30k-entities:{home}", "scenes:dev?count=2&size=32"]
+    data, result = surveyed(grouping(by_id), open_sources(paths))
+    assert [len(key.split("scenes-dev")) for key in data.keys] == [1, 1, 2, 2]
+    assert result.queries["picture"][:3] == [0, 0, 1]
+    assert data.damaged == {}, "no scene was drawn and no picture opened"
+
+
+def caption_at(found: Record, span: tuple[str, int, int]) -> str:
+    return found.captions[int(span[0].split(".")[1])][span[1] : span[2]]
+
+
+def test_damaged_files_of_entities_are_refused_in_one_line(tmp_path: Path) -> None:
+    home = entities(tmp_path / "f")
+    place = f"flickr30k-entities:{home}"
+    with pytest.raises(UserError, match=r"no list train\.txt for split train: it has test, val"):
+        open_source(f"{place}?split=train")
+    with pytest.raises(UserError, match=r"holds no folder Sentences"):
+        open_source(f"flickr30k-entities:{tmp_path}")
+    with pytest.raises(UserError, match=r"no folder of pictures at"):
+        open_source(place, images=str(tmp_path / "none"))
+    (home / "Annotations" / "1000.xml").write_text("<annotation><object>")
+    with pytest.raises(Damaged, match="damaged region"):
+        open_source(place, images=str(home / "images"))[0]
+    (home / "Sentences" / "3000.txt").write_text("\n")
+    with pytest.raises(UserError, match=r"3000\.txt holds no caption"):
+        open_source(place)
+    (home / "Sentences" / "3000.txt").unlink()
+    with pytest.raises(UserError, match=r"has no captions of 3000 of split val"):
+        open_source(place)
+    for line, why in (
+        ("[/EN#7/people Two men walk .", "does not close, of 7"),
+        ("[/EN#7 Two men] walk .", r"is not \[/EN#NUMBER/TYPE words\] at '\[/EN#7'"),
+        ("[/EN#7/people ] walk .", r"is not .* at '\]'"),
+        ("[/EN#7/people a [/EN#8/people b] c]", r"is not .* at '\[/EN#8/people'"),
+    ):
+        with pytest.raises(UserError, match=f"^line 3 has a bracket that {why}"):
+            read_sentence(line, "line 3")
+
+
+def test_scenes_mark_what_they_say_without_drawing() -> None:
+    drawn = Scenes("scenes:dev?count=3&regions=1", 32)
+    for i in range(3):
+        bare, full = drawn.texts_only()[i], drawn[i]
+        assert (bare.key, bare.captions, bare.long, bare.image) == (full.key, full.captions, full.long, b"")
+        assert [(r.phrase, r.span) for r in bare.regions] == [(r.phrase, r.span) for r in full.regions]
+
+
+# The suite
+
+
+def by_id(texts: Texts) -> Tensor:
+    """Groups that know words and no places."""
+    ids, mask = flat_parts(texts)
+    return torch.nn.functional.one_hot(ids % 3, 3).movedim(2, 1).float() * mask[:, None]
+
+
+def by_place(texts: Texts) -> Tensor:
+    """Groups that know places and no words, each with a share of a quarter of all others."""
+    _, mask = flat_parts(texts)
+    place = (torch.arange(mask.shape[1]) - 1).clamp(min=0) * 4 // (mask.sum(1, keepdim=True) - 2)
+    share = torch.nn.functional.one_hot(place.clamp(max=3), 4).movedim(2, 1).float()
+    return (0.75 * share + 0.0625) * mask[:, None]
+
+
+def grouping(rule: Callable[[Texts], Tensor] | None = None, seed: int = 0, method: str = "clip") -> Model:
+    model = tiny_model(method, seed, override(TINY, CLIP))
+    if rule is not None:
+        model.method.groups = rule  # type: ignore[assignment]
+        assert isinstance(model.method, Grouping)
+    return model
+
+
+PLAIN = (
+    record("a red dog runs over green grass to a house", "a red dog", "green grass", "a house", key="a"),
+    record("the cat sleeps.", "the cat", key="b"),
+    record("two blue birds and a tree, green", "two blue birds", "a tree", key="c"),
+    record("the sand", key="d"),
+    record("a green house by the tree", "a green house", "the tree", key="e"),
+)
+
+
+def surveyed(model: Model, source: object = None, batch: int = 2, **options: int) -> tuple[Encodings, Result]:
+    given = InMemory(PLAIN) if source is None else source
+    asked = ask("phrases", Options(**{"resamples": 50, **options}))
+    data = encoded(asked, model, given, batch, 0.1)  # type: ignore[arg-type]
+    return data, measured(asked, model.method, data, {"model": "m", "method": "clip"})
+
+
+def test_outcomes_are_those_of_loops() -> None:
+    model = grouping(by_id)
+    data, result = surveyed(model)
+    scores = result.queries["scores"]
+    assert result.queries["picture"] == [0, 1, 2, 4]
+    for i, (one, row) in enumerate(zip([PLAIN[j] for j in (0, 1, 2, 4)], range(4), strict=True)):
+        ids = model.tokenizer.encode(one.captions, 77).ids[0][1:-1]
+        spans = model.tokenizer.spans(one.captions[0], 77)[1:-1]
+        gold = np.array(
+            [[a < s[2] and b > s[1] for a, b in spans] for r in one.regions if (s := r.span) is not None]
+        )
+        labels = np.array([number % 3 for number in ids])
+        expected = {GROUPS: (labels, 3), uniform(3): chunks(len(ids), 3), uniform(4): chunks(len(ids), 4)}
+        for name, (mine, groups) in expected.items():
+            values = [scores[name][measure][row] for measure in MEASURES]
+            assert any(values == pytest.approx(list(x)) for x in slow_overlap(mine, gold, groups)), (i, name)
+    for name, column in scores.items():
+        for measure in MEASURES:
+            metric = result.metric(f"{measure}, {name}")
+            assert metric.value == pytest.approx(np.mean(column[measure]))
+            assert metric.low <= metric.value <= metric.high
+    assert "1 texts have no marked phrase and are left out" in result.notes
+    assert "4 captions with 2.00 phrases each" in result.notes
+    assert (result.settings["groups"], result.data["phrases"], data.cut) == (3, 8, 0)
+    assert data.images.vector.shape[0] == 0, "no picture is looked at"
+
+
+def test_groups_of_words_follow_shuffled_words_and_groups_of_places_do_not() -> None:
+    one, other = surveyed(grouping(by_id))[1], surveyed(grouping(by_place))[1]
+    scores = one.queries["scores"]
+    assert scores[GOING][MEASURES[0]] == pytest.approx(scores[GROUPS][MEASURES[0]])
+    assert scores[STAYING] != scores[GROUPS]
+    places = other.queries["scores"]
+    assert places[GROUPS] == places[uniform(4)]
+    moved = f"{uniform(4)}, shuffled words, phrases with them"
+    assert places[GOING] == places[moved]
+    single = InMemory([record("a b c e f g h", "b c", "f g h", key="x")] * 3)
+    fixed = surveyed(grouping(by_place), single)[1].queries["scores"]
+    assert fixed[STAYING] == fixed[GROUPS], "every word is one token, so places of phrases stay"
+
+
+def test_anchors_stand_beside_every_result_and_batches_decide_nothing() -> None:
+    for model in (grouping(by_place), grouping()):
+        results = [surveyed(model, batch=batch)[1] for batch in (1, 64)]
+        assert results[0].queries["texts"] == results[1].queries["texts"]
+        for name, values in results[0].queries["scores"].items():
+            if name not in CLUSTERINGS:
+                assert values == results[1].queries["scores"][name], name
+        names = [metric.name for metric in results[0].metrics]
+        for rule in (uniform(4), "one group", "singletons", "random, K = 4", "position oracle, K = 4"):
+            assert all(f"{measure}, {rule}" in names for measure in MEASURES)
+        assert "tIoU, uniform chunks, K = 4" in headline(results[0])
+        assert any(note.startswith("the position oracle cuts at") for note in results[0].notes)
+    assert (
+        "this method makes no groups of tokens: rules and clusterings alone are measured" in results[0].notes
+    )
+    assert "tIoU, groups" not in headline(results[0])
+
+
+def test_states_of_tokens_are_clustered_without_begin_and_end() -> None:
+    model = grouping()
+    data, result = surveyed(model, batch=1)  # the last bits of states depend on the batch
+    assert data.grouped is not None
+    assert data.grouped.words
+    for i, text in enumerate(data.grouped.texts):
+        states = model.encode(texts=[text]).tokens[0, 1:-1].numpy()
+        for name, labelled in clusterings(states).items():
+            mine = data.grouped.clusters[name][i]
+            assert (mine.labels.tolist(), mine.groups) == (labelled.labels.tolist(), labelled.groups)
+    mean = np.mean([one.groups for one in data.grouped.clusters["mean shift"]])
+    assert f"mean shift finds {mean:.2f} clusters in a caption" in result.notes
+
+
+def test_clusterings_find_what_lies_together() -> None:
+    rng = np.random.default_rng(4)
+    true = np.repeat(np.arange(4), 4)
+    states = 20 * np.eye(4, 8)[true] + 0.1 * rng.standard_normal((16, 8))
+    for name, found in clusterings(states).items():
+        if name != "mean shift":
+            assert found.groups == 4
+            assert len(set(zip(found.labels.tolist(), true.tolist(), strict=True))) == 4, name
+    alike = np.repeat(rng.standard_normal((3, 8)), 4, axis=0)
+    assert clusterings(alike)["mean shift"].groups == 3, "a bandwidth of zero parts what differs"
+    for length in (1, 2, 3):
+        for found in clusterings(states[:length]).values():
+            assert len(found.labels) == length
+            assert found.groups <= length
+
+
+def test_what_is_lacking_is_said_and_the_rest_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    sentences_alone = surveyed(grouping(method="maxsim"))[1]
+    assert "no clusterings of token states: this method does not keep a state of every token" in (
+        sentences_alone.notes
+    )
+    monkeypatch.setattr(clusters, "find_spec", lambda _: None)
+    data, result = surveyed(grouping())
+    assert data.grouped is not None
+    assert data.grouped.clusters == {}
+    assert clusters.LACKING in result.notes
+    assert result.metric("tIoU, uniform chunks, K = 4").value > 0
+
+
+def test_a_method_that_refuses_to_make_groups_has_none() -> None:
+    def none(_: Texts) -> Tensor:
+        raise UserError("built without groups")
+
+    data, result = surveyed(grouping(none))
+    assert data.grouped is not None
+    assert data.grouped.soft is data.grouped.shuffled is None
+    assert "tIoU, k-means" in {metric.name for metric in result.metrics}
+
+
+def test_long_captions_are_cut_and_damaged_ones_skipped() -> None:
+    long = "a red dog runs " * 30 + "to a house"
+    bad = record("a dog", "a dog", key="z")._replace(regions=(Region("x", span=("captions.0", 0, 99)),))
+    given = [record(long, "a red dog", "a house", key="l"), *PLAIN * 5, bad]
+    data, result = surveyed(grouping(by_id), InMemory(given))
+    assert data.cut == 1
+    assert "1 phrases lie beyond what the model reads and are left out" in result.notes
+    assert data.damaged == {"damaged region": 1}
+    with pytest.raises(UserError, match=r"^at least 1 of 6 samples in memory:test are damaged"):
+        surveyed(grouping(by_id), InMemory([*PLAIN, bad]))
+    with pytest.raises(UserError, match=r"^no sample of memory:test can be used"):
+        encode_phrases(grouping(), InMemory([bad]), max_damaged=1.0)
+
+
+def test_runs_are_pooled_and_compared() -> None:
+    one, other = (surveyed(grouping(rule))[1] for rule in (by_id, by_place))
+    both = pooled([one, surveyed(grouping(by_id))[1]])
+    assert both.metric(f"tIoU, {GROUPS}").value == pytest.approx(one.metric(f"tIoU, {GROUPS}").value)
+    mixed = pooled([one, other])
+    name = f"tIoU, {GROUPS}"
+    assert mixed.metric(name).value == pytest.approx((one.metric(name).value + other.metric(name).value) / 2)
+    rows = {row.name: row for row in against(other, one)}
+    assert rows[name].value == pytest.approx(other.metric(name).value - one.metric(name).value)
+    assert f"tIoU, {uniform(3)}" not in rows
+    assert rows[f"tIoU, {uniform(4)}"].value == 0
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^caft reads a text as chunks that it composes; --suite phrases is"):
+        surveyed(tiny_model("caft", changes=["heads=2", "composer.heads=2", "composer.depth=1"]))
+    with pytest.raises(UserError, match=r"^no phrase in memory:test that the model reads is marked"):
+        surveyed(grouping(), InMemory([PLAIN[3]]))
+    with pytest.raises(UserError, match=r"^no samples in memory:test"):
+        surveyed(grouping(), InMemory([]))
+    with pytest.raises(UserError, match=r"^--captions is 'each'; phrases reads all texts in which phrases"):
+        ask("phrases", Options(), captions="each")
+    with pytest.raises(UserError, match=r"asks? the method for scores; phrases reads groups of tokens$"):
+        ask("phrases", Options(), scoring="vectors")
+    model = grouping(by_id)
+    pictured = InMemory([Record("a", Image.new("RGB", (8, 8)), ("a dog",))])
+    with pytest.raises(UserError, match="was encoded without phrases; the phrases suite needs captions"):
+        phrases_suite(model.method, encode_source(model, pictured))
+    with pytest.raises(UserError, match="the phrases suite knows only 'plain'"):
+        phrases_suite(model.method, surveyed(model)[0], Options("coco-1k"))
+    with pytest.raises(UserError, match=r"^2 of 2 scores are not a number"):
+        surveyed(grouping(lambda texts: by_id(texts) * torch.nan))
+
+
+# Figures and the command
+
+
+def test_figures_show_shares_brackets_and_places(tmp_path: Path) -> None:
+    model, source = grouping(by_place), InMemory(PLAIN)
+    data, result = surveyed(model, source)
+    on = Measured(model, source, data, result)
+    shown = tokened.captions(on)
+    assert [one.tiou for one in shown] == sorted(result.queries["scores"][GROUPS]["tIoU"])
+    dog = next(one for one in shown if one.name == "a")
+    assert "".join(dog.words) == "areddogrunsovergreengrasstoahouse"
+    said = ["".join(dog.words[i] for i in phrase) for phrase in dog.phrases]
+    assert said == ["areddog", "greengrass", "ahouse"]
+    assert dog.taken == (np.arange(len(dog.words)) * 4 // len(dog.words)).tolist()
+    assert dog.uniform == dog.tiou
+    mean = tokened.by_position(on)
+    assert mean.sum(0) == pytest.approx(1)
+    assert mean.argmax(0) == pytest.approx(np.repeat(np.arange(4), 6), abs=1), "groups of places are steps"
+    assert (np.diff(mean.argmax(0)) >= 0).all()
+    assert set(mean.argmax(0).tolist()) == {0, 1, 2, 3}
+    page, figure = tmp_path / "a.html", tmp_path / "a.png"
+    write_html(page, on)
+    told = Page(page.read_text())
+    for part in (
+        "Phrases of m",
+        "Groups by position",
+        "tIoU, groups",
+        "tIoU, uniform chunks, K = 4",
+        dog.told,
+    ):
+        assert part in told.words
+    brackets = [values["d"] for tag, values in told.tags if tag == "path"]
+    assert len(brackets) == sum(len(one.phrases) for one in shown)
+    opacity = [float(str(v["fill-opacity"])) for tag, v in told.tags if tag == "rect" and "fill-opacity" in v]
+    assert len(opacity) == mean.size + sum(one.soft.size for one in shown)
+    assert max(opacity) == pytest.approx(0.812, abs=1e-3)
+    draw(figure, on)
+    with Image.open(figure) as picture:
+        assert picture.width > 900
+        colours = np.asarray(picture.convert("RGB")).reshape(-1, 3)
+    for colour in ((0x00, 0x62, 0xA3), (0xB8, 0x4A, 0x00), (0x00, 0x76, 0x5A), (0x8D, 0x3F, 0x77)):
+        assert (colours == colour).all(1).sum() > 200, "every group has its part of the strip"
+
+
+def test_the_command_writes_a_result_and_a_page(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    model = saved(grouping(), tmp_path / "model")
+    home = entities(tmp_path / "f")
+    given = ["evaluate", model, "--data", f"flickr30k-entities:{home}?split=val,test", "--suite", "phrases"]
+    page, found = tmp_path / "a.html", tmp_path / "a.json"
+    assert call(*given, "--json", found, "--html", page) == 0
+    told = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "tIoU, uniform chunks, K = 4" in told
+    assert "phrases, protocol plain, 3 pictures, 4 texts" in told
+    assert read(found).data["phrases"] == 7
+    assert "tIoU, spectral clustering" in Page(page.read_text()).words
+    assert call(*given, "--against", found) == 0
+    said = complaint(capsys, *given, "--png", tmp_path / "a.png")
+    assert said == "grainline: --png draws the groups of tokens, and this method makes none; leave --png out"
