@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.caft import ALPHAS, SETTINGS, SMALL, measurements
-from benchmarks.study import SEEDS, Folder, Ordering, cells, minutes_of, orderings, show
+from benchmarks.study import Folder, Ordering, cells, minutes_of, orderings, show
 from grainline.evaluate.pool import pooled
 from grainline.evaluate.result import Result
 
@@ -131,7 +131,7 @@ def rows_of(folder: Folder, data: str) -> dict[str, list[Result]]:
     """The results of retrieval of those rows that have all seeds."""
     names = ("flair", "visual", "textual", "caft", "whole-only", "same-text")
     found = {name: folder.results(f"{data}-{name}", f"retrieval on {data}") for name in names}
-    return {name: results for name, results in found.items() if len(results) == len(SEEDS)}
+    return {name: results for name, results in found.items() if len(results) == len(folder.seeds)}
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import yaml
 
 from benchmarks.study import (
     SECONDS,
-    SEEDS,
     Folder,
     Ordering,
     arguments,
@@ -159,7 +158,7 @@ def components(folder: Folder) -> None:
     print("\n| setting | components of each seed |\n|---|---|")
     texts: dict[str, list[str]] = {}
     for setting in SETTINGS:
-        runs = [folder.out / "runs" / f"{setting.key}-{seed}" for seed in SEEDS]
+        runs = [folder.out / "runs" / f"{setting.key}-{seed}" for seed in folder.seeds]
         if setting.data not in texts:
             source = open_source(str(folder.held_out(setting.data)))
             texts[setting.data] = [source[i].whole for i in range(128)]

@@ -21,17 +21,18 @@ import yaml
 
 from grainline.evaluate.against import against
 from grainline.evaluate.intervals import from_replicates
-from grainline.evaluate.outcome import options_of
+from grainline.evaluate.outcome import Cell, options_of
 from grainline.evaluate.pool import pooled
 from grainline.evaluate.result import Metric, Result, read
 from grainline.evaluate.suite import CELLS
 
-SEEDS = (0, 1, 2)
 SECONDS = "trained_seconds"  # file of a run: how long the last part of its training took
 
 
 class Folder:
     """The folder of all runs."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)  # of every setting
 
     def __init__(self, out: Path, data: Path) -> None:
         """data  the folder that holds openstax/"""
@@ -98,7 +99,7 @@ class Folder:
 
     def results(self, setting: str, name: str) -> list[Result]:
         """The results of all seeds of a setting in one measurement; fewer where some are missing."""
-        places = [self.out / "results" / f"{setting}-{seed}-{name}.json" for seed in SEEDS]
+        places = [self.out / "results" / f"{setting}-{seed}-{name}.json" for seed in self.seeds]
         return [read(place) for place in places if place.is_file()]
 
 
@@ -144,7 +145,7 @@ def work(
             run(folder, setting, seed)
 
     with ThreadPoolExecutor(asked.jobs) as pool:
-        list(pool.map(one, [(setting, seed) for setting in settings for seed in SEEDS]))
+        list(pool.map(one, [(setting, seed) for setting in settings for seed in folder.seeds]))
     print(f"no time for: {', '.join(late) or 'none'}")
 
 
@@ -159,18 +160,27 @@ class Ordering(NamedTuple):
     names: tuple[str, str] | None = (
         None  # of the measurements of both, without the set; None: those of the metric
     )
+    other: str | None = None  # the metric of `lower`, where it is not that of `higher`
 
 
-def difference(after: Sequence[Result], before: Sequence[Result], metric: str) -> tuple[Metric, list[float]]:
-    """Mean paired difference over the seeds, with its interval over pictures; and that of each seed."""
-    each = [
-        next(d.value for d in against(a, b) if d.name == metric) for a, b in zip(after, before, strict=True)
-    ]
+def difference(
+    after: Sequence[Result], before: Sequence[Result], metric: str, other: str | None = None
+) -> tuple[Metric, list[float]]:
+    """Mean paired difference over the seeds, with its interval over pictures; and that of each seed.
+
+    other  the metric of `before`, where it is not that of `after`
+    """
+    names = metric, other or metric
+    for pair in zip(after, before, strict=True):
+        against(*pair)  # raises where they were measured on other data
     options = options_of(after[0])
-    one, other = (
-        CELLS[after[0].suite]([r.queries for r in side], options)[metric] for side in (after, before)
-    )
-    ends = from_replicates(one.value - other.value, one.drawn - other.drawn, options.level)
+
+    def cell(results: Sequence[Result], name: str) -> Cell:
+        return CELLS[results[0].suite]([r.queries for r in results], options)[name]
+
+    one, two = cell(after, names[0]), cell(before, names[1])
+    each = [cell([a], names[0]).value - cell([b], names[1]).value for a, b in zip(after, before, strict=True)]
+    ends = from_replicates(one.value - two.value, one.drawn - two.drawn, options.level)
     return Metric(metric, *ends, one.queries, 0.0, 0, one.unit), each
 
 
@@ -193,10 +203,10 @@ def orderings(folder: Folder, predictions: Sequence[Ordering], name_of: Callable
             names = [f"{n} on {data}" for n in ordering.names] if ordering.names else [usual, usual]
             settings = (f"{data}-{n}" for n in (ordering.higher, ordering.lower))
             sides = [folder.results(*side) for side in zip(settings, names, strict=True)]
-            if not all(len(side) == len(SEEDS) for side in sides):
+            if not all(len(side) == len(folder.seeds) for side in sides):
                 print(f"| {ordering.claim} | {data} | not run | | undecided |")
                 continue
-            found, each = difference(*sides, ordering.metric)
+            found, each = difference(*sides, ordering.metric, ordering.other)
             seeds = ", ".join(shown(found, value) for value in each)
             ends = f"{shown(found, found.value)} ({shown(found, found.low)} to {shown(found, found.high)})"
             print(f"| {ordering.claim} | {data} | {ends} | {seeds} | {verdict(found, each)} |")
@@ -207,7 +217,7 @@ def cells(folder: Folder, setting: str, names: Sequence[str]) -> dict[str, str]:
     out: dict[str, str] = {}
     for name in names:
         found = folder.results(setting, name)
-        if len(found) < len(SEEDS):
+        if len(found) < len(folder.seeds):
             return {}
         for metric in pooled(found).metrics:
             out[metric.name] = f"{metric.text(metric.value)} ({metric.ends()})"

@@ -1,0 +1,187 @@
+"""Do the groups of the Text Group Transformer find phrases, or only places? Trained and measured, five seeds.
+
+    GRAINLINE_DATA=... python -m benchmarks.tgt OUT [--minutes 90] [--jobs 2] [--longer 1]
+
+Three sets. `captions`: captions of Flickr30k alone, each said again from its groups; no picture. `scenes` and
+`flickr8k`: the full model, with an image encoder that learns along. All phrases of `scenes` are true ones. No
+phrases of Flickr are at hand that people marked, so those of held-out captions of Flickr8k are found by the
+rules of `grainline.data.phrases` (its quality: docs/phrases.md) and written as files of Flickr30k Entities.
+
+Runs resume, and OUT/runs.jsonl gets a line for each. Settings stand in the order of their worth, all seeds of
+one together; those that found no time are named at the end. Tables and figure: benchmarks/tgt_tables.py.
+"""
+
+import json
+import tarfile
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.study import SECONDS, Folder, arguments, data_folder, work
+from grainline.data.phrases.rules import Rules
+from grainline.recipe import read_recipe
+
+SCENES = 8000  # pictures to train on
+BATCH = {"captions": 128, "scenes": 64, "flickr8k": 64}
+STEPS = {"captions": 600, "scenes": 300, "flickr8k": 200}
+SHOWN = 500  # scenes whose phrases and foils are asked for
+RECIPES = {name: f"tgt/{name}" for name in BATCH}
+GROUPS = (1, 2, 8, 16)  # beside 4
+NO_DECODER, NO_CONTRAST = "model.reconstruction=0", "model.contrastive=0"
+FREE = (  # the baseline of the paper is as deep and has one vector
+    "model.text={width: 128, depth: 5, heads: 4, vocab: 1024, context: 77}",
+)
+CROPS, PLACES = "data.texts.crop=0.5", "model.text.position_dropout=0.5"
+
+
+class Setting(NamedTuple):
+    """One way to train on one set."""
+
+    data: str
+    name: str
+    changes: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return f"{self.data}-{self.name}"
+
+
+SETTINGS = [
+    Setting("captions", "reconstruction"),
+    Setting("captions", "untrained", ("train.steps=1",)),
+    Setting("scenes", "full"),
+    Setting("scenes", "no-reconstruction", (NO_DECODER,)),
+    Setting("scenes", "baseline", FREE),
+    Setting("captions", "crops", (CROPS,)),
+    Setting("captions", "places", (PLACES,)),
+    Setting("captions", "both", (CROPS, PLACES)),
+    *(Setting("captions", f"k{k}", (f"model.text.groups={k}",)) for k in GROUPS),
+    Setting("flickr8k", "full"),
+    Setting("flickr8k", "no-reconstruction", (NO_DECODER,)),
+    Setting("scenes", "both", (CROPS, PLACES)),
+    *(Setting("scenes", f"k{k}", (f"model.text.groups={k}",)) for k in GROUPS),
+]
+
+
+class Fivefold(Folder):
+    """The folder of all runs."""
+
+    seeds = (0, 1, 2, 3, 4)
+
+    def __init__(self, out: Path, data: Path, longer: int) -> None:
+        """longer: how many times as many steps as `STEPS` every run has"""
+        super().__init__(out, data)
+        self.longer = longer
+
+    def steps(self, setting: Setting) -> int:
+        """Of every run of a setting."""
+        return 1 if setting.name == "untrained" else STEPS[setting.data] * self.longer
+
+    def sources(self, name: str) -> list[Path]:
+        if name == "scenes":
+            return super().sources(name)
+        if name == "flickr8k":
+            return sorted((self.data / name).glob("train-*.tar"))
+        return [self.out / "captions.jsonl.gz"]
+
+    @property
+    def silver(self) -> Path:
+        """Where the phrases of Flickr8k stand that rules find."""
+        return self.out / "silver"
+
+    def texts(self) -> None:
+        """Captions to train on, and those whose phrases are found by rules; once."""
+        if not (self.out / "captions.jsonl.gz").is_file():
+            packed = self.data / "text" / "flickr30k_train_captions.jsonl.gz"
+            (self.out / "captions.jsonl.gz").write_bytes(packed.read_bytes())
+        if not (self.silver / "val.txt").is_file():
+            mark(self.data / "flickr8k" / "dev-0000.tar", self.silver)
+
+
+def mark(tar: Path, out: Path) -> None:
+    """Files of Flickr30k Entities with the noun phrases that rules find in the captions of a tar."""
+    rules, names = Rules(), []
+    (out / "Sentences").mkdir(parents=True, exist_ok=True)
+    with tarfile.open(tar) as file:
+        for member in file:
+            if not member.name.endswith(".json"):
+                continue
+            opened = file.extractfile(member)
+            assert opened is not None
+            name = Path(member.name).stem
+            lines = [marked(text, rules) for text in json.load(opened)["captions"]]
+            (out / "Sentences" / f"{name}.txt").write_text("\n".join(lines), encoding="utf-8")
+            names.append(name)
+    (out / "val.txt").write_text("\n".join(names), encoding="utf-8")
+
+
+def marked(text: str, rules: Rules) -> str:
+    """A caption with brackets around its noun phrases.
+
+    >>> marked("A dog runs over wet sand .", Rules())
+    '[/EN#1/other A dog] runs over [/EN#2/other wet sand] .'
+    """
+    found = sorted((p.start, p.end) for p in rules.phrases(text) if p.kind == "noun")
+    out, at = "", 0
+    for number, (start, end) in enumerate(found, 1):
+        out += f"{text[at:start]} [/EN#{number}/other {text[start:end]}] "
+        at = end
+    return " ".join((out + text[at:]).split())
+
+
+def run(folder: Fivefold, setting: Setting, seed: int) -> None:
+    """Train and measure one run."""
+    key = f"{setting.key}-{seed}"
+    place = folder.train(key, recipe(folder, setting, seed), setting.data)
+    told: dict[str, list[float]] = {}
+    for name, (data, *asked) in measurements(folder, setting).items():
+        found = folder.measure(key, name, data, *asked)
+        told |= {f"{name} {metric}": value for metric, value in found.items()}
+    folder.add(
+        {
+            "run": key, "setting": setting.name, "data": setting.data, "seed": seed,
+            "pairs": folder.steps(setting) * BATCH[setting.data],
+            "trained_s": float((place / SECONDS).read_text()), "metrics": told,
+        }
+    )  # fmt: skip
+
+
+def measurements(folder: Fivefold, setting: Setting) -> dict[str, tuple[str, ...]]:
+    """Names of measurements, each with its source and the arguments of the command that makes it."""
+    shown = f"scenes:dev?count={SHOWN}&size=64"
+    silver = f"flickr30k-entities:{folder.silver}?split=val"
+    if setting.data == "scenes":
+        return {
+            "phrases on scenes": (shown, "--suite", "phrases"),
+            "probes on scenes": (shown, "--suite", "probes"),
+            "retrieval on scenes": (str(folder.held_out("scenes")), "--suite", "retrieval"),
+        }
+    out = {f"phrases on {setting.data}": (silver, "--suite", "phrases")}
+    if setting.data == "flickr8k":
+        held = str(folder.data / "flickr8k" / "dev-0000.tar")
+        out["retrieval on flickr8k"] = (held, "--suite", "retrieval", "--captions", "each")
+    return out
+
+
+def recipe(folder: Fivefold, setting: Setting, seed: int) -> Path:
+    """The recipe of a run, as a file."""
+    values = read_recipe(RECIPES[setting.data], list(setting.changes)).model_dump(mode="json")
+    values["train"] |= {
+        "steps": folder.steps(setting),
+        "batch": BATCH[setting.data],
+        "seed": seed,
+        "save_every": 5000,
+        "keep": 1,
+    }
+    return folder.recipe(f"{setting.key}-{seed}", values)
+
+
+def main() -> None:
+    args = arguments(__doc__, longer=1)
+    folder = Fivefold(args.out, data_folder(), args.longer)
+    folder.draw(SCENES)
+    folder.texts()
+    work(folder, SETTINGS, run, args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Tables, predictions and figure of docs/methods/text-group-transformer.md, out of benchmarks/tgt.py.
+
+    python -m benchmarks.tgt_tables OUT... [--png FILE]
+
+Several OUT are studies of different lengths.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.study import Folder, Ordering, cells, minutes_of, orderings, show
+from benchmarks.tgt import GROUPS, SETTINGS, Fivefold, Setting
+from grainline.evaluate.phrases import GOING, STAYING, uniform
+from grainline.evaluate.phrases import GROUPS as OWN
+from grainline.evaluate.pool import pooled
+from grainline.evaluate.result import Metric, Result
+
+MEASURES = ("tIoU", "precision", "recall", "F1")
+FOUND = f"tIoU, {OWN}"
+WAYS = ("image to text R@1", "text to image R@1")
+KINDS = ("all kinds", "noun", "relation")
+SETS = ("captions", "scenes", "flickr8k")
+FIRST = {"captions": "reconstruction", "scenes": "full", "flickr8k": "full"}
+"""The model of the paper on each set; on captions alone it has one loss."""
+
+
+def measurement(metric: str, data: str) -> str:
+    """The name of the measurement that holds a metric."""
+    kind = "phrases" if "," in metric else "probes" if metric in KINDS else "retrieval"
+    return f"{kind} on {data}"
+
+
+def groups_of(name: str) -> int:
+    """How many groups the model of a setting has."""
+    return int(name[1:]) if name[0] == "k" and name[1:].isdigit() else 4
+
+
+def beyond(data: str, name: str) -> list[Ordering]:
+    """Whether groups reach more than rules and captions that make no sense."""
+    chunks, sets = f"tIoU, {uniform(groups_of(name))}", (data,)
+    return [
+        Ordering(f"{name}: groups above uniform chunks", name, name, FOUND, sets, other=chunks),
+        Ordering(f"{name}: above those of shuffled words", name, name, FOUND, sets, other=f"tIoU, {STAYING}"),
+    ]
+
+
+def paper() -> list[Ordering]:
+    """What the paper claims."""
+    both = ("scenes", "flickr8k")
+    out = [
+        Ordering("reconstruction makes segments (table 4)", "full", "no-reconstruction", FOUND, both),
+        Ordering("text alone makes segments (table 4)", "reconstruction", "untrained", FOUND, ("captions",)),
+    ]
+    for data in ("captions", "scenes"):
+        peak = FIRST[data]
+        out += [Ordering(f"4 groups above {k} (table 6)", peak, f"k{k}", FOUND, (data,)) for k in GROUPS]
+    out += [
+        Ordering(f"groups above one vector: probes, {kind} (table 1)", "full", "baseline", kind)
+        for kind in KINDS
+    ]
+    out += [
+        Ordering(f"reconstruction helps probes, {kind} (table 1)", "full", "no-reconstruction", kind)
+        for kind in KINDS[:2]
+    ]
+    return out
+
+
+def ours() -> list[Ordering]:
+    """What the paper does not ask."""
+    out = []
+    for data in SETS:
+        out += beyond(data, FIRST[data])
+    for k in GROUPS[1:]:
+        out += beyond("captions", f"k{k}")
+    for name in ("crops", "places", "both"):
+        out += beyond("captions", name)
+        out.append(Ordering(f"{name} help", name, "reconstruction", FOUND, ("captions",)))
+    out += [*beyond("scenes", "both"), Ordering("both help", "both", "full", FOUND, ("scenes",))]
+    for way in WAYS:
+        out.append(Ordering(f"groups above one vector: {way}", "full", "baseline", way))
+        out.append(
+            Ordering(f"reconstruction helps: {way}", "full", "no-reconstruction", way, ("scenes", "flickr8k"))
+        )
+    return out
+
+
+def tables(folder: Folder) -> None:
+    """Everything as Markdown."""
+    mine = Fivefold(folder.out, folder.data, 1)
+    for data in SETS:
+        phrases(mine, data)
+        others(mine, data)
+    for title, asked in (("the paper", paper()), ("not of the paper", ours())):
+        print(f"\n{title}:")
+        orderings(mine, asked, measurement)
+
+
+def settings_of(data: str) -> list[Setting]:
+    return [setting for setting in SETTINGS if setting.data == data]
+
+
+def phrases(folder: Fivefold, data: str) -> None:
+    """tIoU of groups, of what stands beside them, and the other measures of the groups."""
+    titles = ["tIoU", "uniform chunks", "position oracle", "shuffled, in place", "shuffled, with them"]
+    print(f"\n### {data}: phrases\n\n| setting | {' | '.join([*titles, *MEASURES[1:]])} | minutes |")
+    print("|---|" + "---|" * (len(titles) + len(MEASURES)))
+    for setting in settings_of(data):
+        found = cells(folder, setting.key, [f"phrases on {data}"])
+        k = groups_of(setting.name)
+        names = [OWN, uniform(k), f"position oracle, K = {k}", STAYING, GOING]
+        columns = [f"tIoU, {name}" for name in names] + [f"{measure}, {OWN}" for measure in MEASURES[1:]]
+        if found:
+            shown = " | ".join(found.get(column, "") for column in columns)
+            print(f"| {setting.name} | {shown} | {minutes_of(folder, setting.key)} |")
+
+
+def others(folder: Fivefold, data: str) -> None:
+    """Probes and retrieval."""
+    columns = [*(KINDS if data == "scenes" else ()), *WAYS, "rSum"]
+    if data == "captions":
+        return
+    print(f"\n### {data}: probes and retrieval\n\n| setting | {' | '.join(columns)} |")
+    print("|---|" + "---|" * len(columns))
+    for setting in settings_of(data):
+        names = dict.fromkeys(measurement(column, data) for column in columns)
+        found = cells(folder, setting.key, list(names))
+        if found:
+            print(f"| {setting.name} | {' | '.join(found.get(column, '') for column in columns)} |")
+
+
+def figure(folders: Sequence[Folder], path: Path) -> None:
+    """tIoU by the number of groups, with uniform chunks and shuffled words beside it, as a PNG."""
+    from matplotlib.figure import Figure
+
+    panels = [(Fivefold(f.out, f.data, 1), data) for f in folders for data in ("captions", "scenes")]
+    canvas = Figure(figsize=(3.6 * len(panels), 2.8), dpi=110, layout="constrained")
+    for place, (folder, data) in enumerate(panels):
+        axes = canvas.add_subplot(1, len(panels), place + 1)
+        for label, name, colour in (
+            ("groups", OWN, "#2a78b5"),
+            ("uniform chunks", None, "#b0413e"),
+            ("groups, shuffled words", STAYING, "#8a8f94"),
+        ):
+            points = [(k, of(folder, data, k, name)) for k in (*GROUPS[:2], 4, *GROUPS[2:])]
+            there = [(k, metric) for k, metric in points if metric is not None]
+            middle = [100 * metric.value for _, metric in there]
+            ends = [
+                [100 * (m.value - m.low) for _, m in there],
+                [100 * (m.high - m.value) for _, m in there],
+            ]
+            at = [k for k, _ in there]
+            axes.errorbar(at, middle, yerr=ends, label=label, color=colour, lw=1, marker=".", ms=4)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"], fontsize=7)
+        axes.set_xlabel("groups", fontsize=7)
+        axes.set_title(f"tIoU in percent, {data}", fontsize=8)
+        axes.tick_params(axis="y", labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+        if place == 0:
+            axes.legend(fontsize=6, frameon=False)
+    canvas.savefig(path)
+
+
+def of(folder: Fivefold, data: str, groups: int, name: str | None) -> Metric | None:
+    """tIoU of a number of groups, pooled over the seeds; of uniform chunks where no name is given."""
+    setting = FIRST[data] if groups == 4 else f"k{groups}"
+    found: list[Result] = folder.results(f"{data}-{setting}", f"phrases on {data}")
+    if len(found) < len(folder.seeds):
+        return None
+    wanted = f"tIoU, {name or uniform(groups)}"
+    return next((metric for metric in pooled(found).metrics if metric.name == wanted), None)
+
+
+if __name__ == "__main__":
+    show(__doc__, tables, figure)
