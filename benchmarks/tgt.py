@@ -31,6 +31,7 @@ FREE = (  # the baseline of the paper is as deep and has one vector
     "model.text={width: 128, depth: 5, heads: 4, vocab: 1024, context: 77}",
 )
 CROPS, PLACES = "data.texts.crop=0.5", "model.text.position_dropout=0.5"
+BY_LENGTH = ("model.text.groups=8", "model.text.tokens_per_group=4")
 
 
 class Setting(NamedTuple):
@@ -54,6 +55,7 @@ SETTINGS = [
     Setting("captions", "crops", (CROPS,)),
     Setting("captions", "places", (PLACES,)),
     Setting("captions", "both", (CROPS, PLACES)),
+    Setting("captions", "by-length", BY_LENGTH),
     *(Setting("captions", f"k{k}", (f"model.text.groups={k}",)) for k in GROUPS),
     Setting("flickr8k", "full"),
     Setting("flickr8k", "no-reconstruction", (NO_DECODER,)),

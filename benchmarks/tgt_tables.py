@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.study import Folder, Ordering, cells, minutes_of, orderings, show
 from benchmarks.tgt import GROUPS, SETTINGS, Fivefold, Setting
-from grainline.evaluate.phrases import GOING, STAYING, uniform
+from grainline.evaluate.phrases import AS_MANY, GOING, STAYING, uniform
 from grainline.evaluate.phrases import GROUPS as OWN
 from grainline.evaluate.pool import pooled
 from grainline.evaluate.result import Metric, Result
@@ -32,12 +32,15 @@ def measurement(metric: str, data: str) -> str:
 
 def groups_of(name: str) -> int:
     """How many groups the model of a setting has."""
+    if name == "by-length":
+        return 8
     return int(name[1:]) if name[0] == "k" and name[1:].isdigit() else 4
 
 
 def beyond(data: str, name: str) -> list[Ordering]:
     """Whether groups reach more than rules and captions that make no sense."""
-    chunks, sets = f"tIoU, {uniform(groups_of(name))}", (data,)
+    rule = AS_MANY if name == "by-length" else uniform(groups_of(name))
+    chunks, sets = f"tIoU, {rule}", (data,)
     return [
         Ordering(f"{name}: groups above uniform chunks", name, name, FOUND, sets, other=chunks),
         Ordering(f"{name}: above those of shuffled words", name, name, FOUND, sets, other=f"tIoU, {STAYING}"),
@@ -72,7 +75,7 @@ def ours() -> list[Ordering]:
         out += beyond(data, FIRST[data])
     for k in GROUPS[1:]:
         out += beyond("captions", f"k{k}")
-    for name in ("crops", "places", "both"):
+    for name in ("crops", "places", "both", "by-length"):
         out += beyond("captions", name)
         out.append(Ordering(f"{name} help", name, "reconstruction", FOUND, ("captions",)))
     out += [*beyond("scenes", "both"), Ordering("both help", "both", "full", FOUND, ("scenes",))]

@@ -1420,9 +1420,10 @@ GROUPS = [
     Fault("nn/group.py", "tests/test_tgt.py", "the hard assignment has no gradient",
           "(hard - soft.detach() + soft)", "(hard + 0 * soft)"),
     Fault("encoders/grouper.py", "tests/test_tgt.py", "later layers read tokens too",
-          "x, _, soft = block(x[:, -self.count :], x[:, : -self.count], mask)",
-          "taken, _, soft = block(x[:, -self.count :], x[:, : -self.count], mask)\n"
-          "                x = torch.cat([x[:, : -self.count], taken], 1)"),
+          "x, _, soft = block(x[:, -self.count :], x[:, : -self.count], mask, used)",
+          "taken, _, soft = block(x[:, -self.count :], x[:, : -self.count], mask, used)\n"
+          "                x = torch.cat([x[:, : -self.count], taken], 1)\n"
+          "                continue"),
     Fault("encoders/decoder.py", "tests/test_tgt.py", "the decoder sees what it has to say",
           "self.attention(self.norm_self(x), None, True)",
           "self.attention(self.norm_self(x), None, False)"),
@@ -1514,6 +1515,21 @@ TIOU = [
     ),
 ]
 
+SHORTER = [
+    Fault("nn/group.py", "tests/test_tgt.py", "groups that are not used take tokens",
+          "raw if used is None else raw.masked_fill(~used[..., None], -torch.inf)", "raw"),
+    Fault("nn/group.py", "tests/test_tgt.py", "groups that are not used are mixed into others",
+          "x if used is None else x * used[..., None]", "x"),
+    Fault("encoders/grouper.py", "tests/test_tgt.py", "the mean counts groups that are not used",
+          "mean_pool(groups, used).vector", "groups.mean(1)"),
+    Fault("encoders/grouper.py", "tests/test_tgt.py", "groups that are not used are read later",
+          "seen = used  # groups alone", "seen = None  # groups alone"),
+    Fault("methods/tgt.py", "tests/test_tgt.py", "the decoder reads groups that are not used",
+          "told.vectors, told.used)", "told.vectors)"),
+    Fault("evaluate/grouped.py", "tests/test_phrase_suite.py", "groups that are not used count as empty",
+          "int(np.flatnonzero(soft.sum(1) > 0)[-1]) + 1", "len(soft)"),
+]
+
 # fmt: on
 
 FAULTS = (
@@ -1561,4 +1577,5 @@ FAULTS = (
     + FEATURES
     + GROUPS
     + TIOU
+    + SHORTER
 )

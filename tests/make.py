@@ -59,6 +59,7 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in ME
         ("scoring=conditioned", "negatives=all", "composer.heads=2", "composer.adapter=blend"),
     ),
     "tgt": ("tgt", ("text.groups=3", "text.later=1")),
+    "tgt-shorter": ("tgt", ("text.groups=3", "text.tokens_per_group=2", "text.later=1")),
     "tgt-minimal": (
         "tgt",
         ("text.groups=3", "text.later=1", "text.form=minimal", "mean=captions", "learns_scale=true"),

@@ -38,8 +38,9 @@ from grainline.evaluate.encode import Encodings, encode_source
 from grainline.evaluate.examples import Measured
 from grainline.evaluate.figure import draw
 from grainline.evaluate.gold import captions_of, segments, shuffled
+from grainline.evaluate.grouped import hard
 from grainline.evaluate.outcome import Options
-from grainline.evaluate.phrases import GOING, GROUPS, MEASURES, STAYING, phrases_suite, uniform
+from grainline.evaluate.phrases import AS_MANY, GOING, GROUPS, MEASURES, STAYING, phrases_suite, uniform
 from grainline.evaluate.pool import pooled
 from grainline.evaluate.report import headline, write_html
 from grainline.evaluate.result import Result, read
@@ -495,6 +496,25 @@ def test_groups_of_words_follow_shuffled_words_and_groups_of_places_do_not() -> 
     single = InMemory([record("a b c e f g h", "b c", "f g h", key="x")] * 3)
     fixed = surveyed(grouping(by_place), single)[1].queries["scores"]
     assert fixed[STAYING] == fixed[GROUPS], "every word is one token, so places of phrases stay"
+
+
+def test_groups_that_a_caption_does_not_use_are_none_and_chunks_are_as_many() -> None:
+    def fewer(texts: Texts) -> Tensor:
+        """Runs of tokens: four, or two of a text of few tokens."""
+        _, mask = flat_parts(texts)
+        number = torch.where(mask.sum(1, keepdim=True) > 9, 4, 2)
+        place = (torch.arange(mask.shape[1]) - 1).clamp(min=0) * number // (mask.sum(1, keepdim=True) - 2)
+        share = torch.nn.functional.one_hot(place.clamp(max=number - 1), 4).movedim(2, 1)
+        return share.float() * mask[:, None]
+
+    data, result = surveyed(grouping(fewer))
+    assert data.grouped is not None
+    assert data.grouped.soft is not None
+    assert {hard(one).groups for one in data.grouped.soft} == {2, 4}
+    scores = result.queries["scores"]
+    assert scores[GROUPS] == scores[AS_MANY]
+    assert scores[AS_MANY] != scores[uniform(4)]
+    assert AS_MANY not in surveyed(grouping(by_place))[1].queries["scores"]
 
 
 def test_anchors_stand_beside_every_result_and_batches_decide_nothing() -> None:

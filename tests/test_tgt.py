@@ -244,6 +244,53 @@ def test_tokens_read_the_groups_and_each_other_in_both_directions() -> None:
     assert not torch.allclose(model(later, mask).soft[:, :, 0], before[:, :, 0], atol=1e-8)
 
 
+@pytest.mark.parametrize("form", ["minimal", "full"])
+def test_a_short_text_is_read_as_if_it_had_fewer_groups(form: str) -> None:
+    model = grouper(form=form, tokens_per_group=4.0)
+    _, texts = captions(3)
+    ids, mask = texts.ids[:, 0], torch.arange(14) < torch.tensor([[3], [7], [14]])
+    found = model(ids, mask)
+    assert found.mask.tolist() == [[True, False, False], [True, True, False], [True, True, True]]
+    torch.testing.assert_close(found.soft.sum(1), mask.float())
+    assert (found.soft[~found.mask] == 0).all()
+    for text in range(2):
+        torch.testing.assert_close(found.pooled[text], found.tokens[text][found.mask[text]].mean(0))
+        with torch.no_grad():  # what the others begin as changes nothing
+            model.groups[text + 1 :] += torch.randn(2 - text, 32)
+        again = model(ids, mask)
+        torch.testing.assert_close(again.pooled[: text + 1], found.pooled[: text + 1])
+        assert not torch.allclose(again.pooled[2], found.pooled[2], atol=1e-4)
+        model = grouper(form=form, tokens_per_group=4.0)
+    model.tokens_per_group = None
+    torch.testing.assert_close(model(ids[2:], mask[2:]).pooled, found.pooled[2:])
+
+
+def test_reconstruction_reads_no_group_that_is_not_used() -> None:
+    method = build("tgt-shorter")
+    _, texts = batch()
+    encoded = method.encode_texts(texts)
+    used = encoded.extra.used
+    assert 0 < int((~used).sum()) < used.numel()
+    assert torch.equal(encoded.mask, used)
+    vectors = encoded.extra.vectors + (~used)[..., None].float()
+    other = encoded._replace(extra=encoded.extra._replace(vectors=vectors))
+    found, expected = (method.row_loss(texts, x)["reconstruction"].mean.total for x in (other, encoded))
+    assert torch.equal(found, expected)
+    facts = method.row_loss(texts, encoded)
+    assert int(facts["empty groups"].mean.number) == int(used[texts.item >= 0].sum())
+
+
+def test_the_decoder_reads_the_groups_that_are_used() -> None:
+    decoder = Decoder(parse(DecoderConfig, {}, "test"), 32, 77)
+    words, vectors = torch.randn(2, 5, 32), torch.randn(2, 3, 32)
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    found = decoder(words, vectors, mask)
+    other = vectors.clone()
+    other[0, 2] += 1.0
+    assert torch.equal(decoder(words, other, mask)[0], found[0])
+    torch.testing.assert_close(found[:1], decoder(words[:1], vectors[:1, :2]))
+
+
 def test_groups_begin_unlike_each_other() -> None:
     groups = grouper().groups.detach()
     assert float(groups.std()) == pytest.approx(0.02, rel=0.3)
@@ -286,7 +333,7 @@ class Known(nn.Module):
         super().__init__()
         self.values = values
 
-    def forward(self, words: Tensor, vectors: Tensor) -> Tensor:  # noqa: ARG002
+    def forward(self, words: Tensor, vectors: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
         return self.values
 
 

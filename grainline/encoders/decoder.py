@@ -31,13 +31,14 @@ class Decoder(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, cfg.hidden), nn.GELU(), nn.Linear(cfg.hidden, width))
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, words: Tensor, vectors: Tensor) -> Tensor:
+    def forward(self, words: Tensor, vectors: Tensor, mask: Tensor | None = None) -> Tensor:
         """What is known of the next token at each place: [M, L, W]
 
         words    [M, L, W] word vectors of the tokens so far, padding on the right
         vectors  [M, K, W] what the caption is said from
+        mask     [M, K] bool, True = real; None: all are
         """
         x = words + self.position[: words.shape[1]]
         x = x + self.attention(self.norm_self(x), None, True)
-        x = x + self.cross(self.norm_cross(x), vectors)
+        x = x + self.cross(self.norm_cross(x), vectors, mask)
         return self.norm(x + self.mlp(self.norm_mlp(x)))

@@ -7,8 +7,8 @@ In four steps:
   3. a few more layers read the groups alone;
   4. the summary is the mean of the groups behind a LayerNorm.
 
-Masks come from lengths, never from ids. Positions can be left out at random in training, so that groups
-cannot be told by place alone.
+Masks come from lengths, never from ids. A short text may use fewer groups than a long one. Positions can be
+left out at random in training, so that groups cannot be told by place alone.
 """
 
 from typing import Literal, NamedTuple
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from grainline.encoders.text import Grouping, SizedConfig, check_length, length_groups
 from grainline.nn.block import PROJECTIONS, Stack
 from grainline.nn.group import Assignment, GroupingBlock
+from grainline.nn.pool import mean_pool
 from grainline.nn.static import is_static
 
 
@@ -32,14 +33,15 @@ class GrouperConfig(SizedConfig):
     form: Literal["full", "minimal"] = "full"  # the block of GroupViT's code, or the equations alone
     eps: float = Field(1.0, ge=1e-6, allow_inf_nan=False)  # beside the number of tokens of a group
     position_dropout: float = Field(0.0, ge=0.0, le=1.0)  # share of tokens without position, in training
+    tokens_per_group: float | None = Field(None, ge=1)  # a text of n tokens uses n / this groups; None: all
 
 
 class GroupedTokens(NamedTuple):
     """A text as groups, before any projection into a shared space."""
 
-    pooled: Tensor  # [M, W] the mean of the groups
+    pooled: Tensor  # [M, W] the mean of the groups that are used
     tokens: Tensor  # [M, K, W] the groups, behind the last LayerNorm; empty ones too
-    mask: Tensor  # [M, K] bool, all True
+    mask: Tensor  # [M, K] bool, True = used
     soft: Tensor  # [M, K, L] how much of each token every group takes, without noise; 0 at padding
 
 
@@ -57,6 +59,7 @@ class Grouper(Grouping):
         super().__init__()
         self.width, self.context, self.buckets = cfg.width, cfg.context, cfg.buckets
         self.count, self.position_dropout = cfg.groups, cfg.position_dropout
+        self.tokens_per_group = cfg.tokens_per_group
         self.words = nn.Embedding(cfg.vocab, cfg.width)
         self.position = nn.Parameter(torch.randn(cfg.context, cfg.width) * 0.01)
         # Not zeros: groups that are alike would stay alike for ever.
@@ -78,19 +81,29 @@ class Grouper(Grouping):
             back = torch.cat([rows for rows, _ in found]).argsort()
             groups = torch.cat([x for x, _ in parts])[back]
             soft = torch.cat([F.pad(x, (0, length - x.shape[2])) for _, x in parts])[back]
-        return GroupedTokens(groups.mean(1), groups, mask.new_ones(groups.shape[:2]), soft)
+        used = self.used(mask)
+        return GroupedTokens(mean_pool(groups, used).vector, groups, used, soft)
+
+    def used(self, mask: Tensor) -> Tensor:
+        """The groups of each text: mask [M, L] -> [M, K] bool, the first of them, one at least"""
+        number = mask.sum(1, keepdim=True)
+        if self.tokens_per_group is not None:
+            number = (number / self.tokens_per_group).round().clamp(min=1)
+        else:
+            number = torch.full_like(number, self.count)
+        return torch.arange(self.count, device=mask.device) < number
 
     def _read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The groups behind all layers, and who takes which token: [M, K, W], [M, K, L]"""
         words = self.words(ids) + self._positions(ids)
         groups = self.groups.to(words.dtype).expand(len(ids), -1, -1)
         x = torch.cat([words, groups], 1)
-        seen: Tensor | None = torch.cat([mask, mask.new_ones(len(mask), self.count)], 1)
-        soft = None
+        used = self.used(mask)
+        seen, soft = torch.cat([mask, used], 1), None
         for block in self.stack.blocks:
             if isinstance(block, Assignment | GroupingBlock):
-                x, _, soft = block(x[:, -self.count :], x[:, : -self.count], mask)
-                seen = None  # groups alone from now on, and all of them are real
+                x, _, soft = block(x[:, -self.count :], x[:, : -self.count], mask, used)
+                seen = used  # groups alone from now on
             else:
                 x = block(x, seen)
         assert soft is not None

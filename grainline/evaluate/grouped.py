@@ -211,5 +211,8 @@ def _groups(model: Model, texts: Sequence[str]) -> Tensor:
 
 
 def hard(soft: np.ndarray) -> Labelled:
-    """Each token to the group that takes most of it, of equals the first. soft: [K, L]"""
-    return Labelled(soft.argmax(0), len(soft))
+    """Each token to the group that takes most of it, of equals the first. soft: [K, L]
+
+    Groups behind the last that takes anything are not used by the caption, and do not count as empty.
+    """
+    return Labelled(soft.argmax(0), int(np.flatnonzero(soft.sum(1) > 0)[-1]) + 1)

@@ -2,7 +2,8 @@
 
 tIoU, precision, recall and F1 (tiou.py) of the Text Group Transformer, in percent, means over captions that
 have a phrase. No token of a begin or an end counts. The same is measured, always, of rules that read no word:
-  - uniform chunks: runs of equally many tokens, as many as the method has groups, and four of them
+  - uniform chunks: runs of equally many tokens, as many as the method has groups, and four of them; where it
+    uses fewer groups for some captions, also as many as those
   - one group of all tokens; every token alone; every token in any group by lot
   - a position oracle: all captions are cut at the same relative positions, the best that were found on these
     phrases themselves
@@ -35,6 +36,7 @@ GROUPS = "groups"
 FOUR = 4  # uniform chunks that are always measured
 STAYING, GOING = "groups, shuffled words, phrases in place", "groups, shuffled words, phrases with them"
 ONE, ALONE = "one group", "singletons"
+AS_MANY = "uniform chunks, as many as groups"
 
 Scores = dict[str, list[Overlap]]
 
@@ -109,7 +111,12 @@ def _scores(found: Grouped, fixed: Callable[[int], Labelled], number: int) -> Sc
     gold = found.gold
     out: Scores = {}
     if found.soft is not None:
-        out[GROUPS] = _all([hard(one) for one in found.soft], gold)
+        own = [hard(one) for one in found.soft]
+        out[GROUPS] = _all(own, gold)
+        if len({one.groups for one in own}) > 1:
+            out[AS_MANY] = _all(
+                [chunks(one.shape[1], mine.groups) for one, mine in zip(gold, own, strict=True)], gold
+            )
     for groups in dict.fromkeys((number, FOUR)):
         out[uniform(groups)] = _ruled(partial(chunks, groups=groups), gold)
     out[f"position oracle, K = {number}"] = _ruled(fixed, gold)
@@ -164,10 +171,12 @@ def _of_groups(found: Grouped) -> list[str]:
     if found.soft is None:
         return ["this method makes no groups of tokens: rules and clusterings alone are measured"]
     spread = np.mean([_entropy(one) for one in found.soft])
-    empty = np.mean([1 - len(np.unique(one.argmax(0))) / len(one) for one in found.soft])
+    own = [hard(one) for one in found.soft]
+    used = np.mean([one.groups for one in own])
+    empty = np.mean([1 - len(np.unique(one.labels)) / one.groups for one in own])
     return [
-        f"{100 * empty:.1f} % of the {found.groups} groups of a caption have no token; the entropy of a token"
-        f" over the groups is {spread:.3f} of the largest possible"
+        f"{100 * empty:.1f} % of the groups of a caption have no token, of {used:.2f} that it uses out of"
+        f" {found.groups}; the entropy of a token over the groups is {spread:.3f} of the largest possible"
     ]
 
 

@@ -161,7 +161,8 @@ class Grouping(Protocol):
         """How much of each token every group takes: [M, K, L], without noise.
 
         L counts the tokens of all parts of a text, one part behind the other, as `flat_parts` has them. The
-        column of a real token sums to 1; that of padding is 0.
+        column of a real token sums to 1; that of padding is 0. Groups that a text does not use stand behind
+        those that it does, and take nothing.
         """
 
 

@@ -73,6 +73,7 @@ class Told(NamedTuple):
     """What only this method reads of texts."""
 
     vectors: Tensor  # [M, K, W] what the decoder reads: groups, or the one vector of the baseline
+    used: Tensor  # [M, K] bool, which of them are real
     unsure: Tensor  # [M] entropy of the soft assignment, added up over tokens
     tokens: Tensor  # [M] how many there are
     taken: Tensor  # [M, K] how many of them each group takes, without noise; K = 0 for the baseline
@@ -167,7 +168,8 @@ class TGT(Method):
             return terms
         ids, mask = (x[:, : self.context] for x in flat_parts(texts))
         target = ids[:, 1:].masked_fill(~(mask[:, 1:] & true[:, None]), -1)
-        known = self.decoder(self.words(ids[:, :-1]), encoded.extra.vectors)
+        told: Told = encoded.extra
+        known = self.decoder(self.words(ids[:, :-1]), told.vectors, told.used)
         found = vocabulary_loss(known.flatten(0, 1), self.words.weight, target.flatten())
         if self.cfg.mean == "captions":
             found = found._replace(number=true.sum())
@@ -180,11 +182,17 @@ class TGT(Method):
 def _told(read: Any, mask: Tensor) -> Told:
     if not isinstance(read, GroupedTokens):
         nothing = read.pooled.new_zeros(len(mask))
-        return Told(read.pooled[:, None], nothing, nothing, nothing[:, None][:, :0])
+        return Told(
+            read.pooled[:, None],
+            mask[:, :0].new_ones(len(mask), 1),
+            nothing,
+            nothing,
+            nothing[:, None][:, :0],
+        )
     soft = read.soft
     unsure = -(soft * soft.clamp(min=1e-30).log()).sum((1, 2))
     most = nn.functional.one_hot(soft.argmax(1), soft.shape[1]) * mask[..., None]  # [M, L, K]
-    return Told(read.tokens, unsure, mask.sum(1).to(soft.dtype), most.sum(1).to(soft.dtype))
+    return Told(read.tokens, read.mask, unsure, mask.sum(1).to(soft.dtype), most.sum(1).to(soft.dtype))
 
 
 def _facts(told: Told, real: Tensor) -> dict[str, Term]:
@@ -192,6 +200,7 @@ def _facts(told: Told, real: Tensor) -> dict[str, Term]:
     if not told.taken.shape[1]:
         return {}
     unsure, tokens, taken = (x.detach()[real] for x in (told.unsure, told.tokens, told.taken))
+    taken = taken[told.used[real]]
     empty = taken == 0
     facts = {
         "entropy": Mean(unsure.sum(), tokens.sum()),

@@ -11,6 +11,8 @@ code of GroupViT has:
 
 With eps = 1, as GroupViT has it, the mean of n tokens is shrunk by n / (n + 1); without any, an empty group
 would be 0 / 0.
+
+A text may use fewer groups than there are: what is not used takes no token and is mixed into no other.
 """
 
 from typing import NamedTuple
@@ -88,11 +90,15 @@ class Assignment(nn.Module):
         self.to_query, self.to_key, self.to_value, self.to_out = (nn.Linear(width, width) for _ in range(4))
         small(self)
 
-    def forward(self, groups: Tensor, tokens: Tensor, mask: Tensor) -> Assigned:
-        """groups [N, K, W], tokens [N, L, W], mask [N, L] -> Assigned; noise in training alone"""
+    def forward(self, groups: Tensor, tokens: Tensor, mask: Tensor, used: Tensor | None = None) -> Assigned:
+        """groups [N, K, W], tokens [N, L, W], mask [N, L] -> Assigned; noise in training alone
+
+        used  [N, K] bool, the groups that may take tokens, one at least; None: all
+        """
         query, key = full(self.to_query(groups)), full(self.to_key(tokens))
         with torch.autocast(query.device.type, enabled=False):  # ties and noise want more than 8 bits
             raw = query @ key.mT * query.shape[-1] ** -0.5
+        raw = raw if used is None else raw.masked_fill(~used[..., None], -torch.inf)
         hard = hard_assignment(raw, mask, gumbel(raw) if self.training else None)
         taken = pooled_groups(hard, self.to_value(tokens), self.eps)
         return Assigned(groups + self.to_out(taken), hard, soft_assignment(raw.detach(), mask))
@@ -121,13 +127,14 @@ class GroupingBlock(nn.Module):
         # Weights of 0.02 would leave less of what is mixed than the eps of the norm behind it.
         small(self.mix, gain=1.0)
 
-    def forward(self, groups: Tensor, tokens: Tensor, mask: Tensor) -> Assigned:
-        """groups [N, K, W], tokens [N, L, W], mask [N, L] -> Assigned; noise in training alone"""
+    def forward(self, groups: Tensor, tokens: Tensor, mask: Tensor, used: Tensor | None = None) -> Assigned:
+        """groups [N, K, W], tokens [N, L, W], mask [N, L] -> Assigned; used as in `Assignment`"""
         x, tokens = self.norm_groups(groups), self.norm_tokens(tokens)
+        x = x if used is None else x * used[..., None]
         x = self.norm_mixed(self.mix(x.mT).mT)
         x = x + self.attention(x, tokens, mask)
         x = self.norm_read(x + self.mlp_attended(self.norm_attended(x)))
-        x, hard, soft = self.assign(x, tokens, mask)
+        x, hard, soft = self.assign(x, tokens, mask, used)
         return Assigned(x + self.mlp_assigned(self.norm_assigned(x)), hard, soft)
 
 
