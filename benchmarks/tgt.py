@@ -83,7 +83,7 @@ class Fivefold(Folder):
             return super().sources(name)
         if name == "flickr8k":
             return sorted((self.data / name).glob("train-*.tar"))
-        return [self.out / "captions.jsonl.gz"]
+        return [Path(f"texts:{self.out / 'captions.jsonl.gz'}")]  # a kind of source and its path
 
     @property
     def silver(self) -> Path:
