@@ -135,8 +135,7 @@ def recipe(folder: Folder, setting: Setting, seed: int) -> Path:
         values["model"] |= {"input_norm": True} | setting.model
         own = {"pattern": r"pool(_scale)?\..*", "lr": 4.0, "schedule": {"kind": "cosine", "warmup": 0}}
         optimizer["rules"] = [own, {"pattern": ".*"}]
-    values["train"] |= {"steps": steps, "batch": batch, "seed": seed, "save_every": 1000, "keep": 1}
-    return folder.recipe(f"{setting.key}-{seed}", values)
+    return folder.recipe(f"{setting.key}-{seed}", values, steps=steps, batch=batch, seed=seed)
 
 
 def main() -> None:

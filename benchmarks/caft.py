@@ -136,14 +136,8 @@ def sources(folder: Folder) -> dict[str, str]:
 def recipe(folder: Apart, setting: Setting, seed: int) -> Path:
     """The recipe of a run, as a file."""
     values = read_recipe(setting.recipe[setting.data], list(setting.changes)).model_dump(mode="json")
-    values["train"] |= {
-        "steps": folder.steps(setting.data),
-        "batch": BATCH,
-        "seed": seed,
-        "save_every": 1000,
-        "keep": 1,
-    }
-    return folder.recipe(f"{setting.key}-{seed}", values)
+    train = {"steps": folder.steps(setting.data), "batch": BATCH, "seed": seed}
+    return folder.recipe(f"{setting.key}-{seed}", values, **train)
 
 
 def main() -> None:

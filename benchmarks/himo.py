@@ -107,8 +107,7 @@ def recipe(folder: Folder, setting: Setting, seed: int) -> Path:
     steps = PAIRS[setting.data] // setting.batch
     warmup = values["train"]["optimizer"]["schedule"]["warmup"] * 128 // setting.batch
     values["train"]["optimizer"]["schedule"]["warmup"] = warmup  # of as many pairs
-    values["train"] |= {"steps": steps, "batch": setting.batch, "seed": seed, "save_every": 200}
-    return folder.recipe(f"{setting.key}-{seed}", values)
+    return folder.recipe(f"{setting.key}-{seed}", values, steps=steps, batch=setting.batch, seed=seed)
 
 
 ORDERINGS = [

@@ -19,13 +19,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import yaml
 
-from grainline.evaluate.against import against
+from grainline.evaluate.against import refuse_other
 from grainline.evaluate.intervals import from_replicates
 from grainline.evaluate.outcome import Cell, options_of
 from grainline.evaluate.pool import pooled
 from grainline.evaluate.result import Metric, Result, read
 from grainline.evaluate.suite import CELLS
 
+EVERY = 500  # steps after which a run keeps a checkpoint, to go on from
 SECONDS = "trained_seconds"  # file of a run: how long the last part of its training took
 
 
@@ -90,9 +91,13 @@ class Folder:
             grainline("evaluate", str(run), "--data", data, *arguments, "--json", str(place))
         return {metric.name: [metric.value, metric.low, metric.high] for metric in read(place).metrics}
 
-    def recipe(self, key: str, values: dict[str, Any]) -> Path:
-        """The recipe of a run, as a file. Data come from the command line; no process loads ahead."""
+    def recipe(self, key: str, values: dict[str, Any], **train: int) -> Path:
+        """The recipe of a run, as a file. Data come from the command line; no process loads ahead.
+
+        train  fields of its training, beside how often it is saved
+        """
         values["data"] |= {"workers": 0, "paths": []}
+        values["train"] |= {"save_every": EVERY, "keep": 1} | train
         path = self.out / "recipes" / f"{key}.yaml"
         path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
         return path
@@ -171,8 +176,8 @@ def difference(
     other  the metric of `before`, where it is not that of `after`
     """
     names = metric, other or metric
-    for pair in zip(after, before, strict=True):
-        against(*pair)  # raises where they were measured on other data
+    for a, b in zip(after, before, strict=True):
+        refuse_other(a, b, "the other run", "be compared")
     options = options_of(after[0])
 
     def cell(results: Sequence[Result], name: str) -> Cell:

@@ -167,14 +167,8 @@ def measurements(folder: Fivefold, setting: Setting) -> dict[str, tuple[str, ...
 def recipe(folder: Fivefold, setting: Setting, seed: int) -> Path:
     """The recipe of a run, as a file."""
     values = read_recipe(RECIPES[setting.data], list(setting.changes)).model_dump(mode="json")
-    values["train"] |= {
-        "steps": folder.steps(setting),
-        "batch": BATCH[setting.data],
-        "seed": seed,
-        "save_every": 5000,
-        "keep": 1,
-    }
-    return folder.recipe(f"{setting.key}-{seed}", values)
+    train = {"steps": folder.steps(setting), "batch": BATCH[setting.data], "seed": seed}
+    return folder.recipe(f"{setting.key}-{seed}", values, **train)
 
 
 def main() -> None:
