@@ -105,8 +105,7 @@ def test_a_frozen_groupvit_stays_in_evaluation_mode() -> None:
     pixels = seen(made).pixels
     before = made.towers.image(pixels)
     made.train()
-    one, other = (made.towers.image(pixels).pooled for _ in range(2))
-    assert not torch.equal(one, other)  # Gumbel noise and dropout: what freezing has to still
+    assert torch.equal(made.towers.image(pixels).pooled, before.pooled)  # without noise where it learns, too
     param_groups(made, FROZEN, 1e-3, 0.0, Cosine())
     train_mode(made)
     assert not any(module.training for module in made.towers.image.modules())
@@ -117,6 +116,17 @@ def test_a_frozen_groupvit_stays_in_evaluation_mode() -> None:
         again = made.towers.image(pixels)
         assert torch.equal(again.pooled, before.pooled)
         assert torch.equal(again.patches, before.patches)
+
+
+def test_a_groupvit_that_learns_has_gradients_everywhere_and_no_noise() -> None:
+    made: Any = grouped(noise=0.5)
+    train_mode(made)
+    made.towers.image(seen(made).pixels).pooled.square().sum().backward()
+    assert not any(module.training for module in made.towers.image.model.modules())
+    still = [
+        name for name, p in made.towers.image.named_parameters() if p.grad is None or not p.grad.abs().sum()
+    ]
+    assert not still
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """Captions with what the groups of a method take of their tokens, from the lowest tIoU to the highest."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from grainline.errors import UserError
@@ -41,13 +43,23 @@ def captions(on: Measured, number: int = SHOWN) -> list[Tokened]:
 
 
 def by_position(on: Measured) -> np.ndarray:
-    """The mean share of each group along a caption, every caption stretched to the same length: [K, BINS]"""
+    """The mean share of each group along a caption: [K, BINS]"""
     found = on.data.grouped
     assert found is not None, "the phrases suite was run"
     assert found.soft is not None, "ask `captions` first"
+    return along(found.soft)
+
+
+def along(soft: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean share of each group along captions, each stretched to the same length: [K, BINS]
+
+    soft  [K, L] of each caption
+
+    >>> along([np.eye(2), np.eye(2)])[0].tolist() == [1.0] * (BINS // 2) + [0.0] * (BINS // 2)
+    True
+    """
     middle = (np.arange(BINS) + 0.5) / BINS
-    stretched = [one[:, (middle * one.shape[1]).astype(int)] for one in found.soft]
-    return np.asarray(np.mean(stretched, axis=0))
+    return np.asarray(np.mean([one[:, (middle * one.shape[1]).astype(int)] for one in soft], axis=0))
 
 
 def _pieces(on: Measured, text: str, columns: list[int]) -> list[str]:

@@ -43,6 +43,13 @@ class ImageEncoder(LibraryEncoder):
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
         self.register_buffer("spread", torch.tensor(spread).view(3, 1, 1))
 
+    def train(self, mode: bool = True) -> "ImageEncoder":
+        """GroupViT has no noise even where it learns: the assignment of its groups stays as in evaluation."""
+        super().train(mode)
+        if self.segmented:
+            self.model.eval()
+        return self
+
     def keep_values(self) -> None:
         """From now on a patch takes up nothing of the others in the last layer; the class token is as before.
 
