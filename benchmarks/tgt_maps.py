@@ -14,8 +14,8 @@ import numpy as np
 from benchmarks.tgt import Fivefold
 from grainline import load
 from grainline.data.sources import open_sources
-from grainline.evaluate.gold import captions_of
-from grainline.evaluate.grouped import Grouped, Groups
+from grainline.evaluate.annotated import encode_phrases
+from grainline.evaluate.grouped import Grouped
 from grainline.evaluate.tokened import SUFFIX, along
 from grainline.model import Model
 
@@ -38,11 +38,10 @@ def main() -> None:
 
 def grouped(model: Model, folder: Fivefold) -> Grouped:
     """The captions of Flickr8k with the phrases of rules, as a model groups them."""
-    groups = Groups(model, 64)
     source = open_sources([f"flickr30k-entities:{folder.silver}?split=val"])
-    for i in range(len(source)):
-        groups.add(captions_of(source[i]), i)
-    return groups.found()
+    found = encode_phrases(model, source).grouped
+    assert found is not None, "phrases were asked for"
+    return found
 
 
 def draw(folder: Fivefold, path: Path) -> None:

@@ -7,19 +7,20 @@ Several OUT are studies of different lengths.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.study import Folder, Ordering, cells, minutes_of, orderings, show
 from benchmarks.tgt import GROUPS, SETTINGS, Fivefold, Setting
 from grainline.evaluate.phrases import AS_MANY, GOING, STAYING, uniform
 from grainline.evaluate.phrases import GROUPS as OWN
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.result import Metric, Result
+from grainline.evaluate.result import Result
 
 MEASURES = ("tIoU", "precision", "recall", "F1")
 FOUND = f"tIoU, {OWN}"
 WAYS = ("image to text R@1", "text to image R@1")
 KINDS = ("all kinds", "noun", "relation")
 SETS = ("captions", "scenes", "flickr8k")
+REMEDIES = ("crops", "places", "both", "by-length")
 FIRST = {"captions": "reconstruction", "scenes": "full", "flickr8k": "full"}
 """The model of the paper on each set; on captions alone it has one loss."""
 
@@ -84,7 +85,7 @@ def ours() -> list[Ordering]:
         out += beyond(data, FIRST[data])
     for k in GROUPS[1:]:
         out += beyond("captions", f"k{k}")
-    for name in ("crops", "places", "both", "by-length"):
+    for name in REMEDIES:
         out += beyond("captions", name)
         out.append(Ordering(f"{name} help", name, "reconstruction", FOUND, ("captions",)))
     out += [*beyond("scenes", "both"), Ordering("both help", "both", "full", FOUND, ("scenes",))]
@@ -119,7 +120,8 @@ def phrases(folder: Fivefold, data: str) -> None:
     for setting in settings_of(data):
         found = cells(folder, setting.key, [f"phrases on {data}"])
         k = groups_of(setting.name)
-        names = [OWN, uniform(k), f"position oracle, K = {k}", STAYING, GOING]
+        chunks = AS_MANY if setting.name == "by-length" else uniform(k)
+        names = [OWN, chunks, f"position oracle, K = {k}", STAYING, GOING]
         columns = [f"tIoU, {name}" for name in names] + [f"{measure}, {OWN}" for measure in MEASURES[1:]]
         if found:
             shown = " | ".join(found.get(column, "") for column in columns)
@@ -141,48 +143,63 @@ def others(folder: Fivefold, data: str) -> None:
 
 
 def figure(folders: Sequence[Folder], path: Path) -> None:
-    """tIoU by the number of groups, with uniform chunks and shuffled words beside it, as a PNG."""
+    """tIoU of every seed on captions as a PNG: by number of groups, and by what was done against places."""
     from matplotlib.figure import Figure
 
-    panels = [(Fivefold(f.out, f.data, 1), data) for f in folders for data in ("captions", "scenes")]
-    canvas = Figure(figsize=(3.6 * len(panels), 2.8), dpi=110, layout="constrained")
-    for place, (folder, data) in enumerate(panels):
-        axes = canvas.add_subplot(1, len(panels), place + 1)
-        for label, name, colour in (
-            ("groups", OWN, "#2a78b5"),
-            ("uniform chunks", None, "#b0413e"),
-            ("groups, shuffled words", STAYING, "#8a8f94"),
-        ):
-            points = [(k, of(folder, data, k, name)) for k in (*GROUPS[:2], 4, *GROUPS[2:])]
-            there = [(k, metric) for k, metric in points if metric is not None]
-            middle = [100 * metric.value for _, metric in there]
-            ends = [
-                [100 * (m.value - m.low) for _, m in there],
-                [100 * (m.high - m.value) for _, m in there],
-            ]
-            at = [k for k, _ in there]
-            axes.errorbar(at, middle, yerr=ends, label=label, color=colour, lw=1, marker=".", ms=4)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"], fontsize=7)
-        axes.set_xlabel("groups", fontsize=7)
-        axes.set_title(f"tIoU in percent, {data}", fontsize=8)
-        axes.tick_params(axis="y", labelsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
-        if place == 0:
-            axes.legend(fontsize=6, frameon=False)
+    canvas = Figure(figsize=(7.6, 2.9 * len(folders)), dpi=110, layout="constrained")
+    for row, folder in enumerate(folders):
+        mine = Fivefold(folder.out, folder.data, 1)
+        left, right = (canvas.add_subplot(len(folders), 2, 2 * row + place) for place in (1, 2))
+        by_number = {str(k): _setting(k) for k in (1, 2, 4, *GROUPS[2:])}
+        by_remedy = {name: name for name in (FIRST["captions"], *REMEDIES, "untrained")}
+        _dots(left, mine, by_number, "tIoU in percent by the number of groups")
+        _dots(right, mine, by_remedy, "with 4 groups, or 8 by length")
+        left.legend(fontsize=6, frameon=False, loc="upper left", ncols=2)
     canvas.savefig(path)
 
 
-def of(folder: Fivefold, data: str, groups: int, name: str | None) -> Metric | None:
-    """tIoU of a number of groups, pooled over the seeds; of uniform chunks where no name is given."""
-    setting = FIRST[data] if groups in (1, 4) else f"k{groups}"
-    found: list[Result] = folder.results(f"{data}-{setting}", f"phrases on {data}")
-    if len(found) < len(folder.seeds):
-        return None
-    if groups == 1:  # what a single group takes, chunks or none, is the same
-        name = "one group"
-    wanted = f"tIoU, {name or uniform(groups)}"
-    return next((metric for metric in pooled(found).metrics if metric.name == wanted), None)
+def _setting(groups: int) -> str:
+    """The setting on captions with so many groups. One takes all tokens, whatever a model has learnt."""
+    return FIRST["captions"] if groups in (1, 4) else f"k{groups}"
+
+
+def _dots(axes: Any, folder: Folder, settings: dict[str, str], title: str) -> None:
+    """Every seed of each setting, with its mean, uniform chunks, and the mean with shuffled words."""
+    shown = {}
+    for label, setting in settings.items():
+        results = folder.results(f"captions-{setting}", "phrases on captions")
+        if results:
+            rule = AS_MANY if setting == "by-length" else uniform(groups_of(setting))
+            names = (OWN, rule, STAYING) if label != "1" else ("one group",) * 3
+            shown[label] = [_values(results, f"tIoU, {name}") for name in names]
+    for at, (own, chunks, shuffled) in enumerate(shown.values()):
+        axes.plot([at] * len(own), own, ".", color="#2a78b5", ms=5, label="" if at else "groups, each seed")
+        axes.plot(
+            [at - 0.2, at + 0.2],
+            [sum(own) / len(own)] * 2,
+            color="#2a78b5",
+            lw=1.6,
+            label="" if at else "mean",
+        )
+        axes.plot([at - 0.2, at + 0.2], [sum(shuffled) / len(shuffled)] * 2, color="#8a8f94", lw=1.6,
+                  label="" if at else "mean, shuffled words")  # fmt: skip
+        axes.plot(
+            [at - 0.3, at + 0.3],
+            [chunks[0]] * 2,
+            color="#b0413e",
+            lw=1.6,
+            label="" if at else "uniform chunks",
+        )
+    axes.set_xticks(range(len(shown)), list(shown), fontsize=7)
+    axes.set_ylim(0, 100)
+    axes.set_title(title, fontsize=8)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _values(results: Sequence[Result], name: str) -> list[float]:
+    """A metric of each result in percent."""
+    return [100 * next(m.value for m in one.metrics if m.name == name) for one in results]
 
 
 if __name__ == "__main__":
