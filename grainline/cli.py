@@ -10,6 +10,7 @@ import typer
 
 from grainline import __version__, commands
 from grainline.bar import progress
+from grainline.describe import describe
 from grainline.errors import UserError
 from grainline.features import features
 from grainline.show import show
@@ -46,6 +47,7 @@ data.command()(commands.phrases)
 data.command()(commands.pack)
 data.command()(commands.superpixels)
 data.command()(features)
+data.command()(describe)
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 VARIADIC = ("--data", "--set", "--validation", "--beside", "--samples", "--text", "--descriptions")

@@ -197,7 +197,9 @@ def takes_images(path: str) -> bool:
     return _kind(held_back(path)[0])[0] in _WITH_FOLDER_OF_PICTURES
 
 
-def open_sources(paths: Sequence[str], *, images: str | None = None, size: int | None = None) -> Source:
+def open_sources(
+    paths: Sequence[str], *, images: str | None = None, size: int | None = None, allow_bare: bool = False
+) -> Source:
     """Several paths as one source, in their order. `images` goes to those that name pictures by path."""
     if not paths:
         raise UserError(f"no data was named: give at least one path, or 'scenes'; {HELP}")
@@ -205,7 +207,7 @@ def open_sources(paths: Sequence[str], *, images: str | None = None, size: int |
     if images is not None and not any(takes):
         return open_source(paths[0], images=images, size=size)  # says why not
     opened = [
-        open_source(path, images=images if taken else None, size=size)
+        open_source(path, images=images if taken else None, size=size, allow_bare=allow_bare)
         for path, taken in zip(paths, takes, strict=True)
     ]
     return opened[0] if len(opened) == 1 else Joined(opened)
