@@ -252,6 +252,11 @@ def _weights(home: Path, path: Path, there: Path | None) -> Path:
     return weights[0]
 
 
+def given(image: str | Path | bytes | Image.Image, description: str | None) -> ImageLike:
+    """A picture as a model is given it: with its description, where it has one."""
+    return image if description is None else Described(image, description)
+
+
 def _opened(image: str | Path | bytes | Image.Image) -> bytes | Image.Image:
     if isinstance(image, bytes | Image.Image):
         return image

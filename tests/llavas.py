@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-WORDS = "a red green blue dog cat bird runs sleeps sand grass tree house the is on . , one two three".split()
+WORDS = ["a", "red", "green", "blue", "dog", "cat", "bird", "runs", "sleeps", "sand", "grass", "tree"]
+WORDS += ["house", "the", "is", "on", ".", ",", "one", "two"]
 TEMPLATE = (
     "{% for m in messages %}USER: {% for c in m['content'] %}{% if c['type'] == 'image' %}<image>\n"
     "{% else %}{{ c['text'] }}{% endif %}{% endfor %} {% endfor %}{% if add_generation_prompt %}ASSISTANT:"
@@ -33,8 +34,8 @@ def tokenizer() -> Any:
     )
 
 
-def tiny_llava(folder: Path, *, ends: float = 0.0) -> Path:
-    """ends  how much the end token is liked: 0 talks on"""
+def tiny_llava(folder: Path, *, ends: str = "") -> Path:
+    """ends  the word that the end token is as likely as; none: it talks on"""
     from transformers import (
         CLIPVisionConfig,
         LlamaConfig,
@@ -61,7 +62,8 @@ def tiny_llava(folder: Path, *, ends: float = 0.0) -> Path:
         for parameter in model.parameters():
             parameter += 0.2 * torch.randn_like(parameter)
         model.lm_head.weight[:8] = 0  # special tokens and roles are not liked
-        model.lm_head.weight[2] = ends
+        if ends:
+            model.lm_head.weight[2] = model.lm_head.weight[words.convert_tokens_to_ids(ends)]
     model.generation_config.eos_token_id = words.eos_token_id
     model.generation_config.bos_token_id = words.bos_token_id
     model.generation_config.repetition_penalty = 7.0  # would change what is drawn

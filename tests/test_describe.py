@@ -85,7 +85,7 @@ def test_a_number_falls_on_entries_as_often_as_their_shares_say() -> None:
 
 
 def test_an_end_ends_a_text_and_is_not_counted(tmp_path: Path) -> None:
-    model = Llava(str(tiny_llava(tmp_path / "short", ends=3.0)), "cpu")
+    model = Llava(str(tiny_llava(tmp_path / "short", ends="blue")), "cpu")
     found = model.describe([picture(i) for i in range(6)], range(6), PROMPT, 30)
     short = [one for one in found if not one.hit_limit]
     assert short, "no text ended: choose other weights"

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import describing
+import numpy as np
 import pytest
 import torch
 from describing import NAME, Reader, ReaderConfig, recipe
-from indexes import TEXTS, tiny_model
+from indexes import TEXTS, saved, tiny_model
+from indexes import texts as null_texts
 from make import CLOCK, TINY
 from PIL import Image
 from runs import call, complaint, logged
@@ -26,6 +28,8 @@ from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
 from grainline.evaluate.encode import encode_source
+from grainline.index.search import open_index
+from grainline.index.write import build, refresh
 from grainline.methods import METHODS
 from grainline.model import Model
 from grainline.recipe import read_recipe, with_descriptions
@@ -340,3 +344,83 @@ def test_what_a_recipe_says_of_its_descriptions_holds(
         with_descriptions(alone)
     clip = ("--set", "method=clip", "data.descriptions=[long]")
     assert "clip reads none" in complaint(capsys, "train", recipe(tmp_path), "--out", tmp_path / "x", *clip)
+
+
+def photos(folder: Path) -> dict[str, str]:
+    """Four pictures below a folder, and a description of each."""
+    told = {}
+    for i in range(4):
+        path = folder / ("cats" if i % 2 else "dogs") / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (12, 9), (60 * i, 90, 200 - 40 * i)).save(path)
+        told[path.relative_to(folder).as_posix()] = TEXTS[3 * i]
+    return told
+
+
+def test_an_index_holds_pictures_as_their_descriptions_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = photos(tmp_path / "photos")
+    file, model = describing.file(tmp_path / "a.jsonl", told), reader()
+    weights, null = saved(model, tmp_path / "model"), null_texts(tmp_path)
+    begin = ("index", "build", tmp_path / "photos", "--model", weights, "--null", null, "--out")
+    assert "--descriptions" in complaint(capsys, *begin, tmp_path / "none")
+    assert "name files" in complaint(capsys, *begin, tmp_path / "none", "--descriptions", "long")
+    out = tmp_path / "index"
+    assert call(*begin, out, "--descriptions", file) == 0
+    index = open_index(out)
+    asked = [Described(tmp_path / "photos" / path, text) for path, text in told.items()]
+    right = model.encode(images=asked).vector
+    place = [index.opened.numbers[path] for path in told]
+    stored = torch.from_numpy(index.opened.take("vectors", np.array(place)))
+    torch.testing.assert_close(stored, right, atol=1e-6, rtol=0)
+    heat = index.heat([(place[0], ["A dog."])])[0]
+    torch.testing.assert_close(heat, model.heat(asked[0], ["A dog."]), atol=1e-5, rtol=0)
+    page = tmp_path / "page.html"
+    assert call("search", out, "A red dog. It runs.", "--html", page, "--heat", tmp_path / "heat") == 0
+    assert "picture" in complaint(capsys, "search", out, "a dog", "--descriptions", file)
+    known = tmp_path / "photos" / "dogs" / "0.png"
+    assert call("search", out, "--image", known) == 0  # its description lies in the index
+    Image.new("RGB", (12, 9), (60, 90, 20)).save(tmp_path / "new.png")
+    query = ("search", out, "--image", tmp_path / "new.png")
+    assert "has none in the index" in complaint(capsys, *query)
+    describing.file(tmp_path / "new.jsonl", {"new.png": "A dog."})
+    assert call(*query, "--descriptions", tmp_path / "new.jsonl", "--json", tmp_path / "found.json") == 0
+
+
+def test_a_changed_description_is_a_changed_picture(tmp_path: Path) -> None:
+    told = photos(tmp_path / "photos")
+    file, model = describing.file(tmp_path / "a.jsonl", told), reader()
+    out = tmp_path / "index"
+    build(tmp_path / "photos", out, model=model, null=null_texts(tmp_path), descriptions=[str(file)])
+    assert refresh(out, model=model).unchanged == 4  # the index remembers the file
+    describing.file(file, told | {"cats/1.png": TEXTS[20]})
+    report = refresh(out, model=model)
+    assert (report.changed, report.encoded, report.unchanged) == (1, 1, 3)
+    index = open_index(out, model)
+    row = index.opened.numbers["cats/1.png"]
+    expected = model.encode(images=[Described(tmp_path / "photos" / "cats" / "1.png", TEXTS[20])]).vector
+    torch.testing.assert_close(torch.from_numpy(index.opened.take("vectors", np.array([row]))), expected)
+    copy = tmp_path / "photos" / "cats" / "copy.png"
+    copy.write_bytes((tmp_path / "photos" / "cats" / "1.png").read_bytes())
+    with pytest.raises(UserError, match=r"no description of cats/copy\.png"):
+        refresh(out, model=model)
+    describing.file(file, told | {"cats/1.png": TEXTS[20], "cats/copy.png": TEXTS[21]})
+    assert refresh(out, model=model).encoded == 1  # the same bytes, and something else is said of them
+    other = open_index(out, model).opened
+    vectors = other.take("vectors", np.array([other.numbers[f"cats/{name}.png"] for name in ("1", "copy")]))
+    assert not np.allclose(vectors[0], vectors[1])
+
+
+def test_a_damaged_picture_of_an_index_needs_no_description(tmp_path: Path) -> None:
+    told = photos(tmp_path / "photos")
+    (tmp_path / "photos" / "bad.png").write_bytes(b"no picture")
+    file = describing.file(tmp_path / "a.jsonl", told)
+    report = build(
+        tmp_path / "photos",
+        tmp_path / "index",
+        model=reader(),
+        null=null_texts(tmp_path),
+        descriptions=[str(file)],
+    )
+    assert (report.pictures, report.damaged) == (4, {"damaged image": 1})

@@ -65,6 +65,13 @@ class Descriptions:
         """The text that a file says of a key."""
         return self._texts.get(key)
 
+    def require(self, key: str) -> str:
+        """The text that a file says of a key. Raises UserError, which names it, without one."""
+        text = self._texts.get(key)
+        if text is None:
+            raise UserError(f"{', '.join(self.names)}: no description of {key}; {AGAIN}")
+        return text
+
     def of(self, record: Record) -> str:
         """The description of a record's picture. Raises UserError, which names the picture, without one."""
         if self.own:
@@ -74,10 +81,7 @@ class Descriptions:
                     f"place of {OWN!r}, and {AGAIN}"
                 )
             return record.long
-        text = self._texts.get(record.key)
-        if text is None:
-            raise UserError(f"{', '.join(self.names)}: no description of {record.key}; {AGAIN}")
-        return text
+        return self.require(record.key)
 
 
 class Told(Over):

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 from grainline.data.decode import decode
-from grainline.data.descriptions import Described
 from grainline.data.record import Damaged, Source
 from grainline.evaluate.encode import Encodings
 from grainline.evaluate.long import LONG_RETRIEVAL, PLAIN
@@ -23,7 +22,7 @@ from grainline.evaluate.result import Result
 from grainline.evaluate.score import MEMORY, Top, topk
 from grainline.evaluate.shortlist import candidates
 from grainline.evaluate.zeroshot import contests
-from grainline.model import ImageLike, Model
+from grainline.model import ImageLike, Model, given
 from grainline.types import Encoded, rows
 from grainline.viz.classes import Classified, Confusion
 from grainline.viz.page import Gone
@@ -63,7 +62,7 @@ class Measured(NamedTuple):
 
     def given(self, row: int, picture: Image.Image) -> ImageLike:
         """A picture as the model is asked about it: with its description, where it reads one."""
-        return Described(picture, self.data.described[row]) if self.data.described else picture
+        return given(picture, self.data.described[row] if self.data.described else None)
 
 
 def by_text(on: Measured, number: int = SHOWN) -> list[Example]:

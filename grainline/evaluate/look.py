@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from PIL import Image
 
 from grainline.data.captions import Sentence, sentences
-from grainline.data.descriptions import Described
 from grainline.data.phrases.base import Phrase
 from grainline.data.phrases.patterns import select, words_of
 from grainline.data.phrases.rules import Rules
-from grainline.model import Model
+from grainline.model import Model, given
 from grainline.viz.look import Look, Told
 from grainline.viz.page import Gone
 
@@ -34,13 +33,13 @@ def look_at(model: Model, picture: Image.Image | Gone, text: str, description: s
     found = [[] for _ in shown] if without else phrases_of(text, shown)
     kept = _first(found, PHRASES)
     said = [part for one, inside in zip(shown, kept, strict=True) for part in (one.text, *inside)]
-    given = picture if description is None else Described(picture, description)
-    score = iter(model.score([given], said)[0].tolist())
+    asked = given(picture, description)
+    score = iter(model.score([asked], said)[0].tolist())
     told = [
         Told(one.text, next(score), phrases=[Told(phrase, next(score)) for phrase in inside])
         for one, inside in zip(shown, kept, strict=True)
     ]
-    heat = None if without else model.heat(given, said).cpu().numpy()
+    heat = None if without else model.heat(asked, said).cpu().numpy()
     left_out = _left_out((len(shown), len(every)), (sum(map(len, kept)), sum(map(len, found))))
     return Look(picture, "the right picture", told, heat, left_out=left_out)
 
