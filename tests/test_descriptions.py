@@ -28,6 +28,7 @@ from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
 from grainline.evaluate.encode import encode_source
+from grainline.export.folder import export
 from grainline.index.search import open_index
 from grainline.index.write import build, refresh
 from grainline.methods import METHODS
@@ -256,6 +257,9 @@ def test_a_model_is_asked_with_pictures_and_their_descriptions() -> None:
     assert not torch.allclose(one, two)
     both = model.encode(images=[Described(picture, TEXTS[0]), Described(picture, TEXTS[9])]).vector
     torch.testing.assert_close(both, torch.cat([one, two]), atol=1e-5, rtol=0)
+    model.batch = 1  # one after the other, each with its own
+    apart = model.encode(images=[Described(picture, TEXTS[0]), Described(picture, TEXTS[9])]).vector
+    torch.testing.assert_close(apart, both, atol=1e-5, rtol=0)
     assert model.heat(Described(picture, TEXTS[0]), ["A dog."]).shape == (1, 8, 8)
     with pytest.raises(UserError, match="reader reads a description beside each picture"):
         model.encode(images=[Described(picture, TEXTS[0]), picture])
@@ -424,3 +428,8 @@ def test_a_damaged_picture_of_an_index_needs_no_description(tmp_path: Path) -> N
         descriptions=[str(file)],
     )
     assert (report.pictures, report.damaged) == (4, {"damaged image": 1})
+
+
+def test_a_graph_of_pixels_cannot_stand_for_a_method_that_reads_descriptions(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="takes pixels alone"):
+        export(reader(), tmp_path / "graphs")

@@ -102,7 +102,7 @@ def drawn(seeds: Sequence[int]) -> Any:
     warmers = [found.TemperatureLogitsWarper(TEMPERATURE), found.TopPLogitsWarper(TOP_P)]
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
-    class Drawn(found.LogitsProcessor):  # type: ignore[misc, name-defined]
+    class Drawn(found.LogitsProcessor):  # type: ignore[name-defined]
         def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
             warm = scores.float()
             for one in warmers:
