@@ -328,7 +328,14 @@ class Measure:
     def run(self, method: Method) -> Measured:
         """Measure, and keep what was found."""
         model = Model(self.description, method, self.tokenizer)
-        encodings = encode_source(model, self.source, descriptions=self.descriptions, max_damaged=self.damage)
+        own = self.descriptions is not None and self.descriptions.own  # then no query may be a long caption
+        encodings = encode_source(
+            model,
+            self.source,
+            captions="each" if own else "whole",
+            descriptions=self.descriptions,
+            max_damaged=self.damage,
+        )
         result = retrieval_suite(method, encodings, Options(resamples=100))
         self.last = Measured(model, self.source, encodings, result)
         return self.last

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from grainline.config import Config, merged, override, parse, read_yaml
 from grainline.data.dataset import CropConfig, TextsConfig
@@ -38,6 +38,11 @@ class DataConfig(Config):
     descriptions_sha256: tuple[str, ...] = ()  # of these files; a run writes it, and another file is an error
     workers: int = Field(1, ge=0)  # processes that load pictures, for each training process
     damage: float = Field(0.02, ge=0, le=1)  # share of samples that may be damaged before the run stops
+
+    @field_validator("descriptions", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _same_squares(self) -> "DataConfig":

@@ -298,7 +298,12 @@ def test_a_run_reads_descriptions_in_training_and_says_which(
     assert call("train", name, "--out", tmp_path / "run", *given) == 0
     kept = read_recipe(str(tmp_path / "run" / "recipe.yaml"), [])
     assert kept.data.descriptions_sha256 == Descriptions([str(file)]).sha256
-    own = ("--set", "data.descriptions=[long]")
+    own = (
+        "--set",
+        "data.descriptions=long",
+        "data.validation=['scenes:dev?count=4']",
+        "train.validate_every=4",
+    )
     assert call("train", name, "--out", tmp_path / "own", *own) == 0
     losses = [
         [line["terms"]["loss"] for line in logged(tmp_path / run) if line["kind"] == "train"]
@@ -306,6 +311,8 @@ def test_a_run_reads_descriptions_in_training_and_says_which(
     ]
     assert losses[0] == losses[1]  # a file of long captions is the long captions
     data = ("--data", "scenes:dev?count=4", "--captions", "first")
+    whole = complaint(capsys, "evaluate", tmp_path / "own", *data[:2])
+    assert "--captions whole reads the long captions" in whole
     said = complaint(capsys, "evaluate", tmp_path / "run", *data)
     assert "no description of" in said
     out = tmp_path / "result.json"

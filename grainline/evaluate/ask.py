@@ -129,6 +129,7 @@ def encoded(
     """
     if asked.options.shortlist is not None:
         refuse_plain(model.method, model.description.method)
+    _refuse_own(asked, descriptions)
     if asked.suite == PHRASES:
         return encode_phrases(model, source, batch, damage, progress)
     items = items_file(source) if asked.suite == COLA else None
@@ -180,6 +181,16 @@ def measured(asked: Asked, method: Scorer, data: Encodings, model: dict[str, Any
     if asked.earlier is None or asked.against is None:
         return result
     return noted(result, asked.earlier, asked.against)
+
+
+def _refuse_own(asked: Asked, descriptions: Descriptions | None) -> None:
+    """Raise UserError where the texts that are compared are the descriptions of their own pictures."""
+    own = descriptions is not None and descriptions.own
+    if own and asked.captions == "whole" and asked.suite not in OWN_TEXTS:
+        raise UserError(
+            "--captions whole reads the long captions, which describe their own pictures here: "
+            "give --captions first, or each, or other descriptions"
+        )
 
 
 def _refuse_shortlist(suite: str, shortlist: int | None) -> None:
