@@ -10,6 +10,7 @@ import typer
 
 from grainline import __version__, commands
 from grainline.bar import progress
+from grainline.describe import describe
 from grainline.errors import UserError
 from grainline.features import features
 from grainline.show import show
@@ -20,6 +21,13 @@ Sets = Annotated[
     typer.Option("--set", help="Change fields of the recipe: train.steps=500 data.workers=2 ..."),
 ]
 Images = Annotated[str | None, typer.Option(help="Folder of the pictures, for files that name them by path.")]
+Descriptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Descriptions of the pictures, for methods that read them: files of `data describe`, or long"
+        " (default: those of the run's recipe)."
+    ),
+]
 
 app = typer.Typer(
     name="grainline",
@@ -39,9 +47,10 @@ data.command()(commands.phrases)
 data.command()(commands.pack)
 data.command()(commands.superpixels)
 data.command()(features)
+data.command()(describe)
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
-VARIADIC = ("--data", "--set", "--validation", "--beside", "--samples", "--text")
+VARIADIC = ("--data", "--set", "--validation", "--beside", "--samples", "--text", "--descriptions")
 
 
 @app.callback(invoke_without_command=True)
@@ -148,6 +157,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
             " referring)."
         ),
     ] = None,
+    descriptions: Descriptions = None,
     beside: Annotated[list[str] | None, typer.Option(help="monotonicity: other results to draw.")] = None,
     samples: Annotated[list[str] | None, typer.Option(help="monotonicity: keys of pictures to draw.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
@@ -175,9 +185,10 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         writable(path)
     loaded = load(model, scoring=scoring)
     refuse_unplaced(png, suite, loaded)
+    told = _descriptions(loaded, model, descriptions)
     source = _open(data, images, loaded.method.size)
     with progress("encoding") as step:
-        encodings = encoded(asked, loaded, source, batch, damage, step)
+        encodings = encoded(asked, loaded, source, batch, damage, step, told)
     result = measured(asked, loaded.method, encodings, origin(loaded, model))
     for shown in tables(result):
         Console().print(shown)
@@ -200,15 +211,25 @@ def encode(
     ],
     images: Images = None,
     captions: Annotated[str, typer.Option(help="Texts of a data source: whole, each or first.")] = "whole",
+    descriptions: Descriptions = None,
     batch: Annotated[int, typer.Option(min=1, help="Pictures and texts encoded at a time.")] = 64,
 ) -> None:
     """Write unit vectors of all pictures and texts of a source, or of the lines of a text file."""
     from grainline.encode import encode_path
     from grainline.model import load
 
+    loaded = load(model)
+    told = None if source.endswith(".txt") else _descriptions(loaded, model, descriptions)
     with progress("encoding") as step:
         counts = encode_path(
-            load(model), source, out, images=images, captions=captions, batch=batch, progress=step
+            loaded,
+            source,
+            out,
+            images=images,
+            captions=captions,
+            descriptions=told,
+            batch=batch,
+            progress=step,
         )
     skipped = counts.pop("skipped")
     told = ", ".join(f"{number} {name}" for name, number in counts.items())
@@ -336,6 +357,16 @@ def _yaml(value: Any) -> str:
     import json
 
     return json.dumps(value)
+
+
+def _descriptions(model: Any, path: str, names: list[str] | None) -> Any:
+    """The descriptions that a model reads; None where it reads none."""
+    from grainline.data.descriptions import require_fit
+    from grainline.recipe import descriptions_of
+
+    found = descriptions_of(path, names or ())
+    require_fit(model.description.method, model.method.describes, found, "--descriptions")
+    return found
 
 
 def _open(paths: list[str] | None, images: str | None, size: int) -> Any:

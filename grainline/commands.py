@@ -19,6 +19,14 @@ Weights = Annotated[
     str | None, typer.Option(help="The model it was made with, if it does not lie where it lay then.")
 ]
 
+Told = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--descriptions",
+        help="Files of `data describe`, for methods that read descriptions; keys are paths below the folder.",
+    ),
+]
+
 index = typer.Typer(help="Index a folder of pictures, and keep it up to date.", rich_markup_mode=None)
 
 
@@ -33,22 +41,23 @@ def build(
             help="Texts like the queries that speak of other pictures: a data source or a .txt file."
         ),
     ] = None,
+    descriptions: Told = None,
 ) -> None:
     """Index all pictures below a folder. Given again, it goes on where it was interrupted."""
     from grainline.index.write import build as run
 
     with progress("indexing") as step:
-        report = run(images, out, model=model, null=null, progress=step)
+        report = run(images, out, model=model, null=null, descriptions=descriptions or (), progress=step)
     _say(out, report)
 
 
 @index.command()
-def add(folder: Folder, paths: Paths, model: Weights = None) -> None:
+def add(folder: Folder, paths: Paths, model: Weights = None, descriptions: Told = None) -> None:
     """Take in pictures that lie below the folder of the index."""
     from grainline.index.write import add as run
 
     with progress("indexing") as step:
-        report = run(folder, paths, model=model, progress=step)
+        report = run(folder, paths, model=model, descriptions=descriptions or (), progress=step)
     _say(folder, report)
 
 
@@ -67,12 +76,13 @@ def refresh(
     full: Annotated[
         bool, typer.Option("--full", help="Read every picture, whatever its size and time.")
     ] = False,
+    descriptions: Told = None,
 ) -> None:
     """Bring the index up to date: encode what is new or changed, drop what is gone."""
     from grainline.index.write import refresh as run
 
     with progress("indexing") as step:
-        report = run(folder, model=model, full=full, progress=step)
+        report = run(folder, model=model, full=full, descriptions=descriptions or (), progress=step)
     _say(folder, report)
 
 
@@ -105,6 +115,10 @@ def search(  # noqa: PLR0913 - each is an option of the command
         str | None,
         typer.Option(help="Find candidates with the Qdrant server at this URL; it is synced first."),
     ] = None,
+    descriptions: Annotated[
+        list[str] | None,
+        typer.Option(help="With --image: files of descriptions, for methods that read them."),
+    ] = None,
 ) -> None:
     """Search an index by text or by picture."""
     from rich.console import Console
@@ -112,14 +126,12 @@ def search(  # noqa: PLR0913 - each is an option of the command
     from grainline.data.sources.common import read_lines
     from grainline.evaluate.result import writable
     from grainline.index.answer import Options
+    from grainline.index.query import queries as asked
     from grainline.index.report import write_html
     from grainline.index.search import open_index
     from grainline.index.show import table, write_heat, write_json
 
-    if [text is None, image is None, queries is None].count(False) != 1:
-        raise UserError("give one query: a text, --image FILE, or --queries FILE")
-    if heat is not None and image is not None:
-        raise UserError("--heat shows sentences; it goes with a text, not with --image")
+    _refuse_query([text, image, queries], image is None, heat, descriptions)
     if html is not None:
         writable(html)
     opened = open_index(folder, model)
@@ -127,7 +139,7 @@ def search(  # noqa: PLR0913 - each is an option of the command
         opened.use(_qdrant(qdrant, opened.opened))
     options = Options(shortlist or None, heat=heat is not None)
     if image is not None:
-        answers = opened.search_images(image, k, options)
+        answers = opened.search_images(asked(opened, image, descriptions or ()), k, options)
     else:
         answers = opened.search([text] if text is not None else read_lines(str(queries)), k, options)
     for answer in answers:
@@ -183,6 +195,18 @@ def export(
             f"torch {parity.vector:.1e} in vectors, {parity.tokens:.1e} in tokens"
         )
     print(f"written: {out}")
+
+
+def _refuse_query(
+    queries: list[Any], by_text: bool, heat: Path | None, descriptions: list[str] | None
+) -> None:
+    """Raise UserError for no query or several, and for options that are for the other kind."""
+    if [query is None for query in queries].count(False) != 1:
+        raise UserError("give one query: a text, --image FILE, or --queries FILE")
+    if descriptions and by_text:
+        raise UserError("--descriptions are of pictures that are searched for; they go with --image")
+    if heat is not None and not by_text:
+        raise UserError("--heat shows sentences; it goes with a text, not with --image")
 
 
 def _qdrant(url: str, opened: Any) -> Any:

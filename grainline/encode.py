@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from grainline.data.descriptions import Descriptions
 from grainline.data.sources import SOURCES, open_source
 from grainline.data.sources.common import read_lines
 from grainline.errors import UserError
@@ -32,10 +33,13 @@ def encode_path(
     *,
     images: str | None = None,
     captions: Any = "whole",
+    descriptions: Descriptions | None = None,
     batch: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, int]:
     """Encode a data source, or the lines of a .txt file, into a folder.
+
+    descriptions  of the pictures, for a model that reads them
 
     Returns how many rows there are of a kind, and how many samples were skipped. Raises UserError where
     `out` holds anything already.
@@ -47,7 +51,7 @@ def encode_path(
     vectors, rows, notes = (
         _lines(model, Path(source), batch)
         if lines
-        else _records(model, source, images, captions, batch, progress)
+        else _records(model, source, images, captions, descriptions, batch, progress)
     )
     try:
         save_file({name: x.cpu().contiguous() for name, x in vectors.items()}, out / VECTORS)
@@ -83,12 +87,20 @@ def _records(
     path: str,
     images: str | None,
     captions: Any,
+    descriptions: Descriptions | None,
     batch: int,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[dict[str, Tensor], Rows, Rows]:
     source = open_source(path, images=images, size=model.method.size, allow_bare=True)
     found = encode_source(
-        model, source, captions=captions, need_text=False, batch=batch, max_damaged=1.0, progress=progress
+        model,
+        source,
+        captions=captions,
+        need_text=False,
+        descriptions=descriptions,
+        batch=batch,
+        max_damaged=1.0,
+        progress=progress,
     )
     rows: Rows = [{"side": "images", "row": i, "key": key} for i, key in enumerate(found.keys)]
     owners = found.texts.image.tolist()

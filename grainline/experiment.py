@@ -15,6 +15,7 @@ import torch
 from grainline.begin import Earlier, begin_with, read_earlier_run, say
 from grainline.config import Config
 from grainline.data.dataset import TrainSet
+from grainline.data.descriptions import Descriptions, Told, require_fit
 from grainline.data.features import KeptFeatures
 from grainline.data.record import Damaged, Source
 from grainline.data.sources import open_sources, takes_images
@@ -32,7 +33,7 @@ from grainline.files import aside, reason
 from grainline.methods.base import Method
 from grainline.model import Model, load
 from grainline.origin import image_fingerprint
-from grainline.recipe import Recipe, read_recipe, write_recipe
+from grainline.recipe import Recipe, read_recipe, with_descriptions, write_recipe
 from grainline.start import (
     Description,
     Start,
@@ -68,29 +69,32 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
 
     Raises UserError for everything a user can mend; what was there stays.
     """
+    recipe, descriptions = with_descriptions(recipe)
     _check_folder(recipe, out, resume)
     with process_group() as device:
         come = _checkpoint(out, at) if resume else None
         begun = _begun(recipe, out, come)
         earlier = read_earlier_run(recipe.begin) if recipe.begin and come is None else None
         source = open_sources(recipe.data.paths, images=recipe.data.images, size=_size(begun))
-        tokenizer = _tokenizer(recipe, begun, source, out, earlier)
+        told = source if descriptions is None else Told(source, descriptions)
+        tokenizer = _tokenizer(recipe, begun, told, out, earlier)
         if not reads_pretrained_texts(begun.description):
             begun = begun._replace(description=_with_vocabulary(begun.description, tokenizer.vocab))
         torch.manual_seed(recipe.train.seed)
         method, description = begun.method(), begun.description
         _check_pictures(source, method)
+        require_fit(description.method, method.describes, descriptions, "data.descriptions")
         if earlier is not None:
             fresh = begin_with(method, earlier)
             if rank() == 0:
                 say(fresh, earlier)
-        validation = _validation(recipe, description, tokenizer, method.size)
+        validation = _validation(recipe, description, tokenizer, method.size, descriptions)
         if rank() == 0:
             with _writing(out):
                 write_description(out, description)
                 write_recipe(out / "recipe.yaml", recipe)
         data = TrainSet(
-            source,
+            told,
             tokenizer,
             _crop(recipe, source, method, description, come),
             recipe.data.texts,
@@ -288,6 +292,8 @@ def _captions(source: Source, most: int) -> Iterator[str]:
             continue
         yield from record.captions
         yield from record.longs
+        if record.dense is not None and record.dense not in record.longs:
+            yield record.dense
 
 
 def _with_vocabulary(description: Description, vocab: int) -> Description:
@@ -302,11 +308,16 @@ class Measure:
     """Retrieval on the validation sources."""
 
     def __init__(
-        self, description: Description, tokenizer: TextTokenizer, source: Source, damage: float
+        self,
+        description: Description,
+        tokenizer: TextTokenizer,
+        source: Source,
+        damage: float,
+        descriptions: Descriptions | None,
     ) -> None:
         """damage  share of the samples that may be damaged"""
         self.description, self.tokenizer, self.source = description, tokenizer, source
-        self.damage = damage
+        self.damage, self.descriptions = damage, descriptions
         self.last: Measured | None = None
 
     def __call__(self, method: Method) -> Validation:
@@ -317,14 +328,25 @@ class Measure:
     def run(self, method: Method) -> Measured:
         """Measure, and keep what was found."""
         model = Model(self.description, method, self.tokenizer)
-        encodings = encode_source(model, self.source, max_damaged=self.damage)
+        own = self.descriptions is not None and self.descriptions.own  # then no query may be a long caption
+        encodings = encode_source(
+            model,
+            self.source,
+            captions="each" if own else "whole",
+            descriptions=self.descriptions,
+            max_damaged=self.damage,
+        )
         result = retrieval_suite(method, encodings, Options(resamples=100))
         self.last = Measured(model, self.source, encodings, result)
         return self.last
 
 
 def _validation(
-    recipe: Recipe, description: Description, tokenizer: TextTokenizer, size: int
+    recipe: Recipe,
+    description: Description,
+    tokenizer: TextTokenizer,
+    size: int,
+    descriptions: Descriptions | None,
 ) -> Measure | None:
     """What measures the model while it is trained; None where the recipe names nothing to measure on."""
     if not recipe.data.validation:
@@ -338,7 +360,7 @@ def _validation(
     paths = recipe.data.validation
     images = recipe.data.images if any(map(takes_images, paths)) else None  # it may be for training alone
     source = open_sources(paths, images=images, size=size)
-    return Measure(description, tokenizer, source, recipe.data.damage)
+    return Measure(description, tokenizer, source, recipe.data.damage, descriptions)
 
 
 def _checkpoint(out: Path, at: str | None) -> Path | None:

@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from grainline.data.collate import texts_of
-from grainline.data.parts import Parted, encode_parts
+from grainline.data.collate import described, texts_of
+from grainline.data.descriptions import Described
+from grainline.data.parts import Parted, encode_parts, windows
 from grainline.data.record import Damaged
 from grainline.data.tokenized import TextTokenizer
 from grainline.data.tokenizer import read_tokenizer
@@ -36,7 +37,7 @@ from grainline.start import (
     scored,
     start,
 )
-from grainline.types import Encoded, Images, concat, rows, to
+from grainline.types import Encoded, Images, Texts, concat, rows, to
 from grainline.weights import MODEL, load_weights
 
 SETTINGS = ("config.json", "open_clip_config.json")  # one of them stands in every folder of others
@@ -44,7 +45,7 @@ SETTINGS = ("config.json", "open_clip_config.json")  # one of them stands in eve
 DECODERS = min(8, os.cpu_count() or 1)
 """Threads that decode pictures; Pillow lets others run while it does."""
 
-ImageLike = str | Path | bytes | Image.Image
+ImageLike = str | Path | bytes | Image.Image | Described
 
 
 class Model:
@@ -73,12 +74,13 @@ class Model:
     ) -> Encoded:
         """Vectors [N, D] of unit length with tokens, of images (paths, bytes or PIL) or of texts.
 
-        Give one of the two. Rows are numbered from 0. Raises UserError for a file that is no picture.
+        Give one of the two. Rows are numbered from 0. A method that reads descriptions (`method.describes`)
+        takes each image as Described(image, text). Raises UserError for a file that is no picture.
         """
         if (images is None) == (texts is None):
             raise UserError("encode takes images=[...] or texts=[...], one of them")
         given = images if images is not None else texts
-        if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        if isinstance(given, str | bytes | Described) or not isinstance(given, Sequence):
             raise UserError(f"encode takes a list, not one {type(given).__name__}; put a single one in [...]")
         if texts is not None and not all(isinstance(text, str) for text in texts):
             raise UserError("texts must be strings; one of them is not")
@@ -140,9 +142,27 @@ class Model:
             ahead = begin(0)
             for start in range(0, len(images), self.batch):
                 now, ahead = ahead, begin(start + self.batch)
-                yield Images(torch.stack([square.result() for square in now]), torch.arange(len(now)))
+                pixels, number = torch.stack([square.result() for square in now]), torch.arange(len(now))
+                told = images[start : start + self.batch] if self.method.describes else []
+                yield Images(pixels, number, dense=self._dense(told, number) if told else None)
+
+    def _dense(self, images: Sequence[ImageLike], number: Tensor) -> Texts:
+        """The descriptions of some pictures, which are numbered. UserError for a picture without."""
+        texts = [image.text for image in images if isinstance(image, Described)]
+        if len(texts) < len(images):
+            bare = next(image for image in images if not isinstance(image, Described))
+            which = f"picture {bare}" if isinstance(bare, str | Path) else "a picture"
+            raise UserError(
+                f"{self.description.method} reads a description beside each picture, and {which} has none: "
+                "name a file of `grainline data describe` with --descriptions"
+            )
+        found = windows(self.tokenizer, texts, self.method.context)
+        self.cut += sum(found.cut)
+        return described(found.ids, number)
 
     def _square(self, image: ImageLike) -> Tensor:
+        if isinstance(image, Described):
+            return self._square(image.image)
         try:
             return self.transform(_opened(image), "picture" if isinstance(image, bytes) else str(image))
         except Damaged as error:
@@ -232,7 +252,12 @@ def _weights(home: Path, path: Path, there: Path | None) -> Path:
     return weights[0]
 
 
-def _opened(image: ImageLike) -> bytes | Image.Image:
+def given(image: str | Path | bytes | Image.Image, description: str | None) -> ImageLike:
+    """A picture as a model is given it: with its description, where it has one."""
+    return image if description is None else Described(image, description)
+
+
+def _opened(image: str | Path | bytes | Image.Image) -> bytes | Image.Image:
     if isinstance(image, bytes | Image.Image):
         return image
     if not isinstance(image, str | Path):

@@ -3,18 +3,21 @@
 A file may say `base: NAME` and then only what differs from that recipe. A run keeps it whole.
 """
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from grainline.config import Config, merged, override, parse, read_yaml
 from grainline.data.dataset import CropConfig, TextsConfig
+from grainline.data.descriptions import Descriptions
 from grainline.errors import UserError
 from grainline.files import write_text
+from grainline.model import find_run
 from grainline.start import Description, method_config
 from grainline.train.loop import TrainConfig
 
@@ -31,8 +34,15 @@ class DataConfig(Config):
     crop: CropConfig | None = CropConfig()  # None: pictures as evaluation sees them
     superpixels: str | None = None  # folder of `grainline data superpixels`, for an encoder that reads them
     features: str | None = None  # folder of `grainline data features`, for a frozen image encoder
+    descriptions: tuple[str, ...] = ()  # files of `grainline data describe`, or `long`: each record's own
+    descriptions_sha256: tuple[str, ...] = ()  # of these files; a run writes it, and another file is an error
     workers: int = Field(1, ge=0)  # processes that load pictures, for each training process
     damage: float = Field(0.02, ge=0, le=1)  # share of samples that may be damaged before the run stops
+
+    @field_validator("descriptions", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _same_squares(self) -> "DataConfig":
@@ -103,6 +113,39 @@ def names() -> list[str]:
 def write_recipe(path: Path, recipe: Recipe) -> None:
     """Write a recipe as YAML that `read_recipe` reads back to an equal one."""
     write_text(path, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
+
+
+def with_descriptions(recipe: Recipe) -> tuple[Recipe, Descriptions | None]:
+    """The descriptions that a recipe names, and the recipe with their digests. None where it names none.
+
+    Raises UserError where the recipe says another digest already.
+    """
+    data = recipe.data
+    if not data.descriptions and not data.descriptions_sha256:
+        return recipe, None
+    if not data.descriptions:
+        raise UserError("data.descriptions_sha256 is set, but data.descriptions names no file: leave it out")
+    found = Descriptions(data.descriptions)
+    if data.descriptions_sha256 not in ((), found.sha256):
+        raise UserError(
+            f"data.descriptions: {', '.join(data.descriptions)} is not what data.descriptions_sha256 says: "
+            "give the file that the recipe was written with, or leave the digest out"
+        )
+    digested = data.model_copy(update={"descriptions_sha256": found.sha256})
+    return recipe.model_copy(update={"data": digested}), found
+
+
+def descriptions_of(model: str, names: Sequence[str]) -> Descriptions | None:
+    """The descriptions by their names, else those that the recipe of a run was trained with; None: no such.
+
+    model  what `load` takes
+    """
+    if names:
+        return Descriptions(names)
+    run = find_run(Path(model))
+    if run is None or not (run[0] / "recipe.yaml").is_file():
+        return None
+    return with_descriptions(read_recipe(str(run[0] / "recipe.yaml"), []))[1]
 
 
 def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Images(NamedTuple):
     pixels: Tensor  # [N, 3, H, W] uint8 in 0..255, or float in 0..1; H and W are 0 beside features
     image: Tensor  # [N] int64, id in the dataset
     regions: Tensor | None = None  # [N, H, W] int64 superpixel labels (CAFT)
-    dense: Texts | None = None  # generated description of each image, one row per image (SEPS)
+    dense: Texts | None = None  # [N, S, L] description of each image, in S windows, for methods that read it
     features: Tensor | None = None  # [N, 1 + L, W] what a frozen encoder made of them: summary, then tokens
 
 

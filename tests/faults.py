@@ -1539,6 +1539,106 @@ SHORTER = [
 
 # fmt: on
 
+DESCRIBED = [
+    Fault(
+        "data/collate.py",
+        "tests/test_descriptions.py::test_a_batch_holds_the_description_of_each_picture_in_its_row",
+        "descriptions stand in the rows of other pictures",
+        "described(dense, image) if dense else None",
+        "described(dense[::-1], image) if dense else None",
+    ),
+    Fault(
+        "data/parts.py",
+        "tests/test_descriptions.py::test_windows_are_whole_sentences_as_many_as_fit_in_order",
+        "a window stops short of being full",
+        "if len(filled[-1]) + len(said) > room and filled[-1]:",
+        "if len(filled[-1]) + len(said) >= room and filled[-1]:",
+    ),
+    Fault(
+        "data/parts.py",
+        "tests/test_descriptions.py::test_windows_lose_no_token_and_count_what_is_beyond_the_last",
+        "what is beyond the last window is not counted",
+        "lost.append(sum(len(part) - tokenizer.around for part in filled[most:]))",
+        "lost.append(0)",
+    ),
+    Fault(
+        "data/descriptions.py",
+        "tests/test_descriptions.py::test_a_file_that_cannot_be_used_is_said_to_be_so",
+        "a key may come twice in a file",
+        "        if key in found:",
+        "        if False:",
+    ),
+    Fault(
+        "data/sources/held.py",
+        "tests/test_descriptions.py::test_captions_are_held_back_wherever_the_source_is_read",
+        "the wrong captions are held back",
+        "if number not in self.skip",
+        "if number in self.skip",
+    ),
+    Fault(
+        "recipe.py",
+        "tests/test_descriptions.py::test_what_a_recipe_says_of_its_descriptions_holds",
+        "a run goes on with other descriptions",
+        "if data.descriptions_sha256 not in ((), found.sha256):",
+        "if False:",
+    ),
+    Fault(
+        "model.py",
+        "tests/test_descriptions.py::test_a_model_is_asked_with_pictures_and_their_descriptions",
+        "every batch has the descriptions of the first",
+        "images[start : start + self.batch] if self.method.describes",
+        "images[: self.batch] if self.method.describes",
+    ),
+    Fault(
+        "index/segment.py",
+        "tests/test_descriptions.py::test_a_changed_description_is_a_changed_picture",
+        "pictures of the same bytes share one description",
+        "return self.sha256, self.description",
+        "return self.sha256, None",
+    ),
+    Fault(
+        "index/walk.py",
+        "tests/test_descriptions.py::test_a_changed_description_is_a_changed_picture",
+        "a changed description changes no index",
+        "row.description != self.told.get(path):",
+        "False:",
+    ),
+    Fault(
+        "data/describe.py",
+        "tests/test_describe.py::test_a_model_sees_no_caption",
+        "the model is handed captions with each picture",
+        "return Record(record.key, decode(record), ())",
+        "return record._replace(image=decode(record))",
+    ),
+    Fault(
+        "data/describe.py",
+        "tests/test_describe.py::test_each_picture_has_a_line_with_all_that_it_was_made_with",
+        "half sentences at the limit stay",
+        '{"text": whole_sentences(one.text) if one.hit_limit else one.text}',
+        '{"text": one.text}',
+    ),
+    Fault(
+        "data/describe.py",
+        "tests/test_describe.py::test_each_picture_has_a_line_with_all_that_it_was_made_with",
+        "all pictures are drawn by one seed",
+        'f"{seed}/{key}".encode',
+        'f"{seed}".encode',
+    ),
+    Fault(
+        "encoders/pretrained/llava.py",
+        "tests/test_describe.py::test_what_is_said_of_a_picture_depends_on_it_and_its_seed_alone",
+        "rows of a batch share their random numbers",
+        "[torch.Generator().manual_seed(seed) for seed in seeds]",
+        "[torch.Generator().manual_seed(seeds[0])] * len(seeds)",
+    ),
+    Fault(
+        "encoders/pretrained/llava.py",
+        "tests/test_describe.py::test_what_is_said_of_a_picture_depends_on_it_and_its_seed_alone",
+        "the prompt is part of the description",
+        'out[:, given["input_ids"].shape[1] :].tolist()',
+        "out.tolist()",
+    ),
+]
 FAULTS = (
     LOSSES
     + PROCESSES
@@ -1585,4 +1685,5 @@ FAULTS = (
     + GROUPS
     + TIOU
     + SHORTER
+    + DESCRIBED
 )

@@ -46,11 +46,13 @@ def collate(samples: list[Sample]) -> Batch:
     regions = [sample.regions for sample in samples if sample.regions is not None]
     pixels = torch.stack([sample.pixels for sample in samples])
     features = [sample.features for sample in samples if sample.features is not None]
+    dense = [sample.dense for sample in samples if sample.dense is not None]
     images = Images(
         pixels,
         image,
         torch.stack(regions) if regions else None,
-        features=torch.stack(features) if features else None,
+        described(dense, image) if dense else None,
+        torch.stack(features) if features else None,
     )
     cut = sum(sample.cut for sample in samples)
     return Batch(images, _texts(samples), cut, tuple(d for sample in samples for d in sample.damage))
@@ -71,6 +73,14 @@ def _texts(samples: list[Sample]) -> Texts:
             item[row], level[row] = sample.draw.position * slots + slot, text.level
             owner[row] = -1 if text.level == FOIL else sample.draw.picture
     return Texts(*_padded(rows), item, owner, level)
+
+
+def described(windows: list[list[list[int]]], image: Tensor) -> Texts:
+    """Ids of the descriptions of pictures, window by window, as `Images.dense`.
+
+    image  [N] int64, ids of the pictures
+    """
+    return Texts(*_padded(windows), image, image, torch.zeros_like(image))
 
 
 def texts_of(encoded: list[list[list[int]]]) -> Texts:

@@ -17,7 +17,7 @@ from grainline.data.captions import sentences
 from grainline.data.causes import MISSING_CAPTION
 from grainline.data.chunks import Chunking, cropped, loose_caption, random_chunks
 from grainline.data.grains import Grains, PhrasesConfig, grains
-from grainline.data.parts import Parted, encode_parts, encode_told
+from grainline.data.parts import Parted, encode_parts, encode_told, windows
 from grainline.data.phrases.providers import open_provider
 from grainline.data.phrases.rules import Rules
 from grainline.data.record import Damaged, Foil, Record, Source, as_sentences
@@ -121,6 +121,7 @@ class Sample(NamedTuple):
     damage: tuple[tuple[str, str], ...]  # (cause, where) of the samples that this one replaces
     regions: Tensor | None = None  # [H, W] int64 superpixels, where they were made before
     features: Tensor | None = None  # [1 + L, W] half precision, where they were made before
+    dense: list[list[int]] | None = None  # ids of each window of the description, where the record has one
 
 
 TRIES = 100  # replacements before a source counts as unusable
@@ -174,13 +175,19 @@ class TrainSet(Dataset[Sample]):
                 pixels = self.crop(record.image, rng, record.key)
                 features = self.crop.features(index, record.key)
                 texts, cut = self._texts(record, rng)
+                dense = (
+                    None if record.dense is None else windows(self.tokenizer, [record.dense], self.context)
+                )
             except Damaged as error:
                 damage.append((error.cause, error.where))
                 index = rng.randrange(len(self.source))
                 continue
             regions = self.crop.regions(index, record.key)
             draw = draw._replace(picture=index)
-            return Sample(pixels, draw, texts, self.cfg.slots, cut, tuple(damage), regions, features)
+            seen = (tuple(damage), regions, features)
+            if dense is None:
+                return Sample(pixels, draw, texts, self.cfg.slots, cut, *seen)
+            return Sample(pixels, draw, texts, self.cfg.slots, cut + sum(dense.cut), *seen, dense.ids[0])
         cause, where = damage[0]
         raise UserError(
             f"{self.source.path}: {TRIES} samples in a row cannot be used, the first for {cause} ({where}); "

@@ -37,6 +37,7 @@ class Record(NamedTuple):
     `captions` are alternative descriptions of the whole picture (five in Flickr8k, one in OpenStax).
     `long` is a longer description, where the source has one beside its captions; `others` are further ones.
     `subtexts` are pieces of the whole text, each longer than the one before, where the source has its own.
+    `dense` is the description that a method reads beside the picture; grainline.data.descriptions adds it.
     """
 
     key: str  # unique in its source; what logs and reports call it
@@ -47,6 +48,7 @@ class Record(NamedTuple):
     foils: tuple[Foil, ...] = ()
     subtexts: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    dense: str | None = None
 
     @property
     def longs(self) -> tuple[str, ...]:

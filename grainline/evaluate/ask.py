@@ -4,6 +4,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from grainline.data.descriptions import Descriptions
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluate.against import noted, read_earlier
@@ -111,16 +112,24 @@ def ask(
 
 
 def encoded(
-    asked: Asked, model: Model, source: Source, batch: int, damage: float, progress: Progress | None = None
+    asked: Asked,
+    model: Model,
+    source: Source,
+    batch: int,
+    damage: float,
+    progress: Progress | None = None,
+    descriptions: Descriptions | None = None,
 ) -> Encodings:
     """The source with all that the suite reads.
 
-    damage  share of samples, and of items, that may be skipped
+    damage        share of samples, and of items, that may be skipped
+    descriptions  of the pictures, for a model that reads them
 
     Raises UserError where the source lacks what the suite reads, and for too much damage.
     """
     if asked.options.shortlist is not None:
         refuse_plain(model.method, model.description.method)
+    _refuse_own(asked, descriptions)
     if asked.suite == PHRASES:
         return encode_phrases(model, source, batch, damage, progress)
     items = items_file(source) if asked.suite == COLA else None
@@ -145,6 +154,7 @@ def encoded(
         regions=regions,
         pooling=alike or own or inactive,
         covering=covering,
+        descriptions=descriptions,
         batch=batch,
         max_damaged=damage,
         progress=progress,
@@ -166,10 +176,21 @@ def encoded(
 def measured(asked: Asked, method: Scorer, data: Encodings, model: dict[str, Any]) -> Result:
     """The result, with what its settings say about the model and how it differs from the earlier one."""
     result = SUITES[asked.suite](method, data, asked.options)
-    result = result._replace(settings=result.settings | model)
+    told = {"descriptions": data.descriptions} if data.descriptions else {}
+    result = result._replace(settings=result.settings | model | told)
     if asked.earlier is None or asked.against is None:
         return result
     return noted(result, asked.earlier, asked.against)
+
+
+def _refuse_own(asked: Asked, descriptions: Descriptions | None) -> None:
+    """Raise UserError where the texts that are compared are the descriptions of their own pictures."""
+    own = descriptions is not None and descriptions.own
+    if own and asked.captions == "whole" and asked.suite not in OWN_TEXTS:
+        raise UserError(
+            "--captions whole reads the long captions, which describe their own pictures here: "
+            "give --captions first, or each, or other descriptions"
+        )
 
 
 def _refuse_shortlist(suite: str, shortlist: int | None) -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from grainline.data.causes import MISSING_CAPTION
 from grainline.data.decode import decode
+from grainline.data.descriptions import Described, Descriptions, Told
 from grainline.data.parts import Parted
 from grainline.data.record import Damaged, Record, Source
 from grainline.data.sources import remarks
@@ -53,7 +54,7 @@ class Encoder(Protocol):
     def encode(
         self,
         *,
-        images: Sequence[bytes | Image.Image] | None = None,
+        images: Sequence[bytes | Image.Image | Described] | None = None,
         texts: Sequence[str] | None = None,
     ) -> Encoded: ...
 
@@ -94,6 +95,8 @@ class Encodings(NamedTuple):
     expressions: Expressions | None = None  # None: not asked for
     looked: tuple[Looked | None, ...] | None = None  # [N] None: not asked for
     grouped: Grouped | None = None  # None: not asked for
+    described: tuple[str, ...] = ()  # [N] descriptions of the pictures, for a method that reads them
+    descriptions: str = ""  # where they come from
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller
@@ -108,6 +111,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     regions: View | None = None,
     pooling: Pooling | None = None,
     covering: Covering | None = None,
+    descriptions: Descriptions | None = None,
     batch: int = 64,
     max_damaged: float = 0.1,
     progress: Progress | None = None,
@@ -122,6 +126,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     regions      encode the regions that have foils, with their texts, in pictures seen like this
     pooling      takes the pictures batch by batch, with the one text of each; no tokens are kept
     covering     takes the regions of every record, and the pictures batch by batch; no tokens are kept
+    descriptions of the pictures, for a model that reads them
     batch        pictures, and texts, that the model sees at once
     max_damaged  share of samples that may be skipped
 
@@ -137,9 +142,10 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     asked = source if probes else None
     run = _Run(model, captions, need_text, encode_texts, asked, subtexts, regions, pooling, covering, batch)
     failed = Skipped(len(source), max_damaged, source.path)
+    told_of = source if descriptions is None else Told(source, descriptions)
     for index in range(len(source)):
         try:
-            record = source[index]
+            record = told_of[index]
             run.add(record, decode(record), index)
         except Damaged as error:
             failed.add(error)
@@ -169,6 +175,8 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         subtexts=told,
         regions=found,
         expressions=None if covering is None else covering.found(source.path),
+        described=tuple(run.described),
+        descriptions="" if descriptions is None else str(descriptions),
     )
 
 
@@ -221,6 +229,7 @@ class _Run:
         self.positions: list[int] = []  # in the source
         self.strings: list[str] = []
         self.owner: list[int] = []
+        self.described: list[str] = []
         self.blank = 0
 
     def add(self, record: Record, picture: Image.Image, index: int) -> None:
@@ -245,7 +254,10 @@ class _Run:
                 self.texts.add(text)
             self.strings.append(text)
             self.owner.append(row)
-        self.images.add(picture)  # encodes a batch that is full: after its texts
+        if record.dense is not None:
+            self.described.append(record.dense)
+        # encodes a batch that is full: after its texts
+        self.images.add(picture if record.dense is None else Described(picture, record.dense))
         if self.probing is not None:
             self.probing.add(record.foils, index, row)
         if self.gathered is not None:

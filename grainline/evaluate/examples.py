@@ -22,7 +22,7 @@ from grainline.evaluate.result import Result
 from grainline.evaluate.score import MEMORY, Top, topk
 from grainline.evaluate.shortlist import candidates
 from grainline.evaluate.zeroshot import contests
-from grainline.model import Model
+from grainline.model import ImageLike, Model, given
 from grainline.types import Encoded, rows
 from grainline.viz.classes import Classified, Confusion
 from grainline.viz.page import Gone
@@ -59,6 +59,10 @@ class Measured(NamedTuple):
             return self.model.seen(decode(record))
         except Damaged as error:
             return Gone(f"{key} cannot be shown: {error.cause}")
+
+    def given(self, row: int, picture: Image.Image) -> ImageLike:
+        """A picture as the model is asked about it: with its description, where it reads one."""
+        return given(picture, self.data.described[row] if self.data.described else None)
 
 
 def by_text(on: Measured, number: int = SHOWN) -> list[Example]:
@@ -158,7 +162,7 @@ def _text_example(on: Measured, query: _Query) -> Example:
         query.rank,
         query.tied,
         len(query.fold.images),
-        look_at(on.model, on.picture(own), text),
+        look_at(on.model, on.picture(own), text, data.described[own] if data.described else None),
     )
 
 

@@ -110,7 +110,7 @@ def _look(on: Measured, row: int, told: list[Told], box: tuple[float, float, flo
     alt = f"a region of {on.data.keys[row]}"
     if isinstance(picture, Gone):
         return Look(picture, alt, told)
-    heat = on.model.heat(picture, [one.text for one in told]).cpu().numpy()
+    heat = on.model.heat(on.given(row, picture), [one.text for one in told]).cpu().numpy()
     return Look(picture, alt, told, heat, box)
 
 
@@ -194,15 +194,14 @@ def _covered(on: Measured, row: int, region: int, text: str) -> Look:
     """The picture pressed into the square, with the outline of a region and the heat of its text."""
     picture = on.picture(row)
     alt = f"{on.data.keys[row]}, with an outline around what is meant"
-    score = float(on.model.score([picture], [text])) if isinstance(picture, Image.Image) else 0.0
     if isinstance(picture, Gone):
-        return Look(picture, alt, [Told(text, score)])
+        return Look(picture, alt, [Told(text, 0.0)])
+    given = on.given(row, picture)
     mask = on.source[on.data.positions[row]].regions[region].mask
     assert mask is not None, "expressions have masks"
     outline = np.asarray(Image.fromarray(mask).resize(picture.size, Image.Resampling.NEAREST))
-    return Look(
-        picture, alt, [Told(text, score)], on.model.heat(picture, [text]).cpu().numpy(), None, outline
-    )
+    told = [Told(text, float(on.model.score([given], [text])))]
+    return Look(picture, alt, told, on.model.heat(given, [text]).cpu().numpy(), None, outline)
 
 
 def least_apart(on: Measured, number: int = SHOWN) -> list[Emptied]:
@@ -235,9 +234,10 @@ def _sides(on: Measured, row: int, one: Looked) -> Look:
     told = [Told(words, weight, role=role) for role, side in sides for words, weight in side]
     if isinstance(picture, Gone):
         return Look(picture, alt, told)
+    given = on.given(row, picture)
     heat = [
         {part.words: heat for part, heat in found}
-        for found in mapped(on.model, picture, [on.data.strings[row], one.foreign])
+        for found in mapped(on.model, given, [on.data.strings[row], one.foreign])
     ]
     maps = [of[words] for of, (_, side) in zip(heat, sides, strict=True) for words, _ in side]
-    return Look(picture, alt, told, np.stack(maps), limit=end_of_scale(on.model, picture))
+    return Look(picture, alt, told, np.stack(maps), limit=end_of_scale(on.model, given))

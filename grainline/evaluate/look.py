@@ -9,7 +9,7 @@ from grainline.data.captions import Sentence, sentences
 from grainline.data.phrases.base import Phrase
 from grainline.data.phrases.patterns import select, words_of
 from grainline.data.phrases.rules import Rules
-from grainline.model import Model
+from grainline.model import Model, given
 from grainline.viz.look import Look, Told
 from grainline.viz.page import Gone
 
@@ -18,8 +18,10 @@ PHRASES = 30  # of these sentences: as many as beta-CLIP takes of a caption
 MARKS = " .!?…"  # what a sentence may have around a phrase that is all it says
 
 
-def look_at(model: Model, picture: Image.Image | Gone, text: str) -> Look:
+def look_at(model: Model, picture: Image.Image | Gone, text: str, description: str | None = None) -> Look:
     """The sentences of a text in a picture, with their scores.
+
+    description  of the picture, for a model that reads it
 
     Where the method has heat, so has each sentence, and each phrase that the built-in rules find in it.
     """
@@ -31,12 +33,13 @@ def look_at(model: Model, picture: Image.Image | Gone, text: str) -> Look:
     found = [[] for _ in shown] if without else phrases_of(text, shown)
     kept = _first(found, PHRASES)
     said = [part for one, inside in zip(shown, kept, strict=True) for part in (one.text, *inside)]
-    score = iter(model.score([picture], said)[0].tolist())
+    asked = given(picture, description)
+    score = iter(model.score([asked], said)[0].tolist())
     told = [
         Told(one.text, next(score), phrases=[Told(phrase, next(score)) for phrase in inside])
         for one, inside in zip(shown, kept, strict=True)
     ]
-    heat = None if without else model.heat(picture, said).cpu().numpy()
+    heat = None if without else model.heat(asked, said).cpu().numpy()
     left_out = _left_out((len(shown), len(every)), (sum(map(len, kept)), sum(map(len, found))))
     return Look(picture, "the right picture", told, heat, left_out=left_out)
 

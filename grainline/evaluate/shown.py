@@ -13,7 +13,7 @@ from PIL import Image
 from grainline.errors import UserError
 from grainline.evaluate.attention import Part, attending, looks
 from grainline.methods.base import Attending, Segmenting
-from grainline.model import Model
+from grainline.model import ImageLike, Model
 from grainline.types import Images, rows
 from grainline.viz.overlay import overlay
 from grainline.viz.segments import enlarged, segmented
@@ -52,7 +52,7 @@ def refuse_unshown(model: Model, texts: Sequence[str]) -> None:
         raise UserError(f"this {name} sees patches, not segments; give --text, to show where it looks")
 
 
-def end_of_scale(model: Model, square: Image.Image) -> float:
+def end_of_scale(model: Model, square: ImageLike) -> float:
     """The weight that has the full colour, the same for all pictures of a model."""
     return min(1.0, TIMES / model.encode(images=[square]).tokens.shape[1])
 
@@ -77,7 +77,7 @@ def shown(model: Model, name: str, square: Image.Image, texts: Sequence[str], li
     return Shown(name, square, ([stages] if stages else []) + drawn)
 
 
-def mapped(model: Model, square: Image.Image, texts: Sequence[str]) -> list[list[tuple[Part, np.ndarray]]]:
+def mapped(model: Model, square: ImageLike, texts: Sequence[str]) -> list[list[tuple[Part, np.ndarray]]]:
     """Where the parts of each text look in a square: each with its weights over the pixels, [S, S]"""
     method, size = model.method, (model.method.size, model.method.size)
     images = model.encode(images=[square])

@@ -91,6 +91,11 @@ def _refuse(model: Model) -> None:
             f"{model.description.method} with conditioned scores pools each picture by each text, which "
             "neither of two graphs can do; --scoring vectors exports the same weights with scores by vectors"
         )
+    if model.method.describes:
+        raise UserError(
+            f"{model.description.method} reads a description beside each picture, and the graph of pictures "
+            "takes pixels alone, so it cannot be exported"
+        )
     # One unit in the last place of a colour, and k-means gives pixels of a third of the drawn scenes to
     # another superpixel; the network of SFCN computes in bfloat16, and OpenCV in no graph at all.
     if isinstance(config.image, CastConfig) and config.image.superpixels.kind != "grid":

@@ -3,7 +3,8 @@
     INDEX/
       manifest.json          what belongs to the index now; carries its own sha256
       segments/00000003/     rows that were written together, never changed afterwards
-        rows.jsonl           {"path", "sha256", "size", "mtime_ns"} of every row, in order
+        rows.jsonl           {"path", "sha256", "size", "mtime_ns"} of every row, in order, and "description"
+                             where the method reads one beside the picture
         vectors.npy          [R, D] float32, unit length
         tokens.npy, mask.npy [R, L, D] float16 and [R, L] bool, for methods whose score needs tokens: as they
                              hold pictures for it (`Method.held`), such as keys and values, [R, L, 2 D]
@@ -18,7 +19,8 @@
 The manifest holds: `version` of this layout; `model` (path, method, fingerprint of weights and tokenizer);
 `root`, the folder of the pictures; `null` and `segments`, each by name and by the sha256 of its state.json,
 with the numbers of its removed rows (`dead`); `next`, the number that the next folder gets; `damaged`, the
-pictures that could not be used; `left_out`, those that were removed on request.
+pictures that could not be used; `left_out`, those that were removed on request; `descriptions`, the files
+that were read last, for a method that reads descriptions.
 
 A change writes new folders first and then replaces the manifest, in one rename. A process that dies before
 that leaves the old index and some folders that no manifest names; the next writer clears them away.
@@ -89,6 +91,7 @@ class Manifest(NamedTuple):
     next: int = 1
     damaged: tuple[Spoilt, ...] = ()
     left_out: tuple[str, ...] = ()
+    descriptions: tuple[str, ...] = ()  # files, where the method reads them
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -193,6 +196,7 @@ def _parsed(body: dict[str, Any]) -> Manifest:
         next=int(body["next"]),
         damaged=tuple(Spoilt(**spoilt) for spoilt in body["damaged"]),
         left_out=tuple(body["left_out"]),
+        descriptions=tuple(body.get("descriptions", ())),  # indexes of before have none
     )
 
 

@@ -9,6 +9,7 @@ from grainline.data.record import Damaged
 from grainline.errors import UserError
 from grainline.index.answer import Answer, Hit, Options
 from grainline.index.search import Index
+from grainline.model import given
 from grainline.viz.found import Answered, Found, answered
 from grainline.viz.look import Look, Told
 from grainline.viz.page import Gone, hint, render_page, summary, write_page
@@ -84,7 +85,9 @@ def _found(index: Index, hit: Hit) -> Found:
         return Found(hit.path, hit.score, hit.chance, hit.sure, Look(Gone(why), "", told))
     heat = None
     if told and index.model.method.placed:
-        heat = index.model.heat(data, [one.text for one in told]).cpu().numpy()
+        row = index.opened.rows[index.opened.numbers[hit.path]]
+        asked = given(data, row.description)
+        heat = index.model.heat(asked, [one.text for one in told]).cpu().numpy()
     seen = Look(index.model.seen(data), hit.path, told, heat)
     return Found(hit.path, hit.score, hit.chance, hit.sure, seen)
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from grainline.data.captions import sentences
+from grainline.data.descriptions import Described
 from grainline.data.record import Damaged
 from grainline.errors import UserError
 from grainline.index.answer import Answer, Hit, Options, Sentence
@@ -22,7 +23,7 @@ from grainline.index.null import DRAWN, FEWEST, chance, shown, standard
 from grainline.index.opened import Opened
 from grainline.index.pictures import unchanged
 from grainline.index.segment import VECTORS
-from grainline.model import ImageLike, Model
+from grainline.model import ImageLike, Model, given
 from grainline.types import Encoded, rows, to
 
 AT_ONCE = 256  # pictures whose tokens are scored at a time
@@ -88,7 +89,8 @@ class Index:
             if len(found):
                 score = self.opened.take(VECTORS, found).astype(np.float64) @ vectors[i].astype(np.float64)
                 hits = self._hits(found, score, None, self.opened.null_images, k, options)
-            name = str(image) if isinstance(image, str | Path) else f"picture {i}"
+            asked = image.image if isinstance(image, Described) else image
+            name = str(asked) if isinstance(asked, str | Path) else f"picture {i}"
             out.append(Answer(name, tuple(hits), self.notes(texts=False)))
         return out
 
@@ -196,7 +198,8 @@ class Index:
         texts = list(dict.fromkeys(text for _, told in asked for text in told))
         at = {row: i for i, row in enumerate(numbers)}
         place = {text: i for i, text in enumerate(texts)}
-        images = self.model.encode(images=[self._read(row) for row in numbers])
+        rows_of = self.opened.rows
+        images = self.model.encode(images=[given(self._read(i), rows_of[i].description) for i in numbers])
         encoded = self.model.encode(texts=texts)
         out = []
         for row, told in asked:

@@ -25,6 +25,12 @@ class Row(NamedTuple):
     sha256: str  # of its bytes
     size: int
     mtime_ns: int
+    description: str | None = None  # what the model read beside its pixels; None: it reads none
+
+    @property
+    def content(self) -> tuple[str, str | None]:
+        """All that its arrays come from: rows of one content have the same."""
+        return self.sha256, self.description
 
 
 class Segment(NamedTuple):
@@ -108,5 +114,6 @@ def take(segments: Sequence[Segment], name: str, where: np.ndarray) -> np.ndarra
 
 
 def _write_rows(path: Path, rows: Sequence[Row]) -> None:
-    path.write_text("".join(json.dumps(row._asdict()) + "\n" for row in rows), encoding="utf-8")
+    told = [{name: value for name, value in row._asdict().items() if value is not None} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in told), encoding="utf-8")
     sync(path)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from grainline.data.descriptions import Descriptions
 from grainline.data.record import Damaged
 from grainline.index.folder import Spoilt
 from grainline.index.pictures import Found, look, pictures_below, read
@@ -31,8 +32,11 @@ class Report(NamedTuple):
 class Walk:
     """One walk over files of the root."""
 
-    def __init__(self, writer: Writer, root: Path, progress: Progress | None) -> None:
-        self.writer, self.root, self.progress = writer, root, progress
+    def __init__(
+        self, writer: Writer, root: Path, progress: Progress | None, told: Descriptions | None = None
+    ) -> None:
+        """told  the descriptions of the pictures, for a model that reads them"""
+        self.writer, self.root, self.progress, self.told = writer, root, progress, told
         self.counts: Counter[str] = Counter()
         self.failed: list[tuple[str, str]] = []  # cause, text
 
@@ -73,6 +77,8 @@ class Walk:
             self._fail(error.cause, path)  # a row that it may have stays: the disk may come back
             return None
         row, spoilt = self.writer.row(path), self.writer.spoilt(path)
+        if row is not None and self.told is not None and row.description != self.told.get(path):
+            return found
         if full or found not in [Found(path, one.size, one.mtime_ns) for one in (row, spoilt) if one]:
             return found
         if spoilt is not None:
@@ -96,27 +102,31 @@ class Walk:
                 damaged.append(one)
             elif one is not None:
                 fresh.append(one)
-        self.counts["encoded"] += len({one.row.sha256 for one in fresh if one.square is not None})
+        self.counts["encoded"] += len({one.row.content for one in fresh if one.square is not None})
         if fresh or damaged:
             self.writer.commit(Change(fresh, [one.path for one in damaged], damaged))
 
     def _fresh(self, found: Found) -> Fresh | Spoilt | None:
-        """What a file has become: a row to write, damage, or None where its bytes are those of its row.
+        """What a file has become: a row to write, damage, or None where its content is that of its row.
 
-        Raises Damaged where it cannot be read.
+        Raises Damaged where it cannot be read, and UserError where a picture lacks its description.
         """
         new = read(self.root, found)
+        text = None if self.told is None else self.told.get(found.path)
+        mine = new.row._replace(description=text)
         row = self.writer.row(found.path)
-        if row is not None and row.sha256 == new.row.sha256:
+        if row is not None and row.content == mine.content:
             self.counts["unchanged"] += 1
             return None
-        known = new.row.sha256 in self.writer.known
+        known = mine.content in self.writer.known
         try:
             seen = None if known else square(self.writer.model, new)
         except Damaged as error:
-            return Spoilt(found.path, error.cause, new.row.sha256, found.size, found.mtime_ns)
+            return Spoilt(found.path, error.cause, mine.sha256, found.size, found.mtime_ns)
+        if self.told is not None:
+            self.told.require(found.path)  # a damaged picture needs none
         self.counts["added" if row is None else "changed"] += 1
-        return Fresh(new.row, seen)
+        return Fresh(mine, seen)
 
     def _fail(self, cause: str, path: str) -> None:
         self.failed.append((cause, f"{cause}: {path}"))

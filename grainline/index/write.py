@@ -8,6 +8,7 @@ was interrupted goes on where it stopped when the same command is given again.
 from collections.abc import Sequence
 from pathlib import Path
 
+from grainline.data.descriptions import OWN, Descriptions, require_fit
 from grainline.errors import UserError
 from grainline.files import WRITE_ERRORS, aside
 from grainline.index.folder import (
@@ -35,6 +36,7 @@ def build(
     *,
     model: Model | str,
     null: str | None = None,
+    descriptions: Sequence[str] = (),
     progress: Progress | None = None,
     chunk: int = CHUNK,
 ) -> Report:
@@ -42,6 +44,8 @@ def build(
 
     null   a source with captions, or a .txt file with one text a line, of texts that are like the queries and
            speak of other pictures; drawn scenes if None
+    descriptions  files of `grainline data describe` for a method that reads them; keys are paths below the
+                  folder
     """
     root, folder = root_of(images), Path(out)
     if not pictures_below(root):
@@ -55,7 +59,8 @@ def build(
         if Path(manifest.root) != root:
             raise UserError(f"{folder} is an index of {manifest.root}, not of {root}; choose another --out")
         model_of(folder, manifest, loaded)
-        return Walk(Writer(folder, manifest, loaded, chunk), root, progress).whole(full=False)
+        writer = Writer(folder, manifest, loaded, chunk)
+        return Walk(writer, root, progress, _told(writer, descriptions)).whole(full=False)
 
 
 def add(
@@ -63,6 +68,7 @@ def add(
     paths: Sequence[str | Path],
     *,
     model: Model | str | None = None,
+    descriptions: Sequence[str] = (),
     progress: Progress | None = None,
     chunk: int = CHUNK,
 ) -> Report:
@@ -76,7 +82,7 @@ def add(
         again = set(wanted) & set(manifest.left_out)
         if again:
             writer.put(manifest._replace(left_out=tuple(p for p in manifest.left_out if p not in again)))
-        return Walk(writer, root, progress).some(wanted, full=False)
+        return Walk(writer, root, progress, _told(writer, descriptions)).some(wanted, full=False)
 
 
 def remove(index: str | Path, paths: Sequence[str | Path]) -> Report:
@@ -106,19 +112,22 @@ def refresh(
     *,
     model: Model | str | None = None,
     full: bool = False,
+    descriptions: Sequence[str] = (),
     progress: Progress | None = None,
     chunk: int = CHUNK,
 ) -> Report:
     """Bring the index up to date with its folder: what is new, changed or gone.
 
-    full  read and hash every picture, instead of only those whose size or time is another
+    full          read and hash every picture, instead of only those whose size or time is another
+    descriptions  files to read from now on; () reads those that were named last. A picture with another
+                  description has changed.
     """
     folder = Path(index)
     with writing(_there(folder)):
         manifest = read_manifest(folder)
         root = root_of(manifest.root)
         writer = Writer(folder, manifest, model_of(folder, manifest, model), chunk)
-        return Walk(writer, root, progress).whole(full=full)
+        return Walk(writer, root, progress, _told(writer, descriptions)).whole(full=full)
 
 
 def _begin(folder: Path, model: Model, mark: ModelMark, root: str, null: str | None) -> None:
@@ -130,6 +139,19 @@ def _begin(folder: Path, model: Model, mark: ModelMark, root: str, null: str | N
         write_manifest(folder, Manifest(mark, root, part))
     except WRITE_ERRORS as error:
         raise cannot_write(folder, error) from None
+
+
+def _told(writer: Writer, names: Sequence[str]) -> Descriptions | None:
+    """The descriptions in these files, which the index remembers, or in those that it remembers."""
+    model = writer.model
+    if OWN in names:
+        raise UserError(f"--descriptions {OWN}: pictures of a folder have no captions; name files")
+    known = tuple(str(Path(name).resolve()) for name in names) or writer.manifest.descriptions
+    found = Descriptions(known) if known else None
+    require_fit(model.description.method, model.method.describes, found, "--descriptions")
+    if known != writer.manifest.descriptions:
+        writer.put(writer.manifest._replace(descriptions=known))
+    return found
 
 
 def _ours(folder: Path) -> None:

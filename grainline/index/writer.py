@@ -38,7 +38,7 @@ from grainline.index.segment import (
     take,
     write_segment,
 )
-from grainline.model import Model
+from grainline.model import ImageLike, Model, given
 from grainline.types import Encoded, to
 
 CHUNK = 512  # pictures that are committed together: what a kill can cost
@@ -82,7 +82,7 @@ class Writer:
         except Corrupt as error:
             raise corrupt(folder, error) from None
         self.rows: dict[str, tuple[int, int]] = {}
-        self.known: dict[str, tuple[int, int]] = {}  # sha256 -> a row with these bytes, removed ones included
+        self.known: dict[tuple[str, str | None], tuple[int, int]] = {}  # content -> a row, removed ones too
         self._number()
 
     @property
@@ -192,7 +192,7 @@ class Writer:
         for i, segment in enumerate(self.segments):
             live = segment.live
             for number, row in enumerate(segment.rows):
-                self.known[row.sha256] = (i, number)
+                self.known[row.content] = (i, number)
                 if live[number]:
                     self.rows[row.path] = (i, number)
 
@@ -200,13 +200,14 @@ class Writer:
         return write_segment(self.folder / SEGMENTS / f"{number:08d}", rows, arrays)
 
     def _arrays(self, fresh: Sequence[Fresh]) -> Arrays:
-        """Arrays of all rows; what is known by its hash is copied, and only the rest is encoded, once."""
-        new = {one.row.sha256: one.square for one in fresh if one.square is not None}
-        encoded = encode(self.model, list(new.values()), self.texts)
-        place = {sha256: i for i, sha256 in enumerate(new)}
-        mine = np.array([place.get(one.row.sha256, -1) for one in fresh])
+        """Arrays of all rows; what is known by its content is copied, and only the rest is encoded, once."""
+        new = {one.row.content: one.square for one in fresh if one.square is not None}
+        asked = [given(square, content[1]) for content, square in new.items()]
+        encoded = encode(self.model, asked, self.texts)
+        place = {content: i for i, content in enumerate(new)}
+        mine = np.array([place.get(one.row.content, -1) for one in fresh])
         known = mine < 0
-        old = np.array([self.known[one.row.sha256] for one in fresh if one.square is None])
+        old = np.array([self.known[one.row.content] for one in fresh if one.square is None])
         out: Arrays = {}
         for name in encoded or self.segments[0].arrays:
             copied = take(self.segments, name, old) if len(old) else encoded[name][:0]
@@ -230,7 +231,7 @@ def square(model: Model, read: Read) -> Image.Image:
 
 
 @torch.no_grad()
-def encode(model: Model, images: Sequence[Image.Image], texts: dict[str, Encoded]) -> Arrays:
+def encode(model: Model, images: Sequence[ImageLike], texts: dict[str, Encoded]) -> Arrays:
     """The arrays of some pictures, as a segment holds them; {} for none.
 
     texts  the null texts and single sentences, encoded
@@ -239,7 +240,7 @@ def encode(model: Model, images: Sequence[Image.Image], texts: dict[str, Encoded
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
-def _encode(model: Model, images: Sequence[Image.Image], texts: dict[str, Encoded]) -> Arrays:
+def _encode(model: Model, images: Sequence[ImageLike], texts: dict[str, Encoded]) -> Arrays:
     encoded = model.encode(images=images)
     out: dict[str, Any] = {VECTORS: encoded.vector.float()}
     if model.method.pairwise:

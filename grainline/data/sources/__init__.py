@@ -20,7 +20,8 @@
     texts:captions.jsonl.gz             captions without pictures, for methods that can learn from them
     hexagons:dev.jsonl                  boards of coloured tiles, with the tiles of each instruction
 
-Any path can be opened as another kind with KIND:PATH. A source raises UserError when it is opened and
+Any path can be opened as another kind with KIND:PATH, and without some captions of each record with
+PATH?skip=0,1. A source raises UserError when it is opened and
 Damaged, with a cause from grainline.data.causes, when one of its samples is asked for.
 """
 
@@ -37,6 +38,7 @@ from grainline.data.sources.entities import Entities
 from grainline.data.sources.fgovd import FgOvd
 from grainline.data.sources.foilcoco import FoilCoco
 from grainline.data.sources.folder import Folder, files_below, suffix
+from grainline.data.sources.held import HeldBack, held_back
 from grainline.data.sources.hexagons import Hexagons
 from grainline.data.sources.himo import HimoDocci
 from grainline.data.sources.joined import Joined, remarks
@@ -173,6 +175,12 @@ def open_source(
     size        side of drawn pictures in pixels; all others come as large as they are stored
     allow_bare  take pictures of a folder that have no texts; otherwise that is damage
     """
+    path, skip = held_back(path)
+    source = _opened(path, images, size, allow_bare)
+    return HeldBack(source, skip) if skip else source
+
+
+def _opened(path: str, images: str | None, size: int | None, allow_bare: bool) -> Source:
     kind, rest = _kind(path)
     if images is not None and kind not in _WITH_FOLDER_OF_PICTURES:
         raise UserError(
@@ -186,10 +194,12 @@ def open_source(
 
 def takes_images(path: str) -> bool:
     """Whether what lies at a path names its pictures by path, so that `images` says where they are."""
-    return _kind(path)[0] in _WITH_FOLDER_OF_PICTURES
+    return _kind(held_back(path)[0])[0] in _WITH_FOLDER_OF_PICTURES
 
 
-def open_sources(paths: Sequence[str], *, images: str | None = None, size: int | None = None) -> Source:
+def open_sources(
+    paths: Sequence[str], *, images: str | None = None, size: int | None = None, allow_bare: bool = False
+) -> Source:
     """Several paths as one source, in their order. `images` goes to those that name pictures by path."""
     if not paths:
         raise UserError(f"no data was named: give at least one path, or 'scenes'; {HELP}")
@@ -197,7 +207,7 @@ def open_sources(paths: Sequence[str], *, images: str | None = None, size: int |
     if images is not None and not any(takes):
         return open_source(paths[0], images=images, size=size)  # says why not
     opened = [
-        open_source(path, images=images if taken else None, size=size)
+        open_source(path, images=images if taken else None, size=size, allow_bare=allow_bare)
         for path, taken in zip(paths, takes, strict=True)
     ]
     return opened[0] if len(opened) == 1 else Joined(opened)

@@ -1,4 +1,4 @@
-"""Several sources as one."""
+"""Several sources as one, and what stands over a single one."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -36,21 +36,43 @@ class Joined(FileSource):
     def keys(self) -> Iterable[str]:
         """The keys of all records in order; reads the records of sources that cannot list them."""
         for prefix, source in zip(self._prefixes, self.sources, strict=True):
-            listed = (
-                source.keys()
-                if isinstance(source, FileSource)
-                else (source[n].key for n in range(len(source)))
-            )
-            yield from (prefix + key for key in listed)
+            yield from (prefix + key for key in _keys(source))
 
     def fingerprint(self) -> str:
         """sha256 over the fingerprints of the sources, in order."""
         return digest(source.fingerprint() for source in self.sources)
 
 
+class Over(FileSource):
+    """A source over another one: the same records in the same order, but for what subclasses change."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.path, self.remarks = source, source.path, remarks(source)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Record:
+        return self.source[index]
+
+    def keys(self) -> Iterable[str]:
+        """Those of the source; reads its records where it cannot list them."""
+        return _keys(self.source)
+
+    def fingerprint(self) -> str:
+        """That of the source."""
+        return self.source.fingerprint()
+
+
 def remarks(source: Source) -> tuple[str, ...]:
     """What a source found at opening and is worth knowing."""
     return source.remarks if isinstance(source, FileSource) else ()
+
+
+def _keys(source: Source) -> Iterable[str]:
+    if isinstance(source, FileSource):
+        return source.keys()
+    return (source[number].key for number in range(len(source)))
 
 
 def _prefixes(sources: Sequence[Source]) -> list[str]:

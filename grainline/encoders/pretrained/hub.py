@@ -14,7 +14,7 @@ NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 """What can be a name of the hub: `owner/model`, or `model` alone for a few old ones."""
 
 PATIENCE = 10.0  # seconds until a hub that does not answer counts as out of reach
-SETTINGS = ["*.json", "*.txt", "*.model"]  # settings and tokenizers
+SETTINGS = ["*.json", "*.txt", "*.model", "*.jinja"]  # settings, tokenizers, chat templates
 WEIGHTS = {  # the first of these files that there is, and what belongs to it
     "model.safetensors": "model.safetensors",
     "model.safetensors.index.json": "model-*.safetensors",
@@ -52,7 +52,7 @@ def wanted(files: Collection[str]) -> list[str]:
     """Which files of a model to fetch: settings, tokenizer, and the weights in one of their forms.
 
     >>> wanted({"config.json", "pytorch_model.bin", "model.safetensors", "tf_model.h5"})
-    ['*.json', '*.txt', '*.model', 'model.safetensors']
+    ['*.json', '*.txt', '*.model', '*.jinja', 'model.safetensors']
     """
     weights = next((pattern for file, pattern in WEIGHTS.items() if file in files), None)
     return SETTINGS if weights is None else [*SETTINGS, weights]

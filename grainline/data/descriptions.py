@@ -1,0 +1,172 @@
+"""Dense descriptions of pictures: one longer text for each. It belongs to the picture and never to a caption.
+
+A file of them is JSON Lines, as `grainline data describe` writes it: one line that says what the file is,
+then one for each record of the source, in its order:
+
+    {"grainline": "descriptions 1", "source": "<fingerprint>", "by": {"model": "...", ...}}
+    {"image_id": "a.jpg", "file": "photos", "text": "A dog ...", "model": "...", "revision": "...",
+     "prompt": "...", "seed": 7, "n_tokens": 93, "hit_limit": false}
+    {"record": 1, "skipped": "damaged image", "where": "b.jpg"}
+
+To be read, a line needs an image_id, the key of its picture, and a text; the first line may be left out.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grainline.data.record import Record, Source
+from grainline.data.sources.joined import Over
+from grainline.errors import UserError
+from grainline.files import reason
+
+FORMAT = "descriptions 1"
+OWN = "long"  # in the place of files: the long caption of each record
+AGAIN = "make it with `grainline data describe`"
+
+
+class Described(NamedTuple):
+    """A picture with its description: what a method that reads descriptions is given as one image."""
+
+    image: Any  # a path, bytes or a PIL image
+    text: str
+
+
+class Descriptions:
+    """The descriptions of pictures by the keys of their records, or the long captions of the records."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """names  files, or `long` alone. Raises UserError for what is no whole file, or is said twice."""
+        assert names, "no file"
+        self.names = tuple(names)
+        self.own = OWN in names
+        if self.own and len(names) > 1:
+            raise UserError(f"descriptions are {OWN!r} or files, not both: {', '.join(names)}")
+        self._texts: dict[str, str] = {}
+        self.sha256: tuple[str, ...] = ()  # of each file
+        for name in () if self.own else names:
+            data = _bytes(name)
+            self.sha256 += (hashlib.sha256(data).hexdigest(),)
+            for key, text in read(name, data).items():
+                if key in self._texts:
+                    raise UserError(f"two of {', '.join(names)} describe {key}: leave one of them out")
+                self._texts[key] = text
+
+    def __str__(self) -> str:
+        if self.own:
+            return "the long captions of the records"
+        return ", ".join(
+            f"{name} (sha256 {sha256[:16]})" for name, sha256 in zip(self.names, self.sha256, strict=True)
+        )
+
+    def get(self, key: str) -> str | None:
+        """The text that a file says of a key."""
+        return self._texts.get(key)
+
+    def require(self, key: str) -> str:
+        """The text that a file says of a key. Raises UserError, which names it, without one."""
+        text = self._texts.get(key)
+        if text is None:
+            raise UserError(f"{', '.join(self.names)}: no description of {key}; {AGAIN}")
+        return text
+
+    def of(self, record: Record) -> str:
+        """The description of a record's picture. Raises UserError, which names the picture, without one."""
+        if self.own:
+            if not record.long:
+                raise UserError(
+                    f"{record.key} has no long caption to be its description: name a file of descriptions in "
+                    f"place of {OWN!r}, and {AGAIN}"
+                )
+            return record.long
+        return self.require(record.key)
+
+
+class Told(Over):
+    """A source whose records carry their descriptions. Its fingerprint is that of the source alone."""
+
+    def __init__(self, source: Source, descriptions: Descriptions) -> None:
+        super().__init__(source)
+        self.descriptions = descriptions
+
+    def __getitem__(self, index: int) -> Record:
+        """The record at a position. Raises Damaged, and UserError where its picture has no description."""
+        record = self.source[index]
+        return record._replace(dense=self.descriptions.of(record))
+
+
+def require_fit(method: str, describes: bool, descriptions: Descriptions | None, option: str) -> None:
+    """Descriptions are for methods that read them, which need some. Raises UserError.
+
+    method  its name
+    option  where they are named
+    """
+    if describes and descriptions is None:
+        raise UserError(
+            f"{method} reads a description of each picture: name a file of `grainline data describe` with "
+            f"{option}, or {OWN} for the long captions of the records"
+        )
+    if descriptions is not None and not describes:
+        raise UserError(f"{option} names descriptions, but {method} reads none: leave it out")
+
+
+def read(path: str, data: bytes) -> dict[str, str]:
+    """The texts of a file by the keys of their pictures. Raises UserError.
+
+    >>> read("a.jsonl", b'{"image_id": "a.jpg", "text": " A dog runs. "}')
+    {'a.jpg': 'A dog runs.'}
+    """
+    found: dict[str, str] = {}
+    lines: dict[str, int] = {}
+    for number, line in enumerate(data.split(b"\n"), 1):
+        row = _row(path, number, line) if line.strip() else {}
+        if "skipped" in row or not row or (number == 1 and _is_header(path, row)):
+            continue
+        key, text = row.get("image_id"), row.get("text")
+        if not isinstance(key, str) or not key:
+            raise UserError(f"{path}: line {number} has no image_id, the key of its picture; {AGAIN}")
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"{path}: line {number} has no text for {key}; {AGAIN}")
+        if key in found:
+            raise UserError(f"{path}: lines {lines[key]} and {number} both describe {key}: drop one")
+        found[key], lines[key] = text.strip(), number
+    if not found:
+        raise UserError(f"{path} holds no description; {AGAIN}")
+    return found
+
+
+def header(path: Path) -> dict[str, Any]:
+    """The first line of a file that `grainline data describe` wrote; UserError where it is another file."""
+    try:
+        with path.open("rb") as file:
+            first = _row(str(path), 1, file.readline())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {reason(error)}") from None
+    if not _is_header(str(path), first) or any(name not in first for name in ("source", "by")):
+        raise UserError(f"{path} is no file of `grainline data describe`; choose another --out")
+    return first
+
+
+def _is_header(path: str, row: dict[str, Any]) -> bool:
+    if "grainline" in row and row["grainline"] != FORMAT:
+        raise UserError(f"{path} holds {row['grainline']!r}, not {FORMAT!r}; {AGAIN}")
+    return "grainline" in row
+
+
+def _row(path: str, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: line {number} is not JSON ({error}); {AGAIN}") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{path}: line {number} is no JSON object; {AGAIN}")
+    return row
+
+
+def _bytes(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the descriptions in {path}: {reason(error)}; {AGAIN}") from None

@@ -1,0 +1,321 @@
+"""`grainline data describe`: by a tiny random LLaVA, by texts that exist, and going on after a kill."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from llavas import tiny_llava
+from PIL import Image
+from runs import call, complaint
+
+from grainline.data.causes import DAMAGED_IMAGE, MISSING_CAPTION
+from grainline.data.describe import EMPTY, ByModel, ByTexts, Describer, make, seed_of, told, whole_sentences
+from grainline.data.descriptions import Descriptions
+from grainline.data.record import Damaged, Record
+from grainline.data.sources import open_source
+from grainline.encoders.pretrained.llava import PROMPT, TEMPERATURE, TOP_P, Llava, draw
+from grainline.errors import UserError
+
+TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llava(tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="module")
+def llava(folder: Path) -> Llava:
+    return Llava(str(folder), "cpu")
+
+
+def picture(i: int) -> Image.Image:
+    return Image.new("RGB", (20 + 7 * i, 16 + i), (40 * i, 200 - 30 * i, 90))
+
+
+def test_what_is_said_of_a_picture_depends_on_it_and_its_seed_alone(llava: Llava) -> None:
+    pictures, seeds = [picture(i) for i in range(4)], [5, 6, 7, 8]
+    together = llava.describe(pictures, seeds, PROMPT, TOKENS)
+    alone = [
+        llava.describe([one], [seed], PROMPT, TOKENS)[0] for one, seed in zip(pictures, seeds, strict=True)
+    ]
+    assert together == alone
+    assert llava.describe(pictures[::-1], seeds[::-1], PROMPT, TOKENS) == together[::-1]
+    assert len({one.text for one in llava.describe([pictures[0]] * 4, seeds, PROMPT, TOKENS)}) > 1
+    assert all(one.hit_limit and one.n_tokens == TOKENS for one in together)
+    assert "USER" not in " ".join(one.text for one in together)  # the prompt is no part of it
+    assert llava.processor.tokenizer.padding_side == "left"
+
+
+def test_tokens_are_drawn_by_top_p_at_a_temperature(llava: Llava) -> None:
+    """Token by token, each from the whole text so far, by the words of Holtzman et al. (1904.09751)."""
+    generator = torch.Generator().manual_seed(9)
+    content = [{"type": "image"}, {"type": "text", "text": PROMPT}]
+    asked = llava.processor.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True
+    )
+    assert asked == f"USER: <image>\n{PROMPT} ASSISTANT:"
+    given = llava.processor(images=[picture(1)], text=[asked], return_tensors="pt")
+    ids = given["input_ids"]
+    for _ in range(5):
+        with torch.no_grad():
+            out = llava.model(
+                input_ids=ids, pixel_values=given["pixel_values"], attention_mask=torch.ones_like(ids)
+            )
+        share = torch.softmax(out.logits[0, -1].double() / TEMPERATURE, -1).numpy()
+        order = np.argsort(-share)
+        number = int((np.cumsum(share[order]) < TOP_P).sum()) + 1  # the fewest that reach it
+        kept = np.zeros_like(share)
+        kept[order[:number]] = share[order[:number]]
+        at = float(torch.rand((), generator=generator, dtype=torch.float64)) * kept.sum()
+        ids = torch.cat([ids, torch.tensor([[int((np.cumsum(kept) <= at).sum())]])], dim=1)
+    text = llava.processor.tokenizer.decode(ids[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert llava.describe([picture(1)], [9], PROMPT, 5)[0].text == text
+
+
+def test_a_number_falls_on_entries_as_often_as_their_shares_say() -> None:
+    share = torch.tensor([0.1, 0.0, 0.6, 0.3])
+    at = torch.arange(1000) / 1000
+    found = draw(share.expand(1000, 4), at).bincount(minlength=4)
+    assert found.tolist() == pytest.approx([100, 0, 600, 300], abs=1)
+
+
+def test_an_end_ends_a_text_and_is_not_counted(tmp_path: Path) -> None:
+    model = Llava(str(tiny_llava(tmp_path / "short", ends="blue")), "cpu")
+    found = model.describe([picture(i) for i in range(6)], range(6), PROMPT, 30)
+    short = [one for one in found if not one.hit_limit]
+    assert short, "no text ended: choose other weights"
+    assert len({one.n_tokens for one in found}) > 1
+    assert all(one.n_tokens == len(one.text.split()) < 30 for one in short)
+
+
+def test_a_model_that_cannot_describe_is_refused(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    bare = tmp_path / "bare"
+    shutil.copytree(folder, bare)
+    (bare / "chat_template.jinja").unlink()
+    with pytest.raises(UserError, match="no chat template"):
+        Llava(str(bare), "cpu")
+    settings = json.loads((bare / "config.json").read_text())
+    (bare / "config.json").write_text(json.dumps(settings | {"model_type": "clip"}))
+    with pytest.raises(UserError, match="is a clip; descriptions are made by a llava"):
+        Llava(str(bare), "cpu")
+
+
+class Said(NamedTuple):
+    text: str
+    n_tokens: int
+    hit_limit: bool
+
+
+class Fake:
+    """Says the colour of the middle pixel; dies when it is shown a number of pictures."""
+
+    name, revision = "fake", "1"
+
+    def __init__(self, dies: int = 10**9) -> None:
+        self.shown, self.dies = 0, dies
+
+    def describe(
+        self, pictures: Sequence[Image.Image], seeds: Sequence[int], prompt: str, tokens: int
+    ) -> list[Said]:
+        self.shown += len(pictures)
+        if self.shown > self.dies:
+            raise KeyboardInterrupt
+        red = [one.getpixel((0, 0))[0] for one in pictures]  # type: ignore[index]
+        return [
+            Said(f"It is {one}. {prompt} by {seed}. And so" if one else "", tokens, one > 40)
+            for one, seed in zip(red, seeds, strict=True)
+        ]
+
+
+class Pictures:
+    """Seven records: one damaged, one black."""
+
+    path = "pictures"
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: int) -> Record:
+        if index == 4:
+            raise Damaged(DAMAGED_IMAGE, "4.png")
+        captions = (f"zero {index}", "one .", "two")[: 3 if index else 1]
+        return Record(
+            f"{index}.png", picture(index).copy(), captions, long=f"Long {index}." if index > 2 else None
+        )
+
+    def fingerprint(self) -> str:
+        return "pictures"
+
+
+def by_model(model: Fake, seed: int = 3, batch: int = 2) -> ByModel:
+    return ByModel(model, "Asked", seed, 20, batch)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_picture_has_a_line_with_all_that_it_was_made_with(tmp_path: Path) -> None:
+    made = make(Pictures(), by_model(Fake()), tmp_path / "a.jsonl")
+    first, *rows = lines(tmp_path / "a.jsonl")
+    assert first["source"] == "pictures"
+    assert first["by"] == {"model": "fake", "revision": "1", "prompt": "Asked", "seed": 3, "tokens": 20}
+    seed = seed_of(3, "1.png")
+    assert rows[1] == {
+        "image_id": "1.png",
+        "file": "pictures",
+        "text": f"It is 40. Asked by {seed}. And so",
+        "model": "fake",
+        "revision": "1",
+        "prompt": "Asked",
+        "seed": seed,
+        "n_tokens": 20,
+        "hit_limit": False,
+    }
+    assert rows[2]["text"] == f"It is 80. Asked by {seed_of(3, '2.png')}."  # broken off: no half sentence
+    assert rows[2]["hit_limit"] is True
+    assert rows[0] == {"record": 0, "skipped": EMPTY, "where": "0.png"}
+    assert rows[4] == {"record": 4, "skipped": DAMAGED_IMAGE, "where": "4.png"}
+    assert len({row["seed"] for row in rows if "seed" in row}) == 5
+    assert made.pictures == 5
+    assert made.skipped == {EMPTY: 1, DAMAGED_IMAGE: 1}
+    assert "4 broken off" in told(made)
+    assert Descriptions([str(tmp_path / "a.jsonl")]).get("1.png") == rows[1]["text"]
+
+
+def test_neither_batch_nor_order_decides_a_seed(tmp_path: Path) -> None:
+    for batch in (1, 3, 7):
+        make(Pictures(), by_model(Fake(), batch=batch), tmp_path / f"{batch}.jsonl")
+    assert len({(tmp_path / f"{batch}.jsonl").read_bytes() for batch in (1, 3, 7)}) == 1
+    make(Pictures(), by_model(Fake(), seed=4), tmp_path / "other.jsonl")
+    assert (tmp_path / "other.jsonl").read_bytes() != (tmp_path / "1.jsonl").read_bytes()
+
+
+def test_a_run_that_was_killed_goes_on_behind_its_last_whole_line(tmp_path: Path) -> None:
+    make(Pictures(), by_model(Fake()), tmp_path / "whole.jsonl")
+    out = tmp_path / "a.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        make(Pictures(), by_model(Fake(dies=3)), out)
+    assert not out.exists()
+    partial = tmp_path / "a.jsonl.partial"
+    with partial.open("ab") as file:
+        file.write(b'{"image_id": "2.png", "te')  # the power went
+    with pytest.raises(UserError, match="was made with model fake"):
+        make(Pictures(), by_model(Fake(), seed=4), out)
+    model = Fake()
+    made = make(Pictures(), by_model(model), out)
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert made.kept == 2
+    assert model.shown == 4  # of 7 records 2 were there, and one is damaged
+    assert make(Pictures(), by_model(Fake(dies=0)), out).kept == 7
+    with pytest.raises(UserError, match="choose another --out"):
+        make(Pictures(), by_model(Fake(), seed=4), out)
+    (tmp_path / "b.jsonl").write_text('{"image_id": "a", "text": "A."}\n')
+    with pytest.raises(UserError, match="is no file of `grainline data describe`"):
+        make(Pictures(), by_model(Fake()), tmp_path / "b.jsonl")
+
+
+def test_a_model_sees_no_caption() -> None:
+    record = by_model(Fake()).prepared(Pictures()[5])
+    assert record._replace(image=b"") == Record("5.png", b"", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A dog. A cat", "A dog."),
+        ("A dog. A cat.", "A dog. A cat."),
+        ('He said "no." And', 'He said "no."'),
+        ("A dog and", "A dog and"),
+        ("It is 3.5 m. It", "It is 3.5 m."),
+    ],
+)
+def test_a_half_sentence_at_the_end_goes_unless_it_is_all(text: str, expected: str) -> None:
+    assert whole_sentences(text) == expected
+
+
+def said(describer: Describer, tmp_path: Path) -> dict[str, str]:
+    make(Pictures(), describer, tmp_path / "out.jsonl")
+    return {row["image_id"]: row["text"] for row in lines(tmp_path / "out.jsonl") if "image_id" in row}
+
+
+def test_texts_of_the_records_are_descriptions(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    long = said(ByTexts("long"), tmp_path / "a")
+    assert long == {f"{i}.png": f"Long {i}." for i in (3, 5, 6)}
+    rows = lines(tmp_path / "a" / "out.jsonl")
+    assert rows[1] == {"record": 0, "skipped": MISSING_CAPTION, "where": "0.png"}
+    assert rows[4]["model"] is None
+    (tmp_path / "b").mkdir()
+    two = said(ByTexts("captions:2,0"), tmp_path / "b")
+    assert two == {f"{i}.png": f"two. zero {i}." for i in (1, 2, 3, 5, 6)}  # of 0 there is one caption
+    (tmp_path / "c").mkdir()
+    every = said(ByTexts("captions"), tmp_path / "c")
+    assert (every["0.png"], every["1.png"]) == ("zero 0", "zero 1. one. two.")
+
+
+def test_texts_of_a_file_or_another_source_go_by_keys(tmp_path: Path) -> None:
+    table = tmp_path / "texts.csv"
+    table.write_text('Filename,caption\n1.png,"A dog, wet."\n1.png,It runs\n9.png,Nobody\n')
+    (tmp_path / "a").mkdir()
+    assert said(ByTexts(str(table)), tmp_path / "a") == {"1.png": "A dog, wet. It runs."}
+    rows = tmp_path / "texts.jsonl"
+    rows.write_text(json.dumps({"image_id": "2.png", "caption": "A.", "description": "A longer one."}) + "\n")
+    (tmp_path / "b").mkdir()
+    assert said(ByTexts(str(rows)), tmp_path / "b") == {"2.png": "A longer one."}
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    picture(1).save(photos / "3.png")
+    (photos / "3.txt").write_text("From a folder.")
+    (tmp_path / "c").mkdir()
+    assert said(ByTexts(str(photos)), tmp_path / "c") == {"3.png": "From a folder."}
+    (tmp_path / "bad.csv").write_text("name,words\na,b\n")
+    with pytest.raises(UserError, match="needs a column of keys"):
+        ByTexts(str(tmp_path / "bad.csv"))
+    before = ByTexts(str(table)).by
+    table.write_text("Filename,caption\n1.png,Another\n")
+    assert ByTexts(str(table)).by != before
+
+
+def test_the_command_describes_a_folder_of_bare_pictures(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for i in range(3):
+        picture(i).save(photos / f"{i}.png")
+    out = tmp_path / "out.jsonl"
+    assert call("data", "describe", photos, "--out", out, "--model", folder, "--tokens", 6, "--batch", 2) == 0
+    rows = lines(out)[1:]
+    assert [row["image_id"] for row in rows] == ["0.png", "1.png", "2.png"]
+    assert all(row["text"] and row["n_tokens"] == 6 and row["prompt"] == PROMPT for row in rows)
+    assert rows[0]["revision"].startswith("sha256:")
+    say = ("data", "describe", photos, "--out")
+    assert "give one" in complaint(capsys, *say, out, "--texts", "long", "--model", folder)
+    assert "name in .jsonl" in complaint(capsys, *say, tmp_path / "out.txt", "--texts", "long")
+    assert "other data" in complaint(
+        capsys, *("data", "describe", "scenes:dev?count=2", "--out"), out, "--texts", "long"
+    )
+    assert call(*say, tmp_path / "none.jsonl", "--texts", "captions") == 1  # not one has a caption
+
+
+def test_two_captions_describe_and_the_others_remain(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for i in range(2):
+        picture(i).save(photos / f"{i}.png")
+        (photos / f"{i}.txt").write_text("\n".join(f"caption {k} of {i}" for k in range(5)))
+    out = tmp_path / "two.jsonl"
+    assert call("data", "describe", photos, "--out", out, "--texts", "captions:0,1") == 0
+    held = open_source(f"{photos}?skip=0,1")
+    found = Descriptions([str(out)])
+    for i in range(2):
+        assert found.of(held[i]) == f"caption 0 of {i}. caption 1 of {i}."
+        assert held[i].captions == tuple(f"caption {k} of {i}" for k in (2, 3, 4))

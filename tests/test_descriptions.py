@@ -1,0 +1,442 @@
+"""Descriptions of pictures: their files, captions held back, and the way to a method that reads them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import describing
+import numpy as np
+import pytest
+import torch
+from describing import NAME, Reader, ReaderConfig, recipe
+from indexes import TEXTS, saved, tiny_model
+from indexes import texts as null_texts
+from make import CLOCK, TINY
+from PIL import Image
+from runs import call, complaint, logged
+
+from grainline.config import parse
+from grainline.data.causes import MISSING_CAPTION
+from grainline.data.collate import collate, described
+from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.descriptions import Described, Descriptions, Told
+from grainline.data.parts import windows
+from grainline.data.record import Damaged, Record
+from grainline.data.sampler import Draw
+from grainline.data.sources import open_source, open_sources, takes_images
+from grainline.data.tokenizer import Tokenizer
+from grainline.data.transforms import EvalTransform, SameTransform
+from grainline.errors import UserError
+from grainline.evaluate.encode import encode_source
+from grainline.export.folder import export
+from grainline.index.search import open_index
+from grainline.index.write import build, refresh
+from grainline.methods import METHODS
+from grainline.model import Model
+from grainline.recipe import read_recipe, with_descriptions
+from grainline.train.step import cached_step, step
+from grainline.types import Images, Texts, concat, each, rows
+
+LONG = " ".join(TEXTS[:6])
+
+
+@pytest.fixture(scope="module")
+def toy() -> Tokenizer:
+    return Tokenizer.train(TEXTS, vocab=540)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, NAME, (Reader, ReaderConfig))
+
+
+def words(tokenizer: Tokenizer, ids: list[list[int]]) -> list[str]:
+    return [tokenizer.decode(part) for part in ids]
+
+
+def test_windows_are_whole_sentences_as_many_as_fit_in_order(toy: Tokenizer) -> None:
+    said = ["a red dog runs.", "the sand is red.", "a cat.", "it sleeps."]
+    lengths = [len(ids) - 2 for ids in toy.encode(said, 99).ids]
+    context = 2 + lengths[0] + lengths[1]
+    found = windows(toy, [" ".join(said).title()], context)
+    assert words(toy, found.ids[0]) == [
+        toy.decode(toy.encode([t], 99).ids[0]) for t in (" ".join(said[:2]), " ".join(said[2:]))
+    ]
+    assert found.lost == [0]
+    assert all(part[0] == toy.begin and part[-1] == toy.end and len(part) <= context for part in found.ids[0])
+    less = windows(toy, [" ".join(said).title()], context - 1).ids[0]
+    assert words(toy, less)[0] == toy.decode(toy.encode(said[:1], 99).ids[0])
+
+
+@pytest.mark.parametrize("context", [5, 8, 13, 40])
+def test_windows_lose_no_token_and_count_what_is_beyond_the_last(toy: Tokenizer, context: int) -> None:
+    whole = toy.encode([LONG], 10_000).ids[0][1:-1]
+    found = windows(toy, [LONG, "A dog."], context, most=100)
+    assert [i for part in found.ids[0] for i in part[1:-1]] == whole
+    assert found.ids[1] == [toy.encode(["A dog."], context).ids[0]] or context == 5
+    few = windows(toy, [LONG], context, most=2)
+    assert few.ids[0] == found.ids[0][:2]
+    assert few.lost == [len(whole) - sum(len(part) - 2 for part in few.ids[0])]
+
+
+class Two:
+    """Three records whose captions and descriptions are known."""
+
+    path = "two"
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Record:
+        image = Image.new("RGB", (8, 8), (80 * index,) * 3)
+        return Record(f"{index}.jpg", image, ("A dog.", "A cat."), ("A long one. " * 9).strip(), dense=None)
+
+    def fingerprint(self) -> str:
+        return "two"
+
+
+def train_set(source: Any, tokenizer: Tokenizer, context: int = 12) -> TrainSet:
+    crop = SameTransform(EvalTransform(8))
+    return TrainSet(source, tokenizer, crop, TextsConfig(captions="first"), context=context, seed=1)
+
+
+def test_a_batch_holds_the_description_of_each_picture_in_its_row(toy: Tokenizer, tmp_path: Path) -> None:
+    texts = {"0.jpg": "A red dog runs.", "1.jpg": LONG, "2.jpg": "Grass."}
+    file = describing.file(tmp_path / "a.jsonl", texts)
+    data = train_set(Told(Two(), Descriptions([str(file)])), toy)
+    order = [2, 1, 0]
+    batch = collate([data[Draw(i, 0, picture)] for i, picture in enumerate(order)])
+    dense = batch.images.dense
+    assert dense is not None
+    for row, picture in enumerate(order):
+        parts = windows(toy, [texts[f"{picture}.jpg"]], 12).ids[0]
+        kept = [ids[mask].tolist() for ids, mask in zip(dense.ids[row], dense.mask[row], strict=True)]
+        assert [ids for ids in kept if ids] == parts
+        assert (dense.image[row], dense.item[row]) == (picture, picture)
+    assert dense.ids.shape[1] > 1
+    assert batch.cut == 0
+    assert collate([train_set(Two(), toy)[Draw(0, 0, 0)]]).images.dense is None
+
+
+def test_what_is_beyond_the_last_window_counts_as_cut(toy: Tokenizer, tmp_path: Path) -> None:
+    file = describing.file(tmp_path / "a.jsonl", {f"{i}.jpg": LONG for i in range(3)})
+    data = train_set(Told(Two(), Descriptions([str(file)])), toy, context=5)
+    assert data[Draw(0, 0, 0)].cut == 1
+
+
+def test_rows_concat_and_each_carry_descriptions_along() -> None:
+    number = torch.arange(3)
+    images = Images(
+        torch.zeros(3, 3, 8, 8), number, dense=described([[[1, 2]], [[1, 5, 2], [1, 2]], [[3]]], number)
+    )
+    some = rows(images, torch.tensor([2, 1]))
+    assert some.dense is not None
+    assert some.dense.image.tolist() == [2, 1]
+    assert some.dense.ids[1].tolist() == [[1, 5, 2], [1, 2, 0]]
+    back = concat([rows(images, slice(0, 1)), rows(images, slice(1, 3))])
+    assert back.dense is not None
+    assert images.dense is not None
+    assert all(torch.equal(a, b) for a, b in zip(back.dense, images.dense, strict=True))
+    doubled = each(lambda x: torch.cat([x, x]), images)
+    assert doubled.dense is not None
+    assert len(doubled.dense.ids) == 6
+
+
+def test_a_step_in_chunks_reads_the_descriptions_of_its_pictures() -> None:
+    g = torch.Generator().manual_seed(0)
+    number = torch.arange(6)
+    ids = torch.randint(3, 300, (6, 2, 5), generator=g)
+    mask = torch.ones(6, 2, 5, dtype=torch.bool)
+    mask[::2, 1] = False
+    images = Images(
+        torch.rand(6, 3, 8, 8, generator=g), number, dense=Texts(ids, mask, number, number, number * 0)
+    )
+    texts = Texts(ids[:, :1].flip(0), mask[:, :1], number, number, number * 0)
+
+    def gradients(chunk: int | None) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        method = Reader(parse(ReaderConfig, TINY, "test"))
+        if chunk is None:
+            step(method, images, texts, CLOCK)
+        else:
+            cached_step(method, images, texts, CLOCK, chunk)
+        return {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
+
+    whole, parts = gradients(None), gradients(4)
+    assert whole.keys() == parts.keys()
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (['{"image_id": "a", "text": "A."}', '{"text": "B."}'], "line 2 has no image_id"),
+        (
+            ['{"image_id": "a", "text": "A."}', '{"image_id": "a", "text": "B."}'],
+            "lines 1 and 2 both describe a",
+        ),
+        (['{"image_id": "a", "text": " "}'], "line 1 has no text for a"),
+        (['{"image_id": 7, "text": "A."}'], "line 1 has no image_id"),
+        (['{"image_id": "a"'], "line 1 is not JSON"),
+        (["[1]"], "line 1 is no JSON object"),
+        (['{"grainline": "phrases 1"}', '{"image_id": "a", "text": "A."}'], "holds 'phrases 1', not"),
+        (['{"grainline": "descriptions 1"}', '{"record": 0, "skipped": "x"}'], "holds no description"),
+        ([], "holds no description"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_said_to_be_so(lines: list[str], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines))
+    with pytest.raises(UserError) as error:
+        Descriptions([str(path)])
+    assert str(path) in str(error.value)
+    assert said in str(error.value)
+
+
+def test_several_files_are_one_and_no_picture_stands_in_two(tmp_path: Path) -> None:
+    one = describing.file(tmp_path / "a.jsonl", {"a": "A."})
+    two = describing.file(tmp_path / "b.jsonl", {"b": "B."})
+    found = Descriptions([str(one), str(two)])
+    assert (found.get("a"), found.get("b"), found.get("c")) == ("A.", "B.", None)
+    assert len(set(found.sha256)) == 2
+    assert "both" not in str(found)
+    with pytest.raises(UserError, match=r"describe a: leave one"):
+        Descriptions([str(one), str(one)])
+    with pytest.raises(UserError, match="not both"):
+        Descriptions(["long", str(one)])
+    with pytest.raises(UserError, match="cannot read the descriptions"):
+        Descriptions([str(tmp_path / "c.jsonl")])
+
+
+def test_long_is_the_long_caption_of_the_record() -> None:
+    record = open_source("scenes:dev?count=1", size=32)[0]
+    found = Descriptions(["long"])
+    assert found.of(record) == record.long
+    assert found.sha256 == ()
+    with pytest.raises(UserError, match="a has no long caption"):
+        found.of(Record("a", b"", ("A dog.",)))
+
+
+def test_captions_are_held_back_wherever_the_source_is_read(tmp_path: Path) -> None:
+    rows = [
+        {"image": "a.png", "captions": ["zero", "one", "two"]},
+        {"image": "b.png", "captions": ["zero", "one"]},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for row in rows:
+        Image.new("RGB", (8, 8)).save(tmp_path / str(row["image"]))
+    path = str(tmp_path / "rows.jsonl")
+    whole, held = open_source(path), open_source(f"{path}?skip=0,1")
+    assert held[0].captions == ("two",)
+    assert held[0].key == whole[0].key
+    with pytest.raises(Damaged) as damaged:
+        held[1]
+    assert damaged.value.cause == MISSING_CAPTION
+    assert held.fingerprint() != whole.fingerprint()
+    assert held.fingerprint() != open_source(f"{path}?skip=0").fingerprint()
+    assert open_source(f"{path}?caption=captions&skip=1")[1].captions == ("zero",)
+    assert takes_images(f"{path}?skip=0")
+    assert [open_sources([f"{path}?skip=1", path])[i].captions for i in (0, 2)] == [
+        ("zero", "two"),
+        ("zero", "one", "two"),
+    ]
+    assert len(open_source("scenes:dev?count=2&skip=1", size=32)) == 2
+    with pytest.raises(UserError, match="numbers of captions"):
+        open_source(f"{path}?skip=first")
+
+
+def reader() -> Model:
+    return tiny_model(NAME, changes=["image.size=8"])
+
+
+def test_a_model_is_asked_with_pictures_and_their_descriptions() -> None:
+    model = reader()
+    picture = Image.new("RGB", (8, 8), (200, 10, 10))
+    one, two = (model.encode(images=[Described(picture, text)]).vector for text in (TEXTS[0], TEXTS[9]))
+    assert not torch.allclose(one, two)
+    both = model.encode(images=[Described(picture, TEXTS[0]), Described(picture, TEXTS[9])]).vector
+    torch.testing.assert_close(both, torch.cat([one, two]), atol=1e-5, rtol=0)
+    model.batch = 1  # one after the other, each with its own
+    apart = model.encode(images=[Described(picture, TEXTS[0]), Described(picture, TEXTS[9])]).vector
+    torch.testing.assert_close(apart, both, atol=1e-5, rtol=0)
+    assert model.heat(Described(picture, TEXTS[0]), ["A dog."]).shape == (1, 8, 8)
+    with pytest.raises(UserError, match="reader reads a description beside each picture"):
+        model.encode(images=[Described(picture, TEXTS[0]), picture])
+    with pytest.raises(UserError, match="takes a list"):
+        model.encode(images=Described(picture, TEXTS[0]))
+    plain = tiny_model("clip")
+    assert torch.equal(
+        plain.encode(images=[Described(picture, "x")]).vector, plain.encode(images=[picture]).vector
+    )
+
+
+def test_permuting_descriptions_permutes_rows_and_nothing_else(tmp_path: Path) -> None:
+    texts = {f"{i}.jpg": TEXTS[5 * i] for i in range(3)}
+    file = describing.file(tmp_path / "a.jsonl", texts)
+    found = encode_source(reader(), Two(), captions="each", descriptions=Descriptions([str(file)]), batch=2)
+    assert found.described == tuple(texts.values())
+    swapped = dict(zip(texts, [TEXTS[5], TEXTS[0], TEXTS[10]], strict=True))
+    other = describing.file(tmp_path / "b.jsonl", swapped)
+    again = encode_source(reader(), Two(), captions="each", descriptions=Descriptions([str(other)]), batch=2)
+    assert torch.equal(found.texts.vector, again.texts.vector)
+    assert torch.equal(found.images.vector[2], again.images.vector[2])
+    assert not torch.allclose(found.images.vector[0], again.images.vector[0])
+    describing.file(tmp_path / "c.jsonl", {"0.jpg": "A dog.", "2.jpg": "A cat."})
+    with pytest.raises(UserError, match=r"c\.jsonl: no description of 1\.jpg"):
+        encode_source(reader(), Two(), descriptions=Descriptions([str(tmp_path / "c.jsonl")]))
+
+
+def test_a_run_reads_descriptions_in_training_and_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = open_source("scenes:train?count=16", size=32)
+    texts = {source[i].key: str(source[i].long) for i in range(16)}
+    file, name = describing.file(tmp_path / "a.jsonl", texts), recipe(tmp_path)
+    assert "name a file" in complaint(capsys, "train", name, "--out", tmp_path / "none")
+    given = ("--set", f"data.descriptions=[{file}]")
+    assert call("train", name, "--out", tmp_path / "run", *given) == 0
+    kept = read_recipe(str(tmp_path / "run" / "recipe.yaml"), [])
+    assert kept.data.descriptions_sha256 == Descriptions([str(file)]).sha256
+    own = (
+        "--set",
+        "data.descriptions=long",
+        "data.validation=['scenes:dev?count=4']",
+        "train.validate_every=4",
+    )
+    assert call("train", name, "--out", tmp_path / "own", *own) == 0
+    losses = [
+        [line["terms"]["loss"] for line in logged(tmp_path / run) if line["kind"] == "train"]
+        for run in ("run", "own")
+    ]
+    assert losses[0] == losses[1]  # a file of long captions is the long captions
+    data = ("--data", "scenes:dev?count=4", "--captions", "first")
+    whole = complaint(capsys, "evaluate", tmp_path / "own", *data[:2])
+    assert "--captions whole reads the long captions" in whole
+    said = complaint(capsys, "evaluate", tmp_path / "run", *data)
+    assert "no description of" in said
+    out = tmp_path / "result.json"
+    assert (
+        call(
+            "evaluate",
+            tmp_path / "run",
+            *data,
+            "--descriptions",
+            "long",
+            "--json",
+            out,
+            "--html",
+            tmp_path / "page.html",
+        )
+        == 0
+    )
+    assert json.loads(out.read_text())["settings"]["descriptions"] == "the long captions of the records"
+    assert call("evaluate", tmp_path / "own", *data) == 0
+    vectors = ("encode", tmp_path / "own", "scenes:dev?count=2", "--out", tmp_path / "vectors")
+    assert call(*vectors) == 0
+    file.write_text(file.read_text().replace("red", "blue"))
+    again = complaint(capsys, "train", name, "--out", tmp_path / "run", "--resume", *given)
+    assert "differs in data.descriptions_sha256" in again
+
+
+def test_what_a_recipe_says_of_its_descriptions_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = describing.file(tmp_path / "a.jsonl", {"a": "A."})
+    base = read_recipe(str(recipe(tmp_path)), [f"data.descriptions=[{file}]"])
+    digested, found = with_descriptions(base)
+    assert found is not None
+    assert with_descriptions(digested)[0] == digested
+    describing.file(file, {"a": "B."})
+    with pytest.raises(UserError, match=r"not what data\.descriptions_sha256 says"):
+        with_descriptions(digested)
+    alone = read_recipe(str(recipe(tmp_path)), ["data.descriptions_sha256=[ab]"])
+    with pytest.raises(UserError, match="names no file"):
+        with_descriptions(alone)
+    clip = ("--set", "method=clip", "data.descriptions=[long]")
+    assert "clip reads none" in complaint(capsys, "train", recipe(tmp_path), "--out", tmp_path / "x", *clip)
+
+
+def photos(folder: Path) -> dict[str, str]:
+    """Four pictures below a folder, and a description of each."""
+    told = {}
+    for i in range(4):
+        path = folder / ("cats" if i % 2 else "dogs") / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (12, 9), (60 * i, 90, 200 - 40 * i)).save(path)
+        told[path.relative_to(folder).as_posix()] = TEXTS[3 * i]
+    return told
+
+
+def test_an_index_holds_pictures_as_their_descriptions_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = photos(tmp_path / "photos")
+    file, model = describing.file(tmp_path / "a.jsonl", told), reader()
+    weights, null = saved(model, tmp_path / "model"), null_texts(tmp_path)
+    begin = ("index", "build", tmp_path / "photos", "--model", weights, "--null", null, "--out")
+    assert "--descriptions" in complaint(capsys, *begin, tmp_path / "none")
+    assert "name files" in complaint(capsys, *begin, tmp_path / "none", "--descriptions", "long")
+    out = tmp_path / "index"
+    assert call(*begin, out, "--descriptions", file) == 0
+    index = open_index(out)
+    asked = [Described(tmp_path / "photos" / path, text) for path, text in told.items()]
+    right = model.encode(images=asked).vector
+    place = [index.opened.numbers[path] for path in told]
+    stored = torch.from_numpy(index.opened.take("vectors", np.array(place)))
+    torch.testing.assert_close(stored, right, atol=1e-6, rtol=0)
+    heat = index.heat([(place[0], ["A dog."])])[0]
+    torch.testing.assert_close(heat, model.heat(asked[0], ["A dog."]), atol=1e-5, rtol=0)
+    page = tmp_path / "page.html"
+    assert call("search", out, "A red dog. It runs.", "--html", page, "--heat", tmp_path / "heat") == 0
+    assert "picture" in complaint(capsys, "search", out, "a dog", "--descriptions", file)
+    known = tmp_path / "photos" / "dogs" / "0.png"
+    assert call("search", out, "--image", known) == 0  # its description lies in the index
+    Image.new("RGB", (12, 9), (60, 90, 20)).save(tmp_path / "new.png")
+    query = ("search", out, "--image", tmp_path / "new.png")
+    assert "has none in the index" in complaint(capsys, *query)
+    describing.file(tmp_path / "new.jsonl", {"new.png": "A dog."})
+    assert call(*query, "--descriptions", tmp_path / "new.jsonl", "--json", tmp_path / "found.json") == 0
+
+
+def test_a_changed_description_is_a_changed_picture(tmp_path: Path) -> None:
+    told = photos(tmp_path / "photos")
+    file, model = describing.file(tmp_path / "a.jsonl", told), reader()
+    out = tmp_path / "index"
+    build(tmp_path / "photos", out, model=model, null=null_texts(tmp_path), descriptions=[str(file)])
+    assert refresh(out, model=model).unchanged == 4  # the index remembers the file
+    describing.file(file, told | {"cats/1.png": TEXTS[20]})
+    report = refresh(out, model=model)
+    assert (report.changed, report.encoded, report.unchanged) == (1, 1, 3)
+    index = open_index(out, model)
+    row = index.opened.numbers["cats/1.png"]
+    expected = model.encode(images=[Described(tmp_path / "photos" / "cats" / "1.png", TEXTS[20])]).vector
+    torch.testing.assert_close(torch.from_numpy(index.opened.take("vectors", np.array([row]))), expected)
+    copy = tmp_path / "photos" / "cats" / "copy.png"
+    copy.write_bytes((tmp_path / "photos" / "cats" / "1.png").read_bytes())
+    with pytest.raises(UserError, match=r"no description of cats/copy\.png"):
+        refresh(out, model=model)
+    describing.file(file, told | {"cats/1.png": TEXTS[20], "cats/copy.png": TEXTS[21]})
+    assert refresh(out, model=model).encoded == 1  # the same bytes, and something else is said of them
+    other = open_index(out, model).opened
+    vectors = other.take("vectors", np.array([other.numbers[f"cats/{name}.png"] for name in ("1", "copy")]))
+    assert not np.allclose(vectors[0], vectors[1])
+
+
+def test_a_damaged_picture_of_an_index_needs_no_description(tmp_path: Path) -> None:
+    told = photos(tmp_path / "photos")
+    (tmp_path / "photos" / "bad.png").write_bytes(b"no picture")
+    file = describing.file(tmp_path / "a.jsonl", told)
+    report = build(
+        tmp_path / "photos",
+        tmp_path / "index",
+        model=reader(),
+        null=null_texts(tmp_path),
+        descriptions=[str(file)],
+    )
+    assert (report.pictures, report.damaged) == (4, {"damaged image": 1})
+
+
+def test_a_graph_of_pixels_cannot_stand_for_a_method_that_reads_descriptions(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="takes pixels alone"):
+        export(reader(), tmp_path / "graphs")
