@@ -12,7 +12,7 @@ from grainline.nn.select import gumbel_st
 from grainline.types import Clock, Encoded
 
 Branches = Literal["both", "sparse", "dense", "joint"]
-"""What chooses patches: the text and the description apart, one of them, or both in one decision (equation 3)."""
+"""What chooses patches: the text and the description apart, one alone, or both in one score (equation 3)."""
 
 BEHIND = 2  # tokens behind the patches: the class token, and the description; masked where there is none
 

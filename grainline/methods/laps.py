@@ -12,13 +12,13 @@ ratio of patches is no loss, because a fixed number of patches always keeps it; 
 range; the summaries learn by a lighter triplet loss, so that an index can find candidates by vector.
 """
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from grainline.encoders.towers import Towers, TowersConfig
 from grainline.methods.base import Method, dot
 from grainline.methods.chosen import Choice
-from grainline.methods.patches import encoded_patches, encoded_words, graded
+from grainline.methods.patches import encoded_patches, encoded_words, graded, refuse_pool
 from grainline.methods.selecting import Selector
 from grainline.methods.triplets import Rule, both_triplets
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
@@ -34,6 +34,11 @@ class LAPSConfig(TowersConfig):
     warmup: float = Field(1.0, ge=0)  # epochs over the pictures with all negatives, with a growing weight
     coarse: float = Field(0.1, ge=0)  # weight of the triplet loss over summaries; 0: as in the paper
     learns_tokens = True
+
+    @model_validator(mode="after")
+    def _fits(self) -> "LAPSConfig":
+        refuse_pool(self)
+        return self
 
 
 class LAPS(Method):

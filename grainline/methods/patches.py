@@ -5,12 +5,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from grainline.encoders.towers import Towers, flat_parts
+from grainline.encoders.towers import Towers, TowersConfig, flat_parts
+from grainline.encoders.vit import ViTConfig
 from grainline.methods.chosen import Decide, Seen, told_of
 from grainline.methods.selecting import Selector
 from grainline.methods.triplets import Graded
 from grainline.nn.pool import mean_pool, unit
 from grainline.types import Encoded, Images, Texts, full
+
+
+def refuse_pool(cfg: TowersConfig) -> None:
+    """ValueError for a pooling that these methods do not read."""
+    if isinstance(cfg.image, ViTConfig) and cfg.image.pool == "attention":
+        raise ValueError("image.pool attention would learn nothing: the mean of patches is the summary here")
 
 
 def encoded_patches(towers: Towers, images: Images, told: Tensor | None, use_cls: bool) -> Encoded:
@@ -56,7 +63,8 @@ def graded(selector: Selector, decide: Decide) -> Graded:
         everything = selector.scores(Seen(*(x.detach() for x in seen)), told, decide)
         count = counts(everything)
         count[0, 0] |= ~count.any()  # with processes that train together every parameter needs a gradient
-        of = count.nonzero(as_tuple=True)
-        return everything.index_put(of, selector.pairs(seen, told, of, decide))
+        row, column = count.nonzero(as_tuple=True)
+        found = selector.pairs(seen, told, (row, column), decide)
+        return everything.index_put((row, column), found)
 
     return score

@@ -1,8 +1,8 @@
 """Pictures whose patches are chosen by the text they are compared with: what `seps` and `laps` share.
 
-Of a pair there is no vector, so scores are computed pair by pair, in tiles. All that a picture says by itself is
-computed once: what each patch gives to each slot, how much it matters whatever the text, and in SEPS all of the
-branch of the description. `Seen` holds it; `held` lays it out as tokens, which is what an index keeps.
+Of a pair there is no vector, so scores are computed pair by pair, in tiles. All that a picture says by itself
+is computed once: what each patch gives to each slot, how much it matters whatever the text, and in SEPS all
+of the branch of the description. `Seen` holds it; `held` lays it out as tokens, which is what an index keeps.
 """
 
 from typing import Any
@@ -20,6 +20,7 @@ from grainline.nn.select import (
     aggregated,
     hard_topk,
     kept_number,
+    rated,
     rest,
     slot_number,
     stretched,
@@ -88,17 +89,18 @@ class Selector(nn.Module):
             by_image, by_told = (
                 stretched((directions @ x[..., None])[..., 0]) for x in (full(image), full(told))
             )
-        own = 0.0 if self.predictor is None else (1 - 2 * beta) * self.predictor(patches)
+        own = None if self.predictor is None else self.predictor(patches)
         if self.choice.branches == "joint":
-            return (own + beta * (by_told + 2 * by_image)) / (1 + 2 * beta), by_told
-        return own + beta * by_image, own + beta * (by_image + by_told)
+            return rated(own, by_told + 2 * by_image, beta) / (1 + 2 * beta), by_told
+        return rated(own, by_image, beta), rated(own, by_image + by_told, beta)
 
     @torch.no_grad()
     def held(self, images: Encoded) -> Encoded:
         """The same pictures with all that `Seen` knows as tokens: [N, L + 2, wider], in the same rows
 
-        In the row of a patch: the patch, what it gives to each slot, its score, the decision by the description,
-        and in the first C rows what that makes of the patches. Behind them the class token, and the rest.
+        In the row of a patch: the patch, what it gives to each slot, its score, the decision by the
+        description, and in the first C rows what that makes of the patches. Behind them the class token, and
+        the rest.
         """
         if images.tokens.shape[-1] != self.width:
             return images
@@ -173,7 +175,7 @@ class Selector(nn.Module):
         return merged, merged.new_ones(merged.shape[:3])
 
     def _rest(self, seen: Seen, score: Tensor | None, kept: Tensor | None) -> tuple[Tensor, Tensor]:
-        """One token of what does not stay; of two branches the mean of theirs. [n, t or 1, 1, D] and weight"""
+        """One token of what does not stay; of two branches the mean of theirs. [n, t or 1, 1, D], weight"""
         spare, spared = seen.spare[:, None], seen.spared[:, None].to(seen.spare.dtype)
         total, number = spare * spared[..., None], spared
         if score is not None and kept is not None:

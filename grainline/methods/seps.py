@@ -1,17 +1,17 @@
-"""SEPS: the patches of a picture that a caption calls for, and those that a description calls for, against words.
+"""SEPS: the patches of a picture that a caption and a description call for, against the words of the caption.
 
 Mao et al., arXiv 2511.01390. In five steps:
-  1. encode the picture into patches, the caption into words, and a generated description of the picture into one
-     direction, without gradient (docs/methods/seps.md says why the description is that of the picture);
-  2. score each patch by a small network and by its cosines with the caption, or the description, and the mean of
-     all patches; a share of them stays, by lot in training and the best elsewhere;
+  1. encode the picture into patches, the caption into words, and a generated description of the picture into
+     one direction, without gradient (docs/methods/seps.md says why it is a description of the picture);
+  2. score each patch by a small network and by its cosines with the caption, or the description, and the mean
+     of all patches; a share of them stays, by lot in training and the best elsewhere;
   3. aggregate what stays into fewer tokens, which the branches of caption and description add up;
-  4. the score of the pair: what every token finds on the other side, in the mean, and a network of the best finds;
+  4. the score of the pair: the mean of what every token finds on the other side, and a network of the best;
   5. triplet loss both ways, with all negatives first and the hardest later, and a loss that holds the share.
 
 Differs from the paper: each branch has a score of its own, whose weights sum to 1; one token of all dropped
-patches and the class token stand beside the aggregated ones, as in LAPS; the summaries of both sides learn by a
-lighter triplet loss, so that an index can find candidates by vector.
+patches and the class token stand beside the aggregated ones, as in LAPS; the summaries of both sides learn by
+a lighter triplet loss, so that an index can find candidates by vector.
 """
 
 from typing import Literal
@@ -25,7 +25,7 @@ from grainline.errors import UserError
 from grainline.losses.triplet import Shares, keep_ratio
 from grainline.methods.base import Method, dot
 from grainline.methods.chosen import Branches, Choice, Decide, drawn, told_of
-from grainline.methods.patches import encoded_patches, encoded_words, graded, summary
+from grainline.methods.patches import encoded_patches, encoded_words, graded, refuse_pool, summary
 from grainline.methods.selecting import Selector
 from grainline.methods.triplets import Rule, both_triplets
 from grainline.nn.relevance import Matching
@@ -58,9 +58,10 @@ class SEPSConfig(TowersConfig):
     def _fits(self) -> "SEPSConfig":
         if (self.decision == "hard_topk") != (self.beta == 0.5):
             raise ValueError(
-                f"decision {self.decision} with beta {self.beta:g}: the predictor of scores learns by gumbel_st "
-                "alone and has no weight at beta 0.5, so hard_topk needs beta 0.5, and gumbel_st less"
+                f"decision {self.decision} with beta {self.beta:g}: the predictor of scores learns by "
+                "gumbel_st alone and has no weight at beta 0.5, so hard_topk needs beta 0.5, gumbel_st less"
             )
+        refuse_pool(self)
         return self
 
 
@@ -104,8 +105,8 @@ class SEPS(Method):
         """The direction of the description of each picture: [N, D]. Its parts are read one by one."""
         if images.dense is None:
             raise UserError(
-                f"seps with branches: {self.cfg.branches} reads a description of every picture, and these have "
-                "none; give them, or set model.branches to sparse"
+                f"seps with branches: {self.cfg.branches} reads a description of every picture, and these "
+                "have none; give them, or set model.branches to sparse"
             )
         texts = images.dense
         number, parts = texts.mask.shape[:2]
@@ -138,7 +139,7 @@ class SEPS(Method):
         return terms | self._ratio(mine.images, everyone.texts, decide, rule)
 
     def _ratio(self, images: Encoded, texts: Encoded, decide: Decide, rule: Rule) -> dict[str, Term]:
-        """How far from the share that should stay, over all pairs of my pictures; and the shares themselves."""
+        """How far from the share that should stay, over all pairs of my pictures; and these shares."""
         if self.selector.predictor is None:
             return {}
         seen, told = self.selector.seen(images, decide), told_of(texts)

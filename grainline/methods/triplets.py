@@ -1,4 +1,4 @@
-"""Triplet losses of a batch, both ways: which pairs are positives and negatives, over any number of processes."""
+"""Triplet losses of a batch, both ways: which pairs are positives and negatives, over all processes."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Rule(NamedTuple):
 
     @classmethod
     def at(cls, clock: Clock, margin: float, warmup: float) -> "Rule":
-        """All negatives for the first `warmup` epochs, with a weight that grows from 0 to 1; then the hardest.
+        """All negatives for the first `warmup` epochs, with a weight that grows to 1; then the hardest.
 
         >>> Rule.at(Clock(epoch=0.5), 0.2, 2.0), Rule.at(Clock(epoch=2.0), 0.2, 2.0)
         (Rule(margin=0.2, hardest=False, weight=0.25), Rule(margin=0.2, hardest=True, weight=1.0))
@@ -48,10 +48,11 @@ class _Ends(NamedTuple):
 
 
 def both_triplets(graded: Graded, mine: Pair, everyone: Pair, rule: Rule, weight: float) -> dict[str, Term]:
-    """The loss of my pictures against all texts, and of my texts against all pictures, added up over the batch.
+    """The loss of my pictures against all texts, and of my texts against all pictures, summed over the batch.
 
-    A text has one positive, the picture among whose rows it stands, and texts of the same image are negatives of
-    neither. Foils are negatives of every picture. Terms are sums over all processes, not means, as in the papers.
+    A text has one positive, the picture among whose rows it stands; texts and pictures of one image are never
+    negatives of each other. Foils are negatives of every picture. Terms are sums over all
+    processes, not means, as in the papers.
     """
     owner = owner_of(everyone.texts.image, everyone.images.image)  # [M]
     down = _ends(mine.images, everyone.texts, owner == _mine(mine.images)[:, None])

@@ -1,9 +1,9 @@
-"""VSE++: a picture and its caption are one vector each, and the hardest other one of the batch is pushed away.
+"""VSE++: a picture and its caption are one vector each; the hardest other one of the batch is pushed away.
 
 Faghri et al., arXiv 1707.05612. In two steps:
   1. encode picture and caption into unit vectors of one shared space;
-  2. triplet loss both ways with the hardest negatives of the batch, after a warm-up with all of them, as in the
-     code of LAPS, whose baseline it is.
+  2. triplet loss both ways with the hardest negatives of the batch, after a warm-up with all of them, as in
+     the code of LAPS, whose baseline it is.
 """
 
 from pydantic import Field

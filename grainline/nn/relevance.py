@@ -1,7 +1,7 @@
 """The score of a picture and a text from the cosines of their tokens: relevance-aware matching of SEPS.
 
-Mao et al., arXiv 2511.01390, equation 5. Every token looks for its best counterpart on the other side; the score
-is the mean of what they find, both ways, and what a small network makes of the few best finds.
+Mao et al., arXiv 2511.01390, equation 5. Every token looks for its best counterpart on the other side; the
+score is the mean of what they find, both ways, and what a small network makes of the few best finds.
 """
 
 from typing import Literal

@@ -40,6 +40,11 @@ def stretched(x: Tensor) -> Tensor:
     return (x - low) / (x.amax(-1, keepdim=True) - low + 1e-8)
 
 
+def rated(predicted: Tensor | None, attention: Tensor, beta: float) -> Tensor:
+    """(1 - 2 beta) predicted + beta attention, a sum of stretched cosines; None counts as 0"""
+    return beta * attention if predicted is None else (1 - 2 * beta) * predicted + beta * attention
+
+
 def hard_topk(score: Tensor, number: int) -> Tensor:
     """1 at the `number` highest scores, 0 elsewhere: [..., L]; no gradient"""
     if number >= score.shape[-1]:
