@@ -16,7 +16,6 @@ from grainline.losses.noise import logistic
 from grainline.methods import chosen, selecting
 from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.seps import SEPS, SEPSConfig
-from grainline.nn.relevance import best_of
 from grainline.train.step import step
 from grainline.types import Clock, Encoded, Images, Pair, Texts, rows
 
@@ -59,59 +58,74 @@ def unit(x: Tensor) -> Tensor:
     return x / x.norm(dim=-1, keepdim=True)
 
 
-def naive(method: Any, a: Encoded, b: Encoded, clock: Clock | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Score of one picture with one text, by the equations, and the share that each branch keeps."""
+def patch_scores(method: Any, a: Encoded, words: Tensor) -> tuple[Tensor, ...]:
+    """Of the patches of one picture, in each branch: by a text, and by the description."""
     s, choice = method.selector, method.selector.choice
-    v, cls, told = a.tokens[0, :-2], a.tokens[0, -2], a.tokens[0, -1]
-    words = b.tokens[0][b.mask[0]]
+    v, told, beta = a.tokens[0, :-2], a.tokens[0, -1], choice.beta
     direction = unit(v.detach())
     by_text, by_told, by_image = (
         norm(direction @ x.detach()) for x in (unit(words.mean(0)), told, unit(v.mean(0)))
     )
-    own = 0.0 if s.predictor is None else (1 - 2 * choice.beta) * s.predictor(v)
-    sparse, dense = own + choice.beta * (by_text + by_image), own + choice.beta * (by_told + by_image)
+    own = 0.0 if s.predictor is None else (1 - 2 * beta) * s.predictor(v)
     if choice.branches == "joint":
-        sparse = (own + choice.beta * (by_text + by_told + 2 * by_image)) / (1 + 2 * choice.beta)
-    branches = {"both": (sparse, dense), "sparse": (sparse,), "joint": (sparse,), "dense": (dense,)}
-    kept, spare, merged = [], [], torch.zeros((), dtype=v.dtype)
-    for score in branches[choice.branches]:
-        if clock is None:
-            d = torch.zeros_like(score)
-            d[score.topk(s.staying).indices] = 1.0
-        else:
-            item = torch.full_like(b.item, -1) if score is dense else b.item
-            noise = logistic(clock, a.image, item[None], len(v))[0, 0].double()
-            soft = torch.sigmoid(torch.log(score) - torch.log(1 - score) + noise)
-            d = (soft > 0.5).double() + soft - soft.detach()
-        kept.append(d)
-        if choice.aggregate is not None:
-            e = s.slots(v).exp() * d
-            merged = merged + (e / e.sum(-1, keepdim=True)) @ v
-        drop = d.detach() == 0
-        if drop.any():
-            spare.append(score[drop].softmax(0) @ v[drop])
-    weight = torch.ones(merged.shape[0] if merged.dim() else 0, dtype=v.dtype)
-    tokens = merged
-    if choice.aggregate is None:
+        return ((own + beta * (by_text + by_told + 2 * by_image)) / (1 + 2 * beta),)
+    sparse, dense = own + beta * (by_text + by_image), own + beta * (by_told + by_image)
+    return {"both": (sparse, dense), "sparse": (sparse,), "dense": (dense,)}[choice.branches]
+
+
+def decision(score: Tensor, number: int, clock: Clock | None, image: Tensor, item: Tensor) -> Tensor:
+    """The best patches, or at some time of training those on which the lot falls."""
+    if clock is None:
+        kept = torch.zeros_like(score)
+        kept[score.topk(number).indices] = 1.0
+        return kept
+    noise = logistic(clock, image, item[None], len(score))[0, 0].double()
+    soft = torch.sigmoid(torch.log(score) - torch.log(1 - score) + noise)
+    return (soft > 0.5).double() + soft - soft.detach()
+
+
+def tokens_of(method: Any, a: Encoded, kept: list[Tensor], scores: tuple[Tensor, ...]) -> list[Tensor]:
+    """The visual tokens of a pair, [P, D], with weights [P]."""
+    s, v = method.selector, a.tokens[0, :-2]
+    dropped = [d.detach() == 0 for d in kept]
+    if s.slots is None:
         tokens, weight = v, 1 - torch.stack([1 - d for d in kept]).prod(0)
-    if choice.rest and spare:
-        tokens = torch.cat([tokens, torch.stack(spare).mean(0)[None]])
-    if a.mask[0, -2]:
-        tokens = torch.cat([tokens, cls[None]])
-    weight = torch.cat([weight, weight.new_ones(len(tokens) - len(weight))])
+    else:
+        logits, tokens = s.slots(v), torch.zeros_like(v[: s.slot_number])
+        for d, drop in zip(kept, dropped, strict=True):
+            top = logits.detach()[:, ~drop].amax(-1, keepdim=True)  # dropped patches reach no higher
+            e = torch.where(drop, logits.minimum(top), logits).exp() * d
+            tokens = tokens + (e / e.sum(-1, keepdim=True)) @ v
+        weight = v.new_ones(len(tokens))
+    spare = [x[drop].softmax(0) @ v[drop] for x, drop in zip(scores, dropped, strict=True) if drop.any()]
+    beside = [torch.stack(spare).mean(0)] if s.choice.rest and spare else []
+    beside += [a.tokens[0, -2]] if a.mask[0, -2] else []
+    if beside:
+        tokens = torch.cat([tokens, torch.stack(beside)])
+    return [tokens, torch.cat([weight, weight.new_ones(len(tokens) - len(weight))])]
+
+
+def naive(method: Any, a: Encoded, b: Encoded, clock: Clock | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Score of one picture with one text, by the equations, and the share that each branch keeps."""
+    s, words = method.selector, b.tokens[0][b.mask[0]]
+    scores = patch_scores(method, a, words)
+    none = torch.full_like(b.item, -1)
+    items = [none if s.choice.branches == "dense" else b.item, none]  # the lot of a description knows no text
+    kept = [decision(x, s.staying, clock, a.image, item) for x, item in zip(scores, items, strict=False)]
+    tokens, weight = tokens_of(method, a, kept, scores)
     cosine = unit(tokens) @ unit(words).T
-    cosine = torch.where(cosine < 0, 0.1 * cosine, cosine) if choice.leaky else cosine
+    cosine = torch.where(cosine < 0, 0.1 * cosine, cosine) if s.choice.leaky else cosine
     real = weight.detach() > 0
     patch, word = cosine.max(1).values, cosine[real].max(0).values
-    total = torch.zeros((), dtype=v.dtype)
+    total = cosine.new_zeros(())
     if s.relevance.means:
         total = (patch * weight).sum() / weight.sum() + word.mean()
-    if s.relevance.patches is not None:
-        k = s.relevance.number
-        total = total + s.relevance.patches(best_of(patch[real], torch.ones_like(patch[real]).bool(), k))[0]
-        total = total + s.relevance.words(best_of(word, torch.ones_like(word).bool(), k))[0]
-    shares = [d.mean() for d in kept]
-    return total, shares[0], shares[-1]
+    for network, x in ((s.relevance.patches, patch[real]), (s.relevance.words, word)):
+        if network is not None:
+            best = x.sort(descending=True).values.tolist()
+            places = [min(i, len(best) - 1) for i in range(s.relevance.number)]
+            total = total + network(x.sort(descending=True).values[places])[0]
+    return total, kept[0].mean(), kept[-1].mean()
 
 
 def looped(method: Any, a: Encoded, b: Encoded, clock: Clock | None = None) -> list[Tensor]:

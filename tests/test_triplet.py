@@ -1,4 +1,4 @@
-"""Triplet losses and the ratio of patches: values worked out by hand, and slow copies of their definitions."""
+"""Triplet losses and the ratio of patches: values worked out by hand, and slow copies of definitions."""
 
 import pytest
 import torch

@@ -54,6 +54,9 @@ class Method(ABC, nn.Module):
     sees: bool = True
     """Whether training looks at pictures: without, it can learn from captions that have none."""
 
+    describes: bool = False
+    """Whether encode_images reads a description of each picture beside its pixels: `Images.dense`."""
+
     fresh: tuple[str, ...] = ()
     """How names of parameters of the encoders begin that an earlier run may lack, which begins this one."""
 

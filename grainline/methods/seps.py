@@ -75,6 +75,7 @@ class SEPS(Method):
         super().__init__()
         self.cfg = cfg
         self.pairwise, self.distribution = True, False
+        self.describes = cfg.branches != "sparse"
         self.towers = Towers(cfg)
         self.size, self.grid = self.towers.image.size, self.towers.image.grid
         self.context = self.towers.text.context
@@ -97,7 +98,7 @@ class SEPS(Method):
 
         UserError where a description is needed and missing.
         """
-        told = None if self.cfg.branches == "sparse" else self._described(images)
+        told = self._described(images) if self.describes else None
         return encoded_patches(self.towers, images, told, self.cfg.use_cls)
 
     @torch.no_grad()
