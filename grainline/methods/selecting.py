@@ -269,8 +269,6 @@ class Selector(nn.Module):
 def _cosines(tokens: Tensor, words: Tensor) -> Tensor:
     """Of tokens [n, t or 1, P, D] with unit words [n or 1, t, M, D]: [n, t or 1, P, M]"""
     length = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True).clamp(min=1e-12)
-    if words.shape[0] > 1:
+    if words.shape[0] > 1 or tokens.shape[1] > 1:
         return (tokens @ words.mT) / length
-    if tokens.shape[1] == 1:
-        return torch.einsum("npd,tmd->ntpm", tokens[:, 0], words[0]) / length
-    return torch.einsum("ntpd,tmd->ntpm", tokens, words[0]) / length
+    return torch.einsum("npd,tmd->ntpm", tokens[:, 0], words[0]) / length

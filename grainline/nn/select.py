@@ -83,9 +83,11 @@ def aggregated(logits: Tensor, values: Tensor, kept: Tensor) -> Tensor:
     it counts as if it were equal then, which bounds the gradient by its decision.
     """
     dropped = (kept.detach() == 0)[..., None, :]
+    if not torch.is_grad_enabled():  # the same in a third of the passes over [..., C, L]
+        return _mixed(logits.masked_fill(dropped, -torch.inf).softmax(-1), values)
     top = logits.detach().masked_fill(dropped, -torch.inf).amax(-1, keepdim=True)
     weight = (logits - top).clamp(max=0).exp() * kept[..., None, :]
-    return (weight / weight.sum(-1, keepdim=True)) @ values
+    return _mixed(weight / weight.sum(-1, keepdim=True), values)
 
 
 def rest(score: Tensor, values: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,7 +98,14 @@ def rest(score: Tensor, values: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     stays = kept.detach() > 0
     everything = stays.all(-1)
     weight = score.masked_fill(stays & ~everything[..., None], -torch.inf).softmax(-1)
-    return (weight[..., None, :] @ values)[..., 0, :], ~everything
+    return _mixed(weight[..., None, :], values)[..., 0, :], ~everything
+
+
+def _mixed(weight: Tensor, values: Tensor) -> Tensor:
+    """weight [..., C, L] @ values [..., L, D]; values [n, 1, L, D] of many texts are not copied for each."""
+    if weight.dim() == 4 and values.shape[1] == 1:
+        return (weight.flatten(1, 2) @ values[:, 0]).unflatten(1, weight.shape[1:3])
+    return weight @ values
 
 
 class Predictor(nn.Module):
