@@ -231,7 +231,7 @@ def _logits(values: dict[str, Any], found: Pretrained) -> dict[str, float]:
 
     A method with a bias takes both or none: the scale of a CLIP is made for logits without one.
     """
-    if found.scale is None or ("bias" in values and found.bias is None):
+    if "scale" not in values or found.scale is None or ("bias" in values and found.bias is None):
         return {}
     most = values["max_scale"]
     own = {"scale": float(found.scale) if most is None else min(float(found.scale), most)}

@@ -1537,6 +1537,39 @@ SHORTER = [
           "int(np.flatnonzero(soft.sum(1) > 0)[-1]) + 1", "len(soft)"),
 ]
 
+SELECTING = [
+    Fault("nn/select.py", "tests/test_select.py", "the range of scores has no floor, and equal ones are NaN",
+          "- low + 1e-8)", "- low)"),
+    Fault("nn/select.py", "tests/test_select.py", "a lot may leave no patch",
+          "hard = hard | (best & ~hard.any(-1, keepdim=True))", "hard = hard | (best & hard)"),
+    Fault("nn/select.py", "tests/test_select.py", "a dropped patch far above the others explodes",
+          ".clamp(max=0).exp()", ".exp()"),
+    Fault("nn/select.py", "tests/test_select.py", "the rest is made of the patches that stay",
+          "score.masked_fill(stays & ~everything", "score.masked_fill(~stays & ~everything"),
+    Fault("nn/relevance.py", "tests/test_select.py", "padded words are found",
+          "patch = cosine.masked_fill(~told[..., None, :], -torch.inf).amax(-1)", "patch = cosine.amax(-1)"),
+    Fault("nn/relevance.py", "tests/test_select.py", "of a short caption finds are missing",
+          "real.sum(-1, keepdim=True).clamp(max=top.shape[-1]) - 1",
+          "top.shape[-1] - 1 + 0 * real.sum(-1, keepdim=True)"),
+    Fault("losses/triplet.py", "tests/test_triplet.py", "the hardest negative is never asked for",
+          "cost.max(1).values.sum() if hardest", "cost.sum() if hardest"),
+    Fault("losses/noise.py", "tests/test_select.py", "noise knows no text",
+          "of_image ^ mixed(item + GOLDEN)", "of_image ^ mixed(0 * item + GOLDEN)"),
+    Fault("methods/triplets.py", "tests/test_triplet.py", "captions of the same picture are negatives",
+          "real & ~same_image(rows, columns)", "real & ~positive"),
+    Fault("methods/triplets.py", "tests/test_two_ranks.py", "every process takes the rows of the first",
+          "+ rank() * len(side.item)", "+ 0 * rank()"),
+    Fault("methods/selecting.py", "tests/test_seps.py", "the branch of the description is not added",
+          "merged = seen.merged[:, None] if self.dense else 0.0",
+          "merged = 0 * seen.merged[:, None] if self.dense else 0.0"),
+    Fault("methods/selecting.py", "tests/test_seps.py", "the class token is compared where there is none",
+          "seen.classed[:, None, None].to(seen.cls.dtype)", "seen.cls.new_ones(len(seen.cls), 1, 1)"),
+    Fault("methods/patches.py", "tests/test_seps.py", "some pairs that the loss touches get no gradient",
+          "row, column = count.nonzero(as_tuple=True)", "row, column = count.tril().nonzero(as_tuple=True)"),
+    Fault("methods/seps.py", "tests/test_seps.py", "an empty description passes",
+          "not bool(mask.any(1).all())", "not bool(mask.any())"),
+]
+
 # fmt: on
 
 DESCRIBED = [
@@ -1686,4 +1719,5 @@ FAULTS = (
     + TIOU
     + SHORTER
     + DESCRIBED
+    + SELECTING
 )

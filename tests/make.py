@@ -10,7 +10,7 @@ from grainline.methods import METHODS
 from grainline.methods.base import Method
 from grainline.types import CAPTION, FOIL, Clock, Images, Texts
 
-CLOCK = Clock()
+CLOCK = Clock(epoch=0.5)  # in the middle of a warm-up of one epoch
 VOCAB = 300
 WIDTH = 16
 TINY = {
@@ -67,6 +67,15 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in ME
     "tgt-baseline": ("tgt", ("reconstruction=0", "text.causal=false", "text.pool=mean")),
     "siglip-map": ("siglip", ("image.pool=attention", "text.buckets=1")),
 }
+FEW = ("keep=0.75", "aggregate=0.7")  # of four patches three stay, as two tokens
+CASES |= {
+    "seps": ("seps", FEW),
+    "seps-sparse": ("seps", (*FEW, "branches=sparse", "warmup=0", "aggregate=null")),
+    "seps-dense": ("seps", (*FEW, "branches=dense", "ratio_form=apart", "use_cls=false")),
+    "seps-joint": ("seps", (*FEW, "branches=joint", "matching=topk", "use_rest=false", "image.pool=mean")),
+    "laps": ("laps", FEW),
+    "vse-hardest": ("vse", ("warmup=0",)),
+}
 CASES |= {name: (name.partition("-")[0], ()) for name in PRETRAINED}
 
 
@@ -91,4 +100,7 @@ def batch(n: int = 4, seed: int = 0) -> tuple[Images, Texts]:
     level = torch.full_like(item, CAPTION)
     owner[1], level[1] = -1, FOIL
     ids = torch.randint(3, VOCAB, mask.shape, generator=g)
-    return Images(torch.rand(n, 3, 8, 8, generator=g), image), Texts(ids, mask, item, owner, level)
+    pixels = torch.rand(n, 3, 8, 8, generator=g)
+    told = torch.randint(3, VOCAB, (n, 1, 6), generator=g)  # a description of each image
+    dense = Texts(told, torch.ones_like(told).bool(), image, image, torch.full_like(image, CAPTION))
+    return Images(pixels, image, dense=dense), Texts(ids, mask, item, owner, level)

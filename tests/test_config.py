@@ -205,10 +205,11 @@ def test_the_model_is_checked_when_the_recipe_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", names())
 def test_every_recipe_of_the_package_is_whole(name: str, tmp_path: Path) -> None:
     found = read_recipe(name, [])
-    place = "model" if found.model.get("pretrained") is not None else "model.image"
-    if place == "model" or "pretrained" in found.model["image"]:  # no network here: a small one of the kind
+    places = [f"model.{side}" for side in ("image", "text") if "pretrained" in found.model[side]]
+    places = ["model"] if found.model.get("pretrained") is not None else places
+    if places:  # no network here: a small one of the kind
         whole(FORMS.get(found.method, "groupvit" if found.method == "tgt" else "clip"), tmp_path / "small")
-        small = read_recipe(name, [f"{place}.pretrained={tmp_path / 'small'}"])
+        small = read_recipe(name, [f"{place}.pretrained={tmp_path / 'small'}" for place in places])
         method = start(small.description).method()
     else:
         with torch.device("meta"):

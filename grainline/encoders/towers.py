@@ -117,11 +117,18 @@ class Towers(nn.Module):
         """Whether image tokens are segments of any shape."""
         return isinstance(self.image, Cast) or (isinstance(self.image, ImageEncoder) and self.image.segmented)
 
+    @property
+    def classed(self) -> bool:
+        """Whether the image encoder has a class token; it is the summary then."""
+        if isinstance(self.image, ImageEncoder):
+            return self.image.kind in ("clip", "vit")
+        return isinstance(self.image, ViT) and self.image.class_token is not None
+
     def see(self, images: Images) -> ImageTokens:
         """What the image encoder makes of pictures; features and superpixels that they bring along stand."""
         if images.features is not None:
             made = full(images.features)
-            return ImageTokens(made[:, 0], None, made[:, 1:])
+            return ImageTokens(made[:, 0], made[:, 0] if self.classed else None, made[:, 1:])
         if isinstance(self.image, Cast):
             return self.image.read(images.pixels, images.regions)
         seen: ImageTokens = self.image(images.pixels)

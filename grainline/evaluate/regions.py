@@ -140,14 +140,15 @@ class Collected:
         grid, n = self._view.grid, len(images.vector)
         boxes = self._boxes[self._pooled : self._pooled + n]
         self._pooled += n
-        assert images.tokens.shape[1] == grid[0] * grid[1], (images.tokens.shape, grid)
+        on_grid = images.tokens[:, : grid[0] * grid[1]]
+        assert on_grid.shape[1] == grid[0] * grid[1], (images.tokens.shape, grid)
         device = images.tokens.device
         flat = torch.tensor([box for one in boxes for box in one], device=device).view(-1, 4)
         of = torch.arange(n, device=device).repeat_interleave(
             torch.tensor([len(one) for one in boxes], device=device)
         )
         scale = (grid[0] / self._view.side, grid[1] / self._view.side)
-        maps = full(images.tokens).unflatten(1, grid)
+        maps = full(on_grid).unflatten(1, grid)
         self._vectors.append(F.normalize(roi_align(maps, flat, of, scale=scale)[:, 0, 0], dim=-1))
 
     def refuse_none(self, path: str) -> None:

@@ -7,9 +7,12 @@ from grainline.methods.caft import CAFT, CAFTConfig
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.methods.flair import FLAIR, FLAIRConfig
 from grainline.methods.himo import HiMo, HiMoConfig
+from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.maxsim import MaxSim, MaxSimConfig
+from grainline.methods.seps import SEPS, SEPSConfig
 from grainline.methods.siglip import SigLIP, SigLIPConfig
 from grainline.methods.tgt import TGT, TGTConfig
+from grainline.methods.vse import VSE, VSEConfig
 
 METHODS: dict[str, tuple[type[Method], type[Config]]] = {
     "clip": (CLIP, CLIPConfig),
@@ -20,4 +23,7 @@ METHODS: dict[str, tuple[type[Method], type[Config]]] = {
     "caft": (CAFT, CAFTConfig),
     "tgt": (TGT, TGTConfig),
     "maxsim": (MaxSim, MaxSimConfig),
+    "seps": (SEPS, SEPSConfig),
+    "laps": (LAPS, LAPSConfig),
+    "vse": (VSE, VSEConfig),
 }

@@ -42,7 +42,8 @@ class Method(ABC, nn.Module):
     """How a text falls into `parts` chunks, for methods that compose them into a whole."""
 
     grid: tuple[int, int] | None
-    """Rows and columns of the image tokens; None where they do not lie on a grid."""
+    """Rows and columns of the image tokens; None where they do not lie on a grid. A method may have tokens
+    behind these, which have no place."""
 
     matched: bool = True
     """Whether image tokens lie in the space of text vectors, so that their cosines mean something."""
@@ -123,7 +124,7 @@ class Method(ABC, nn.Module):
             assert images.places is not None, "segments without places"
             return on_segments(heat, images.places, size)
         assert self.grid is not None, "image tokens without places; ask `placed` first"
-        return on_pixels(heat, self.grid, size)
+        return on_pixels(heat[:, : self.grid[0] * self.grid[1]], self.grid, size)
 
 
 @runtime_checkable

@@ -1,0 +1,54 @@
+"""Losses of SEPS and its neighbours: triplets with a margin, and the share of patches that stays.
+
+Triplets with hardest negatives are those of VSE++ (Faghri et al., arXiv 1707.05612); the share of patches is
+equation 7 of SEPS (Mao et al., arXiv 2511.01390).
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Shares = Literal["joint", "apart"]
+"""Whether both branches together keep a share of the patches, or each of them."""
+
+
+def triplet(score: Tensor, positive: Tensor, against: Tensor, margin: float, hardest: bool) -> Tensor:
+    """How far negatives come within the margin of positives, added up over the positives of all rows: []
+
+    score     [n, M]
+    positive  [n, M] bool, against [n, M] bool: the negatives of each row; the rest is neither
+
+    for i, j with positive[i, j]:
+        cost[k] = max(0, margin + score[i, k] - score[i, j]) for k with against[i, k]
+        total += max(cost) if hardest else sum(cost)    (0 without negatives)
+    """
+    row, column = positive.nonzero(as_tuple=True)
+    cost = (margin + score[row] - score[row, column][:, None]).clamp(min=0) * against[row]
+    if not cost.shape[1]:
+        return score.sum()
+    return cost.max(1).values.sum() if hardest else cost.sum()
+
+
+@torch.no_grad()
+def touched(score: Tensor, positive: Tensor, against: Tensor, margin: float, hardest: bool) -> Tensor:
+    """Which scores `triplet` has a gradient by: [n, M] bool"""
+    with torch.enable_grad():
+        leaf = score.detach().requires_grad_()
+        total = triplet(leaf, positive, against, margin, hardest)
+    return torch.autograd.grad(total, leaf)[0] != 0
+
+
+def keep_ratio(
+    keep: float, means: tuple[Tensor, ...], weights: tuple[float, ...], shares: Shares = "joint"
+) -> Tensor:
+    """How far the patches that stay are from the share that should, squared: the shape of the means
+
+    means  of the decisions over all patches, of one branch or two, that broadcast; weights of each of them
+
+    joint: (keep - sum of weight * mean)**2;  apart: the sum of (keep - mean)**2, without weights
+    """
+    if shares == "apart":
+        return torch.stack(torch.broadcast_tensors(*((keep - mean) ** 2 for mean in means))).sum(0)
+    kept = [weight * mean for weight, mean in zip(weights, means, strict=True)]
+    return (keep - torch.stack(torch.broadcast_tensors(*kept)).sum(0)) ** 2

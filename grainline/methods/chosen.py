@@ -1,0 +1,73 @@
+"""What pairs of pictures and texts are made of, where texts choose patches: see `selecting.py`."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from grainline.losses.noise import logistic
+from grainline.nn.pool import unit
+from grainline.nn.relevance import Matching
+from grainline.nn.select import gumbel_st
+from grainline.types import Clock, Encoded
+
+Branches = Literal["both", "sparse", "dense", "joint"]
+"""What chooses patches: the text and the description apart, one alone, or both in one score (equation 3)."""
+
+BEHIND = 2  # tokens behind the patches: the class token, and the description; masked where there is none
+
+
+class Choice(NamedTuple):
+    """How patches are chosen, and what becomes of them."""
+
+    keep: float  # share of the patches that stays
+    aggregate: float | None  # share of those that is left by aggregation; None: they stay as they are
+    beta: float = 0.5  # weight of each attention score; 1 - 2 beta is that of the predictor
+    branches: Branches = "sparse"
+    matching: Matching = "mean"
+    best: int = 5  # finds that a network of the matching reads
+    leaky: bool = False
+    rest: bool = True  # a token of all patches that do not stay
+
+
+class Seen(NamedTuple):
+    """What is known of pictures before a text comes."""
+
+    patches: Tensor  # [n, L, D]
+    logits: Tensor  # [n, C, L] what each patch gives to each slot; C = 0 without aggregation
+    base: Tensor  # [n, L] scores of patches but for the part of the text
+    kept: Tensor  # [n, L] decisions by the description; 0 without that branch
+    merged: Tensor  # [n, C, D] what it makes of the patches; C = 0 without that branch, or aggregation
+    spare: Tensor  # [n, D] the rest that it leaves
+    spared: Tensor  # [n] bool, whether there is any
+    cls: Tensor  # [n, D]
+    classed: Tensor  # [n] bool, whether there is a class token
+    image: Tensor  # [n] ids
+
+
+class Told(NamedTuple):
+    """Texts as pairs read them. The first dimension is 1, or the same as that of the pictures beside them."""
+
+    query: Tensor  # [1, t, D] unit length
+    words: Tensor  # [1, t, M, D] unit length
+    mask: Tensor  # [1, t, M] bool
+    item: Tensor  # [1, t] ids
+
+
+Decide = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From scores [n, t, L] with ids of pictures [n] and texts [1, t] or [n, t] to decisions [n, t, L]."""
+
+
+def drawn(clock: Clock) -> Decide:
+    """Decisions of training: by lot, with a gradient."""
+
+    def decide(score: Tensor, image: Tensor, item: Tensor) -> Tensor:
+        noise = logistic(clock, image, item, score.shape[-1])
+        return gumbel_st(score, noise.to(score.dtype))
+
+    return decide
+
+
+def told_of(texts: Encoded) -> Told:
+    """Texts as pairs read them."""
+    return Told(texts.vector[None], unit(texts.tokens)[None], texts.mask[None], texts.item[None])

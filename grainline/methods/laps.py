@@ -1,0 +1,90 @@
+"""LAPS: the patches of a picture that a caption calls for, as fewer tokens, against its words.
+
+Fu et al., "Linguistic-Aware Patch Slimming Framework for Fine-grained Cross-Modal Alignment", CVPR 2024, in
+the form of its code, on which SEPS builds. In four steps:
+  1. encode the picture into patches and the caption into words;
+  2. rank the patches by their cosines with the mean of the words and with that of the patches; the best stay;
+  3. aggregate them into fewer tokens, beside one token of the others and the class token;
+  4. the mean of what every token finds on the other side, by triplet loss both ways.
+
+Differs from its code: the network that predicts scores is left out, because nothing teaches it there; the
+ratio of patches is no loss, because a fixed number of patches always keeps it; cosines are compared at equal
+range; the summaries learn by a lighter triplet loss, so that an index can find candidates by vector.
+"""
+
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from grainline.encoders.towers import Towers, TowersConfig
+from grainline.methods.base import Method, dot
+from grainline.methods.chosen import Choice
+from grainline.methods.patches import encoded_patches, encoded_words, graded, refuse_pool
+from grainline.methods.selecting import Selector
+from grainline.methods.triplets import Rule, both_triplets
+from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
+
+
+class LAPSConfig(TowersConfig):
+    """Encoders, selection and loss."""
+
+    keep: float = Field(0.5, gt=0, le=1)  # share of the patches that stays for a text
+    aggregate: float = Field(0.4, gt=0, lt=1)  # share of those that is left
+    leaky: bool = True  # negative cosines are a tenth
+    margin: float = Field(0.2, gt=0)
+    warmup: float = Field(1.0, ge=0)  # epochs over the pictures with all negatives, with a growing weight
+    coarse: float = Field(0.1, ge=0)  # weight of the triplet loss over summaries; 0: as in the paper
+    learns_tokens = True
+
+    @model_validator(mode="after")
+    def _fits(self) -> "LAPSConfig":
+        refuse_pool(self)
+        return self
+
+
+class LAPS(Method):
+    """Dual encoder whose pairs are scored by the patches that a text chooses."""
+
+    gathers = ("vector", "tokens", "mask", "item", "image")
+    blockwise = True
+
+    def __init__(self, cfg: LAPSConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.pairwise, self.distribution = True, False
+        self.towers = Towers(cfg)
+        self.size, self.grid = self.towers.image.size, self.towers.image.grid
+        self.context = self.towers.text.context
+        if self.grid is None:
+            raise ValueError("laps needs an image encoder whose patches lie on a grid")
+        choice = Choice(cfg.keep, cfg.aggregate, leaky=cfg.leaky)
+        self.selector = Selector(choice, self.towers.space, self.grid[0] * self.grid[1])
+
+    def encode_images(self, images: Images) -> Encoded:
+        """tokens: patches, the class token, and one that is always masked"""
+        return encoded_patches(self.towers, images, None, use_cls=True)
+
+    def encode_texts(self, texts: Texts) -> Encoded:
+        """tokens: words in the shared space, not of unit length; vector: the direction of their mean"""
+        return encoded_words(self.towers, texts)
+
+    def held(self, images: Encoded) -> Encoded:
+        """tokens: patches with all that is known of them before a text comes; see `Selector.held`"""
+        return self.selector.held(images)
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        return self.selector.score(images, texts)
+
+    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
+        rule = Rule.at(clock, self.cfg.margin, self.cfg.warmup)
+        terms = both_triplets(graded(self.selector, self.selector.top), mine, everyone, rule, 1.0)
+        if self.cfg.coarse:
+            coarse = both_triplets(lambda a, b, _: dot(a, b), mine, everyone, rule, self.cfg.coarse)
+            terms |= {f"coarse {name}": term for name, term in coarse.items()}
+        return terms
+
+    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
+        return {}
+
+    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
+        """What every patch adds to the score of its row, to first order, decisions held fixed."""
+        return self.selector.heat(images, texts)

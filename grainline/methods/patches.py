@@ -1,0 +1,70 @@
+"""Encoding and training where texts choose patches: what `seps` and `laps` do alike around a `Selector`."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from grainline.encoders.towers import Towers, TowersConfig, flat_parts
+from grainline.encoders.vit import ViTConfig
+from grainline.methods.chosen import Decide, Seen, told_of
+from grainline.methods.selecting import Selector
+from grainline.methods.triplets import Graded
+from grainline.nn.pool import mean_pool, unit
+from grainline.types import Encoded, Images, Texts, full
+
+
+def refuse_pool(cfg: TowersConfig) -> None:
+    """ValueError for a pooling that these methods do not read."""
+    if isinstance(cfg.image, ViTConfig) and cfg.image.pool == "attention":
+        raise ValueError("image.pool attention would learn nothing: the mean of patches is the summary here")
+
+
+def encoded_patches(towers: Towers, images: Images, told: Tensor | None, use_cls: bool) -> Encoded:
+    """Pictures with their patches, and behind them the class token and the description's direction as tokens.
+
+    told  [N, D] that direction, or None
+
+    What there is not is masked. vector: the direction of the mean of the patches.
+    """
+    seen = towers.see(images)
+    patches = full(towers.to_image(seen.patches))
+    number = len(patches)
+    real = seen.real()
+    nothing, absent = patches.new_zeros(number, patches.shape[-1]), real.new_zeros(number)
+    classed = use_cls and seen.cls is not None
+    cls = full(towers.to_image(seen.cls)) if classed else nothing
+    behind = torch.stack([cls, nothing if told is None else told.to(patches.dtype)], 1)
+    flags = torch.stack([~absent if there else absent for there in (classed, told is not None)], 1)
+    tokens, mask = torch.cat([patches, behind], 1), torch.cat([real, flags], 1)
+    return Encoded(summary(patches, real), tokens, mask, images.image, images.image, None, seen.places)
+
+
+def encoded_words(towers: Towers, texts: Texts) -> Encoded:
+    """Texts with their words as tokens, begin and end included. vector: the direction of their mean"""
+    read = towers.text(*flat_parts(texts))
+    words = full(towers.to_text(read.tokens))
+    return Encoded(summary(words, read.mask), words, read.mask, texts.item, texts.image)
+
+
+def summary(tokens: Tensor, mask: Tensor) -> Tensor:
+    """The direction of the mean of real tokens: [N, D], unit length"""
+    return unit(mean_pool(full(tokens), mask).vector)
+
+
+def graded(selector: Selector, decide: Decide) -> Graded:
+    """Scores of a batch with gradients for those pairs alone that a loss touches.
+
+    All pairs are scored in tiles without gradient first, those that count are then computed again.
+    """
+
+    def score(images: Encoded, texts: Encoded, counts: Callable[[Tensor], Tensor]) -> Tensor:
+        seen, told = selector.seen(images, decide), told_of(texts)
+        everything = selector.scores(Seen(*(x.detach() for x in seen)), told, decide)
+        count = counts(everything)
+        count[0, 0] |= ~count.any()  # with processes that train together every parameter needs a gradient
+        row, column = count.nonzero(as_tuple=True)
+        found = selector.pairs(seen, told, (row, column), decide)
+        return everything.index_put((row, column), found)
+
+    return score

@@ -1,0 +1,274 @@
+"""Pictures whose patches are chosen by the text they are compared with: what `seps` and `laps` share.
+
+Of a pair there is no vector, so scores are computed pair by pair, in tiles. All that a picture says by itself
+is computed once: what each patch gives to each slot, how much it matters whatever the text, and in SEPS all
+of the branch of the description. `Seen` holds it; `held` lays it out as tokens, which is what an index keeps.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from grainline.methods.chosen import BEHIND, Choice, Decide, Seen, Told, told_of
+from grainline.nn.pool import unit
+from grainline.nn.relevance import Relevance
+from grainline.nn.select import (
+    Predictor,
+    Slots,
+    aggregated,
+    hard_topk,
+    kept_number,
+    rated,
+    rest,
+    slot_number,
+    stretched,
+)
+from grainline.types import Encoded, full, rows
+
+ROOM = {"cpu": 2**22}
+"""Numbers that a tile of pairs holds, by the type of the device; OTHER_ROOM elsewhere. 16 MiB in float32."""
+OTHER_ROOM = 2**27
+
+
+class Selector(nn.Module):
+    """Scores of pairs, and all parameters that they have beside the encoders'."""
+
+    def __init__(self, choice: Choice, width: int, patches: int) -> None:
+        """patches  how many a picture has"""
+        super().__init__()
+        self.choice, self.width, self.number = choice, width, patches
+        self.staying = kept_number(patches, choice.keep)
+        slots = None if choice.aggregate is None else slot_number(patches, choice.keep, choice.aggregate)
+        self.slots = None if slots is None else Slots(width, slots)
+        self.slot_number = slots or 0
+        self.predictor = Predictor(width) if choice.beta < 0.5 else None
+        self.relevance = Relevance(choice.best, choice.matching, choice.leaky)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether a text chooses patches."""
+        return self.choice.branches != "dense"
+
+    @property
+    def dense(self) -> bool:
+        """Whether the description chooses patches in a branch of its own."""
+        return self.choice.branches in ("both", "dense")
+
+    def top(self, score: Tensor, image: Tensor, item: Tensor) -> Tensor:  # noqa: ARG002
+        """The decisions of evaluation: the best patches, always as many."""
+        return hard_topk(score, self.staying)
+
+    # What a picture says by itself
+
+    def seen(self, images: Encoded, decide: Decide) -> Seen:
+        """Pictures as `encode_images` of a method leaves them, with their patches and BEHIND more tokens."""
+        patches = images.tokens[:, :-BEHIND]
+        cls, told = images.tokens[:, -2], images.tokens[:, -1]
+        logits = (
+            patches.new_zeros(len(patches), 0, self.number) if self.slots is None else self.slots(patches)
+        )
+        base, by_description = self._bases(patches, images.vector, told)
+        nothing = patches.new_zeros(len(patches), 0, self.width)
+        kept, merged, spare = torch.zeros_like(base), nothing, torch.zeros_like(cls)
+        spared = images.mask.new_zeros(len(patches))
+        if self.dense:
+            alone = torch.full_like(images.image, -1)[:, None]
+            kept = decide(by_description[:, None], images.image, alone)[:, 0]
+            spare, spared = rest(by_description, patches, kept)
+            if self.slots is not None:
+                merged = aggregated(logits, patches, kept)
+        return Seen(patches, logits, base, kept, merged, spare, spared, cls, images.mask[:, -2], images.image)
+
+    def _bases(self, patches: Tensor, image: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores of patches by all but a text, [n, L], and with the description in its place."""
+        beta = self.choice.beta
+        with torch.no_grad():
+            directions = unit(patches)
+            by_image, by_told = (
+                stretched((directions @ x[..., None])[..., 0]) for x in (full(image), full(told))
+            )
+        own = None if self.predictor is None else self.predictor(patches)
+        if self.choice.branches == "joint":
+            return rated(own, by_told + 2 * by_image, beta) / (1 + 2 * beta), by_told
+        return rated(own, by_image, beta), rated(own, by_image + by_told, beta)
+
+    @torch.no_grad()
+    def held(self, images: Encoded) -> Encoded:
+        """The same pictures with all that `Seen` knows as tokens: [N, L + 2, wider], in the same rows
+
+        In the row of a patch: the patch, what it gives to each slot, its score, the decision by the
+        description, and in the first C rows what that makes of the patches. Behind them the class token, and
+        the rest.
+        """
+        if images.tokens.shape[-1] != self.width:
+            return images
+        x = self.seen(images, self.top)
+        merged = nn.functional.pad(x.merged, (0, 0, 0, self.number - x.merged.shape[1]))
+        columns = [x.patches, x.logits.mT, x.base[..., None], x.kept[..., None]]
+        patches = torch.cat(columns + ([merged] if self._wide else []), -1)
+        behind = torch.stack([x.cls, x.spare], 1)
+        behind = nn.functional.pad(behind, (0, patches.shape[-1] - self.width))
+        return images._replace(tokens=torch.cat([patches, behind.to(patches.dtype)], 1))
+
+    @property
+    def _wide(self) -> bool:
+        return self.dense and self.slots is not None
+
+    def unpacked(self, images: Encoded) -> Seen:
+        """What `held` laid out."""
+        tokens = full(self.held(images).tokens)
+        patches, cls, spare = tokens[:, :-BEHIND], tokens[:, -2], tokens[:, -1]
+        sizes = [self.width, self.slot_number, 1, 1, self.width if self._wide else 0]
+        values, logits, base, kept, merged = patches.split(sizes, -1)
+        spared = images.mask[:, -1] & (self.dense and self.staying < self.number)
+        return Seen(
+            values,
+            logits.mT,
+            base[..., 0],
+            kept[..., 0],
+            merged[:, : self.slot_number if self._wide else 0],
+            spare[:, : self.width],
+            spared,
+            cls[:, : self.width],
+            images.mask[:, -2],
+            images.image,
+        )
+
+    # What pairs are
+
+    def choose(self, seen: Seen, query: Tensor, item: Tensor, decide: Decide) -> tuple[Tensor, Tensor]:
+        """Scores of patches and decisions of each pair: [n, t, L] both"""
+        share = self.choice.beta / (1 + 2 * self.choice.beta if self.choice.branches == "joint" else 1)
+        with torch.no_grad():
+            near = query @ unit(seen.patches).mT  # [n, t, L]
+            by_text = share * stretched(near)
+        score = seen.base[:, None] + by_text
+        return score, decide(score, seen.image, item)
+
+    def tile(self, seen: Seen, told: Told, decide: Decide) -> Tensor:
+        """Scores of n pictures with t texts each: [n, t]"""
+        score, kept = None, None
+        if self.sparse:
+            score, kept = self.choose(seen, told.query, told.item, decide)
+        parts = [self._tokens(seen, kept)]
+        if self.choice.rest:
+            parts.append(self._rest(seen, score, kept))
+        parts.append((seen.cls[:, None, None], seen.classed[:, None, None].to(seen.cls.dtype)))
+        shape = len(seen.image), told.query.shape[1]
+        cosines = [_cosines(x, told.words).expand(*shape, -1, -1) for x, _ in parts]
+        weights = [weight.expand(*shape, -1) for _, weight in parts]
+        return self.relevance(torch.cat(cosines, 2), torch.cat(weights, 2), told.mask)
+
+    def _tokens(self, seen: Seen, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The patches that stay, or what they become, with weights: [n, t or 1, P, D] and [n, t or 1, P]"""
+        patches = seen.patches[:, None]
+        if self.slots is None:
+            of = seen.kept[:, None]
+            both = of if kept is None else 1 - (1 - of) * (1 - kept)
+            return patches, both
+        merged = seen.merged[:, None] if self.dense else 0.0
+        if kept is not None:
+            merged = merged + aggregated(seen.logits[:, None], patches, kept)
+        assert isinstance(merged, Tensor)
+        return merged, merged.new_ones(merged.shape[:3])
+
+    def _rest(self, seen: Seen, score: Tensor | None, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+        """One token of what does not stay; of two branches the mean of theirs. [n, t or 1, 1, D], weight"""
+        spare, spared = seen.spare[:, None], seen.spared[:, None].to(seen.spare.dtype)
+        total, number = spare * spared[..., None], spared
+        if score is not None and kept is not None:
+            left, is_left = rest(score, seen.patches[:, None], kept)
+            share = is_left.to(left.dtype)
+            total, number = total + left * share[..., None], number + share
+        token = total / number.clamp(min=1)[..., None]
+        return token[:, :, None], (number > 0).to(token.dtype)[..., None]
+
+    def _numbers(self, words: int) -> int:
+        """How many numbers a pair takes in a tile, about."""
+        per_slot = 2 * self.width + 3 * self.number if self.slots is not None else 0
+        return self.slot_number * per_slot + 6 * self.number + words * (self.number + 2 * self.width)
+
+    def _pairs(self, like: Tensor, words: int) -> int:
+        """How many pairs a tile may have."""
+        return max(1, ROOM.get(like.device.type, OTHER_ROOM) // self._numbers(words))
+
+    def scores(self, seen: Seen, told: Told, decide: Decide) -> Tensor:
+        """Every picture with every text: [N, M], without gradients, in tiles"""
+        with torch.no_grad():
+            n, m = len(seen.image), told.query.shape[1]
+            most = self._pairs(seen.patches, told.words.shape[2])
+            wide = min(m, max(1, most // min(n, max(1, int(most**0.5)))))
+            high = max(1, most // max(1, wide))
+            out = seen.patches.new_zeros(n, m)
+            for i in range(0, n, high):
+                some = rows(seen, slice(i, i + high))
+                for j in range(0, m, max(1, wide)):
+                    part = Told(*(x[:, j : j + wide] for x in told))
+                    out[i : i + high, j : j + wide] = self.tile(some, part, decide)
+            return out
+
+    def pairs(self, seen: Seen, told: Told, of: tuple[Tensor, Tensor], decide: Decide) -> Tensor:
+        """Scores of single pairs, pictures `of[0]` with texts `of[1]`: [P], with gradients.
+
+        Where there are many, blocks of them are computed again in backward.
+        """
+
+        def compute(row: Tensor, column: Tensor, *everything: Tensor) -> Tensor:
+            a, b = Seen(*everything[: len(seen)]), Told(*everything[len(seen) :])
+            beside = Told(*(x[0][column][:, None] for x in b))
+            return self.tile(rows(a, row), beside, decide)[:, 0]
+
+        most = self._pairs(seen.patches, told.words.shape[2])
+        parts = [x.split(most) for x in of]
+        again = len(parts[0]) > 1
+        found: list[Any] = [
+            checkpoint(compute, i, j, *seen, *told, use_reentrant=False)
+            if again
+            else compute(i, j, *seen, *told)
+            for i, j in zip(*parts, strict=True)
+        ]
+        return torch.cat(found) if found else seen.patches.new_zeros(0)
+
+    def staying_shares(self, seen: Seen, told: Told, decide: Decide) -> Tensor:
+        """The mean of the decisions of each pair over all patches: [N, M], with gradients, in blocks"""
+
+        def compute(query: Tensor, item: Tensor, *everything: Tensor) -> Tensor:
+            return self.choose(Seen(*everything), query, item, decide)[1].mean(-1)
+
+        step = max(1, ROOM.get(seen.patches.device.type, OTHER_ROOM) // max(1, 8 * seen.base.numel()))
+        query, item = told.query.split(step, 1), told.item.split(step, 1)
+        if len(query) == 1:
+            return compute(told.query, told.item, *seen)
+        found: list[Any] = [
+            checkpoint(compute, q, i, *seen, use_reentrant=False) for q, i in zip(query, item, strict=True)
+        ]
+        return torch.cat(found, 1)
+
+    # What methods do with it
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Every picture with every text: [N, M]; pictures may be held already."""
+        return self.scores(self.unpacked(images), told_of(texts), self.top)
+
+    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
+        """What every patch adds to the score of its own text, to first order: [N, L + 2], signed
+
+        patch . d score / d patch, decisions held fixed; 0 for the tokens behind the patches.
+        """
+        with torch.enable_grad():
+            patches = full(images.tokens[:, :-BEHIND]).detach().requires_grad_()
+            tokens = torch.cat([patches, full(images.tokens[:, -BEHIND:])], 1)
+            told = Told(*(x[0][:, None] for x in told_of(texts)))
+            score = self.tile(self.seen(images._replace(tokens=tokens), self.top), told, self.top)
+            slope = torch.autograd.grad(score.sum(), patches)[0]
+        return nn.functional.pad((patches.detach() * slope).sum(-1), (0, BEHIND))
+
+
+def _cosines(tokens: Tensor, words: Tensor) -> Tensor:
+    """Of tokens [n, t or 1, P, D] with unit words [n or 1, t, M, D]: [n, t or 1, P, M]"""
+    length = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True).clamp(min=1e-12)
+    if words.shape[0] > 1 or tokens.shape[1] > 1:
+        return (tokens @ words.mT) / length
+    return torch.einsum("npd,tmd->ntpm", tokens[:, 0], words[0]) / length

@@ -1,0 +1,164 @@
+"""SEPS: the patches of a picture that a caption and a description call for, against the words of the caption.
+
+Mao et al., arXiv 2511.01390. In five steps:
+  1. encode the picture into patches, the caption into words, and a generated description of the picture into
+     one direction, without gradient (docs/methods/seps.md says why it is a description of the picture);
+  2. score each patch by a small network and by its cosines with the caption, or the description, and the mean
+     of all patches; a share of them stays, by lot in training and the best elsewhere;
+  3. aggregate what stays into fewer tokens, which the branches of caption and description add up;
+  4. the score of the pair: the mean of what every token finds on the other side, and a network of the best;
+  5. triplet loss both ways, with all negatives first and the hardest later, and a loss that holds the share.
+
+Differs from the paper: each branch has a score of its own, whose weights sum to 1; one token of all dropped
+patches and the class token stand beside the aggregated ones, as in LAPS; the summaries of both sides learn by
+a lighter triplet loss, so that an index can find candidates by vector.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from grainline.encoders.towers import Towers, TowersConfig
+from grainline.errors import UserError
+from grainline.losses.triplet import Shares, keep_ratio
+from grainline.methods.base import Method, dot
+from grainline.methods.chosen import Branches, Choice, Decide, drawn, told_of
+from grainline.methods.patches import encoded_patches, encoded_words, graded, refuse_pool, summary
+from grainline.methods.selecting import Selector
+from grainline.methods.triplets import Rule, both_triplets
+from grainline.nn.relevance import Matching
+from grainline.nn.static import is_static
+from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts
+
+
+class SEPSConfig(TowersConfig):
+    """Encoders, selection, matching and losses."""
+
+    keep: float = Field(0.5, gt=0, le=1)  # share of the patches that stays for a text
+    aggregate: float | None = Field(0.4, gt=0, lt=1)  # share of those that is left; None: no aggregation
+    branches: Branches = "both"  # all but "sparse" need a description of every picture
+    decision: Literal["gumbel_st", "hard_topk"] = "gumbel_st"  # in training: by lot, or the best
+    beta: float = Field(0.4, ge=0, le=0.5)  # weight of each attention score; 1 - 2 beta: of the predictor
+    matching: Matching = "both"
+    best: int = Field(5, gt=0)  # finds that the networks of the matching read
+    leaky: bool = False  # negative cosines are a tenth, as in the code of LAPS
+    use_rest: bool = True  # one token of the patches that do not stay
+    use_cls: bool = True  # the class token, where the encoder has one
+    margin: float = Field(0.2, gt=0)
+    warmup: float = Field(1.0, ge=0)  # epochs over the pictures with all negatives, with a growing weight
+    ratio: float = Field(1.0, ge=0)  # weight of the loss that holds the share
+    ratio_weights: tuple[float, float] = (0.5, 0.5)  # of caption and description in it, where both choose
+    ratio_form: Shares = "joint"
+    coarse: float = Field(0.1, ge=0)  # weight of the triplet loss over summaries; 0: as in the paper
+    learns_tokens = True
+
+    @model_validator(mode="after")
+    def _fits(self) -> "SEPSConfig":
+        if (self.decision == "hard_topk") != (self.beta == 0.5):
+            raise ValueError(
+                f"decision {self.decision} with beta {self.beta:g}: the predictor of scores learns by "
+                "gumbel_st alone and has no weight at beta 0.5, so hard_topk needs beta 0.5, gumbel_st less"
+            )
+        refuse_pool(self)
+        return self
+
+
+class SEPS(Method):
+    """Dual encoder whose pairs are scored by the patches that a text and a description choose."""
+
+    gathers = ("vector", "tokens", "mask", "item", "image")
+    blockwise = True
+
+    def __init__(self, cfg: SEPSConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.pairwise, self.distribution = True, False
+        self.describes = cfg.branches != "sparse"
+        self.towers = Towers(cfg)
+        self.size, self.grid = self.towers.image.size, self.towers.image.grid
+        self.context = self.towers.text.context
+        if self.grid is None:
+            raise ValueError("seps needs an image encoder whose patches lie on a grid")
+        choice = Choice(
+            cfg.keep,
+            cfg.aggregate,
+            cfg.beta,
+            cfg.branches,
+            cfg.matching,
+            cfg.best,
+            cfg.leaky,
+            cfg.use_rest,
+        )
+        self.selector = Selector(choice, self.towers.space, self.grid[0] * self.grid[1])
+
+    def encode_images(self, images: Images) -> Encoded:
+        """tokens: patches, the class token and the direction of the description, masked where there is none.
+
+        UserError where a description is needed and missing.
+        """
+        told = self._described(images) if self.describes else None
+        return encoded_patches(self.towers, images, told, self.cfg.use_cls)
+
+    @torch.no_grad()
+    def _described(self, images: Images) -> Tensor:
+        """The direction of the description of each picture: [N, D]. Its parts are read one by one."""
+        if images.dense is None:
+            raise UserError(
+                f"seps with branches: {self.cfg.branches} reads a description of every picture, and these "
+                "have none; give them, or set model.branches to sparse"
+            )
+        texts = images.dense
+        number, parts = texts.mask.shape[:2]
+        read = self.towers.text(texts.ids.flatten(0, 1), texts.mask.flatten(0, 1))
+        words = self.towers.to_text(read.tokens).unflatten(0, (number, parts)).flatten(1, 2)
+        mask = read.mask.unflatten(0, (number, parts)).flatten(1, 2)
+        if not is_static() and not bool(mask.any(1).all()):
+            lacking = int(images.image[~mask.any(1)][0])
+            raise UserError(f"the description of picture {lacking} is empty; seps needs one of every picture")
+        return summary(words, mask)
+
+    def encode_texts(self, texts: Texts) -> Encoded:
+        """tokens: words in the shared space, not of unit length; vector: the direction of their mean"""
+        return encoded_words(self.towers, texts)
+
+    def held(self, images: Encoded) -> Encoded:
+        """tokens: patches with all that is known of them before a text comes; see `Selector.held`"""
+        return self.selector.held(images)
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        return self.selector.score(images, texts)
+
+    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
+        cfg, rule = self.cfg, Rule.at(clock, self.cfg.margin, self.cfg.warmup)
+        decide = drawn(clock) if cfg.decision == "gumbel_st" else self.selector.top
+        terms = both_triplets(graded(self.selector, decide), mine, everyone, rule, 1.0)
+        if cfg.coarse:
+            coarse = both_triplets(lambda a, b, _: dot(a, b), mine, everyone, rule, cfg.coarse)
+            terms |= {f"coarse {name}": term for name, term in coarse.items()}
+        return terms | self._ratio(mine.images, everyone.texts, decide, rule)
+
+    def _ratio(self, images: Encoded, texts: Encoded, decide: Decide, rule: Rule) -> dict[str, Term]:
+        """How far from the share that should stay, over all pairs of my pictures; and these shares."""
+        if self.selector.predictor is None:
+            return {}
+        seen, told = self.selector.seen(images, decide), told_of(texts)
+        real = (images.item >= 0)[:, None] & (texts.item >= 0)
+        number = real.sum()
+        means = {}
+        if self.selector.sparse:
+            means["kept by texts"] = self.selector.staying_shares(seen, told, decide)
+        if self.selector.dense:
+            means["kept by descriptions"] = seen.kept.mean(-1, keepdim=True)
+        weights = self.cfg.ratio_weights if len(means) == 2 else (1.0,)
+        off = keep_ratio(self.cfg.keep, tuple(means.values()), weights, self.cfg.ratio_form)
+        facts = {name: Term(None, Mean((x.detach() * real).sum(), number)) for name, x in means.items()}
+        return {"ratio": Term(rule.weight * self.cfg.ratio, Mean((off * real).sum(), number))} | facts
+
+    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
+        return {}
+
+    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
+        """What every patch adds to the score of its row, to first order, decisions held fixed."""
+        return self.selector.heat(images, texts)
