@@ -50,7 +50,16 @@ data.command()(features)
 data.command()(describe)
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
-VARIADIC = ("--data", "--set", "--validation", "--beside", "--samples", "--text", "--descriptions")
+VARIADIC = (
+    "--data",
+    "--set",
+    "--validation",
+    "--beside",
+    "--samples",
+    "--text",
+    "--descriptions",
+    "--trained",
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -105,8 +114,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     suite: Annotated[
         str,
         typer.Option(
-            help="retrieval, long-retrieval, probes, zeroshot, monotonicity, cola, stability, fg-ovd,"
-            " similarity, own-caption, referring, inactivity, phrases."
+            help="retrieval, transfer, long-retrieval, probes, zeroshot, monotonicity, cola, stability,"
+            " fg-ovd, similarity, own-caption, referring, comprehension, inactivity, phrases."
         ),
     ] = "retrieval",
     captions: Annotated[
@@ -130,8 +139,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     protocol: Annotated[
         str,
         typer.Option(
-            help="plain (default), coco-5k, coco-1k; long-retrieval: that of the set (default), plain, dci,"
-            " docci, urban-1k, sv-1k, sv-10k, sv-1k-long-clip, iiw."
+            help="plain (default), coco-5k, coco-1k, flickr30k-1k; long-retrieval: that of the set (default),"
+            " plain, dci, docci, urban-1k, sv-1k, sv-10k, sv-1k-long-clip, iiw."
         ),
     ] = "default",
     scoring: Annotated[
@@ -146,6 +155,17 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
             min=1, help="Retrieval: score so many candidates by vector pair by pair (default: all)."
         ),
     ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="With --shortlist: rank by the scores of all pairs as well.")
+    ] = False,
+    trained: Annotated[
+        list[str] | None,
+        typer.Option(help="transfer: where the training data lie now (default: where the recipe says)."),
+    ] = None,
+    boxes: Annotated[
+        str | None,
+        typer.Option(help="comprehension: JSON of detections to choose from (default: those of the data)."),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write settings, data, versions and numbers.")] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write a page: the numbers, and outcomes from best to worst.")
@@ -153,8 +173,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     png: Annotated[
         Path | None,
         typer.Option(
-            help="Write a figure (monotonicity, phrases), or heat maps (retrieval, long-retrieval, fg-ovd,"
-            " referring)."
+            help="Write a figure (monotonicity, phrases), or heat maps (retrieval, transfer, long-retrieval,"
+            " fg-ovd, referring, comprehension)."
         ),
     ] = None,
     descriptions: Descriptions = None,
@@ -168,7 +188,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     """Measure a model, with intervals and chance."""
     from rich.console import Console
 
-    from grainline.evaluate.ask import ask, encoded, measured
+    from grainline.evaluate.ask import ask, encoded, measured, with_files
     from grainline.evaluate.examples import Measured
     from grainline.evaluate.figure import besides, draw, refuse_unplaced
     from grainline.evaluate.outcome import Options
@@ -178,8 +198,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     from grainline.model import load
     from grainline.origin import origin
 
-    options = Options(protocol, seed, memory=memory * 2**20, shortlist=shortlist)
+    options = Options(protocol, seed, memory=memory * 2**20, shortlist=shortlist, exact=exact)
     asked = ask(suite, options, captions, prompts, classes, noise_seed, against, scoring)
+    asked = with_files(asked, model, trained, boxes)
     others = besides(suite, (png, html), beside, samples)
     for path in filter(None, (json, html, png)):
         writable(path)

@@ -696,7 +696,8 @@ def test_the_figure_is_asked_for_in_a_way_that_makes_sense(
     for changes, said in (
         (
             ("--suite", "probes", "--png", "x.png"),
-            "--png goes with --suite monotonicity, retrieval, long-retrieval, fg-ovd, referring, phrases,",
+            "--png goes with --suite monotonicity, retrieval, transfer, long-retrieval, fg-ovd, referring,"
+            " comprehension, phrases,",
         ),
         (("--suite", "retrieval", "--samples", "a"), "--samples goes with --suite monotonicity"),
         (("--beside", "x.json"), "--beside says what the figure shows; give --html FILE or --png FILE"),

@@ -273,9 +273,14 @@ def test_scores_are_sums_over_the_parts_of_a_text(
     case = Case(heads, slots=slots)
     texts, real = case.texts[:12].unflatten(0, (4, 3)).detach(), torch.rand(4, 3) > 0.3
     real[0], real[3] = True, False
-    found = pooled_scores(case.pool, case.pool.keys(case.segments, case.mask), texts, real if told else None)
+    held = case.pool.keys(case.segments, case.mask)
+    learnt = pooled_scores(case.pool, held, texts, real if told else None)
+    held = Held(held.key.detach(), held.value.detach(), held.mask)
+    found = pooled_scores(case.pool, held, texts, real if told else None)
     assert found.shape == (5, 4)
-    assert not found.requires_grad
+    assert learnt.requires_grad
+    assert not found.requires_grad, "weights alone ask for none"
+    assert torch.equal(learnt, found)
     for i in range(5):
         for m in range(4):
             counted = [s for s in range(3) if real[m, s] or not told]
@@ -285,7 +290,8 @@ def test_scores_are_sums_over_the_parts_of_a_text(
 
 def test_scores_from_half_precision_are_near_and_in_full() -> None:
     case = Case(3, torch.float32)
-    held = case.pool.keys(case.segments, case.mask)
+    with torch.no_grad():
+        held = case.pool.keys(case.segments, case.mask)
     exact = pooled_scores(case.pool, held, case.texts[:, None])
     half = pooled_scores(
         case.pool, Held(held.key.bfloat16(), held.value.bfloat16(), held.mask), case.texts[:, None]

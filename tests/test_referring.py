@@ -207,7 +207,7 @@ def test_batches_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = (surveyed(model, source, batch)[0].expressions for batch in (1, 64))
     assert one is not None
     assert one == other
-    monkeypatch.setattr("grainline.evaluate.expressions.PIXELS", 1)
+    monkeypatch.setattr("grainline.evaluate.judging.PIXELS", 1)
     assert surveyed(model, source, 64)[0].expressions == one
 
 

@@ -11,9 +11,12 @@ from test_score import Dot, Late, duplicated, some
 
 from grainline.data.sources import open_source
 from grainline.errors import UserError
+from grainline.evaluate.against import against
 from grainline.evaluate.ask import ask, encoded, measured
 from grainline.evaluate.examples import Measured, by_picture, by_text
 from grainline.evaluate.outcome import Options
+from grainline.evaluate.pool import pooled
+from grainline.evaluate.ranked import share_scored
 from grainline.evaluate.result import Result
 from grainline.evaluate.retrieval import chance_recall
 from grainline.evaluate.score import Scorer, retrieval_ranks
@@ -192,6 +195,33 @@ def test_the_share_of_queries_whose_answer_is_in_the_shortlist_stands_beside_the
     )
 
 
+def test_exact_ranks_stand_beside_those_of_the_shortlist(model: Model, data: Path) -> None:
+    def with_options(options: Options) -> Result:
+        wanted = ask("retrieval", options)
+        encodings = encoded(wanted, model, open_source(str(data)), 5, 0.0)
+        return measured(wanted, model.method, encodings, {})
+
+    both = with_options(Options("default", resamples=20, shortlist=4, exact=True))
+    short = with_options(Options("default", resamples=20, shortlist=4))
+    full = with_options(Options("default", resamples=20))
+    told = {metric.name: metric for metric in both.metrics}
+    assert [metric for name, metric in told.items() if not name.endswith(", exact")] == list(short.metrics)
+    assert [told[f"{metric.name}, exact"] for metric in full.metrics] == [
+        metric._replace(name=f"{metric.name}, exact") for metric in full.metrics
+    ]
+    assert values(both)["rSum, exact"] != values(both)["rSum"]
+    said = f"4 candidates closest by vector, {400 / PICTURES:.3g} % image to text and {400 / PICTURES:.3g} %"
+    assert any(said in note and "metrics named exact" in note for note in both.notes)
+    assert any(said in note and "exact" not in note for note in short.notes)
+    assert share_scored(both.queries, 4) == {"i2t": 4 / PICTURES, "t2i": 4 / PICTURES}
+    assert share_scored(both.queries, 99) == {"i2t": 1, "t2i": 1}
+    assert {d.name for d in against(both, short)} == set(values(short))
+    assert not any("exact" in name for name in values(pooled([both, short])))
+    assert "rSum, exact" in values(pooled([both, both]))
+    with pytest.raises(UserError, match=r"^--exact ranks by all scores beside a shortlist; give --shortlist"):
+        with_options(Options("default", exact=True))
+
+
 def test_a_page_shows_candidates_of_the_shortlist_alone(model: Model, data: Path) -> None:
     on = asked(model, data, 3)
     texts_of, images_of = candidates(on.data.images, on.data.texts, 3)
@@ -230,7 +260,7 @@ def test_a_full_result_can_be_compared_and_not_be_pooled_with_one_in_two_stages(
 @pytest.mark.parametrize(
     ("suite", "shortlist", "message"),
     [
-        ("probes", 5, r"^--shortlist goes with --suite retrieval and long-retrieval, not with probes"),
+        ("probes", 5, r"^--shortlist goes with --suite retrieval, long-retrieval, transfer, not with probes"),
         ("retrieval", 0, r"^--shortlist is 0; it must be 1 at least"),
     ],
 )

@@ -15,7 +15,9 @@ from rich.console import Console
 from torch import Tensor
 
 from grainline.data.record import Damaged, Foil, Record
+from grainline.data.sources import open_source
 from grainline.errors import UserError
+from grainline.evaluate.choices import Choice, Choices, Chosen
 from grainline.evaluate.encode import Captions, Encodings, encode_source
 from grainline.evaluate.expressions import MARKED_BY, Expression, Expressions, Pixels
 from grainline.evaluate.grouped import Grouped
@@ -36,6 +38,7 @@ from grainline.evaluate.seen import KINDS, Alike, Likeness
 from grainline.evaluate.subtexts import EACH, HALVES, THIRDS, Subtexts
 from grainline.evaluate.suite import CELLS, SUITES, retrieval_cells, retrieval_suite
 from grainline.evaluate.table import table
+from grainline.evaluate.trained import Overlap
 from grainline.evaluate.words import Token
 from grainline.evaluate.zeroshot import with_classes
 from grainline.types import Encoded, Pair, same_image
@@ -285,7 +288,9 @@ def test_mistakes_end_in_one_line() -> None:
         encode_source(Colours(), InMemory([painted(0)]), probes=True)
     with pytest.raises(UserError, match="was encoded without probes"):
         probes_suite(Cosine(), plain())
-    with pytest.raises(UserError, match=r"^protocol is 'coco'; allowed: plain, coco-5k, coco-1k$"):
+    with pytest.raises(
+        UserError, match=r"^protocol is 'coco'; allowed: plain, coco-5k, coco-1k, flickr30k-1k$"
+    ):
         retrieval_suite(Cosine(), plain(), Options(protocol="coco"))
     with pytest.raises(UserError, match=r"^6 pictures in memory:test; coco-1k needs exactly 5000$"):
         retrieval_suite(Cosine(), plain(), Options(protocol="coco-1k"))
@@ -322,6 +327,35 @@ def test_coco_5k_takes_the_first_five_captions_of_each_picture() -> None:
     assert [len(f.images) for f in folds("coco-1k", data.images, more)] == [1000] * 5
 
 
+def test_flickr30k_is_a_thousand_pictures_out_of_karpathys_file(tmp_path: Path) -> None:
+    images = [
+        {
+            "filename": f"{i}.jpg",
+            "split": "test" if i % 2 else "train",
+            "sentences": [{"raw": f"Text {k} of {i}."} for k in range(6)],
+        }
+        for i in range(2000)
+    ]
+    file = tmp_path / "dataset_flickr30k.json"
+    file.write_text(json.dumps({"dataset": "flickr30k", "images": images}))
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "images" / "1.jpg")
+    source = open_source(f"coco-karpathy:{file}?split=test", images=str(tmp_path / "images"))
+    assert (len(source), source[0].key, len(source[0].captions)) == (1000, "1.jpg", 5)
+    data = made(1000, 5, noise=1.5)
+    (fold,) = folds("flickr30k-1k", data.images, data.texts)
+    assert fold.texts.tolist() == list(range(5000))
+    result = retrieval_suite(Cosine(), data, Options(protocol="flickr30k-1k", resamples=20))
+    assert result.metric("image to text R@1").queries == 1000
+    assert result.metric("text to image R@1").queries == 5000
+    with pytest.raises(UserError, match=r"^5000 pictures in made; flickr30k-1k needs exactly 1000$"):
+        folds("flickr30k-1k", made(5000, 1).images, data.texts, "made")
+    with pytest.raises(
+        UserError, match=r"^1000 pictures in made have fewer than 5 captions; flickr30k-1k needs"
+    ):
+        folds("flickr30k-1k", data.images, made(1000, 4).texts, "made")
+
+
 def test_names_of_pictures_tell_the_two_sets_of_coco_apart() -> None:
     assert coco_split(["val2017/000000000139.jpg"]) == "coco-val2017"
     assert coco_split(["COCO_val2014_000000000139.jpg"]) == "coco-karpathy"
@@ -355,7 +389,13 @@ def with_everything() -> Encodings:
     gold = (np.ones((1, 1), bool),)
     grouped = Grouped(("a",), (token,), (0,), gold, (np.ones((1, 1)),), None, {}, False, 0, 0, 0, 0)
     data = data._replace(likeness=likeness, own=own, card=card, expressions=expressions, looked=looked)
-    return data._replace(grouped=grouped)
+    names = ("gradient", "centred gradient", "heat", "largest box")
+    choice = Choice(
+        1, 0, "a", (0, 0, 1, 1), ((0, 0, 1, 1),), 1, dict.fromkeys(names, Chosen(0, True, False, 1))
+    )
+    chosen = Choices((choice,), (0, 1, 2), 0, 0, dict.fromkeys(names[:3], 0), {"boxes": "ground truth"})
+    both = Overlap("run", ("a",), ("f",), (3,), (), 0, 0, 3)
+    return data._replace(grouped=grouped, choices=chosen, overlap=both)
 
 
 def with_foils(captions: Captions = "whole") -> Encodings:

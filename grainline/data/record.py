@@ -9,6 +9,9 @@ from PIL import Image
 Span = tuple[str, int, int]
 """Where words stand: ("long", 3, 17) or ("captions.0", 3, 17), characters from 3 up to, not including, 17."""
 
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom in pixels of the stored picture; right and bottom are one past the last one."""
+
 
 class Foil(NamedTuple):
     """A text that is almost a caption of the picture, or the phrase of a region, and wrong."""
@@ -22,9 +25,7 @@ class Region(NamedTuple):
     """A phrase and the part of the picture that it speaks of."""
 
     phrase: str
-    box: tuple[float, float, float, float] | None = (
-        None  # left, top, right, bottom in pixels of the stored picture
-    )
+    box: Box | None = None
     mask: np.ndarray | None = None  # [H, W] bool over the stored picture
     span: Span | None = None
     foils: tuple[Foil, ...] = ()  # what might be said of the region and is wrong
@@ -98,3 +99,36 @@ class Source(Protocol):
 
     def fingerprint(self) -> str:
         """Hex digest of what the source holds (names, sizes, texts, not pixels): equal data, equal digest."""
+
+
+@runtime_checkable
+class Boxed(Protocol):
+    """A source that knows the things in its pictures, also those that no text speaks of."""
+
+    def boxes(self, index: int) -> tuple[Box, ...]:
+        """The boxes of all things in a picture."""
+
+
+def box_of(mask: np.ndarray) -> Box:
+    """The smallest box around a mask [H, W] bool with a pixel at least.
+
+    >>> box_of(np.array([[0, 0, 0], [0, 1, 1]], bool))
+    (1.0, 1.0, 3.0, 2.0)
+    """
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
+
+
+def boxes_of(source: Source, index: int, record: Record) -> tuple[Box, ...]:
+    """The boxes of the things in a picture, each once: what the source knows, else those of its regions."""
+    if isinstance(source, Boxed):
+        return tuple(dict.fromkeys(source.boxes(index)))
+    found = (region_box(region) for region in record.regions)
+    return tuple(dict.fromkeys(box for box in found if box is not None))
+
+
+def region_box(region: Region) -> Box | None:
+    """The box of a region, else that around its mask; None without both."""
+    if region.box is not None or region.mask is None or not region.mask.any():
+        return region.box
+    return box_of(region.mask)

@@ -11,10 +11,10 @@ from grainline.errors import UserError
 from grainline.evaluate.intervals import from_replicates
 from grainline.evaluate.outcome import options_of
 from grainline.evaluate.result import DECIMALS, Result, Unit, labelled, read, refuse_unlike
-from grainline.evaluate.shortlist import LISTED
+from grainline.evaluate.shortlist import EXACT, LISTED
 from grainline.evaluate.suite import CELLS
 
-FOUND = ("rank", "tied", "right", "predicted", "per_class", "confusions", "scores", "cut", LISTED)
+FOUND = ("rank", "tied", "right", "predicted", "per_class", "confusions", "scores", "cut", LISTED, EXACT)
 """Fields of `Result.queries` that a model decides; all others say what it was asked."""
 
 

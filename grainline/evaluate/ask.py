@@ -5,17 +5,21 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from grainline.data.descriptions import Descriptions
+from grainline.data.proposals import Proposals
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluate.against import noted, read_earlier
 from grainline.evaluate.annotated import encode_phrases
 from grainline.evaluate.attention import attending, parts_of
+from grainline.evaluate.choices import Choosing
 from grainline.evaluate.classes import TEMPLATES, read_classes, read_templates
 from grainline.evaluate.cola import COLA, items_file, with_items
+from grainline.evaluate.comprehension import COMPREHENSION
 from grainline.evaluate.encode import CAPTIONS, Captions, Encodings, Progress, encode_source
 from grainline.evaluate.expressions import Covering
 from grainline.evaluate.fgovd import FG_OVD, with_foils
 from grainline.evaluate.inactivity import INACTIVITY, texts_in
+from grainline.evaluate.judging import Judging, refuse_unplaced
 from grainline.evaluate.long import DEFAULT, LONG_RETRIEVAL, PLAIN, under
 from grainline.evaluate.long import PROTOCOLS as LONG_PROTOCOLS
 from grainline.evaluate.looked import Inactive, partners
@@ -34,6 +38,8 @@ from grainline.evaluate.shortlist import refuse_plain
 from grainline.evaluate.similarity import SIMILARITY
 from grainline.evaluate.stability import STABILITY, with_noise
 from grainline.evaluate.suite import SUITES
+from grainline.evaluate.trained import TRAINED, Overlap, Taught, overlap, taught
+from grainline.evaluate.transfer import TRANSFER
 from grainline.evaluate.zeroshot import with_classes
 from grainline.model import Model
 from grainline.types import Encoded
@@ -42,8 +48,13 @@ ZEROSHOT = "zeroshot"
 SUBTEXTS = (MONOTONICITY, STABILITY)  # suites of the subtexts of one caption a picture
 POOLED = (SIMILARITY, OWN_CAPTION, INACTIVITY)  # suites of pictures as texts see them
 OF_REGIONS = (FG_OVD, REFERRING)  # suites of the texts of regions
-RANKED = ("retrieval", LONG_RETRIEVAL)  # suites that rank candidates
-OWN_TEXTS = (PROBES, PHRASES, *OF_REGIONS)  # suites that bring their texts, whatever the captions are
+RANKED = ("retrieval", LONG_RETRIEVAL, TRANSFER)  # suites that rank candidates
+OWN_TEXTS = (
+    PROBES,
+    PHRASES,
+    COMPREHENSION,
+    *OF_REGIONS,
+)  # suites that bring their texts, whatever the captions are
 OWN_SCORES = (
     *OF_REGIONS,
     *POOLED,
@@ -62,6 +73,8 @@ class Asked(NamedTuple):
     noise_seed: int
     against: str | None
     earlier: Result | None  # the result to compare with
+    taught: Taught | None = None  # what the model was trained on
+    proposals: Proposals | None = None  # boxes to choose from; None: those that the data know
 
 
 def ask(
@@ -93,7 +106,7 @@ def ask(
         }
         what = own.get(suite, "compares vectors")
         raise UserError(f"--scoring goes with suites that ask the method for scores; {suite} {what}")
-    _refuse_shortlist(suite, options.shortlist)
+    _refuse_shortlist(suite, options.shortlist, options.exact)
     earlier = None if against is None else read_earlier(against, suite)
     used = noise_seed or 0
     if earlier and suite == STABILITY and earlier.settings.get("noise_seed") != used:
@@ -108,6 +121,24 @@ def ask(
         used,
         against,
         earlier,
+    )
+
+
+def with_files(asked: Asked, model: str, trained: Sequence[str] | None, boxes: str | None) -> Asked:
+    """What is asked for, with what stands in further files: what a run was trained on, boxes to choose from.
+
+    model    the path of the model
+    trained  where its training data lie, if not where its recipe says
+    boxes    a file of detections
+
+    Raises UserError for what does not go with the suite, and for files that cannot be used.
+    """
+    for name, value, owner in ((TRAINED, trained, TRANSFER), ("--boxes", boxes, COMPREHENSION)):
+        if value and asked.suite != owner:
+            raise UserError(f"{name} goes with --suite {owner}, not with {asked.suite}")
+    return asked._replace(
+        taught=taught(model, trained) if asked.suite == TRANSFER else None,
+        proposals=None if boxes is None else Proposals(boxes),
     )
 
 
@@ -130,14 +161,15 @@ def encoded(
     if asked.options.shortlist is not None:
         refuse_plain(model.method, model.description.method)
     _refuse_own(asked, descriptions)
+    both = _overlap(asked, model, source, progress)
     if asked.suite == PHRASES:
         return encode_phrases(model, source, batch, damage, progress)
     items = items_file(source) if asked.suite == COLA else None
     regions = view(model) if asked.suite == FG_OVD else None
-    covering = None
-    if asked.suite == REFERRING:
+    judging = None
+    if asked.suite in (REFERRING, COMPREHENSION):
         model, source = model.pressed(), with_expressions(source)
-        covering = _covering(model, batch)
+        judging = _judging(asked, model, source, batch)
     alike, own = _pooling(asked.suite, model, batch)
     inactive = _inactive(model, source, asked.captions) if asked.suite == INACTIVITY else None
     card = None
@@ -153,7 +185,7 @@ def encoded(
         subtexts=asked.suite in SUBTEXTS,
         regions=regions,
         pooling=alike or own or inactive,
-        covering=covering,
+        judging=judging,
         descriptions=descriptions,
         batch=batch,
         max_damaged=damage,
@@ -169,7 +201,7 @@ def encoded(
         data = data._replace(own=own.pair())
     if inactive is not None:
         data = data._replace(looked=inactive.found())
-    data = data._replace(card=card)
+    data = data._replace(card=card, overlap=both)
     return data if items is None else with_items(data, items, damage)
 
 
@@ -193,10 +225,12 @@ def _refuse_own(asked: Asked, descriptions: Descriptions | None) -> None:
         )
 
 
-def _refuse_shortlist(suite: str, shortlist: int | None) -> None:
-    """Raise UserError where no candidates are ranked, and for a shortlist without any."""
+def _refuse_shortlist(suite: str, shortlist: int | None, exact: bool) -> None:
+    """Raise UserError where no candidates are ranked, for a shortlist without any, and for none at all."""
     if shortlist is not None and suite not in RANKED:
-        raise UserError(f"--shortlist goes with --suite {' and '.join(RANKED)}, not with {suite}")
+        raise UserError(f"--shortlist goes with --suite {', '.join(RANKED)}, not with {suite}")
+    if exact and shortlist is None:
+        raise UserError("--exact ranks by all scores beside a shortlist; give --shortlist N with it")
     if shortlist is not None and shortlist < 1:
         raise UserError(f"--shortlist is {shortlist}; it must be 1 at least")
 
@@ -237,12 +271,26 @@ def _inactive(model: Model, source: Source, captions: Captions) -> Inactive:
     )
 
 
-def _covering(model: Model, batch: int) -> Covering:
-    """What judges the heat of expressions. Raises UserError where image tokens have no places."""
-    if not model.method.placed:
-        name = model.description.method
-        raise UserError(f"the image tokens of {name} have no places in the picture, so it has no heat there")
-    return Covering(model.method, lambda texts: model.encode(texts=texts), model.read, batch)
+def _judging(asked: Asked, model: Model, source: Source, batch: int) -> Judging:
+    """What judges the maps of expressions. Raises UserError where image tokens have no places."""
+    method = model.method
+    refuse_unplaced(method, model.description.method)
+
+    def read(texts: Sequence[str]) -> Encoded:
+        return model.encode(texts=texts)
+
+    if asked.suite == REFERRING:
+        return Covering(method, read, model.read, batch)
+    return Choosing(method, read, model.read, batch, source=source, proposals=asked.proposals)
+
+
+def _overlap(asked: Asked, model: Model, source: Source, progress: Progress | None) -> Overlap | None:
+    """Training data beside test data, where a suite asks for it."""
+    if asked.suite != TRANSFER:
+        return None
+    if asked.taught is None:
+        raise UserError(f"the {TRANSFER} suite has to know what the model was trained on (ask.with_files)")
+    return overlap(asked.taught, source, model.method.size, progress)
 
 
 def _captions(suite: str, given: str | None) -> Captions:

@@ -16,10 +16,12 @@ from grainline.data.parts import Parted
 from grainline.data.record import Damaged, Record, Source
 from grainline.data.sources import remarks
 from grainline.errors import UserError
+from grainline.evaluate.choices import Choices
 from grainline.evaluate.classes import ClassTexts
-from grainline.evaluate.expressions import Covering, Expressions
+from grainline.evaluate.expressions import Expressions
 from grainline.evaluate.grouped import Grouped
 from grainline.evaluate.items import Items
+from grainline.evaluate.judging import Judging
 from grainline.evaluate.long import Card
 from grainline.evaluate.looked import Looked
 from grainline.evaluate.noise import Noise
@@ -30,6 +32,7 @@ from grainline.evaluate.score import Scorer
 from grainline.evaluate.seen import Likeness
 from grainline.evaluate.skipped import Skipped
 from grainline.evaluate.subtexts import Gathered, Subtexts, sequences
+from grainline.evaluate.trained import Overlap
 from grainline.types import Encoded, Pair, rows, vectors_only, without_places
 
 Captions = Literal["whole", "each", "first"]
@@ -97,6 +100,8 @@ class Encodings(NamedTuple):
     grouped: Grouped | None = None  # None: not asked for
     described: tuple[str, ...] = ()  # [N] descriptions of the pictures, for a method that reads them
     descriptions: str = ""  # where they come from
+    choices: Choices | None = None  # None: not asked for
+    overlap: Overlap | None = None  # None: not asked for
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller
@@ -110,7 +115,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     subtexts: bool = False,
     regions: View | None = None,
     pooling: Pooling | None = None,
-    covering: Covering | None = None,
+    judging: Judging | None = None,
     descriptions: Descriptions | None = None,
     batch: int = 64,
     max_damaged: float = 0.1,
@@ -125,7 +130,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     subtexts     encode the cumulative subtexts of the first text of every picture too
     regions      encode the regions that have foils, with their texts, in pictures seen like this
     pooling      takes the pictures batch by batch, with the one text of each; no tokens are kept
-    covering     takes the regions of every record, and the pictures batch by batch; no tokens are kept
+    judging     takes the regions of every record, and the pictures batch by batch; no tokens are kept
     descriptions of the pictures, for a model that reads them
     batch        pictures, and texts, that the model sees at once
     max_damaged  share of samples that may be skipped
@@ -140,7 +145,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     assert pooling is None or (captions != "each" and need_text), "one text a picture"
     cut_before = model.cut
     asked = source if probes else None
-    run = _Run(model, captions, need_text, encode_texts, asked, subtexts, regions, pooling, covering, batch)
+    run = _Run(model, captions, need_text, encode_texts, asked, subtexts, regions, pooling, judging, batch)
     failed = Skipped(len(source), max_damaged, source.path)
     told_of = source if descriptions is None else Told(source, descriptions)
     for index in range(len(source)):
@@ -156,6 +161,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     told = run.subtexts(source.path)  # encodes the last of them, so before what was cut is counted
     images = numbered(run.images.stacked())  # the last regions are pooled here
     found = run.regions(source.path)
+    judged = None if judging is None else judging.found(source.path)
     return Encodings(
         images=images,
         texts=numbered(run.texts.stacked(), run.owner) if run.texts.number else rows(images, slice(0, 0)),
@@ -174,7 +180,8 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         remarks=remarks(source),
         subtexts=told,
         regions=found,
-        expressions=None if covering is None else covering.found(source.path),
+        expressions=judged if isinstance(judged, Expressions) else None,
+        choices=judged if isinstance(judged, Choices) else None,
         described=tuple(run.described),
         descriptions="" if descriptions is None else str(descriptions),
     )
@@ -207,10 +214,10 @@ class _Run:
         subtexts: bool,
         regions: View | None,
         pooling: Pooling | None,
-        covering: Covering | None,
+        judging: Judging | None,
         batch: int,
     ) -> None:
-        tokens = model.method.pairwise and pooling is None and covering is None
+        tokens = model.method.pairwise and pooling is None and judging is None
         kept = without_places if tokens else vectors_only
         held = model.method.held if tokens else vectors_only
         self.images = Rows(lambda items: kept(held(self._seen(model.encode(images=items)))), batch)
@@ -222,7 +229,7 @@ class _Run:
         self.phrases = Rows(lambda items: vectors_only(model.encode(texts=items)), batch)
         self.collected = None if regions is None else Collected(regions, model.read, self.phrases.add)
         self.pooling, self.pooled = pooling, 0  # pictures so far
-        self.covering = covering
+        self.judging = judging
         self.captions, self.need_text = captions, need_text
         self.encode_texts = encode_texts
         self.keys: list[str] = []
@@ -241,8 +248,8 @@ class _Run:
         real = [text for text in texts if text.strip()]
         if not real and self.need_text:
             raise Damaged(MISSING_CAPTION, record.key)
-        if self.covering is not None:
-            self.covering.add(record, picture.size)  # the only one that may find damage, so it stands first
+        if self.judging is not None:
+            self.judging.add(record, picture.size, index)  # may find damage, so it stands first
         self.blank += len(texts) - len(real)
         if self.collected is not None:
             self.collected.add(record, picture.size)  # before its batch is encoded
@@ -273,8 +280,8 @@ class _Run:
     def _seen(self, images: Encoded) -> Encoded:
         if self.collected is not None:
             self.collected.pool(images)
-        if self.covering is not None:
-            self.covering.judge(images)
+        if self.judging is not None:
+            self.judging.judge(images)
         if self.pooling is not None:
             start, self.pooled = self.pooled, self.pooled + len(images.vector)
             self.pooling.add(images, self.strings[start : self.pooled])
@@ -289,4 +296,4 @@ class _Run:
     @property
     def spared(self) -> int:
         """Texts that are cut and were not encoded, because another one reads alike."""
-        return sum(one.spared for one in (self.gathered, self.collected, self.covering) if one is not None)
+        return sum(one.spared for one in (self.gathered, self.collected, self.judging) if one is not None)

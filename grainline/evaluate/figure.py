@@ -11,6 +11,7 @@ import numpy as np
 from grainline.data.sources.common import some
 from grainline.errors import UserError
 from grainline.evaluate.against import read_earlier, refuse_other
+from grainline.evaluate.comprehension import COMPREHENSION
 from grainline.evaluate.examples import SHOWN as EXAMPLES
 from grainline.evaluate.examples import Beside, Measured, by_text, spread
 from grainline.evaluate.extremes import best_expressions, best_regions, worst_expressions, worst_regions
@@ -18,10 +19,12 @@ from grainline.evaluate.fgovd import FG_OVD
 from grainline.evaluate.long import LONG_RETRIEVAL
 from grainline.evaluate.monotonicity import LEAST, LONG, MONOTONICITY, correlation
 from grainline.evaluate.phrases import PHRASES
+from grainline.evaluate.picked import best_choices, worst_choices
 from grainline.evaluate.referring import REFERRING
 from grainline.evaluate.result import Result
 from grainline.evaluate.subtexts import EACH
 from grainline.evaluate.tokened import by_position, captions, refuse_groupless
+from grainline.evaluate.transfer import TRANSFER
 from grainline.model import Model
 from grainline.viz.figure import COLOURS, require_matplotlib, write_png
 from grainline.viz.look import Look
@@ -32,7 +35,8 @@ from grainline.viz.strips import write_strips
 SHOWN = 4  # pictures, unless they are named
 MOST = len(COLOURS)  # models
 RETRIEVAL = "retrieval"
-MAPPED = (RETRIEVAL, LONG_RETRIEVAL, FG_OVD, REFERRING)  # suites whose outcomes have heat maps
+RANKED = (RETRIEVAL, TRANSFER, LONG_RETRIEVAL)
+MAPPED = (*RANKED, FG_OVD, REFERRING, COMPREHENSION)  # suites whose outcomes have heat maps
 
 
 def besides(
@@ -107,13 +111,16 @@ def refuse_unplaced(png: Path | None, suite: str, model: Model) -> None:
 def _looks(on: Measured) -> list[Look]:
     """Pictures of the page: for retrieval from the best rank to the worst, for regions and expressions
     from both ends."""
-    if on.result.suite in (RETRIEVAL, LONG_RETRIEVAL):
+    if on.result.suite in RANKED:
         shown = (one.look and one.look._replace(alt=f"rank {one.rank:,}, {one.name}") for one in by_text(on))
         return [look for look in shown if look is not None]
     half = EXAMPLES // 2
     if on.result.suite == REFERRING:
         both = [*worst_expressions(on, half), *best_expressions(on, half)[::-1]]
         return [one.look._replace(alt=f"IoU {100 * one.iou:.1f} %, {one.name}") for one in both]
+    if on.result.suite == COMPREHENSION:
+        chosen = [*worst_choices(on, half), *best_choices(on, half)[::-1]]
+        return [one.look._replace(alt=one.told) for one in chosen]
     best = best_regions(on, half)[::-1]
     return [
         one.look._replace(alt=f"{one.kind}, rank {one.rank} of {one.number}, {one.name}")

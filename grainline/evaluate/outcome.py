@@ -26,6 +26,7 @@ class Options(NamedTuple):
     level: float = 0.95
     memory: int = MEMORY  # bytes of a tile of scores
     shortlist: int | None = None  # candidates by vector that are scored pair by pair; None: all
+    exact: bool = False  # beside a shortlist, ranks by the scores of all pairs too
 
 
 class Cell(NamedTuple):

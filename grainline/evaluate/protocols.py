@@ -1,8 +1,9 @@
 """Protocols: which rows of a dataset are compared with which.
 
-plain      every picture and every caption
-coco-5k    5,000 pictures with the first five captions of each
-coco-1k    the same, cut into five folds of 1,000 pictures in file order; metrics are means over the folds
+plain         every picture and every caption
+coco-5k       5,000 pictures with the first five captions of each
+coco-1k       the same, cut into five folds of 1,000 pictures in file order; metrics are means over the folds
+flickr30k-1k  1,000 pictures with the first five captions of each, as in the test split of Karpathy
 
 Two sets of 5,000 COCO pictures are in use: the test split of Karpathy (from val2014) and val2017. Their
 numbers cannot be compared, so a result says which of them the names of the pictures point to.
@@ -18,8 +19,9 @@ from torch import Tensor
 from grainline.errors import UserError
 from grainline.types import Encoded
 
-PROTOCOLS = ("plain", "coco-5k", "coco-1k")
+PROTOCOLS = ("plain", "coco-5k", "coco-1k", "flickr30k-1k")
 PICTURES, CAPTIONS, FOLD = 5000, 5, 1000
+FLICKR = 1000  # pictures of Flickr30k
 
 
 class Fold(NamedTuple):
@@ -41,10 +43,11 @@ def folds(protocol: str, images: Encoded, texts: Encoded, where: str = "the data
     n, m = len(images.image), len(texts.image)
     if protocol == "plain":
         return [Fold(torch.arange(n), torch.arange(m))]
-    if n != PICTURES:
-        raise UserError(f"{n} pictures in {where}; {protocol} needs exactly {PICTURES}")
+    pictures = FLICKR if protocol == "flickr30k-1k" else PICTURES
+    if n != pictures:
+        raise UserError(f"{n} pictures in {where}; {protocol} needs exactly {pictures}")
     kept = first_captions(images.image, texts.image, CAPTIONS)
-    if len(kept) != PICTURES * CAPTIONS:
+    if len(kept) != pictures * CAPTIONS:
         short = int(
             (
                 torch.bincount(texts.image[kept], minlength=int(images.image.max()) + 1)[images.image]
@@ -55,7 +58,7 @@ def folds(protocol: str, images: Encoded, texts: Encoded, where: str = "the data
             f"{short} pictures in {where} have fewer than {CAPTIONS} captions; {protocol} needs {CAPTIONS} "
             "of each, as separate texts (captions: each)"
         )
-    size = FOLD if protocol == "coco-1k" else PICTURES
+    size = FOLD if protocol == "coco-1k" else pictures
     owner = texts.image[kept]
     return [
         Fold(torch.arange(i, i + size), kept[torch.isin(owner, images.image[i : i + size])])

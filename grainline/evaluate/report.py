@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from grainline.evaluate import pointing
 from grainline.evaluate.cola import COLA, MULTI
+from grainline.evaluate.comprehension import ACCURACY as BOXES
+from grainline.evaluate.comprehension import AMONG, COMPREHENSION, MAPS
 from grainline.evaluate.examples import (
     HITS,
     Measured,
@@ -17,7 +20,6 @@ from grainline.evaluate.examples import (
 )
 from grainline.evaluate.extremes import (
     TEXTS,
-    best_expressions,
     best_items,
     best_regions,
     least_alike,
@@ -26,7 +28,6 @@ from grainline.evaluate.extremes import (
     most_alike,
     most_apart,
     most_changed,
-    worst_expressions,
     worst_items,
     worst_regions,
 )
@@ -39,6 +40,7 @@ from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.own import OWN_CAPTION, WAYS
 from grainline.evaluate.phrases import PHRASES as MARKED
 from grainline.evaluate.phrases import headlines
+from grainline.evaluate.ranked import I2T, T2I
 from grainline.evaluate.ranking import ALL, CARDS, NOUNS, PROBES
 from grainline.evaluate.referring import CUMULATIVE, HALF, MIOU, REFERRING
 from grainline.evaluate.result import Result
@@ -46,8 +48,8 @@ from grainline.evaluate.seen import KINDS
 from grainline.evaluate.similarity import SIM, SIMILARITY
 from grainline.evaluate.stability import SSI, STABILITY
 from grainline.evaluate.subtexts import EACH, HALVES, THIRDS
-from grainline.evaluate.suite import I2T, T2I
 from grainline.evaluate.tokened import by_position, captions
+from grainline.evaluate.transfer import TRANSFER
 from grainline.evaluate.zeroshot import KEPT, PER_CLASS
 from grainline.viz.alike import likened
 from grainline.viz.classes import classified, confusions
@@ -55,7 +57,6 @@ from grainline.viz.empty import emptied
 from grainline.viz.items import crossed
 from grainline.viz.noise import disturbed
 from grainline.viz.page import Section, facts, hint, render_page, summary, write_page
-from grainline.viz.referring import pointed
 from grainline.viz.regions import judged
 from grainline.viz.report import comparisons, examples, table
 from grainline.viz.rising import RULES, models, rising
@@ -96,6 +97,7 @@ def headline(result: Result) -> dict[str, str]:
         *(f"{OWN_CAPTION} R@1, {way}" for way in WAYS),
         *(MIOU, CUMULATIVE, HALF),
         *(AUROC, WITHIN),
+        *(*(f"{BOXES}, {name}" for name in MAPS.values()), AMONG),
         *(headlines(result) if result.suite == MARKED else ()),
     )
     names = [name for name in top if name in {m.name for m in result.metrics}]
@@ -138,6 +140,11 @@ def _retrieval(on: Measured) -> list[Section]:
 def _long(on: Measured) -> list[Section]:
     card = facts(on.result.settings["card"], "What was compared, and how far it is from published numbers")
     return [Section("Protocol", card), *_retrieval(on)]
+
+
+def _transfer(on: Measured) -> list[Section]:
+    card = facts(on.result.settings["card"], "What was trained on, and what is tested on")
+    return [Section("Data", card), *_retrieval(on)]
 
 
 def _probes(on: Measured) -> list[Section]:
@@ -217,18 +224,6 @@ def _similarity(on: Measured) -> list[Section]:
     ]
 
 
-def _referring(on: Measured) -> list[Section]:
-    order = (
-        "By IoU; one expression for each picture. The line runs around what is meant. Heat is orange where a"
-        " patch speaks for the text and blue where it speaks against it; what is above Otsu's threshold of"
-        " the map was compared. Pictures are shown as the model sees them here: pressed into a square."
-    )
-    return [
-        Section("Expressions: covered least", hint(order) + pointed(worst_expressions(on), "w")),
-        Section("Expressions: covered best", hint(order) + pointed(best_expressions(on), "b")),
-    ]
-
-
 def _inactivity(on: Measured) -> list[Section]:
     order = (
         "By AUROC within the picture. The score of a part is the weight of its empty slot; its heat is the"
@@ -257,6 +252,7 @@ def _nothing(on: Measured) -> list[Section]:  # noqa: ARG001
 
 _OUTCOMES = {
     "retrieval": _retrieval,
+    TRANSFER: _transfer,
     LONG_RETRIEVAL: _long,
     PROBES: _probes,
     "zeroshot": _zeroshot,
@@ -266,7 +262,8 @@ _OUTCOMES = {
     FG_OVD: _regions,
     SIMILARITY: _similarity,
     OWN_CAPTION: _nothing,
-    REFERRING: _referring,
+    REFERRING: pointing.covered,
+    COMPREHENSION: pointing.chosen,
     INACTIVITY: _inactivity,
     MARKED: _phrases,
 }

@@ -33,6 +33,9 @@ from grainline.types import Encoded, rows, same_image
 LISTED = "listed"
 """Among the outcomes of queries: whether a true candidate stands in the shortlist."""
 
+EXACT = "exact"
+"""Among the outcomes of queries: ranks by the scores of all pairs, beside those of two stages."""
+
 KEYED = 3
 """Times the memory that a key takes for each pair, of that of a product."""
 

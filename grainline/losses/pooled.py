@@ -81,7 +81,6 @@ def part_loss(
     return found
 
 
-@torch.no_grad()
 def pooled_scores(pool: Pool, held: Held, texts: Tensor, told: Tensor | None = None) -> Tensor:
     """Every picture against every text in parts: [N, M], at least in float32
 
@@ -91,10 +90,13 @@ def pooled_scores(pool: Pool, held: Held, texts: Tensor, told: Tensor | None = N
     for n, m:
         total = sum of cos(pool(texts[m, s], picture n), texts[m, s]) over s with told[m, s]
         score[n, m] = total * S / (number of s with told[m, s])    (0 for a text without parts)
+
+    A gradient passes to what is held where that has one, as in maps of what a score owes to segments; else
+    none is kept, whatever the weights need.
     """
     number, parts, _ = texts.shape
     told = texts.new_ones(number, parts) if told is None else told
-    with exact(texts):
+    with exact(texts), kept_for(held[0]):
         cols = asked(pool, texts.flatten(0, 1))
         share = told.to(cols[2].dtype) * (parts / told.sum(1, keepdim=True).clamp(min=1))
         out = cols[2].new_empty(len(held[0]), number)
@@ -104,6 +106,11 @@ def pooled_scores(pool: Pool, held: Held, texts: Tensor, told: Tensor | None = N
             some = held[0][here], held[1][here], None if held[2] is None else held[2][here]
             _fill(out[here], _kept(pool, some, number * parts), cols, share)
     return out
+
+
+def kept_for(tensor: Tensor) -> torch.set_grad_enabled:
+    """A block in which gradients are kept only if they are kept around it and the tensor needs one."""
+    return torch.set_grad_enabled(torch.is_grad_enabled() and tensor.requires_grad)
 
 
 def _fill(out: Tensor, given: tuple[PooledCosine, Parts, Parts], cols: Parts, share: Tensor) -> None:

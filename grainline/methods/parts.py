@@ -9,7 +9,7 @@ from grainline.data.chunks import Chunking
 from grainline.dist import most
 from grainline.encoders.towers import Towers
 from grainline.losses.blocks import Keys
-from grainline.losses.pooled import pooled_scores
+from grainline.losses.pooled import kept_for, pooled_scores
 from grainline.nn.condition import ConditionedPool, Held
 from grainline.nn.late import distinct_rows
 from grainline.types import Encoded, Texts, full
@@ -74,15 +74,16 @@ def part_heat(pool: ConditionedPool, images: Encoded, texts: Encoded) -> Tensor:
     return attend(pool, images, texts)[..., :-1].sum(1) / number
 
 
-@torch.no_grad()
 def held(pool: ConditionedPool, images: Encoded) -> Encoded:
     """The same pictures with keys and values of the pool side by side as tokens: [N, L, 2 D]
 
-    A space has one width for good, so the width of tokens says which of both they are.
+    A space has one width for good, so the width of tokens says which of both they are. Gradients are kept for
+    tokens that need one.
     """
     if _are_held(pool, images):
         return images
-    key, value, _ = pool.keys(images.tokens)
+    with kept_for(images.tokens):
+        key, value, _ = pool.keys(images.tokens)
     return images._replace(tokens=torch.cat([x.transpose(1, 2).flatten(2) for x in (key, value)], -1))
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from grainline.viz.heat import place
 from grainline.viz.marked import marked
-from grainline.viz.overlay import framed, limit_of, outlined, overlay, scale_bar
+from grainline.viz.overlay import Box, dashed, framed, limit_of, outlined, overlay, ruled, scale_bar
 from grainline.viz.page import Gone, hint, img
 
 LEAST = 224  # pixels of the longer side of a picture in which a box or outline is drawn
@@ -39,8 +39,10 @@ class Look(NamedTuple):
     alt: str  # what the picture is
     told: Sequence[Told] = ()
     heat: np.ndarray | None = None  # [S, H, W] signed, one of `texts` each, H and W those of the picture
-    box: tuple[float, float, float, float] | None = None  # what the texts speak of, in pixels of the picture
+    box: Box | None = None  # what the texts speak of, in pixels of the picture
     outline: np.ndarray | None = None  # [H, W] bool: what the texts speak of, over the picture
+    others: Sequence[Box] = ()  # boxes to choose from
+    chosen: Box | None = None  # the one that was chosen
     left_out: str = ""  # which sentences and phrases of the text are not shown, in words
     limit: float | None = None  # end of the range of colours; None: the largest size of any heat
 
@@ -63,16 +65,21 @@ class Look(NamedTuple):
         return self._framed(overlay(self.picture, heat, limit))
 
     def _framed(self, image: Image.Image) -> Image.Image:
-        if self.box is None and self.outline is None:
+        if self.box is None and self.outline is None and not self.others:
             return image
         times = -(-LEAST // max(image.size))
         large = image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST)
         if self.outline is not None:
             large = outlined(large, self.outline.repeat(times, 0).repeat(times, 1))
-        if self.box is None:
-            return large
-        left, top, right, bottom = (times * edge for edge in self.box)
-        return framed(large, (left, top, right, bottom))
+        large = ruled(large, [_times(box, times) for box in self.others])
+        if self.box is not None:
+            large = framed(large, _times(self.box, times))
+        return large if self.chosen is None else dashed(large, _times(self.chosen, times))
+
+
+def _times(box: Box, times: int) -> Box:
+    left, top, right, bottom = (times * edge for edge in box)
+    return left, top, right, bottom
 
 
 def look(one: Look, name: str) -> str:

@@ -4,11 +4,17 @@ Orange is for, blue is against, no heat is no colour: the strength of the colour
 range is symmetric around zero, so that the sign is never lost; say it beside the picture (`limit_of`).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from PIL import Image, ImageDraw
 
 FOR = (230, 97, 1)  # orange and blue differ in hue for every common kind of colour blindness,
 AGAINST = (33, 102, 172)  # and are about equally dark
+GREY = 160
+DASH = 6  # pixels
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom in pixels; right and bottom are one past the last one."""
 STRENGTH = 0.8  # opacity where the heat reaches the limit: the picture stays visible
 
 
@@ -65,6 +71,35 @@ def framed(image: Image.Image, box: tuple[float, float, float, float]) -> Image.
         left, top = round(box[0]) + inset, round(box[1]) + inset
         if left <= right - inset and top <= bottom - inset:
             pen.rectangle((left, top, right - inset, bottom - inset), outline=colour)
+    return out
+
+
+def ruled(image: Image.Image, boxes: Sequence[Box]) -> Image.Image:
+    """The picture in RGB with boxes in thin lines of grey. boxes: left, top, right, bottom in pixels"""
+    pixels = np.array(image.convert("RGB"))
+    for box in boxes:
+        pixels[_rim(box, pixels.shape[:2])] = GREY
+    return Image.fromarray(pixels)
+
+
+def dashed(image: Image.Image, box: Box) -> Image.Image:
+    """The picture in RGB with a box in two lines of black and white dashes."""
+    pixels = np.array(image.convert("RGB"))
+    size = pixels.shape[:2]
+    light = np.add.outer(np.arange(size[0]), np.arange(size[1])) // DASH % 2 == 0
+    for inset in (0, 1):
+        rim = _rim(box, size, inset)
+        pixels[rim & light], pixels[rim & ~light] = 255, 0
+    return Image.fromarray(pixels)
+
+
+def _rim(box: Box, size: tuple[int, ...], inset: int = 0) -> np.ndarray:
+    """The pixels along the edges of a box, so many inside: [H, W] bool"""
+    left, top = round(box[0]) + inset, round(box[1]) + inset
+    right, bottom = max(round(box[2]) - inset, left + 1), max(round(box[3]) - inset, top + 1)
+    out = np.zeros(size, bool)
+    out[max(top, 0) : bottom, max(left, 0) : right] = True
+    out[max(top + 1, 0) : max(bottom - 1, 0), max(left + 1, 0) : max(right - 1, 0)] = False
     return out
 
 

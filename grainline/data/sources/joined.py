@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
 
-from grainline.data.record import Record, Source
+from grainline.data.record import Box, Boxed, Record, Source, boxes_of
 from grainline.data.sources.common import FileSource, digest
 
 
@@ -27,11 +27,21 @@ class Joined(FileSource):
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Record:
+        number, place = self._place(index)
+        record = self.sources[number][place]
+        return record._replace(key=self._prefixes[number] + record.key)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The number of the source that a record is from, and its position there."""
         index = range(len(self))[index]
         number = bisect_right(self._ends, index)
+        return number, index - self._ends[number] + len(self.sources[number])
+
+    def boxes(self, index: int) -> tuple[Box, ...]:
+        """The boxes of the things in a picture, as `boxes_of` finds them in its own source."""
+        number, place = self._place(index)
         source = self.sources[number]
-        record = source[index - self._ends[number] + len(source)]
-        return record._replace(key=self._prefixes[number] + record.key)
+        return source.boxes(place) if isinstance(source, Boxed) else boxes_of(source, place, source[place])
 
     def keys(self) -> Iterable[str]:
         """The keys of all records in order; reads the records of sources that cannot list them."""

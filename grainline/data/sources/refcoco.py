@@ -5,10 +5,12 @@
 
 Yu et al., arXiv 1608.00272; Mao et al., arXiv 1511.02283. The file of expressions, pickled or as JSON, is a
 list of {ref_id, ann_id, image_id, split, sentences: [{sent, raw, sent_id}]}; instances.json beside it has
-images[] and annotations[] with a segmentation, as COCO does. A record is a picture with a region for each
-sentence; it has no caption. `split` may name several, by commas, and is `val` unless it is told.
+images[] and annotations[] with a segmentation, as COCO does, and with image_id and bbox where boxes are asked
+for. A record is a picture with a region for each sentence; it has no caption. `split` may name several, by
+commas, and is `val` unless it is told.
 """
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -19,7 +21,7 @@ import numpy as np
 
 from grainline.data.causes import DAMAGED_REGION
 from grainline.data.decode import picture_size
-from grainline.data.record import Damaged, Record, Region
+from grainline.data.record import Box, Damaged, Record, Region
 from grainline.data.sources.common import (
     HELP,
     FileSource,
@@ -42,6 +44,15 @@ class _Picture(NamedTuple):
     name: str
     size: tuple[int, int]  # width and height
     asked: list[tuple[str, Any]]  # text, id of the annotation
+    number: Any  # its id
+
+
+class _Notes(NamedTuple):
+    """Annotations."""
+
+    outline: dict[Any, Any]  # of those that an expression speaks of, by their ids
+    box: dict[Any, Box | None]  # of the same
+    around: dict[Any, list[Box | None]]  # of all annotations of a picture, by its id
 
 
 class RefCoco(FileSource):
@@ -60,7 +71,8 @@ class RefCoco(FileSource):
         instances = options.get("instances") or os.path.join(beside, INSTANCES)
         self._root = images or options.get("images") or beside
         chosen = _of_split(refs, options.get("split", "val"), self._file)
-        self._pictures, self._outlines = _read(chosen, instances, self._file)
+        self._instances = instances
+        self._pictures, (self._outlines, self._box, self._around) = _read(chosen, instances, self._file)
         require_pictures([self._places(one.name) for one in self._pictures], self._file, self._root)
 
     def _places(self, name: str) -> list[str]:
@@ -71,7 +83,7 @@ class RefCoco(FileSource):
         return len(self._pictures)
 
     def __getitem__(self, index: int) -> Record:
-        name, size, asked = self._pictures[index]
+        name, size, asked, _ = self._pictures[index]
         where = f"{self._file}: {name}"
         record = Record(name, read_picture(self._places(name), where), ())
         found = picture_size(record)
@@ -79,7 +91,21 @@ class RefCoco(FileSource):
             told = f"{found[0]} x {found[1]} pixels, its masks are for {size[0]} x {size[1]}"
             raise Damaged(DAMAGED_REGION, f"{where} ({told})")
         masks = {number: self._mask(number, size, where) for number in dict.fromkeys(n for _, n in asked)}
-        return record._replace(regions=tuple(Region(text, mask=masks[number]) for text, number in asked))
+        return record._replace(
+            regions=tuple(Region(text, self._box[number], masks[number]) for text, number in asked)
+        )
+
+    def boxes(self, index: int) -> tuple[Box, ...]:
+        """The boxes of all annotations of a picture, in the order of the file. Raises UserError without."""
+        name, number = self._pictures[index].name, self._pictures[index].number
+        here = self._around.get(number, [])
+        found = tuple(box for box in here if box is not None)
+        if len(found) < len(here) or not found:
+            raise UserError(
+                f"{self._instances}: an annotation of {name} has no image_id or no bbox [left, top, width,"
+                f" height]; {HELP}"
+            )
+        return found
 
     def _mask(self, number: Any, size: tuple[int, int], where: str) -> np.ndarray:
         outline = self._outlines[number]
@@ -101,7 +127,7 @@ class RefCoco(FileSource):
     def fingerprint(self) -> str:
         """sha256 over names, texts and outlines; pictures are not looked at, so they do not count."""
         parts: list[str | int] = []
-        for name, _, asked in self._pictures:
+        for name, _, asked, _ in self._pictures:
             parts += [name, len(asked)]
             for text, number in asked:
                 parts += [text, str(self._outlines[number])]
@@ -152,8 +178,8 @@ def _of_split(refs: list[dict[str, Any]], split: str, file: str) -> list[dict[st
     return [ref for ref in refs if ref["split"] in wanted]
 
 
-def _read(refs: list[dict[str, Any]], instances: str, file: str) -> tuple[list[_Picture], dict[Any, Any]]:
-    """Pictures with their expressions, and the outlines of what they speak of. Raises UserError."""
+def _read(refs: list[dict[str, Any]], instances: str, file: str) -> tuple[list[_Picture], _Notes]:
+    """Pictures with their expressions, and the outlines and boxes of what they speak of. Raises UserError."""
     data = load_json(instances)
     try:
         listed = {row["id"]: row for row in data["images"]}
@@ -173,13 +199,30 @@ def _read(refs: list[dict[str, Any]], instances: str, file: str) -> tuple[list[_
                 f" {HELP}"
             )
         name, size = sizes[ref["image_id"]]
-        picture = pictures.setdefault(ref["image_id"], _Picture(name, size, []))
+        picture = pictures.setdefault(ref["image_id"], _Picture(name, size, [], ref["image_id"]))
         picture.asked.extend((text, ref["ann_id"]) for text in _texts(ref["sentences"], where))
-    used = {number for picture in pictures.values() for _, number in picture.asked}
     found = [picture for picture in pictures.values() if picture.asked]
     if not found:
         raise UserError(f"{file} has no expressions in these splits; {HELP}")
-    return found, {number: outlines[number] for number in used}
+    used = {number for picture in found for _, number in picture.asked}
+    notes = _Notes({number: outlines[number] for number in used}, dict.fromkeys(used), {})
+    for row in data["annotations"]:
+        box = _box(row.get("bbox"))
+        if row["id"] in used:
+            notes.box[row["id"]] = box
+        if row.get("image_id") in pictures:
+            notes.around.setdefault(row["image_id"], []).append(box)
+    return found, notes
+
+
+def _box(value: Any) -> Box | None:
+    """A box of COCO, [left, top, width, height], as ours; None for anything else."""
+    try:
+        left, top, width, height = (float(x) for x in value)
+    except (TypeError, ValueError):
+        return None
+    sound = math.isfinite(left + top + width + height) and width > 0 and height > 0
+    return (left, top, left + width, top + height) if sound else None
 
 
 def _texts(sentences: Any, where: str) -> list[str]:

@@ -13,10 +13,11 @@ import copy
 import hashlib
 import random
 import re
+from collections.abc import Iterable
 
 import numpy as np
 
-from grainline.data.record import Foil, Record, Region
+from grainline.data.record import Box, Foil, Record, Region, box_of
 from grainline.data.scenes import SPLITS, VERSION, Scene, Told, label_map, picture, sample, tell
 from grainline.data.scenes.foils import of_phrase
 from grainline.data.scenes.phrases import matches, stated
@@ -84,6 +85,16 @@ class Scenes:
             regions=_foiled(scene, told, found) if self.hard and not self.sole else found,
             foils=told.foils,
         )
+
+    def keys(self) -> Iterable[str]:
+        """The keys of all records in order, without drawing any."""
+        return map(self._key, range(self.count))
+
+    def boxes(self, index: int) -> tuple[Box, ...]:
+        """The boxes of all objects of which a pixel is seen, in the order of the scene."""
+        labels = self.labels(index)
+        seen = (labels == thing + 1 for thing in range(len(self.scene(index).things)))
+        return tuple(box_of(mask) for mask in seen if mask.any())
 
     def _key(self, index: int) -> str:
         return f"scenes-{self.split}-{self.seed}-{index:06d}"
@@ -165,7 +176,7 @@ def _regions(told: Told, labels: np.ndarray, places: list[tuple[int, int, int]])
     masks = {}
     for thing in {thing for thing, _, _ in places}:
         mask = labels == thing + 1
-        masks[thing] = (mask, _box(mask))
+        masks[thing] = (mask, box_of(mask))
     return tuple(
         Region(told.long[start:end], masks[thing][1], masks[thing][0], ("long", start, end))
         for thing, start, end in places
@@ -184,12 +195,6 @@ def _foiled(scene: Scene, told: Told, found: tuple[Region, ...]) -> tuple[Region
         )
         out.append(region._replace(foils=foils))
     return tuple(out)
-
-
-def _box(mask: np.ndarray) -> tuple[float, float, float, float]:
-    """Left, top, right, bottom in pixels; right and bottom are one past the last pixel."""
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
 
 
 def _parse(path: str) -> tuple[str, dict[str, int]]:

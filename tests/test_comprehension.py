@@ -1,0 +1,526 @@
+"""Referring expressions by choice among boxes, against loops: sums, gradients, choices, files, pages."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from indexes import CONDITIONED, saved, tiny_model
+from PIL import Image
+from runs import call, complaint
+from test_refcoco import SIZE, release
+from test_referring import rows_file
+from test_viz import Page
+
+from grainline.data.proposals import Proposals
+from grainline.data.record import Boxed, boxes_of
+from grainline.data.sources import open_source, open_sources
+from grainline.data.sources.masks import run_lengths
+from grainline.data.sources.scenes import Scenes
+from grainline.errors import UserError
+from grainline.evaluate.against import against
+from grainline.evaluate.ask import ask, encoded, measured, with_files
+from grainline.evaluate.boxes import box_iou, box_scores, box_sums
+from grainline.evaluate.choices import CENTRED, GRADIENT, HEAT, choose, maps
+from grainline.evaluate.comprehension import MAPS, comprehension_cells, comprehension_suite
+from grainline.evaluate.encode import Encodings, encode_source
+from grainline.evaluate.examples import Measured
+from grainline.evaluate.gradient import gradient_heat
+from grainline.evaluate.intervals import wilson
+from grainline.evaluate.marks import unit_range
+from grainline.evaluate.outcome import Options
+from grainline.evaluate.picked import best_choices, worst_choices
+from grainline.evaluate.pool import pooled
+from grainline.evaluate.referring import with_expressions
+from grainline.evaluate.result import Result, read
+from grainline.model import Model
+from grainline.types import Encoded
+from grainline.viz.overlay import dashed, ruled
+from grainline.viz.page import Gone
+
+Capture = pytest.CaptureFixture[str]
+SCENES = "scenes:dev?count=3&size=40"
+PAIRWISE = {
+    "maxsim": (),
+    "flair": (),
+    "beta_clip": (CONDITIONED,),
+    "caft": (CONDITIONED, "composer.heads=2", "heads=2"),
+}
+
+
+def surveyed(
+    model: Model, source: Any, boxes: Path | None = None, batch: int = 4, damage: float = 0.0
+) -> tuple[Encodings, Result]:
+    asked = ask("comprehension", Options("default", resamples=50))
+    asked = with_files(asked, "model", None, None if boxes is None else str(boxes))
+    data = encoded(asked, model, source, batch, damage)
+    return data, measured(asked, model.method, data, {"model": "a/b", "method": model.description.method})
+
+
+# Boxes
+
+
+def slow_sum(image: np.ndarray, box: tuple[float, ...]) -> float:
+    left, top, right, bottom = box
+    height, width = image.shape
+    image = image.astype(np.float64)
+    inside = [
+        image[y, x]
+        for y in range(height)
+        for x in range(width)
+        if left <= x + 0.5 < right and top <= y + 0.5 < bottom
+    ]
+    return float(np.sum(inside))
+
+
+def test_sums_in_boxes_are_those_of_a_loop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    found = torch.rand(2, 7, 9, generator=generator)
+    corner = torch.rand(20, 2, generator=generator) * torch.tensor([8.0, 6.0])
+    side = torch.rand(20, 2, generator=generator) * 4
+    boxes = torch.cat([corner, corner + side], 1)
+    edges = torch.tensor([[0.5, 0.5, 2.5, 1.5], [0.0, 0, 9, 7], [-3.0, -1, 20, 30], [8.6, 6.6, 9, 7]])
+    boxes = torch.cat([boxes, edges])
+    sums = box_sums(found, boxes)
+    for e in range(2):
+        for b, box in enumerate(boxes.tolist()):
+            assert sums[e, b] == pytest.approx(slow_sum(found[e].numpy(), tuple(box)), abs=1e-9)
+    assert sums[0, 20] == pytest.approx(float(found[0, 0, :2].sum())), "the centre on the left edge is inside"
+
+
+def test_scores_of_boxes_are_those_of_the_paper() -> None:
+    image = torch.zeros(1, 4, 4)
+    image[0, :2, :2], image[0, 2:, 2:] = 1.0, 0.5
+    boxes = torch.tensor([[0.0, 0, 2, 2], [0.0, 0, 4, 4], [2.0, 2, 4, 4]])
+    for alpha, expected in ((0.5, [2.0, 1.5, 1.0]), (0.0, [4.0, 6.0, 2.0]), (1.0, [1.0, 0.375, 0.5])):
+        assert box_scores(image, boxes, alpha)[0].tolist() == expected
+    assert box_scores(image, boxes)[0].tolist() == [2.0, 1.5, 1.0]
+
+
+def test_overlaps_of_boxes_are_those_of_a_loop() -> None:
+    generator = torch.Generator().manual_seed(1)
+    low = torch.rand(12, 2, generator=generator)
+    boxes = torch.cat([low, low + 0.1 + torch.rand(12, 2, generator=generator)], 1)
+    found = box_iou(boxes[:5], boxes)
+    for i, (a, b, c, d) in enumerate(boxes[:5].tolist()):
+        for j, (e, f, g, h) in enumerate(boxes.tolist()):
+            wide, tall = max(0.0, min(c, g) - max(a, e)), max(0.0, min(d, h) - max(b, f))
+            whole = (c - a) * (d - b) + (g - e) * (h - f) - wide * tall
+            assert found[i, j] == pytest.approx(wide * tall / whole)
+
+
+def test_the_highest_score_chooses_and_a_wrong_box_wins_ties() -> None:
+    right = torch.tensor([True, False, False])
+    assert choose(torch.tensor([3.0, 1.0, 2.0]), right) == (0, True, False, pytest.approx(1 / 3))
+    assert choose(torch.tensor([1.0, 1.0, 2.0]), right)[:3] == (2, False, False)
+    assert choose(torch.tensor([2.0, 1.0, 2.0]), right)[:3] == (2, False, True)
+    assert choose(torch.zeros(3), right) == (1, False, True, 0.0)
+    assert choose(torch.ones(2), torch.tensor([False, False])) == (0, False, False, -1.0)
+    assert choose(torch.zeros(0), torch.zeros(0).bool()) == (-1, False, False, -1.0)
+    assert choose(torch.ones(1), torch.tensor([True])) == (0, True, False, 1.0)
+
+
+# Gradients
+
+
+def slow_slope(model: Model, image: Encoded, text: Encoded, step: float = 1e-3) -> torch.Tensor:
+    """dS / d tokens by differences, one number after the other, in double precision: [L, D]"""
+    out = torch.zeros_like(image.tokens[0])
+    for place in range(image.tokens.shape[1]):
+        for c in range(image.tokens.shape[2]):
+            both = []
+            for sign in (1, -1):
+                moved = image.tokens.clone()
+                moved[0, place, c] += sign * step
+                with torch.no_grad():
+                    both.append(float(model.method.score(image._replace(tokens=moved), text)))
+            out[place, c] = (both[0] - both[1]) / (2 * step)
+    return out
+
+
+def double(x: Encoded) -> Encoded:
+    return x._replace(vector=x.vector.double(), tokens=x.tokens.double())
+
+
+@pytest.mark.parametrize("method", PAIRWISE)
+def test_gradient_maps_are_those_of_differences(method: str) -> None:
+    model = tiny_model(method, changes=PAIRWISE[method])
+    model.method.double()
+    pictures = [Scenes(SCENES)[i].image for i in range(2)]
+    images = double(model.encode(images=pictures))
+    texts = double(model.encode(texts=["a red dog runs.", "the green house on sand"]))
+    found = gradient_heat(model.method, images, texts)
+    for i in range(2):
+        one = [Encoded(*(None if f is None else f[i : i + 1] for f in x[:5])) for x in (images, texts)]
+        value, slope = one[0].tokens[0], slow_slope(model, *one)
+        mean = value.mean(0)
+        for p in range(len(value)):
+            plain = sum(float(value[p, c] * slope[p, c]) for c in range(value.shape[1]))
+            centred = sum(float((value[p, c] - mean[c]) * slope[p, c]) for c in range(value.shape[1]))
+            assert found.plain[i, p] == pytest.approx(max(0.0, plain), abs=2e-5)
+            assert found.centred[i, p] == pytest.approx(max(0.0, centred), abs=2e-5)
+    assert (found.centred > 1e-4).any()
+    square = method != "maxsim"  # the others bring tokens to one length before they score
+    assert (found.plain == 0).all() == square
+
+
+def test_gradients_know_no_other_pair_no_mask_and_leave_no_trace() -> None:
+    model = tiny_model("maxsim")
+    images = model.encode(images=[Scenes(SCENES)[i].image for i in range(3)])
+    texts = model.encode(texts=["a red dog", "a cat. a bird sleeps.", "sand"])
+    mask = images.mask.clone()
+    mask[:, -1] = False
+    images = images._replace(mask=mask)
+    every = gradient_heat(model.method, images, texts)
+    assert (every.plain[:, -1] == 0).all()
+    assert (every.centred[:, -1] == 0).all()
+    for i in range(3):
+        one = [Encoded(*(None if f is None else f[i : i + 1] for f in x[:5])) for x in (images, texts)]
+        assert torch.equal(gradient_heat(model.method, *one).plain[0], every.plain[i])
+    assert not every.plain.requires_grad
+    assert all(p.grad is None for p in model.method.parameters())
+    with torch.no_grad():
+        assert torch.equal(gradient_heat(model.method, images, texts).plain, every.plain)
+    loud = images._replace(tokens=images.tokens.masked_fill(~mask[..., None], 50.0))
+    assert torch.allclose(gradient_heat(model.method, loud, texts).centred, every.centred, atol=1e-6)
+    with pytest.raises(ValueError, match="scores of vectors"):
+        gradient_heat(tiny_model("clip").method, images, texts)
+
+
+@pytest.mark.parametrize("method", ["flair", "caft"])
+def test_scores_keep_no_gradient_unless_tokens_ask_for_one(method: str) -> None:
+    model = tiny_model(method, changes=PAIRWISE[method])
+    images = model.encode(images=[Scenes(SCENES)[0].image])
+    texts = model.encode(texts=["a red dog", "a cat"])
+    assert not model.method.held(images).tokens.requires_grad
+    assert not model.method.score(images._replace(vector=images.vector.detach()), texts).requires_grad
+    asked = images._replace(tokens=images.tokens.clone().requires_grad_())
+    assert model.method.score(asked, texts).requires_grad
+    with torch.no_grad():
+        assert torch.equal(model.method.score(asked, texts), model.method.score(images, texts))
+
+
+# Outcomes
+
+
+def slow_outcomes(model: Model, source: Any, offered: Any) -> dict[str, list[tuple[int, bool]]]:
+    """For each map what every expression chose and whether that is right, one pixel at a time."""
+    out: dict[str, list[tuple[int, bool]]] = {GRADIENT: [], HEAT: [], CENTRED: []}
+    side = model.method.size
+    for n in range(len(source)):
+        record = source[n]
+        pressed = record.image.convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
+        images = model.encode(images=[pressed])
+        for region in record.regions:
+            texts = model.encode(texts=[region.phrase.lower()])
+            both = gradient_heat(model.method, images, texts)
+            with torch.no_grad():
+                heat = model.method.heat(images, texts)
+            for name, tokens in ((GRADIENT, both.plain), (CENTRED, both.centred), (HEAT, heat)):
+                spread = model.method.on_pixels(images, tokens, record.image.size[::-1])
+                spread = (unit_range(spread) if name == HEAT else spread)[0]
+                boxes = offered(n)
+                score = [
+                    slow_sum(spread.numpy(), box) / ((box[2] - box[0]) * (box[3] - box[1])) ** 0.5
+                    for box in boxes
+                ]
+                iou = box_iou(torch.tensor([region.box]), torch.tensor(boxes))[0]
+                best = max(score)
+                top = [b for b, s in enumerate(score) if s >= best - 1e-9]
+                wrong = [b for b in top if iou[b] <= 0.5]
+                out[name].append(((wrong or top)[0], not wrong))
+    return out
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_choices_on_scenes_are_those_of_a_loop(batch: int) -> None:
+    model, source = tiny_model("maxsim"), Scenes(SCENES)
+    data, result = surveyed(model, source, batch=batch)
+    made = with_expressions(source)
+    assert isinstance(made, Scenes)
+    expected = slow_outcomes(model, made, made.boxes)
+    told = result.queries
+    assert set(told["scores"]) == {GRADIENT, CENTRED, HEAT}
+    for name, outcomes in told["scores"].items():
+        right = [bool(x) for x in outcomes["right"]]
+        assert list(zip(outcomes["chosen"], right, strict=True)) == expected[name]
+        metric = result.metric(f"box accuracy, {MAPS[name]}")
+        assert metric.value == pytest.approx(np.mean(right))
+        assert metric.wilson == wilson(sum(right), len(right))[1:]
+    number = [len(made.boxes(n)) for n in range(3)]
+    assert told["boxes"] == [number[n] for n in told["picture"]]
+    assert all(len(made.scene(n).things) >= number[n] for n in range(3))
+    for n, record in enumerate(made[i] for i in range(3)):
+        assert {region.box for region in record.regions} <= set(made.boxes(n))
+    assert result.metric("box accuracy, heat").chance == pytest.approx(
+        np.mean(np.array(told["fitting"]) / np.array(told["boxes"]))
+    )
+    assert result.settings["offered"] == {"boxes": "ground truth"}
+    assert data.images.tokens.shape[1] == 0, "no tokens are kept"
+    largest = [int(np.argmax([(c - a) * (d - b) for a, b, c, d in made.boxes(n)])) for n in told["picture"]]
+    assert told["trivial"]["chosen"] == largest
+
+
+def test_methods_of_vectors_have_heat_alone_and_others_say_what_is_left_out() -> None:
+    _, result = surveyed(tiny_model("clip"), Scenes("scenes:dev?count=2&size=40"))
+    assert set(result.queries["scores"]) == {HEAT}
+    assert any("read vectors and no image tokens" in note for note in result.notes)
+    _, result = surveyed(tiny_model("flair"), Scenes("scenes:dev?count=2&size=40"))
+    assert set(result.queries["scores"]) == {CENTRED, HEAT}
+    assert any("do not depend on the lengths of image tokens" in note for note in result.notes)
+
+
+def test_expressions_are_read_in_lower_case_and_flat_maps_choose_nothing() -> None:
+    model = tiny_model("clip")
+    data, _ = surveyed(model, Scenes(SCENES))
+    assert data.choices is not None
+    assert all(one.text == one.text.lower() for one in data.choices.found)
+    model.method.heat = lambda images, _: torch.full(images.tokens.shape[:2], -0.5)  # type: ignore[method-assign]
+    _, result = surveyed(model, Scenes(SCENES))
+    metric = result.metric("box accuracy, heat")
+    assert metric.value == 0
+    assert metric.ties == metric.queries
+    assert f"{metric.queries} maps by heat are the same everywhere and choose nothing" in result.notes
+    model.method.heat = lambda images, _: torch.full(images.tokens.shape[:2], torch.nan)  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="scores are not a number"):
+        surveyed(model, Scenes(SCENES))
+
+
+def test_own_data_choose_among_the_boxes_and_masks_of_their_regions(tmp_path: Path) -> None:
+    mask = np.zeros((12, 32), bool)
+    mask[2:9, :5] = True
+    regions = [
+        {"phrase": "a red dog", "mask": run_lengths(mask)},
+        {"phrase": "A Cat", "box": [10.0, 0.0, 40.0, 12.0]},
+        {"phrase": "the cat", "box": [10.0, 0.0, 40.0, 12.0]},
+        {"phrase": "nothing"},
+    ]
+    source = rows_file(tmp_path, [{"image": "a.png", "caption": "A dog.", "regions": regions}])
+    data, result = surveyed(tiny_model("maxsim"), source)
+    assert data.choices is not None
+    assert data.choices.found[0].boxes == ((0.0, 2.0, 5.0, 9.0), (10.0, 0.0, 32.0, 12.0))
+    assert [one.text for one in data.choices.found] == ["a red dog", "a cat", "the cat"]
+    assert result.notes[0] == "1 regions have neither a box nor a mask and were skipped"
+    assert result.data["expressions"] == 3
+    regions[1]["box"] = [40.0, 0.0, 50.0, 12.0]
+    rows = [{"image": f"{name}.png", "caption": "A dog.", "regions": regions} for name in "ab"]
+    rows[1]["regions"] = regions[:1]
+    data, _ = surveyed(tiny_model("maxsim"), rows_file(tmp_path, rows), damage=0.5)
+    assert data.damaged == {"damaged region": 1}
+    assert "its box is not in the picture" in data.damaged_first[0]
+    assert data.keys == ("b.png",)
+
+
+# Proposals
+
+
+def detections(folder: Path, content: Any) -> Path:
+    path = folder / "boxes.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("form", ["by id", "by name", "rows", "rows of boxes", "scored"])
+def test_detections_are_read_in_every_form(form: str, tmp_path: Path) -> None:
+    boxes = [[1, 2, 3, 4], [0, 0, 5.5, 6], [1, 2, 3, 4]]
+    name = "COCO_train2014_000000000012.jpg"
+    content = {
+        "by id": {"12": boxes, "9": []},
+        "by name": {name: boxes},
+        "rows": [{"image_id": 12, "box": box, "score": 0.5} for box in boxes],
+        "rows of boxes": [{"file_name": name, "bbox": box} for box in boxes],
+        "scored": {"12": [{"bbox": box, "score": 1} for box in boxes]},
+    }[form]
+    found = Proposals(str(detections(tmp_path, content)))
+    for key in (name, f"train2014/{name}", f"set/train2014/{name}"):
+        assert found.of(key) == ((1, 2, 4, 6), (0, 0, 5.5, 6))
+    assert found.of("COCO_train2014_000000000013.jpg") == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"1": [[0, 0, 0, 5]]}, "a box of 1 is [0, 0, 0, 5]; expected"),
+        ({"1": [[0, 0, 5]]}, "a box of 1 is [0, 0, 5]; expected"),
+        ({"1": [{"score": 1}]}, "a box of 1 is None; expected"),
+        ({"1": [[0, 0, float("inf"), 1]]}, "a box of 1 is [0, 0, inf, 1]; expected"),
+        ({"1": 7}, "the boxes of 1 are no list"),
+        ([{"box": [0, 0, 1, 1]}], "row 1: no image_id and no file_name"),
+        ([], "holds no boxes"),
+        ("text", "holds no boxes"),
+    ],
+)
+def test_wrong_detections_are_one_line(content: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        Proposals(str(detections(tmp_path, content)))
+    assert said in str(error.value)
+
+
+def test_refcoco_chooses_among_annotations_or_detections(tmp_path: Path) -> None:
+    release(tmp_path)
+    file = tmp_path / "instances.json"
+    instances = json.loads(file.read_text())
+    sides = {900: [1, 1, 10, 12], 901: [0, 0, 18, 15], 902: [3, 2, 9, 9], 903: [0, 0, 4, 4]}
+    for note in instances["annotations"]:
+        note["bbox"] = sides.get(note["id"], [2, 2, 6, 6])
+    instances["annotations"].append({"id": 99, "image_id": 1, "segmentation": [], "bbox": [15, 10, 4, 4]})
+    file.write_text(json.dumps(instances))
+    source = open_source(f"refcoco:{tmp_path}")
+    assert isinstance(source, Boxed)
+    assert boxes_of(source, 0, source[0]) == ((1, 1, 11, 13), (0, 0, 18, 15), (15, 10, 19, 14))
+    data, result = surveyed(tiny_model("maxsim"), source)
+    assert data.choices is not None
+    assert [one.true for one in data.choices.found[:3:2]] == [(1, 1, 11, 13), (0, 0, 18, 15)]
+    assert result.queries["boxes"] == [3, 3, 3, 3, 1]
+    assert result.queries["fitting"] == [1, 1, 1, 1, 1]
+    assert result.metric("box accuracy, heat").chance == pytest.approx((4 / 3 + 1) / 5)
+    boxes = detections(tmp_path, {"1": [[1, 1, 10, 11], [30, 30, 5, 5], [8, 8, 40, 40]]})
+    data, result = surveyed(tiny_model("maxsim"), source, boxes)
+    assert data.choices is not None
+    assert data.choices.found[0].boxes == ((1, 1, 11, 12), (8, 8, *map(float, SIZE)))
+    assert result.queries["boxes"] == [2, 2, 2, 2, 0]
+    assert result.queries["fitting"] == [1, 1, 0, 0, 0]
+    assert result.metric("a right box among them").value == pytest.approx(2 / 5)
+    assert result.settings["offered"]["boxes"] == str(boxes)
+    assert "1 expressions are about pictures without a box to choose, and count as wrong" in result.notes
+    assert "1 boxes have no pixel in their picture and were left out" in result.notes
+    none = detections(tmp_path, {"77": [[1, 1, 10, 11]]})
+    with pytest.raises(UserError, match=r"boxes\.json names no picture of .*: it must say image_id"):
+        surveyed(tiny_model("maxsim"), source, none)
+    instances["annotations"][0].pop("bbox")
+    file.write_text(json.dumps(instances))
+    with pytest.raises(UserError, match=r"an annotation of COCO_train2014_1\.png has no image_id or no bbox"):
+        surveyed(tiny_model("maxsim"), open_source(f"refcoco:{tmp_path}"))
+
+
+def test_joined_sources_ask_their_parts_for_boxes() -> None:
+    joined = open_sources(["scenes:dev?count=2", "scenes:test?count=2"], size=40)
+    assert isinstance(joined, Boxed)
+    assert joined.boxes(2) == Scenes("scenes:test?count=2", 40).boxes(0)
+
+
+# Metrics
+
+
+def test_metrics_are_shares_of_expressions_and_draw_pictures() -> None:
+    def outcomes(right: list[int], tied: list[int]) -> dict[str, list[int]]:
+        return {"chosen": right, "right": right, "tied": tied}
+
+    query = {
+        "picture": [0, 0, 1, 2],
+        "boxes": [4, 4, 2, 0],
+        "fitting": [1, 2, 0, 0],
+        "scores": {HEAT: outcomes([1, 0, 0, 0], [0, 1, 0, 0])},
+        "trivial": outcomes([1, 1, 0, 0], [0, 0, 0, 0]),
+    }
+    cells = comprehension_cells([query], Options(resamples=100))
+    heat = cells["box accuracy, heat"]
+    assert (heat.value, heat.ties, heat.queries) == (0.25, 1, 4)
+    assert heat.chance == pytest.approx((1 / 4 + 2 / 4) / 4)
+    assert heat.wilson == wilson(1, 4)[1:]
+    assert cells["box accuracy, largest box"].value == 0.5
+    assert cells["a right box among them"].value == 0.5
+    assert cells["a right box among them"].chance is None
+    other = query | {"scores": {HEAT: outcomes([1, 1, 0, 0], [0, 0, 0, 0])}}
+    twice = comprehension_cells([query, other], Options(resamples=100))
+    assert twice["box accuracy, heat"].value == pytest.approx(3 / 8)
+    assert twice["box accuracy, heat"].queries == 8
+    assert twice["box accuracy, heat"].wilson is None
+
+
+def test_results_are_pooled_and_compared_and_other_boxes_are_refused(tmp_path: Path) -> None:
+    source = Scenes("scenes:dev?count=2&size=40")
+    first, second = (surveyed(tiny_model("clip", seed), source)[1] for seed in (0, 1))
+    name = "box accuracy, heat"
+    assert pooled([first, second]).metric(name).value == pytest.approx(
+        (first.metric(name).value + second.metric(name).value) / 2
+    )
+    change = {d.name: d.value for d in against(second, first)}
+    assert change[name] == pytest.approx(second.metric(name).value - first.metric(name).value)
+    keys = ["scenes-dev-0-000000", "scenes-dev-0-000001"]
+    boxes = detections(tmp_path, {key: [[0, 0, 20, 20], [20, 20, 20, 20]] for key in keys})
+    other = surveyed(tiny_model("clip"), source, boxes)[1]
+    with pytest.raises(UserError, match="asks other pictures, texts or classes"):
+        against(other, first)
+
+
+# What is refused, the command and the page
+
+
+def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
+    model = tiny_model("clip")
+    plain = rows_file(tmp_path, [{"image": "a.png", "caption": "A dog."}])
+    with pytest.raises(UserError, match=r"^no region of .* has a box or a mask; expressions choose boxes"):
+        surveyed(model, plain)
+    with pytest.raises(UserError, match="was encoded without choices; the comprehension suite needs"):
+        comprehension_suite(model.method, encode_source(model, plain))
+    with pytest.raises(UserError, match=r"^--captions is 'each'; comprehension reads the texts of regions"):
+        ask("comprehension", Options(), captions="each")
+    with pytest.raises(UserError, match=r"^--boxes goes with --suite comprehension, not with referring"):
+        with_files(ask("referring", Options()), "x", None, "boxes.json")
+    data, _ = surveyed(model, Scenes(SCENES))
+    with pytest.raises(UserError, match="the comprehension suite knows only 'plain'"):
+        comprehension_suite(model.method, data, Options("coco-1k"))
+    model.method.grid = None
+    with pytest.raises(UserError, match=r"^the image tokens of clip have no places in the picture"):
+        surveyed(model, plain)
+
+
+def test_the_command_writes_a_result_a_page_and_maps(tmp_path: Path, capsys: Capture) -> None:
+    model = saved(tiny_model("maxsim"), tmp_path / "model")
+    given = ["evaluate", model, "--data", "scenes:dev?count=4&size=40", "--suite", "comprehension"]
+    page, figure, found = tmp_path / "a.html", tmp_path / "a.png", tmp_path / "a.json"
+    assert call(*given, "--json", found, "--html", page, "--png", figure) == 0
+    assert "comprehension, protocol plain, 4 pictures" in capsys.readouterr().out
+    assert read(found).settings["alpha"] == 0.5
+    words = Page(page.read_text()).words
+    for part in ("Comprehension of", "Expressions: most wrong", "Expressions: most right", "ground truth"):
+        assert part in words
+    assert figure.stat().st_size > 1000
+    assert "cannot be read" in complaint(capsys, *given, "--boxes", tmp_path / "none.json")
+
+
+def test_choices_are_shown_from_both_ends_with_their_boxes(tmp_path: Path) -> None:
+    model, source = tiny_model("maxsim"), Scenes("scenes:dev?count=4&size=40")
+    data, result = surveyed(model, source)
+    on = Measured(model, source, data, result)
+    assert data.choices is not None
+    worst, best = worst_choices(on, 3), best_choices(on, 3)
+    lead = [one.by[GRADIENT].lead for one in data.choices.found]
+    assert (worst[0].right, best[0].right) == (min(lead) > 0, max(lead) > 0)
+    side = model.method.size
+    for shown in (*worst, *best):
+        row = data.keys.index(shown.name)
+        one = next(c for c in data.choices.found if c.picture == row and c.text == shown.look.told[0].text)
+        assert shown.look.box == pytest.approx([x * side / 40 for x in one.true])
+        assert shown.number == len(one.boxes) == len(shown.look.others)
+        assert shown.look.chosen == pytest.approx([x * side / 40 for x in one.boxes[one.by[GRADIENT].box]])
+        assert shown.right == one.by[GRADIENT].right == (shown.iou > 0.5) or one.by[GRADIENT].tied
+        pressed = model.pressed()
+        images, texts = pressed.encode(images=[source[row].image]), pressed.encode(texts=[one.text])
+        expected = maps(model.method, images, texts, (side, side))[GRADIENT]
+        assert shown.look.heat is not None
+        np.testing.assert_allclose(shown.look.heat, expected, atol=1e-5)
+    regions = [{"phrase": "a dog", "box": [1.0, 1.0, 9.0, 9.0]}]
+    wide = rows_file(tmp_path, [{"image": "a.png", "caption": "A.", "regions": regions}])
+    data, result = surveyed(model, wide)
+    (tmp_path / "a.png").unlink()
+    (gone,) = worst_choices(Measured(model, wide, data, result))
+    assert isinstance(gone.look.picture, Gone)
+    assert gone.look.heat is None
+
+
+def test_boxes_are_drawn_where_they_lie() -> None:
+    grey = Image.new("RGB", (8, 7), (120, 120, 120))
+    found = np.asarray(ruled(grey, [(1.0, 2.0, 5.0, 6.0)]))[:, :, 0]
+    rim = np.zeros((7, 8), bool)
+    rim[2:6, 1:5] = True
+    rim[3:5, 2:4] = False
+    assert np.array_equal(found == 160, rim)
+    lines = np.asarray(dashed(grey, (0.0, 0.0, 8.0, 7.0)))[:, :, 0]
+    assert set(np.unique(lines)) == {0, 120, 255}
+    assert (lines[2:5, 2:6] == 120).all()
+    assert (lines[:2] != 120).all()
+    assert np.asarray(ruled(grey, [(-5.0, -5.0, 50.0, 50.0)])).max() <= 160
