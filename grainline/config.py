@@ -17,7 +17,7 @@ C = TypeVar("C", bound="Config")
 class Config(BaseModel):
     """The settings of one class. Stands above that class, and is its constructor's first argument."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def parse(cls: type[C], values: dict[str, Any], where: str) -> C:

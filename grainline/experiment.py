@@ -164,7 +164,7 @@ def _crop(
         # What goes on from a checkpoint gets its weights when training begins, so they are read here too.
         begun = method if come is None else load(come, device="cpu").method
         encoder = image_fingerprint(config.image, begun.get_submodule("towers.image"))
-        return KeptFeatures(Path(cfg.features), source, transform, encoder, tokens=config.learns_tokens)
+        return KeptFeatures(Path(cfg.features), source, transform, encoder, tokens=config.reads_tokens)
     if cfg.superpixels is None:
         return SameTransform(transform)
     settings = config.image.model_dump(mode="json").get("superpixels")

@@ -1427,9 +1427,9 @@ GROUPS = [
     Fault("nn/group.py", "tests/test_tgt.py", "the hard assignment has no gradient",
           "(hard - soft.detach() + soft)", "(hard + 0 * soft)"),
     Fault("encoders/grouper.py", "tests/test_tgt.py", "later layers read tokens too",
-          "x, _, soft = block(x[:, -self.count :], x[:, : -self.count], mask, used)",
-          "taken, _, soft = block(x[:, -self.count :], x[:, : -self.count], mask, used)\n"
-          "                x = torch.cat([x[:, : -self.count], taken], 1)\n"
+          "x, _, soft = block(x[:, -self.count :], tokens, mask, used)",
+          "taken, _, soft = block(x[:, -self.count :], tokens, mask, used)\n"
+          "                x = torch.cat([tokens, taken], 1)\n"
           "                continue"),
     Fault("encoders/decoder.py", "tests/test_tgt.py", "the decoder sees what it has to say",
           "self.attention(self.norm_self(x), None, True)",

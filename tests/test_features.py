@@ -82,7 +82,7 @@ def trained(out: Path, recipe: Path, *changes: str) -> Path:
     return out
 
 
-@pytest.mark.parametrize("method", ["clip", "maxsim"])
+@pytest.mark.parametrize("method", ["clip", "maxsim", "tgt"])
 def test_training_from_features_is_training_with_the_encoder(
     method: str, checkpoint: Path, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

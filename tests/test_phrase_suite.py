@@ -5,6 +5,7 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from grainline.config import override
 from grainline.data.captions import sentences
+from grainline.data.collate import texts_of
 from grainline.data.record import Damaged, Record, Region
 from grainline.data.sources import open_source, open_sources
 from grainline.data.sources.entities import Entities, read_sentence
@@ -40,7 +42,16 @@ from grainline.evaluate.figure import draw
 from grainline.evaluate.gold import captions_of, segments, shuffled
 from grainline.evaluate.grouped import hard
 from grainline.evaluate.outcome import Options
-from grainline.evaluate.phrases import AS_MANY, GOING, GROUPS, MEASURES, STAYING, phrases_suite, uniform
+from grainline.evaluate.phrases import (
+    AS_MANY,
+    GOING,
+    GROUPS,
+    MEASURES,
+    STAYING,
+    headlines,
+    phrases_suite,
+    uniform,
+)
 from grainline.evaluate.pool import pooled
 from grainline.evaluate.report import headline, write_html
 from grainline.evaluate.result import Result, read
@@ -385,6 +396,8 @@ def test_damaged_files_of_entities_are_refused_in_one_line(tmp_path: Path) -> No
     place = f"flickr30k-entities:{home}"
     with pytest.raises(UserError, match=r"no list train\.txt for split train: it has test, val"):
         open_source(f"{place}?split=train")
+    with pytest.raises(UserError, match=r"split val,val of .* names .* more than once"):
+        open_source(f"{place}?split=val,val")
     with pytest.raises(UserError, match=r"holds no folder Sentences"):
         open_source(f"flickr30k-entities:{tmp_path}")
     with pytest.raises(UserError, match=r"no folder of pictures at"):
@@ -514,7 +527,10 @@ def test_groups_that_a_caption_does_not_use_are_none_and_chunks_are_as_many() ->
     scores = result.queries["scores"]
     assert scores[GROUPS] == scores[AS_MANY]
     assert scores[AS_MANY] != scores[uniform(4)]
-    assert AS_MANY not in surveyed(grouping(by_place))[1].queries["scores"]
+    assert headlines(result) == [f"tIoU, {GROUPS}", f"tIoU, {AS_MANY}"]
+    plain = surveyed(grouping(by_place))[1]
+    assert AS_MANY not in plain.queries["scores"]
+    assert headlines(plain) == [f"tIoU, {GROUPS}", f"tIoU, {uniform(4)}"]
 
 
 def test_anchors_stand_beside_every_result_and_batches_decide_nothing() -> None:
@@ -576,6 +592,21 @@ def test_what_is_lacking_is_said_and_the_rest_measured(monkeypatch: pytest.Monke
     assert data.grouped.clusters == {}
     assert clusters.LACKING in result.notes
     assert result.metric("tIoU, uniform chunks, K = 4").value > 0
+
+
+@pytest.mark.parametrize("text", [{"groups": 3, "later": 1}, {"groups": 77, "tokens_per_group": 1}, {}])
+def test_a_method_whose_tokens_are_groups_is_clustered_by_what_it_grouped(text: dict[str, Any]) -> None:
+    model = tiny_model("tgt", 0, override(TINY, [f"text.{name}={value}" for name, value in text.items()]))
+    data, result = surveyed(model)
+    assert data.grouped is not None
+    assert "tIoU, k-means" in {metric.name for metric in result.metrics}
+    for text, tokens, found in zip(
+        data.grouped.texts, data.grouped.tokens, data.grouped.clusters["k-means"], strict=True
+    ):
+        states = model.method.states(texts_of(model.read([text]).ids))[0].detach().numpy()  # type: ignore[operator]
+        assert states.shape[1] == model.method.words.embedding_dim  # type: ignore[union-attr]
+        expected = clusterings(states[[token.column for token in tokens]])["k-means"]
+        assert found.labels.tolist() == expected.labels.tolist()
 
 
 def test_a_method_that_refuses_to_make_groups_has_none() -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -223,7 +224,8 @@ def test_files_of_foil_coco_that_are_wrong_are_one_line(tmp_path: Path) -> None:
     for change, said in (
         ({"image_id": 12}, r"^annotation 1 of .*: its foil is of picture 12, the caption of 11"),
         ({"caption": ""}, r"^annotation 1 of .*: caption is '', not a text"),
-        ({"foil": "yes"}, r"is not a file of FOIL-COCO: annotations\[\] with id, image_id, caption, foil"),
+        ({"foil": "yes"}, r"^annotation 1 of .*: foil is 'yes', not true or false"),
+        ({"id": [1]}, r"is not a file of FOIL-COCO: annotations\[\] with id, image_id, caption, foil"),
     ):
         notes = [dict(note) for note in content["annotations"]]
         notes[5] |= change
@@ -233,10 +235,12 @@ def test_files_of_foil_coco_that_are_wrong_are_one_line(tmp_path: Path) -> None:
     foil_coco(tmp_path, {"annotations": [n for n in content["annotations"] if n["foil"]]})
     with pytest.raises(UserError, match=r"none of 6 foils has the id of a true caption"):
         open_source(path)
-    loose = [{**note, "image_id": "x"} for note in content["annotations"]]
-    foil_coco(tmp_path, {"annotations": loose})
-    with pytest.raises(UserError, match=r"image_id is 'x', not the number of a picture of COCO"):
-        open_source(path)
+    for number in ("x", [11]):
+        loose = [{**note, "image_id": number} for note in content["annotations"]]
+        foil_coco(tmp_path, {"annotations": loose, "images": [{"id": [1], "file_name": "COCO_a_b.jpg"}]})
+        said = rf"image_id is {re.escape(repr(number))}, not the number of a picture of COCO"
+        with pytest.raises(UserError, match=said):
+            open_source(path)
 
 
 def test_valse_keeps_items_that_two_of_three_people_took_for_right(tmp_path: Path) -> None:

@@ -535,6 +535,8 @@ def test_without_contrast_the_image_side_must_be_frozen() -> None:
         (("decoder.heads=5",), "no multiple of decoder.heads 5"),
         (("text.eps=0",), "text.eps"),
         (("text.groups=0",), "greater than 0"),
+        (("text.tokens_per_group=.inf",), "finite"),
+        (("scale=.inf",), "finite"),
     ],
 )
 def test_mistakes_in_the_config_are_one_line(changes: tuple[str, ...], said: str) -> None:

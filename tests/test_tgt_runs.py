@@ -102,7 +102,9 @@ def test_mistakes_in_files_of_texts_are_one_line(
     assert said in complaint(capsys, *run)
 
 
-def test_a_run_on_captions_alone_looks_at_no_picture(captions: Path, tmp_path: Path) -> None:
+def test_a_run_on_captions_alone_looks_at_no_picture(
+    captions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     more = ("data.texts.crop=0.5", "model.text.position_dropout=0.5", "train.chunk=2")
     data = ("--data", f"texts:{captions}", "--out", run)
@@ -111,6 +113,10 @@ def test_a_run_on_captions_alone_looks_at_no_picture(captions: Path, tmp_path: P
     assert all(set(line["terms"]) == {"loss"} for line in lines)  # a single term is the loss itself
     assert all({"entropy", "tokens of a group", "empty groups"} <= set(line["facts"]) for line in lines)
     assert load(run, device="cpu").method.context == 77
+    capsys.readouterr()
+    for suite in ("retrieval", "probes"):
+        said = complaint(capsys, "evaluate", run, "--suite", suite, "--data", f"texts:{captions}")
+        assert f"has captions without pictures, and --suite {suite} looks at pictures" in said
 
 
 def test_what_looks_at_pictures_refuses_captions_alone(
@@ -153,7 +159,7 @@ def test_groups_begin_with_the_layers_of_a_plain_transformer(
     common = (*SMALL, *SEEN, *SCENES)
     plain = [change for change in common if "later" not in change]
     scenes = tmp_path / "baseline.yaml"
-    text = "  text: {width: 32, depth: 1, heads: 2, vocab: 600, context: 77}\n"
+    text = "  text: {width: 32, depth: 1, heads: 2, vocab: 600, context: 192}\n"
     image = "  image: {width: 32, depth: 1, heads: 2, patch: 8, size: 32, stem: conv, pool: mean}\n"
     schedule = "{kind: cosine, warmup: 0}"
     train = f"train: {{steps: 2, batch: 4, optimizer: {{schedule: {schedule}}}}}\n"

@@ -31,7 +31,7 @@ class GrouperConfig(SizedConfig):
     groups: int = Field(gt=0)
     later: int = Field(3, ge=0)
     form: Literal["full", "minimal"] = "full"  # the block of GroupViT's code, or the equations alone
-    eps: float = Field(1.0, ge=1e-6, allow_inf_nan=False)  # beside the number of tokens of a group
+    eps: float = Field(1.0, ge=1e-6)  # beside the number of tokens of a group
     position_dropout: float = Field(0.0, ge=0.0, le=1.0)  # share of tokens without position, in training
     tokens_per_group: float | None = Field(None, ge=1)  # a text of n tokens uses n / this groups; None: all
 
@@ -43,6 +43,7 @@ class GroupedTokens(NamedTuple):
     tokens: Tensor  # [M, K, W] the groups, behind the last LayerNorm; empty ones too
     mask: Tensor  # [M, K] bool, True = used
     soft: Tensor  # [M, K, L] how much of each token every group takes, without noise; 0 at padding
+    states: Tensor  # [M, L, W] the tokens as the grouping reads them, 0 at padding; L = 0 in training
 
 
 class Grouper(Grouping):
@@ -72,17 +73,19 @@ class Grouper(Grouping):
     def forward(self, ids: Tensor, mask: Tensor) -> GroupedTokens:
         """ids [M, L], mask [M, L] -> GroupedTokens of the same L; padding may be longer than the context"""
         if is_static():  # the caller keeps to the context
-            groups, soft = self._read(ids, mask)
+            groups, soft, states = self._read(ids, mask)
         else:
             check_length(mask, self.context)
             length = ids.shape[1]
             found = length_groups(mask.sum(1), self.buckets)
             parts = [self._read(ids[rows, :longest], mask[rows, :longest]) for rows, longest in found]
             back = torch.cat([rows for rows, _ in found]).argsort()
-            groups = torch.cat([x for x, _ in parts])[back]
-            soft = torch.cat([F.pad(x, (0, length - x.shape[2])) for _, x in parts])[back]
+            groups = torch.cat([x for x, _, _ in parts])[back]
+            soft = torch.cat([F.pad(x, (0, length - x.shape[2])) for _, x, _ in parts])[back]
+            short = 0 if self.training else length
+            states = torch.cat([F.pad(x, (0, 0, 0, max(0, short - x.shape[1]))) for _, _, x in parts])[back]
         used = self.used(mask)
-        return GroupedTokens(mean_pool(groups, used).vector, groups, used, soft)
+        return GroupedTokens(mean_pool(groups, used).vector, groups, used, soft, states)
 
     def used(self, mask: Tensor) -> Tensor:
         """The groups of each text: mask [M, L] -> [M, K] bool, the first of them, one at least"""
@@ -93,21 +96,24 @@ class Grouper(Grouping):
             number = torch.full_like(number, self.count)
         return torch.arange(self.count, device=mask.device) < number
 
-    def _read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The groups behind all layers, and who takes which token: [M, K, W], [M, K, L]"""
+    def _read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The groups behind all layers, who takes which token, the tokens before: [M, K, W], [M, K, L],
+        [M, L, W]"""
         words = self.words(ids) + self._positions(ids)
         groups = self.groups.to(words.dtype).expand(len(ids), -1, -1)
         x = torch.cat([words, groups], 1)
         used = self.used(mask)
-        seen, soft = torch.cat([mask, used], 1), None
+        seen, soft, states = torch.cat([mask, used], 1), None, words[:, :0]
         for block in self.stack.blocks:
             if isinstance(block, Assignment | GroupingBlock):
-                x, _, soft = block(x[:, -self.count :], x[:, : -self.count], mask, used)
+                tokens = x[:, : -self.count]
+                states = tokens[:, :0] if self.training else tokens * mask[..., None]
+                x, _, soft = block(x[:, -self.count :], tokens, mask, used)
                 seen = used  # groups alone from now on
             else:
                 x = block(x, seen)
         assert soft is not None
-        return self.norm(x), soft
+        return self.norm(x), soft, states
 
     def _positions(self, ids: Tensor) -> Tensor:
         position = self.position[: ids.shape[1]]

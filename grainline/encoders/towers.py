@@ -68,6 +68,11 @@ class TowersConfig(Config):
     learns_tokens: ClassVar[bool] = False  # whether the loss reads image tokens
     masks_tokens: ClassVar[bool] = False  # and leaves out those that are not real
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether training reads image tokens, so that a summary that was kept is not enough."""
+        return self.learns_tokens
+
     @model_validator(mode="after")
     def _has_use_for_segments(self) -> "TowersConfig":
         if isinstance(self.image, CastConfig) and not self.masks_tokens:

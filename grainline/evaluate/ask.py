@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from grainline.data.descriptions import Descriptions
 from grainline.data.proposals import Proposals
 from grainline.data.record import Source
+from grainline.data.sources.texts import without_pictures
 from grainline.errors import UserError
 from grainline.evaluate.against import noted, read_earlier
 from grainline.evaluate.annotated import encode_phrases
@@ -164,6 +165,7 @@ def encoded(
     both = _overlap(asked, model, source, progress)
     if asked.suite == PHRASES:
         return encode_phrases(model, source, batch, damage, progress)
+    _refuse_bare(asked.suite, source)
     items = items_file(source) if asked.suite == COLA else None
     regions = view(model) if asked.suite == FG_OVD else None
     judging = None
@@ -213,6 +215,15 @@ def measured(asked: Asked, method: Scorer, data: Encodings, model: dict[str, Any
     if asked.earlier is None or asked.against is None:
         return result
     return noted(result, asked.earlier, asked.against)
+
+
+def _refuse_bare(suite: str, source: Source) -> None:
+    """Raise UserError for captions without pictures."""
+    bare = without_pictures(source)
+    if bare:
+        raise UserError(
+            f"{bare} has captions without pictures, and --suite {suite} looks at pictures; name others"
+        )
 
 
 def _refuse_own(asked: Asked, descriptions: Descriptions | None) -> None:

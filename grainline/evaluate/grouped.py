@@ -17,7 +17,7 @@ from grainline.evaluate.clusters import CLUSTERINGS, can_cluster, clusterings
 from grainline.evaluate.gold import Caption, segments, shuffled, up_to
 from grainline.evaluate.retrieval import refuse_nan
 from grainline.evaluate.words import Token, tokens_of
-from grainline.methods.base import Grouping
+from grainline.methods.base import Grouping, Stating
 from grainline.model import Model
 from grainline.types import to
 
@@ -178,14 +178,25 @@ class Groups:
 
     def _cluster(self, texts: Sequence[str], reads: Sequence[_Read], lengths: Sequence[int]) -> None:
         """Clusters of the states of each caption, if there is a state of every token."""
-        encoded = self._model.encode(texts=texts)
-        self._words = encoded.mask.sum(1).tolist() == list(lengths)
-        if not self._words:
+        states = self._states(texts, lengths)
+        self._words = states is not None
+        if states is None:
             return
-        states = encoded.tokens.float().cpu().numpy()
         for one, read in zip(states, reads, strict=True):
             for name, labelled in clusterings(one[[token.column for token in read.tokens]]).items():
                 self._clusters[name].append(labelled)
+
+    @torch.no_grad()
+    def _states(self, texts: Sequence[str], lengths: Sequence[int]) -> np.ndarray | None:
+        """The state of every token, [n, L, W]; None where the method keeps none."""
+        method = self._model.method
+        if isinstance(method, Stating):
+            ids = to(texts_of(self._model.read(texts).ids), self._model.device)
+            told: np.ndarray = method.states(ids).float().cpu().numpy()
+            return told
+        encoded = self._model.encode(texts=texts)
+        each = encoded.mask.sum(1).tolist() == list(lengths)
+        return encoded.tokens.float().cpu().numpy() if each else None
 
 
 def makes_groups(model: Model) -> bool:

@@ -102,7 +102,8 @@ def phrases_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cel
 def headlines(result: Result) -> list[str]:
     """The metrics that stand on top of a page: tIoU of the groups, and of uniform chunks beside it."""
     number = result.settings["groups"]
-    names = [uniform(FOUR)] if number is None else [GROUPS, uniform(number)]
+    chunks = AS_MANY if AS_MANY in result.queries["scores"] else uniform(FOUR if number is None else number)
+    names = [chunks] if number is None else [GROUPS, chunks]
     return [f"{MEASURES[0]}, {name}" for name in names]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from grainline.errors import UserError
 from grainline.evaluate.examples import SHOWN, Measured, spread
 from grainline.evaluate.grouped import makes_groups
-from grainline.evaluate.phrases import GROUPS, MEASURES, uniform
+from grainline.evaluate.phrases import AS_MANY, GROUPS, MEASURES, uniform
 from grainline.model import Model
 from grainline.viz.tokens import Tokened
 
@@ -28,7 +28,8 @@ def captions(on: Measured, number: int = SHOWN) -> list[Tokened]:
     if found.soft is None:
         return []
     tiou = scores[GROUPS][MEASURES[0]]
-    beside = scores[uniform(len(found.soft[0]))][MEASURES[0]]
+    chunks = AS_MANY if AS_MANY in scores else uniform(len(found.soft[0]))
+    beside = scores[chunks][MEASURES[0]]
     return [
         Tokened(
             on.data.keys[found.picture[i]],

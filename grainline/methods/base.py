@@ -170,6 +170,14 @@ class Grouping(Protocol):
         """
 
 
+@runtime_checkable
+class Stating(Protocol):
+    """A method that tells the state of every token of a text, where `Encoded.tokens` are something else."""
+
+    def states(self, texts: Texts) -> Tensor:
+        """[M, L, W] before any projection, with L as in `Grouping.groups`; outside training"""
+
+
 def dot(images: Encoded, texts: Encoded) -> Tensor:
     """Cosine of the two summaries: [N, M]."""
     return images.vector @ texts.vector.T

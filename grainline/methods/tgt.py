@@ -5,7 +5,7 @@ openreview.net/forum?id=kndKGnEOtb. In five steps:
   1. a caption is read together with K learnt group vectors; every token is given to one of them, by a
      straight-through Gumbel softmax, and the groups are read once more (`encoders/grouper.py`);
   2. the text vector is the mean of the projected groups, at length 1;
-  3. the image vector is the mean of the projected image tokens of an encoder that does not learn (GroupViT in
+  3. the image vector is the projected mean of the image tokens of an encoder that does not learn (GroupViT in
      the paper), at length 1;
   4. InfoNCE both ways at a fixed temperature;
   5. a small decoder says the caption again from the groups alone; its word vectors are those of the encoder.
@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from grainline.encoders.decoder import Decoder, DecoderConfig
 from grainline.encoders.grouper import GroupedTokens, Grouper
-from grainline.encoders.pretrained.config import PretrainedTextConfig
+from grainline.encoders.pretrained.adapters import AVERAGED
+from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig
 from grainline.encoders.text import TextTransformer
 from grainline.encoders.towers import Towers, TowersConfig, flat_parts
 from grainline.encoders.vit import ViTConfig
@@ -50,6 +51,13 @@ class TGTConfig(TowersConfig):
     scale: float = Field(1 / 0.07, gt=0)  # of the cosines
     learns_scale: bool = False  # as in GroupViT; in the paper the scale is fixed
     max_scale: float | None = Field(100.0, gt=1)  # of a learnt one; None: no bound
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Not where the summary of the image encoder is the mean of its tokens, which is all that is read."""
+        if isinstance(self.image, PretrainedImageConfig):
+            return (self.image.architecture or {}).get("kind") not in AVERAGED
+        return not (isinstance(self.image, ViTConfig) and self.image.pool == "mean")
 
     @model_validator(mode="after")
     def _fits(self) -> "TGTConfig":
@@ -109,7 +117,8 @@ class TGT(Method):
             return self._unseen(images)
         seen = self.towers.see(images)
         real = seen.real()
-        vector = unit(self.towers.to_image(mean_pool(seen.patches, real).vector))
+        mean = mean_pool(seen.patches, real).vector if self.cfg.reads_tokens else seen.pooled
+        vector = unit(self.towers.to_image(mean))
         keep = 0 if self.training else real.shape[1]
         tokens = full(self.towers.to_image(seen.patches[:, :keep]))
         return Encoded(vector, tokens, real[:, :keep], images.image, images.image, None, seen.places)
@@ -148,6 +157,12 @@ class TGT(Method):
             )
         found: GroupedTokens = self.towers.text(*flat_parts(texts))
         return found.soft
+
+    def states(self, texts: Texts) -> Tensor:
+        """Tokens as the grouping reads them, or behind the last layer of the baseline: [M, L, W]"""
+        read: Any = self.towers.text(*flat_parts(texts))
+        found: Tensor = read.states if isinstance(self.towers.text, Grouper) else read.tokens
+        return found
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         return dot(images, texts)

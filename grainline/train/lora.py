@@ -28,7 +28,7 @@ class LoraConfig(Config):
     """How large the matrices are, how much they count, and which layers get them."""
 
     rank: int = Field(8, gt=0)
-    alpha: float = Field(16.0, gt=0, allow_inf_nan=False)  # what is learnt counts alpha / rank times
+    alpha: float = Field(16.0, gt=0)  # what is learnt counts alpha / rank times
     dropout: float = Field(0.0, ge=0, lt=1)  # of the inputs of A, in training
     targets: str | None = (
         None  # regular expression for whole names of linear layers; None: those of attention

@@ -33,18 +33,16 @@ class Rule(Config):
     """What holds for the parameters whose full name matches the pattern."""
 
     pattern: str  # regular expression for the whole name
-    lr: float = Field(default=1.0, ge=0, allow_inf_nan=False)  # times the base learning rate; 0 freezes
-    decay: float | None = Field(
-        default=None, ge=0, allow_inf_nan=False
-    )  # None: the base decay, for matrices only
+    lr: float = Field(default=1.0, ge=0)  # times the base learning rate; 0 freezes
+    decay: float | None = Field(default=None, ge=0)  # None: the base decay, for matrices only
     schedule: Schedule | None = None  # None: the schedule of the run
 
 
 class OptimizerConfig(Config):
     """AdamW, its base values and the rules that bend them."""
 
-    lr: float = Field(default=5e-4, gt=0, allow_inf_nan=False)
-    decay: float = Field(default=0.2, ge=0, allow_inf_nan=False)
+    lr: float = Field(default=5e-4, gt=0)
+    decay: float = Field(default=0.2, ge=0)
     betas: tuple[Beta, Beta] = (0.9, 0.98)
     eps: float = Field(default=1e-6, gt=0)
     schedule: Schedule = Cosine()

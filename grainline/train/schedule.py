@@ -30,10 +30,10 @@ def _increasing(milestones: tuple[float, ...]) -> tuple[float, ...]:
     return milestones
 
 
-Span = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_whole_from_one)]
+Span = Annotated[float, Field(ge=0), AfterValidator(_whole_from_one)]
 """A share of the run (below 1) or a number of steps (1, 2, 3, ...)."""
 
-Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Factor = Annotated[float, Field(ge=0)]
 
 
 class Constant(Config):

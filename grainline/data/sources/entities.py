@@ -174,6 +174,9 @@ def _listed(home: str, splits: list[str]) -> list[str]:
         raise UserError(
             f"{home}/{SENTENCES} has no captions of {some(gone)} of split {','.join(splits)}; {HELP}"
         )
+    if len(set(names)) < len(names):
+        twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+        raise UserError(f"split {','.join(splits)} of {home} names {some(twice)} more than once; {HELP}")
     return names
 
 

@@ -32,6 +32,10 @@ class FoilCoco(Foiled):
             raise UserError(
                 f"{file} is not a file of FOIL-COCO: annotations[] with {', '.join(FIELDS)}; {HELP}"
             )
+        for row in data["annotations"]:
+            if not isinstance(row["foil"], bool):
+                where = f"annotation {row['id']} of {file}"
+                raise UserError(f"{where}: foil is {row['foil']!r}, not true or false; {HELP}")
         true = {row["id"]: row for row in data["annotations"] if row["foil"] is False}
         false = [row for row in data["annotations"] if row["foil"] is True]
         paired = [row for row in false if row["id"] in true]
@@ -55,7 +59,7 @@ def is_foil_coco(data: Any) -> bool:
         isinstance(rows, list)
         and bool(rows)
         and all(isinstance(row, dict) and all(name in row for name in FIELDS) for row in rows)
-        and all(isinstance(row["foil"], bool) for row in rows)
+        and all(_is_id(row["id"]) for row in rows)
     )
 
 
@@ -65,8 +69,12 @@ def _names(data: dict[str, Any]) -> dict[Any, str]:
     return {
         row["id"]: row["file_name"]
         for row in (listed if isinstance(listed, list) else ())
-        if isinstance(row, dict) and "id" in row and _is_name(row.get("file_name"))
+        if isinstance(row, dict) and _is_id(row.get("id")) and _is_name(row.get("file_name"))
     }
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int | str)
 
 
 def _is_name(value: Any) -> bool:
@@ -80,7 +88,7 @@ def _row(true: dict[str, Any], false: dict[str, Any], names: dict[Any, str], fil
         raise UserError(
             f"{where}: its foil is of picture {false['image_id']}, the caption of {number}; {HELP}"
         )
-    if number not in names and not isinstance(number, int):
+    if not isinstance(number, int) and not (isinstance(number, str) and number in names):
         raise UserError(f"{where}: image_id is {number!r}, not the number of a picture of COCO; {HELP}")
     name = names.get(number) or f"COCO_val2014_{number:012}.jpg"
     foil, caption = (one_text(row["caption"], "caption", where) for row in (false, true))

@@ -230,6 +230,8 @@ IMAGE_READERS: dict[str, Callable[[Any, Tensor], ImageTokens]] = {
     "swin": _read_patches,
     "groupvit": _read_patches,
 }
+AVERAGED = tuple(kind for kind, read in IMAGE_READERS.items() if read is _read_patches)
+"""Kinds whose summary of a picture is the mean of its tokens."""
 TEXT_READERS: dict[str, Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "clip": _read_causal,
     "siglip": _read_siglip_text,
