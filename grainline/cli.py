@@ -385,7 +385,7 @@ def _descriptions(model: Any, path: str, names: list[str] | None) -> Any:
     from grainline.data.descriptions import require_fit
     from grainline.recipe import descriptions_of
 
-    found = descriptions_of(path, names or ())
+    found = descriptions_of(path, names or ()) if names or model.method.describes else None
     require_fit(model.description.method, model.method.describes, found, "--descriptions")
     return found
 

@@ -228,6 +228,18 @@ def test_heat_is_what_patches_add_to_the_score_to_first_order() -> None:
     assert method.on_pixels(a, heat, (16, 16)).shape == (3, 16, 16)
 
 
+@pytest.mark.parametrize("case", ["seps", "laps", "seps-dense"])
+def test_scores_have_gradients_by_the_tokens_of_pictures_that_ask_for_them(case: str) -> None:
+    method = build(case)
+    images, texts = method.encode_images(batch(3)[0]), method.encode_texts(batch(3)[1])
+    tokens = images.tokens.detach().requires_grad_()
+    score = method.score(images._replace(tokens=tokens), texts)
+    torch.testing.assert_close(score.detach(), method.score(images, texts).detach(), atol=1e-5, rtol=1e-5)
+    (slope,) = torch.autograd.grad(score[0, 0], tokens)
+    assert slope[0].abs().sum() > 0
+    assert (slope[1:] == 0).all()
+
+
 def test_a_description_belongs_to_its_picture_and_moves_its_row_alone() -> None:
     method = made()
     images, texts = pictures()

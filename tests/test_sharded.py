@@ -30,7 +30,7 @@ from grainline.nn.layers import layer_lists
 from grainline.train.log import read_log
 from grainline.train.loop import Run, TrainConfig, Validation, train
 from grainline.train.optim import OptimizerConfig, build_optimizer
-from grainline.train.parallel import clip, replicated, shard, whole
+from grainline.train.parallel import clip, part_of_batch, replicated, shard, whole
 from grainline.train.recompute import recompute_layers
 from grainline.train.step import Objective, step
 from grainline.types import Images, Texts, concat, rows, to
@@ -114,7 +114,8 @@ def gradients(rank: int, device: torch.device, cases: Iterable[str] = CASES) -> 
             objective: Any = Objective(method)
             shard(objective, device)
             images, texts = share(exact(batch(8), device), rank, dist.get_world_size())
-            objective(images, texts, CLOCK, chunk).total.backward()
+            with part_of_batch(objective, last=True):
+                objective(images, texts, CLOCK, chunk).total.backward()
             parameters = dict(method.named_parameters())
             assert all(isinstance(p, DTensor) for p in parameters.values())
             found |= {f"{case}/{kind}/{name}": gradient(p).cpu() for name, p in parameters.items()}

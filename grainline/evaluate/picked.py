@@ -53,7 +53,8 @@ def _look(on: Measured, one: Choice, chosen: Box | None, name: str) -> Look:
     alt = f"{on.data.keys[one.picture]}, with a frame around what is meant and dashes around what was chosen"
     if isinstance(picture, Gone):
         return Look(picture, alt, [Told(text, 0.0, role=name)])
-    images, texts = on.model.encode(images=[picture]), on.model.encode(texts=[text])
+    given = on.given(one.picture, picture)
+    images, texts = on.model.encode(images=[given]), on.model.encode(texts=[text])
     score = float(on.model.score(images, texts))
     heat = maps(on.model.method, rows(images, slice(0, 1)), texts, (picture.height, picture.width))[name]
     true, mine, *others = _pressed([one.true, chosen or one.true, *one.boxes], on, one.picture, picture)

@@ -249,7 +249,12 @@ class Selector(nn.Module):
     # What methods do with it
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Every picture with every text: [N, M]; pictures may be held already."""
+        """Every picture with every text: [N, M]; pictures may be held already.
+
+        Where the tokens of pictures ask for gradients, as for a map, they get them, decisions held fixed.
+        """
+        if torch.is_grad_enabled() and images.tokens.requires_grad:
+            return self.tile(self.seen(images, self.top), told_of(texts), self.top)
         return self.scores(self.unpacked(images), told_of(texts), self.top)
 
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:

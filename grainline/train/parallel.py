@@ -10,14 +10,14 @@ calls one more waits forever. Texts are therefore read in one group, whatever th
 
 import copy
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -52,13 +52,20 @@ def shard(objective: Objective, device: torch.device) -> None:
     fully_shard(objective, mesh=mesh)
 
 
-def part_of_batch(objective: Any, last: bool) -> AbstractContextManager[None]:
+@contextmanager
+def part_of_batch(objective: Any, last: bool) -> Iterator[None]:
     """Around the passes of one part of an accumulated batch.
 
     Replicas exchange gradients once, with the last part. Shards do with each: what waits would be whole.
+    A layer that backward calls once more without gradients, as for descriptions where activations are
+    computed again, would stay whole behind it.
     """
     waits = isinstance(objective, DistributedDataParallel) and not last
-    return objective.no_sync() if waits else nullcontext()
+    with objective.no_sync() if waits else nullcontext():
+        yield
+    for module in objective.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def clip(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
