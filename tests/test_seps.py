@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from make import TINY, batch
+from make import TINY, batch, build
 from pydantic import ValidationError
 from torch import Tensor
 
