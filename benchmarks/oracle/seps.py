@@ -1,0 +1,106 @@
+"""AN ORACLE, no measure of retrieval: every caption brings a description of the picture it was written for.
+
+    python -m benchmarks.oracle.seps RUN --data DEV... --descriptions FILE [--json OUT]
+
+The published scores of SEPS look like S(i, j) = f(picture i, caption j) + f(picture i, description of the
+picture that caption j belongs to), which gives the answer away (docs/methods/seps.md). This script scores a
+trained `seps` that way, to show the marks that it leaves: captions of one picture tie, so that descriptions
+alone have the same recall at 1 and at 5, and one wrong picture's captions fill the first five places, so that
+recall at 5 from pictures is below that from texts. Nothing else in the project scores like this.
+
+RUN has `branches: sparse`, so that f is selection by whatever text is given and no picture has a description.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from grainline import load
+from grainline.data.descriptions import Descriptions
+from grainline.data.sources import open_sources
+from grainline.errors import UserError
+from grainline.evaluate.encode import encode_source
+from grainline.evaluate.retrieval import ranks
+
+DEPTHS = (1, 5, 10)
+BANNER = "ORACLE: captions bring descriptions of their own pictures. These are no retrieval results."
+
+
+class Recalls(NamedTuple):
+    """Shares of queries whose right answer is among the first 1, 5 and 10."""
+
+    i2t: tuple[float, ...]
+    t2i: tuple[float, ...]
+
+
+def by_owner(score: Tensor, owner: Tensor) -> Tensor:
+    """Scores of pictures with descriptions [N, N], as every caption has them that belongs to one: [N, M]"""
+    return score[:, owner]
+
+
+def recalls(score: Tensor, owner: Tensor) -> Recalls:
+    """score [N, M], owner [M] the picture of each caption; ties are wrong.
+
+    >>> dense = torch.tensor([[0.9, 0.2, 0.1], [0.8, 0.7, 0.1], [0.3, 0.2, 0.6]])
+    >>> owner = torch.arange(3).repeat_interleave(5)
+    >>> found = recalls(by_owner(dense, owner), owner)
+    >>> [round(100 * x, 1) for x in (*found.i2t, *found.t2i)]
+    [66.7, 66.7, 100.0, 100.0, 100.0, 100.0]
+    """
+    positive = owner == torch.arange(len(score))[:, None]
+    both = ranks(score, positive).rank, ranks(score.T, positive.T).rank
+    return Recalls(*(tuple((rank <= k).float().mean().item() for k in DEPTHS) for rank in both))
+
+
+def fingerprint(alone: Recalls, both: Recalls) -> dict[str, bool]:
+    """The two marks of the oracle."""
+    return {
+        "descriptions alone: image to text R@1 = R@5": alone.i2t[0] == alone.i2t[1],
+        "with captions: image to text R@5 below text to image R@5": both.i2t[1] < both.t2i[1],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=BANNER)
+    parser.add_argument("run")
+    parser.add_argument("--data", nargs="+", required=True)
+    parser.add_argument("--descriptions", required=True)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    print(BANNER)
+    try:
+        found = measured(args.run, args.data, args.descriptions)
+    except UserError as error:
+        sys.exit(f"oracle: {error}")
+    for name, one in found.items():
+        print(f"{name:34s} {' '.join(f'{100 * x:5.1f}' for x in (*one.i2t, *one.t2i))}")
+    for mark, there in fingerprint(found["descriptions (oracle)"], found["both (oracle)"]).items():
+        print(f"{mark}: {'yes' if there else 'no'}")
+    if args.json:
+        args.json.write_text(json.dumps({name: one._asdict() for name, one in found.items()}))
+
+
+def measured(run: str, data: list[str], file: str) -> dict[str, Recalls]:
+    """Recalls of captions alone, which are no oracle, of descriptions alone, and of both added up."""
+    model = load(run, device="cpu")
+    if model.description.method != "seps" or model.method.describes:
+        raise UserError(f"{run} is no seps with branches: sparse, so its pictures know descriptions already")
+    source, told = open_sources(data), Descriptions([file])
+    encoded = encode_source(model, source, captions="each")
+    descriptions = model.encode(texts=[told.require(key) for key in encoded.keys])
+    owner = encoded.texts.image
+    with torch.no_grad():
+        images = model.method.held(encoded.images)
+        captions = model.method.score(images, encoded.texts)
+        dense = by_owner(model.method.score(images, descriptions), owner)
+    scores = {"captions": captions, "descriptions (oracle)": dense, "both (oracle)": captions + dense}
+    return {name: recalls(score, owner) for name, score in scores.items()}
+
+
+if __name__ == "__main__":
+    main()
