@@ -1,0 +1,144 @@
+"""SEPS against its parts and its neighbours, with descriptions that belong to pictures: trained and measured.
+
+    GRAINLINE_DATA=... python -m benchmarks.seps OUT [--minutes 90] [--jobs 2] [--longer 1]
+
+Two sets, three seeds. `flickr8k`: two of the five captions of each picture describe it, the other three are
+its captions, in training and on dev. `scenes`: the long caption describes a picture, its text is the short
+one. All settings see the same pairs with encoders of the same sizes. Runs resume, and OUT/runs.jsonl gets a
+line for each. Settings stand in the order of their worth, all seeds of one together; those that found no time
+are named at the end. Runs by captions alone are scored by the oracle of benchmarks/oracle as well, which is
+no result.
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.oracle.seps import measured
+from benchmarks.study import SECONDS, Folder, arguments, data_folder, grainline, work
+from grainline.recipe import read_recipe
+
+SCENES = 8000  # pictures to train on
+BATCH = 64
+STEPS = {"scenes": 300, "flickr8k": 300}
+KEPT, TOLD = "0,1", "captions:0,1"  # captions of Flickr8k that describe, held back as captions
+PARTS = {
+    "seps": (),
+    "sparse": ("model.branches=sparse",),
+    "dense": ("model.branches=dense",),
+    "no-aggregation": ("model.aggregate=null",),
+    "mean": ("model.matching=mean",),
+    "topk": ("model.matching=topk",),
+}
+UNTOLD = ("sparse", "laps", "vse")  # read no descriptions
+SMALL = (  # encoders for Flickr8k in minutes
+    "model.image={width: 128, depth: 3, heads: 4, patch: 16, size: 112, stem: conv, pool: mean}",
+    "model.text={width: 128, depth: 2, heads: 4, vocab: 2048, context: 77, causal: false, pool: mean}",
+    "model.width=128",
+    "model.warmup=1",  # epochs; a run has three
+)
+
+
+class Setting(NamedTuple):
+    """One way to train on one set."""
+
+    data: str
+    name: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.data}-{self.name}"
+
+    @property
+    def method(self) -> str:
+        return self.name if self.name in ("laps", "vse") else "seps"
+
+
+ORDER = ("seps", "sparse", "laps", "vse", "dense", "no-aggregation", "mean", "topk")
+SETTINGS = [Setting(data, name) for name in ORDER for data in ("scenes", "flickr8k")]
+
+
+class Threefold(Folder):
+    """The folder of all runs."""
+
+    def __init__(self, out: Path, data: Path, longer: int) -> None:
+        """longer: how many times as many steps as `STEPS` every run has"""
+        super().__init__(out, data)
+        self.longer = longer
+
+    def sources(self, name: str) -> list[Path]:
+        if name == "scenes":
+            return super().sources(name)
+        return [Path(f"{tar}?skip={KEPT}") for tar in sorted((self.data / name).glob("train-*.tar"))]
+
+    def descriptions(self, part: str) -> Path:
+        """The file that describes the pictures of Flickr8k, of `train` or `dev`."""
+        return self.out / f"flickr8k-{part}.jsonl"
+
+    def describe(self) -> None:
+        """Descriptions of both parts of Flickr8k, and of the scenes that the oracle looks at; once."""
+        for part in ("train", "dev"):
+            if not self.descriptions(part).is_file():
+                tars = map(str, sorted((self.data / "flickr8k").glob(f"{part}-*.tar")))
+                grainline("data", "describe", *tars, "--texts", TOLD, "--out", str(self.descriptions(part)))
+        if not (self.out / "scenes-dev.jsonl").is_file():
+            told = ("--texts", "long", "--out", str(self.out / "scenes-dev.jsonl"))
+            grainline("data", "describe", str(self.held_out("scenes")), *told)
+
+
+def run(folder: Threefold, setting: Setting, seed: int) -> None:
+    """Train and measure one run."""
+    key = f"{setting.key}-{seed}"
+    place = folder.train(key, recipe(folder, setting, seed), setting.data)
+    data, *asked = held_out(folder, setting)
+    found = folder.measure(key, f"retrieval on {setting.data}", data, "--suite", "retrieval", *asked)
+    line = {
+        "run": key, "setting": setting.name, "data": setting.data, "seed": seed,
+        "pairs": STEPS[setting.data] * folder.longer * BATCH,
+        "trained_s": float((place / SECONDS).read_text()), "metrics": found,
+    }  # fmt: skip
+    if setting.name == "sparse":
+        line["oracle"] = oracle(folder, setting, place, data)
+    folder.add(line)
+
+
+def held_out(folder: Threefold, setting: Setting) -> tuple[str, ...]:
+    """What a run is measured on, and the arguments that go with it."""
+    if setting.data == "scenes":
+        return str(folder.held_out("scenes")), "--captions", "first"
+    told = () if setting.name in UNTOLD else ("--descriptions", str(folder.descriptions("dev")))
+    return f"{folder.data / 'flickr8k' / 'dev-0000.tar'}?skip={KEPT}", "--captions", "each", *told
+
+
+def oracle(folder: Threefold, setting: Setting, place: Path, data: str) -> dict[str, object]:
+    """What the same run reaches where captions bring descriptions of their own pictures. No result."""
+    file = folder.out / "scenes-dev.jsonl" if setting.data == "scenes" else folder.descriptions("dev")
+    found: dict[str, object] = {
+        name: one._asdict() for name, one in measured(str(place), [data], str(file)).items()
+    }
+    (folder.out / "results" / f"{place.name}-oracle.json").write_text(json.dumps(found))
+    return found
+
+
+def recipe(folder: Threefold, setting: Setting, seed: int) -> Path:
+    """The recipe of a run, as a file."""
+    changes = [*(SMALL if setting.data == "flickr8k" else ()), *PARTS.get(setting.name, ())]
+    if setting.name in UNTOLD:
+        changes.append("data.descriptions=[]")
+    elif setting.data == "flickr8k":
+        changes.append(f"data.descriptions=[{json.dumps(str(folder.descriptions('train')))}]")
+    values = read_recipe(f"{setting.method}/{setting.data}", changes).model_dump(mode="json")
+    steps = STEPS[setting.data] * folder.longer
+    return folder.recipe(f"{setting.key}-{seed}", values, steps=steps, batch=BATCH, seed=seed)
+
+
+def main() -> None:
+    args = arguments(__doc__, longer=1)
+    folder = Threefold(args.out, data_folder(), args.longer)
+    folder.draw(SCENES)
+    folder.describe()
+    work(folder, SETTINGS, run, args)
+
+
+if __name__ == "__main__":
+    main()
