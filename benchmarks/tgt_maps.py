@@ -16,7 +16,7 @@ from grainline import load
 from grainline.data.sources import open_sources
 from grainline.evaluate.annotated import encode_phrases
 from grainline.evaluate.grouped import Grouped
-from grainline.evaluate.tokened import SUFFIX, along
+from grainline.evaluate.tokened import along, pieces
 from grainline.model import Model
 
 SHOWN = {
@@ -76,9 +76,7 @@ def caption(axes: Any, model: Model, found: Grouped) -> None:
     assert found.soft is not None
     i = next(i for i, one in enumerate(found.soft) if LEAST <= one.shape[1] <= MOST)
     soft, gold = found.soft[i], found.gold[i]
-    ids = [number for part in model.read([found.texts[i]]).ids[0] for number in part]
-    columns = [token.column for token in found.tokens[i]]
-    words = [piece.removesuffix(SUFFIX) for piece in model.tokenizer.pieces(ids[c] for c in columns)]
+    words = pieces(model, found.texts[i], [token.column for token in found.tokens[i]])
     number = len(soft)
     axes.imshow(soft, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     axes.set_ylim(number + 0.3, -0.5)

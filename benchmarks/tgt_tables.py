@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.study import Folder, Ordering, cells, minutes_of, orderings, show
 from benchmarks.tgt import GROUPS, SETTINGS, Fivefold, Setting
+from grainline.evaluate.clusters import CLUSTERINGS
 from grainline.evaluate.phrases import AS_MANY, GOING, STAYING, uniform
 from grainline.evaluate.phrases import GROUPS as OWN
 from grainline.evaluate.result import Result
@@ -60,6 +61,12 @@ def paper() -> list[Ordering]:
             other="tIoU, random, K = 4",
         ),
     ]  # fmt: skip
+    out += [
+        Ordering(
+            f"groups above {name} of token states (table 4)", "full", "baseline", FOUND, other=f"tIoU, {name}"
+        )
+        for name in CLUSTERINGS
+    ]
     for data in ("captions", "scenes"):
         peak = FIRST[data]
         out.append(

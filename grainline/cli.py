@@ -240,7 +240,7 @@ def encode(
     from grainline.model import load
 
     loaded = load(model)
-    told = None if source.endswith(".txt") else _descriptions(loaded, model, descriptions)
+    described = None if source.endswith(".txt") else _descriptions(loaded, model, descriptions)
     with progress("encoding") as step:
         counts = encode_path(
             loaded,
@@ -248,7 +248,7 @@ def encode(
             out,
             images=images,
             captions=captions,
-            descriptions=told,
+            descriptions=described,
             batch=batch,
             progress=step,
         )

@@ -21,13 +21,18 @@ from grainline.data.collate import collate, described
 from grainline.data.dataset import TextsConfig, TrainSet
 from grainline.data.descriptions import Described, Descriptions, Told
 from grainline.data.parts import windows
-from grainline.data.record import Damaged, Record
+from grainline.data.record import Damaged, Foil, Record, keys_of
 from grainline.data.sampler import Draw
 from grainline.data.sources import open_source, open_sources, takes_images
+from grainline.data.sources.held import HeldBack
+from grainline.data.sources.joined import Over
+from grainline.data.sources.texts import without_pictures as bare
 from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
+from grainline.evaluate.annotated import without_pictures
 from grainline.evaluate.encode import encode_source
+from grainline.evaluate.gold import captions_of
 from grainline.export.folder import export
 from grainline.index.search import open_index
 from grainline.index.write import build, refresh
@@ -248,6 +253,35 @@ def test_captions_are_held_back_wherever_the_source_is_read(tmp_path: Path) -> N
 
 def reader() -> Model:
     return tiny_model(NAME, changes=["image.size=8"])
+
+
+def test_what_is_held_back_takes_its_phrases_and_foils_along(tmp_path: Path) -> None:
+    (tmp_path / "Sentences").mkdir()
+    (tmp_path / "val.txt").write_text("7")
+    told = "[/EN#1/other a cat] runs\n[/EN#2/other a red dog] sits\nfar away [/EN#1/other two birds]"
+    (tmp_path / "Sentences" / "7.txt").write_text(told)
+    path = f"flickr30k-entities:{tmp_path}?split=val"
+    source = without_pictures(open_source(f"{path}&skip=1"))
+    found = source[0]
+    assert found.captions == ("a cat runs", "far away two birds")
+    assert [region.span for region in found.regions] == [("captions.0", 0, 5), ("captions.1", 9, 18)]
+    assert [len(caption.phrases) for caption in captions_of(found)] == [1, 1]
+    texts = tmp_path / "a.txt"
+    texts.write_text("a dog\n")
+    assert bare(open_source(f"texts:{texts}?skip=3")).endswith("a.txt")
+    foils = tuple(Foil(f"no {text}", text, "noun") for text in ("a", "b"))
+
+    class One(Over):
+        def __getitem__(self, index: int) -> Record:
+            return Record("k", b"", ("a", "b"), foils=foils)
+
+    assert HeldBack(One(source), (0,))[0].foils == foils[1:]
+
+
+def test_keys_of_scenes_are_listed_without_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_source("scenes:dev?count=3&skip=1", size=32)
+    monkeypatch.setattr("grainline.data.sources.scenes.picture", None)
+    assert list(keys_of(source)) == [f"scenes-dev-0-{i:06d}" for i in range(3)]
 
 
 def test_a_model_is_asked_with_pictures_and_their_descriptions() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from grainline.data.decode import decode, picture_size
-from grainline.data.record import Damaged, Record, Source
+from grainline.data.record import Damaged, Record, Source, content_of
 from grainline.data.sources.joined import remarks
 from grainline.errors import plain
 
@@ -262,5 +262,4 @@ def _copies(title: str, groups: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _hash(image: bytes | Image.Image) -> bytes:
-    data = image if isinstance(image, bytes) else repr(image.size).encode() + image.tobytes()
-    return hashlib.sha256(data).digest()
+    return hashlib.sha256(content_of(image)).digest()

@@ -175,19 +175,15 @@ class TrainSet(Dataset[Sample]):
                 pixels = self.crop(record.image, rng, record.key)
                 features = self.crop.features(index, record.key)
                 texts, cut = self._texts(record, rng)
-                dense = (
-                    None if record.dense is None else windows(self.tokenizer, [record.dense], self.context)
-                )
+                dense, beyond = self._described(record)
             except Damaged as error:
                 damage.append((error.cause, error.where))
                 index = rng.randrange(len(self.source))
                 continue
             regions = self.crop.regions(index, record.key)
             draw = draw._replace(picture=index)
-            seen = (tuple(damage), regions, features)
-            if dense is None:
-                return Sample(pixels, draw, texts, self.cfg.slots, cut, *seen)
-            return Sample(pixels, draw, texts, self.cfg.slots, cut + sum(dense.cut), *seen, dense.ids[0])
+            cut += beyond
+            return Sample(pixels, draw, texts, self.cfg.slots, cut, tuple(damage), regions, features, dense)
         cause, where = damage[0]
         raise UserError(
             f"{self.source.path}: {TRIES} samples in a row cannot be used, the first for {cause} ({where}); "
@@ -224,6 +220,13 @@ class TrainSet(Dataset[Sample]):
         texts += [Text(ids, LOOSE) for ids in long.ids[last:]]
         texts += [Text(long.ids[i], FOIL) for i in kept if first <= i < last]
         return texts, sum(long.cut[i] for i in kept) + sum(short.cut)
+
+    def _described(self, record: Record) -> tuple[list[list[int]] | None, int]:
+        """The windows of the description, where there is one, and whether it was cut."""
+        if record.dense is None:
+            return None, 0
+        found = windows(self.tokenizer, [record.dense], self.context)
+        return found.ids[0], sum(found.cut)
 
     def _encoded(self, texts: Sequence[str], context: int) -> Parted:
         return encode_parts(self.tokenizer, texts, context, self.parts, self.chunking)

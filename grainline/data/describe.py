@@ -7,7 +7,6 @@ behind its last whole line. FILE gets its name when it is complete.
 
 import hashlib
 import json
-import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -21,13 +20,13 @@ from grainline.data.captions import sentences
 from grainline.data.causes import MISSING_CAPTION
 from grainline.data.decode import decode
 from grainline.data.descriptions import FORMAT, OWN, header
-from grainline.data.lines import as_line, require_same, resuming
+from grainline.data.lines import as_line, completing, require_same, told_of_skipped
 from grainline.data.record import Damaged, Record, Source, as_sentences
 from grainline.data.sources import open_source
 from grainline.data.sources.common import LONG_FIELDS, said
 from grainline.data.sources.table import COLUMNS, Row, fields_of, read_rows
 from grainline.errors import UserError
-from grainline.files import reason, sync
+from grainline.files import reason
 
 EMPTY = "nothing was said"
 TABLES = (".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv", ".json")
@@ -139,21 +138,18 @@ def make(
     Raises UserError where `out`, whole or partial, was made from other data or in another way.
     """
     begun = {"grainline": FORMAT, "source": source.fingerprint(), "by": dict(describer.by)}
-    partial = out.with_name(out.name + ".partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.exists():
             _require_same(out, begun)
             return _account(out, len(source))
-        with resuming(partial, begun, lambda path: _require_same(path, begun)) as (file, done):
+        with completing(out, begun, lambda path: _require_same(path, begun)) as (file, done):
             for start in range(done, len(source), describer.batch):
                 end = min(start + describer.batch, len(source))
                 file.writelines(map(as_line, _lines(source, range(start, end), describer)))
                 file.flush()
                 if progress is not None:
                     progress(end, len(source))
-        os.replace(partial, out)
-        sync(out.parent)
     except OSError as error:
         raise UserError(
             f"cannot write {out}: {reason(error)}; free some space, or choose another --out"
@@ -292,8 +288,4 @@ def told(made: Made) -> str:
     """
     parts = [f"{made.pictures} pictures, {made.words // max(1, made.pictures)} words each"]
     parts += [f"{made.at_limit} broken off"] if made.at_limit else []
-    parts += [f"{made.kept} records were there before"] if made.kept else []
-    if made.skipped:
-        causes = ", ".join(f"{number} {cause}" for cause, number in made.skipped.items())
-        parts.append(f"{sum(made.skipped.values())} skipped: {causes}")
-    return "; ".join(parts)
+    return "; ".join(parts + told_of_skipped(made.kept, made.skipped))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from grainline.errors import UserError
+from grainline.files import sync
 
 
 @contextmanager
@@ -40,6 +41,29 @@ def resuming(
         yield file, max(0, number - 1)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def completing(
+    out: Path, begun: Mapping[str, Any], check: Callable[[Path], None]
+) -> Iterator[tuple[BinaryIO, int]]:
+    """As `resuming` of FILE.partial, which gets the name `out` when the block has ended."""
+    partial = out.with_name(out.name + ".partial")
+    with resuming(partial, begun, check) as found:
+        yield found
+    os.replace(partial, out)
+    sync(out.parent)
+
+
+def told_of_skipped(kept: int, skipped: Mapping[str, int]) -> list[str]:
+    """What was there before, and what was skipped, in words, as far as there is any.
+
+    >>> told_of_skipped(4, {"damaged image": 2}), told_of_skipped(0, {})
+    (['4 records were there before', '2 skipped: 2 damaged image'], [])
+    """
+    parts = [f"{kept} records were there before"] if kept else []
+    causes = ", ".join(f"{number} {cause}" for cause, number in skipped.items())
+    return [*parts, f"{sum(skipped.values())} skipped: {causes}"] if skipped else parts
 
 
 def _mend(partial: Path) -> int:

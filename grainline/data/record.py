@@ -1,6 +1,6 @@
 """What every source of data yields: one picture with everything that is said about it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -99,6 +99,24 @@ class Source(Protocol):
 
     def fingerprint(self) -> str:
         """Hex digest of what the source holds (names, sizes, texts, not pixels): equal data, equal digest."""
+
+
+@runtime_checkable
+class Listed(Protocol):
+    """A source that knows its keys without reading its records."""
+
+    def keys(self) -> Iterable[str]:
+        """The keys of all records in order."""
+
+
+def keys_of(source: Source) -> Iterable[str]:
+    """The keys of all records in order; reads them where the source cannot list its keys."""
+    return source.keys() if isinstance(source, Listed) else (source[i].key for i in range(len(source)))
+
+
+def content_of(image: bytes | Image.Image) -> bytes:
+    """What two pictures have to share to be the same: their file, or size and pixels where one was drawn."""
+    return image if isinstance(image, bytes) else b"%d %d " % image.size + image.tobytes()
 
 
 @runtime_checkable

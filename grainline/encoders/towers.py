@@ -12,7 +12,7 @@ from grainline.encoders.cast import SIZES as CAST_SIZES
 from grainline.encoders.cast import Cast, CastConfig, segments
 from grainline.encoders.grouper import Grouper, GrouperConfig
 from grainline.encoders.pretrained import Pretrained, build_pretrained
-from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
+from grainline.encoders.pretrained.adapters import CLASSED, ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.build import is_vector, space_of
 from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig, is_pretrained
 from grainline.encoders.text import TextConfig, TextTransformer
@@ -126,7 +126,7 @@ class Towers(nn.Module):
     def classed(self) -> bool:
         """Whether the image encoder has a class token; it is the summary then."""
         if isinstance(self.image, ImageEncoder):
-            return self.image.kind in ("clip", "vit")
+            return self.image.kind in CLASSED
         return isinstance(self.image, ViT) and self.image.class_token is not None
 
     def see(self, images: Images) -> ImageTokens:

@@ -4,6 +4,7 @@ from typing import Protocol, runtime_checkable
 
 from grainline.data.record import Damaged, Source
 from grainline.data.sources import remarks
+from grainline.data.sources.held import HeldBack
 from grainline.data.sources.joined import Joined
 from grainline.errors import UserError
 from grainline.evaluate.encode import Encodings, Progress
@@ -28,6 +29,8 @@ def without_pictures(source: Source) -> Source:
         return source.texts_only()
     if isinstance(source, Joined):
         return Joined([without_pictures(one) for one in source.sources])
+    if isinstance(source, HeldBack):
+        return HeldBack(without_pictures(source.source), source.skip)
     return source
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from grainline.data.parts import Parted
-from grainline.data.record import Record
+from grainline.data.record import Record, content_of
 from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.types import Encoded, rows
@@ -82,9 +82,8 @@ class Judging(ABC):
         Raises Damaged, having added nothing.
         """
         self._waiting.append(self.ask(record, (size[1], size[0]), index))
-        image = record.image
-        content = image if isinstance(image, bytes) else b"%d %d " % image.size + image.tobytes()
-        self.same.append(self._first.setdefault(sha256(content).digest(), len(self.same)))
+        content = sha256(content_of(record.image)).digest()
+        self.same.append(self._first.setdefault(content, len(self.same)))
 
     def judge(self, images: Encoded) -> None:
         """All expressions about the next pictures that were added. images: N rows with tokens"""

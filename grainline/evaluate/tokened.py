@@ -33,7 +33,7 @@ def captions(on: Measured, number: int = SHOWN) -> list[Tokened]:
     return [
         Tokened(
             on.data.keys[found.picture[i]],
-            _pieces(on, found.texts[i], [token.column for token in found.tokens[i]]),
+            pieces(on.model, found.texts[i], [token.column for token in found.tokens[i]]),
             found.soft[i],
             [tuple(np.flatnonzero(phrase).tolist()) for phrase in found.gold[i]],
             tiou[i],
@@ -63,6 +63,7 @@ def along(soft: Sequence[np.ndarray]) -> np.ndarray:
     return np.asarray(np.mean([one[:, (middle * one.shape[1]).astype(int)] for one in soft], axis=0))
 
 
-def _pieces(on: Measured, text: str, columns: list[int]) -> list[str]:
-    ids = [number for part in on.model.read([text]).ids[0] for number in part]
-    return [piece.removesuffix(SUFFIX) for piece in on.model.tokenizer.pieces(ids[i] for i in columns)]
+def pieces(model: Model, text: str, columns: Sequence[int]) -> list[str]:
+    """Some of the tokens of a text, by their numbers, as they are written."""
+    ids = [number for part in model.read([text]).ids[0] for number in part]
+    return [piece.removesuffix(SUFFIX) for piece in model.tokenizer.pieces(ids[i] for i in columns)]

@@ -7,15 +7,15 @@ and drawn scenes if their keys are. What checkpoints of others were trained on, 
 
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grainline.config import read_yaml
-from grainline.data.record import Damaged, Source
+from grainline.data.record import Damaged, Source, content_of, keys_of
 from grainline.data.scenes import VERSION
 from grainline.data.sources import open_source, takes_images
-from grainline.data.sources.common import FileSource
-from grainline.data.sources.joined import Joined
+from grainline.data.sources.joined import parts_of
 from grainline.data.sources.scenes import Scenes
 from grainline.data.sources.texts import TextsAlone
 from grainline.errors import UserError
@@ -103,7 +103,6 @@ def overlap(told: Taught, source: Source, size: int, progress: Progress | None =
     opened = [_opened(one, size) for one in told.data]
     fingerprints = tuple(one.fingerprint() for one in opened)
     tested = set(_keys(source))
-    same = 0
     every: set[str] = set()
     for one, named, fingerprint in zip(opened, told.data, fingerprints, strict=True):
         _refuse_if(fingerprint == source.fingerprint(), source, named, "their fingerprints are equal")
@@ -192,19 +191,8 @@ def _refuse_if(wrong: bool, source: Source, named: Named, why: str) -> None:
         )
 
 
-def _parts(source: Source) -> list[Source]:
-    """The sources that were joined: prefixes of keys say nothing about pictures."""
-    return (
-        [part for one in source.sources for part in _parts(one)] if isinstance(source, Joined) else [source]
-    )
-
-
 def _keys(source: Source) -> Iterator[str]:
-    for part in _parts(source):
-        if isinstance(part, FileSource | Scenes):
-            yield from part.keys()
-        else:
-            yield from (part[i].key for i in range(len(part)))
+    return chain.from_iterable(map(keys_of, parts_of(source)))
 
 
 def _contents(source: Source, sizes: set[int] | None, count: Callable[[], None]) -> Iterator[tuple[int, str]]:
@@ -212,7 +200,7 @@ def _contents(source: Source, sizes: set[int] | None, count: Callable[[], None])
 
     sizes  the lengths that are asked for; None: all
     """
-    for part in _parts(source):
+    for part in parts_of(source):
         if isinstance(part, TextsAlone):
             continue
         for i, key in enumerate(_keys(part) if isinstance(part, Scenes) else [""] * len(part)):
@@ -224,6 +212,6 @@ def _contents(source: Source, sizes: set[int] | None, count: Callable[[], None])
                 image = part[i].image
             except Damaged:
                 continue
-            data = image if isinstance(image, bytes) else b"%d %d " % image.size + image.tobytes()
+            data = content_of(image)
             if sizes is None or len(data) in sizes:
                 yield len(data), blake2b(data, digest_size=16).hexdigest()

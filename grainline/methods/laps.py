@@ -12,33 +12,23 @@ ratio of patches is no loss, because a fixed number of patches always keeps it; 
 range; the summaries learn by a lighter triplet loss, so that an index can find candidates by vector.
 """
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
-from grainline.encoders.towers import Towers, TowersConfig
-from grainline.methods.base import Method, dot
+from grainline.encoders.towers import Towers
+from grainline.methods.base import Method
 from grainline.methods.chosen import Choice
-from grainline.methods.patches import encoded_patches, encoded_words, graded, refuse_pool
+from grainline.methods.patches import PatchesConfig, encoded_patches, encoded_words, triplets
 from grainline.methods.selecting import Selector
-from grainline.methods.triplets import Rule, both_triplets
+from grainline.methods.triplets import Rule
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 
 
-class LAPSConfig(TowersConfig):
-    """Encoders, selection and loss."""
+class LAPSConfig(PatchesConfig):
+    """And how patches become fewer."""
 
-    keep: float = Field(0.5, gt=0, le=1)  # share of the patches that stays for a text
     aggregate: float = Field(0.4, gt=0, lt=1)  # share of those that is left
     leaky: bool = True  # negative cosines are a tenth
-    margin: float = Field(0.2, gt=0)
-    warmup: float = Field(1.0, ge=0)  # epochs over the pictures with all negatives, with a growing weight
-    coarse: float = Field(0.1, ge=0)  # weight of the triplet loss over summaries; 0: as in the paper
-    learns_tokens = True
-
-    @model_validator(mode="after")
-    def _fits(self) -> "LAPSConfig":
-        refuse_pool(self)
-        return self
 
 
 class LAPS(Method):
@@ -76,11 +66,7 @@ class LAPS(Method):
 
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
         rule = Rule.at(clock, self.cfg.margin, self.cfg.warmup)
-        terms = both_triplets(graded(self.selector, self.selector.top), mine, everyone, rule, 1.0)
-        if self.cfg.coarse:
-            coarse = both_triplets(lambda a, b, _: dot(a, b), mine, everyone, rule, self.cfg.coarse)
-            terms |= {f"coarse {name}": term for name, term in coarse.items()}
-        return terms
+        return triplets(self.cfg, self.selector, self.selector.top, (mine, everyone), rule)
 
     def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
         return {}

@@ -3,21 +3,35 @@
 from collections.abc import Callable
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from grainline.encoders.towers import Towers, TowersConfig, flat_parts
 from grainline.encoders.vit import ViTConfig
+from grainline.methods.base import dot
 from grainline.methods.chosen import Decide, Seen, told_of
 from grainline.methods.selecting import Selector
-from grainline.methods.triplets import Graded
+from grainline.methods.triplets import Graded, Rule, both_triplets
 from grainline.nn.pool import mean_pool, unit
-from grainline.types import Encoded, Images, Texts, full
+from grainline.types import Encoded, Images, Pair, Term, Texts, full
 
 
-def refuse_pool(cfg: TowersConfig) -> None:
-    """ValueError for a pooling that these methods do not read."""
-    if isinstance(cfg.image, ViTConfig) and cfg.image.pool == "attention":
-        raise ValueError("image.pool attention would learn nothing: the mean of patches is the summary here")
+class PatchesConfig(TowersConfig):
+    """Encoders, how many patches stay, and the triplet losses."""
+
+    keep: float = Field(0.5, gt=0, le=1)  # share of the patches that stays for a text
+    margin: float = Field(0.2, gt=0)
+    warmup: float = Field(1.0, ge=0)  # epochs over the pictures with all negatives, with a growing weight
+    coarse: float = Field(0.1, ge=0)  # weight of the triplet loss over summaries; 0: as in the papers
+    learns_tokens = True
+
+    @model_validator(mode="after")
+    def _reads_the_pool(self) -> "PatchesConfig":
+        if isinstance(self.image, ViTConfig) and self.image.pool == "attention":
+            raise ValueError(
+                "image.pool attention would learn nothing: the mean of patches is the summary here"
+            )
+        return self
 
 
 def encoded_patches(towers: Towers, images: Images, told: Tensor | None, use_cls: bool) -> Encoded:
@@ -50,6 +64,17 @@ def encoded_words(towers: Towers, texts: Texts) -> Encoded:
 def summary(tokens: Tensor, mask: Tensor) -> Tensor:
     """The direction of the mean of real tokens: [N, D], unit length"""
     return unit(mean_pool(full(tokens), mask).vector)
+
+
+def triplets(
+    cfg: PatchesConfig, selector: Selector, decide: Decide, both: tuple[Pair, Pair], rule: Rule
+) -> dict[str, Term]:
+    """Triplet losses over scores of pairs, and lighter ones over summaries. both: my rows, everyone's"""
+    terms = both_triplets(graded(selector, decide), *both, rule, 1.0)
+    if cfg.coarse:
+        coarse = both_triplets(lambda a, b, _: dot(a, b), *both, rule, cfg.coarse)
+        terms |= {f"coarse {name}": term for name, term in coarse.items()}
+    return terms
 
 
 def graded(selector: Selector, decide: Decide) -> Graded:

@@ -20,23 +20,22 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from grainline.encoders.towers import Towers, TowersConfig
+from grainline.encoders.towers import Towers
 from grainline.errors import UserError
 from grainline.losses.triplet import Shares, keep_ratio
-from grainline.methods.base import Method, dot
+from grainline.methods.base import Method
 from grainline.methods.chosen import Branches, Choice, Decide, drawn, told_of
-from grainline.methods.patches import encoded_patches, encoded_words, graded, refuse_pool, summary
+from grainline.methods.patches import PatchesConfig, encoded_patches, encoded_words, summary, triplets
 from grainline.methods.selecting import Selector
-from grainline.methods.triplets import Rule, both_triplets
+from grainline.methods.triplets import Rule
 from grainline.nn.relevance import Matching
 from grainline.nn.static import is_static
 from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts
 
 
-class SEPSConfig(TowersConfig):
-    """Encoders, selection, matching and losses."""
+class SEPSConfig(PatchesConfig):
+    """And aggregation, branches, matching and the loss of the share."""
 
-    keep: float = Field(0.5, gt=0, le=1)  # share of the patches that stays for a text
     aggregate: float | None = Field(0.4, gt=0, lt=1)  # share of those that is left; None: no aggregation
     branches: Branches = "both"  # all but "sparse" need a description of every picture
     decision: Literal["gumbel_st", "hard_topk"] = "gumbel_st"  # in training: by lot, or the best
@@ -46,13 +45,9 @@ class SEPSConfig(TowersConfig):
     leaky: bool = False  # negative cosines are a tenth, as in the code of LAPS
     use_rest: bool = True  # one token of the patches that do not stay
     use_cls: bool = True  # the class token, where the encoder has one
-    margin: float = Field(0.2, gt=0)
-    warmup: float = Field(1.0, ge=0)  # epochs over the pictures with all negatives, with a growing weight
     ratio: float = Field(1.0, ge=0)  # weight of the loss that holds the share
     ratio_weights: tuple[float, float] = (0.5, 0.5)  # of caption and description in it, where both choose
     ratio_form: Shares = "joint"
-    coarse: float = Field(0.1, ge=0)  # weight of the triplet loss over summaries; 0: as in the paper
-    learns_tokens = True
 
     @model_validator(mode="after")
     def _fits(self) -> "SEPSConfig":
@@ -61,7 +56,6 @@ class SEPSConfig(TowersConfig):
                 f"decision {self.decision} with beta {self.beta:g}: the predictor of scores learns by "
                 "gumbel_st alone and has no weight at beta 0.5, so hard_topk needs beta 0.5, gumbel_st less"
             )
-        refuse_pool(self)
         return self
 
 
@@ -133,10 +127,7 @@ class SEPS(Method):
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
         cfg, rule = self.cfg, Rule.at(clock, self.cfg.margin, self.cfg.warmup)
         decide = drawn(clock) if cfg.decision == "gumbel_st" else self.selector.top
-        terms = both_triplets(graded(self.selector, decide), mine, everyone, rule, 1.0)
-        if cfg.coarse:
-            coarse = both_triplets(lambda a, b, _: dot(a, b), mine, everyone, rule, cfg.coarse)
-            terms |= {f"coarse {name}": term for name, term in coarse.items()}
+        terms = triplets(cfg, self.selector, decide, (mine, everyone), rule)
         return terms | self._ratio(mine.images, everyone.texts, decide, rule)
 
     def _ratio(self, images: Encoded, texts: Encoded, decide: Decide, rule: Rule) -> dict[str, Term]:

@@ -63,9 +63,11 @@ def part_of_batch(objective: Any, last: bool) -> Iterator[None]:
     waits = isinstance(objective, DistributedDataParallel) and not last
     with objective.no_sync() if waits else nullcontext():
         yield
-    for module in objective.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    modules = objective.modules()
+    if isinstance(objective, FSDPModule):
+        for module in modules:
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
 
 def clip(parameters: Iterable[nn.Parameter], most: float) -> Tensor:

@@ -5,7 +5,6 @@ whole line. FILE gets its name when it is complete.
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from grainline.data.lines import as_line, require_same, resuming
+from grainline.data.lines import as_line, completing, require_same, told_of_skipped
 from grainline.data.loader import START
 from grainline.data.phrases.base import Provider
 from grainline.data.phrases.stored import FORMAT, digest, header
 from grainline.data.record import Damaged, Record, Source
 from grainline.data.repeats import unrepeated
 from grainline.errors import UserError
-from grainline.files import reason, sync
+from grainline.files import reason
 
 CHUNK = 64  # records that a process takes at a time
 
@@ -51,16 +50,13 @@ def make(
     Raises UserError where `out`, whole or partial, was made from other data or by another provider.
     """
     begun = {"grainline": FORMAT, "provider": provider.name, "source": source.fingerprint()}
-    partial = out.with_name(out.name + ".partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.exists():
             _require_same(out, begun)
             return _account(out, len(source))
-        with resuming(partial, begun, lambda path: _require_same(path, begun)) as (file, done):
+        with completing(out, begun, lambda path: _require_same(path, begun)) as (file, done):
             _fill(file, source, provider, done, processes, progress)
-        os.replace(partial, out)
-        sync(out.parent)
     except OSError as error:
         raise UserError(
             f"cannot write {out}: {reason(error)}; free some space, or choose another --out"
@@ -165,8 +161,4 @@ def told(made: Made) -> str:
     '10 records, 12 texts, 90 phrases; 4 records were there before; 2 skipped: 2 missing-caption'
     """
     parts = [f"{made.records} records, {made.texts} texts, {made.phrases} phrases"]
-    parts += [f"{made.kept} records were there before"] if made.kept else []
-    if made.skipped:
-        causes = ", ".join(f"{number} {cause}" for cause, number in made.skipped.items())
-        parts.append(f"{sum(made.skipped.values())} skipped: {causes}")
-    return "; ".join(parts)
+    return "; ".join(parts + told_of_skipped(made.kept, made.skipped))

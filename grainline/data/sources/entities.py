@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from grainline.data.causes import DAMAGED_REGION, MISSING_IMAGE
-from grainline.data.record import Damaged, Record, Region
+from grainline.data.record import Box, Damaged, Record, Region
 from grainline.data.sources.common import (
     HELP,
     FileSource,
@@ -39,7 +39,6 @@ SENTENCES, ANNOTATIONS = "Sentences", "Annotations"
 _OPENED = re.compile(r"\[/EN#(\d+)((?:/[^\s/\[\]]+)+)$")
 _USE = "[/EN#NUMBER/TYPE words]"
 
-Box = tuple[float, float, float, float]
 Marked = tuple[str, int, int]  # number of the entity, and where its words stand in the caption
 
 

@@ -26,11 +26,26 @@ class HeldBack(Over):
         kept = tuple(text for number, text in enumerate(record.captions) if number not in self.skip)
         if not kept:
             raise Damaged(MISSING_CAPTION, f"{record.key} (all its captions are held back)")
-        return record._replace(captions=kept)
+        return _renumbered(record._replace(captions=kept), record.captions, self.skip)
 
     def fingerprint(self) -> str:
         """sha256 over that of the source, and what is held back."""
         return digest([self.source.fingerprint(), OPTION, *self.skip])
+
+
+def _renumbered(record: Record, before: tuple[str, ...], skip: tuple[int, ...]) -> Record:
+    """With the regions and foils of what is left alone; spans count the captions that are."""
+    kept = [number for number in range(len(before)) if number not in skip]
+    name = {f"captions.{old}": f"captions.{new}" for new, old in enumerate(kept)}
+    regions = []
+    for region in record.regions:
+        if region.span is None or not region.span[0].startswith("captions."):
+            regions.append(region)
+        elif region.span[0] in name:
+            regions.append(region._replace(span=(name[region.span[0]], *region.span[1:])))
+    gone = {before[old] for old in skip if old < len(before)} - {*record.captions, *record.longs}
+    foils = tuple(foil for foil in record.foils if foil.true not in gone)
+    return record._replace(regions=tuple(regions), foils=foils)
 
 
 def held_back(path: str) -> tuple[str, tuple[int, ...]]:

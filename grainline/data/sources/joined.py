@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
 
-from grainline.data.record import Box, Boxed, Record, Source, boxes_of
+from grainline.data.record import Box, Boxed, Record, Source, boxes_of, keys_of
 from grainline.data.sources.common import FileSource, digest
 
 
@@ -46,7 +46,7 @@ class Joined(FileSource):
     def keys(self) -> Iterable[str]:
         """The keys of all records in order; reads the records of sources that cannot list them."""
         for prefix, source in zip(self._prefixes, self.sources, strict=True):
-            yield from (prefix + key for key in _keys(source))
+            yield from (prefix + key for key in keys_of(source))
 
     def fingerprint(self) -> str:
         """sha256 over the fingerprints of the sources, in order."""
@@ -67,22 +67,23 @@ class Over(FileSource):
 
     def keys(self) -> Iterable[str]:
         """Those of the source; reads its records where it cannot list them."""
-        return _keys(self.source)
+        return keys_of(self.source)
 
     def fingerprint(self) -> str:
         """That of the source."""
         return self.source.fingerprint()
 
 
+def parts_of(source: Source) -> list[Source]:
+    """The sources of which a source is made: those that were joined, and what stands below another one."""
+    if isinstance(source, Joined):
+        return [part for one in source.sources for part in parts_of(one)]
+    return parts_of(source.source) if isinstance(source, Over) else [source]
+
+
 def remarks(source: Source) -> tuple[str, ...]:
     """What a source found at opening and is worth knowing."""
     return source.remarks if isinstance(source, FileSource) else ()
-
-
-def _keys(source: Source) -> Iterable[str]:
-    if isinstance(source, FileSource):
-        return source.keys()
-    return (source[number].key for number in range(len(source)))
 
 
 def _prefixes(sources: Sequence[Source]) -> list[str]:

@@ -17,7 +17,7 @@ from PIL import Image
 from grainline.data.causes import DAMAGED_ROW, MISSING_CAPTION
 from grainline.data.record import Damaged, Record, Source
 from grainline.data.sources.common import HELP, FileSource, Said, digest, read_text, said
-from grainline.data.sources.joined import Joined
+from grainline.data.sources.joined import parts_of
 from grainline.data.sources.table import Row, json_lines, json_rows, parse_json
 from grainline.errors import UserError
 
@@ -66,9 +66,8 @@ class TextsAlone(FileSource):
 
 
 def without_pictures(source: Source) -> str:
-    """The path of the first source, among those that were joined, that has no pictures; "" if all have."""
-    parts = source.sources if isinstance(source, Joined) else [source]
-    return next((part.path for part in parts if isinstance(part, TextsAlone)), "")
+    """The path of the first of the parts of a source that has no pictures; "" if all have."""
+    return next((part.path for part in parts_of(source) if isinstance(part, TextsAlone)), "")
 
 
 def _rows(path: str) -> list[Row]:

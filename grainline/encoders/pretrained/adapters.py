@@ -232,6 +232,8 @@ IMAGE_READERS: dict[str, Callable[[Any, Tensor], ImageTokens]] = {
 }
 AVERAGED = tuple(kind for kind, read in IMAGE_READERS.items() if read is _read_patches)
 """Kinds whose summary of a picture is the mean of its tokens."""
+CLASSED = tuple(kind for kind, read in IMAGE_READERS.items() if read in (_read_clip_image, _read_vit))
+"""Kinds whose summary of a picture is its class token."""
 TEXT_READERS: dict[str, Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "clip": _read_causal,
     "siglip": _read_siglip_text,
