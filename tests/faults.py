@@ -1192,7 +1192,7 @@ SHOWN = [
           "if _key(part.words) not in known", "if part.words"),
     Fault("evaluate/looked.py", "tests/test_inactivity.py", "other texts are asked of the first pictures",
           "torch.tensor(there, device", "torch.tensor(range(len(there)), device"),
-    Fault("evaluate/ask.py", "tests/test_inactivity.py", "cut texts count twice",
+    Fault("evaluate/takers.py", "tests/test_inactivity.py", "cut texts count twice",
           "beside = copy.copy(model)", "beside = model"),
 ]
 

@@ -17,7 +17,7 @@ LAYERS = [  # lower layers first; modules of one layer may import each other onl
     {"train", "encode", "convert", "index", "export"},
     {"recipe", "web"},
     {"experiment"},
-    {"demo", "commands", "describe", "features", "show"},
+    {"demo", "commands", "describe", "features", "measure", "show"},
     {"cli"},
     {"__main__"},
 ]

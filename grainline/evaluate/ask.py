@@ -1,6 +1,5 @@
 """What `grainline evaluate` is asked for: checked before a model is loaded, then encoded and measured."""
 
-import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,19 +10,14 @@ from grainline.data.sources.texts import without_pictures
 from grainline.errors import UserError
 from grainline.evaluate.against import noted, read_earlier
 from grainline.evaluate.annotated import encode_phrases
-from grainline.evaluate.attention import attending, parts_of
-from grainline.evaluate.choices import Choosing
 from grainline.evaluate.classes import TEMPLATES, read_classes, read_templates
 from grainline.evaluate.cola import COLA, items_file, with_items
 from grainline.evaluate.comprehension import COMPREHENSION
 from grainline.evaluate.encode import CAPTIONS, Captions, Encodings, Progress, encode_source
-from grainline.evaluate.expressions import Covering
 from grainline.evaluate.fgovd import FG_OVD, with_foils
-from grainline.evaluate.inactivity import INACTIVITY, texts_in
-from grainline.evaluate.judging import Judging, refuse_unplaced
+from grainline.evaluate.inactivity import INACTIVITY
 from grainline.evaluate.long import DEFAULT, LONG_RETRIEVAL, PLAIN, under
 from grainline.evaluate.long import PROTOCOLS as LONG_PROTOCOLS
-from grainline.evaluate.looked import Inactive, partners
 from grainline.evaluate.monotonicity import MONOTONICITY
 from grainline.evaluate.outcome import Options
 from grainline.evaluate.own import OWN_CAPTION
@@ -34,16 +28,15 @@ from grainline.evaluate.referring import REFERRING, with_expressions
 from grainline.evaluate.regions import view
 from grainline.evaluate.result import Result
 from grainline.evaluate.score import Scorer
-from grainline.evaluate.seen import Likenesses, Owned, seeing
 from grainline.evaluate.shortlist import refuse_plain
 from grainline.evaluate.similarity import SIMILARITY
 from grainline.evaluate.stability import STABILITY, with_noise
 from grainline.evaluate.suite import SUITES
+from grainline.evaluate.takers import inactive_of, judging_of, pooling_of
 from grainline.evaluate.trained import TRAINED, Overlap, Taught, overlap, taught
 from grainline.evaluate.transfer import TRANSFER
 from grainline.evaluate.zeroshot import with_classes
 from grainline.model import Model
-from grainline.types import Encoded
 
 ZEROSHOT = "zeroshot"
 SUBTEXTS = (MONOTONICITY, STABILITY)  # suites of the subtexts of one caption a picture
@@ -171,9 +164,9 @@ def encoded(
     judging = None
     if asked.suite in (REFERRING, COMPREHENSION):
         model, source = model.pressed(), with_expressions(source)
-        judging = _judging(asked, model, source, batch)
-    alike, own = _pooling(asked.suite, model, batch)
-    inactive = _inactive(model, source, asked.captions) if asked.suite == INACTIVITY else None
+        judging = judging_of(asked.suite, model, source, asked.proposals, batch)
+    alike, own = pooling_of(asked.suite, model, batch)
+    inactive = inactive_of(model, source, asked.captions) if asked.suite == INACTIVITY else None
     card = None
     if asked.suite == LONG_RETRIEVAL:
         source, card = under(source, asked.options.protocol, asked.captions)
@@ -254,45 +247,6 @@ def _with_protocol(suite: str, options: Options) -> Options:
     if options.protocol not in allowed:
         raise UserError(f"--protocol is {options.protocol!r}; allowed are {', '.join(allowed)}")
     return options
-
-
-def _pooling(suite: str, model: Model, batch: int) -> tuple[Likenesses | None, Owned | None]:
-    """What pools the pictures by texts for a suite that needs it."""
-    if suite not in (SIMILARITY, OWN_CAPTION):
-        return None, None
-    method = seeing(model.method, model.description.method, suite)
-
-    def read(texts: Sequence[str]) -> Encoded:
-        return model.encode(texts=texts)
-
-    if suite == SIMILARITY:
-        return Likenesses(method, read, batch), None
-    return None, Owned(method, read)
-
-
-def _inactive(model: Model, source: Source, captions: Captions) -> Inactive:
-    """What asks pictures for texts of others. Raises UserError for a method without an empty slot."""
-    method = model.method
-    attending(method, model.description.method, f"--suite {INACTIVITY}")
-    beside = copy.copy(model)  # counts what it cuts by itself
-    number = beside.encode(texts=["a"]).tokens.shape[1]
-    other = partners(texts_in(source, captions), lambda text: parts_of(method, text, number))
-    return Inactive(
-        method, lambda texts: model.encode(texts=texts), lambda texts: beside.encode(texts=texts), other
-    )
-
-
-def _judging(asked: Asked, model: Model, source: Source, batch: int) -> Judging:
-    """What judges the maps of expressions. Raises UserError where image tokens have no places."""
-    method = model.method
-    refuse_unplaced(method, model.description.method)
-
-    def read(texts: Sequence[str]) -> Encoded:
-        return model.encode(texts=texts)
-
-    if asked.suite == REFERRING:
-        return Covering(method, read, model.read, batch)
-    return Choosing(method, read, model.read, batch, source=source, proposals=asked.proposals)
 
 
 def _overlap(asked: Asked, model: Model, source: Source, progress: Progress | None) -> Overlap | None:

@@ -1,0 +1,59 @@
+"""What a suite sends along while a source is encoded: it takes pictures, texts and regions as they come."""
+
+import copy
+from collections.abc import Sequence
+
+from grainline.data.proposals import Proposals
+from grainline.data.record import Source
+from grainline.evaluate.attention import attending, parts_of
+from grainline.evaluate.choices import Choosing
+from grainline.evaluate.encode import Captions
+from grainline.evaluate.expressions import Covering
+from grainline.evaluate.inactivity import INACTIVITY, texts_in
+from grainline.evaluate.judging import Judging, refuse_unplaced
+from grainline.evaluate.looked import Inactive, partners
+from grainline.evaluate.own import OWN_CAPTION
+from grainline.evaluate.referring import REFERRING
+from grainline.evaluate.seen import Likenesses, Owned, seeing
+from grainline.evaluate.similarity import SIMILARITY
+from grainline.model import Model
+from grainline.types import Encoded
+
+
+def pooling_of(suite: str, model: Model, batch: int) -> tuple[Likenesses | None, Owned | None]:
+    """What pools the pictures by texts for a suite that needs it."""
+    if suite not in (SIMILARITY, OWN_CAPTION):
+        return None, None
+    method = seeing(model.method, model.description.method, suite)
+
+    def read(texts: Sequence[str]) -> Encoded:
+        return model.encode(texts=texts)
+
+    if suite == SIMILARITY:
+        return Likenesses(method, read, batch), None
+    return None, Owned(method, read)
+
+
+def inactive_of(model: Model, source: Source, captions: Captions) -> Inactive:
+    """What asks pictures for texts of others. Raises UserError for a method without an empty slot."""
+    method = model.method
+    attending(method, model.description.method, f"--suite {INACTIVITY}")
+    beside = copy.copy(model)  # counts what it cuts by itself
+    number = beside.encode(texts=["a"]).tokens.shape[1]
+    other = partners(texts_in(source, captions), lambda text: parts_of(method, text, number))
+    return Inactive(
+        method, lambda texts: model.encode(texts=texts), lambda texts: beside.encode(texts=texts), other
+    )
+
+
+def judging_of(suite: str, model: Model, source: Source, proposals: Proposals | None, batch: int) -> Judging:
+    """What judges the maps of expressions. Raises UserError where image tokens have no places."""
+    method = model.method
+    refuse_unplaced(method, model.description.method)
+
+    def read(texts: Sequence[str]) -> Encoded:
+        return model.encode(texts=texts)
+
+    if suite == REFERRING:
+        return Covering(method, read, model.read, batch)
+    return Choosing(method, read, model.read, batch, source=source, proposals=proposals)
