@@ -1,4 +1,4 @@
-"""The command line, but for those in commands.py. torch is loaded when a command needs it."""
+"""The command line, and the commands that have no file of their own. torch is loaded when one needs it."""
 
 import os
 import sys
