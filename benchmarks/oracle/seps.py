@@ -4,9 +4,10 @@
 
 The published scores of SEPS look like S(i, j) = f(picture i, caption j) + f(picture i, description of the
 picture that caption j belongs to), which gives the answer away (docs/methods/seps.md). This script scores a
-trained `seps` that way, to show the marks that it leaves: captions of one picture tie, so that descriptions
-alone have the same recall at 1 and at 5, and one wrong picture's captions fill the first five places, so that
-recall at 5 from pictures is below that from texts. Nothing else in the project scores like this.
+trained `seps` that way, to show the marks that it leaves: the captions of one picture tie, so that with five
+of them descriptions alone have the same recall at 1 and at 5, and one wrong picture's captions fill the first
+five places, so that recall at 5 from pictures is below that from texts. Nothing else in the project scores
+like this.
 
 RUN has `branches: sparse`, so that f is selection by whatever text is given and no picture has a description.
 """
@@ -27,12 +28,12 @@ from grainline.errors import UserError
 from grainline.evaluate.encode import encode_source
 from grainline.evaluate.retrieval import ranks
 
-DEPTHS = (1, 5, 10)
+DEPTHS = (1, 3, 5, 10)
 BANNER = "ORACLE: captions bring descriptions of their own pictures. These are no retrieval results."
 
 
 class Recalls(NamedTuple):
-    """Shares of queries whose right answer is among the first 1, 5 and 10."""
+    """Shares of queries whose right answer is among the first 1, 3, 5 and 10."""
 
     i2t: tuple[float, ...]
     t2i: tuple[float, ...]
@@ -50,18 +51,20 @@ def recalls(score: Tensor, owner: Tensor) -> Recalls:
     >>> owner = torch.arange(3).repeat_interleave(5)
     >>> found = recalls(by_owner(dense, owner), owner)
     >>> [round(100 * x, 1) for x in (*found.i2t, *found.t2i)]
-    [66.7, 66.7, 100.0, 100.0, 100.0, 100.0]
+    [66.7, 66.7, 66.7, 100.0, 100.0, 100.0, 100.0, 100.0]
     """
     positive = owner == torch.arange(len(score))[:, None]
     both = ranks(score, positive).rank, ranks(score.T, positive.T).rank
     return Recalls(*(tuple((rank <= k).float().mean().item() for k in DEPTHS) for rank in both))
 
 
-def fingerprint(alone: Recalls, both: Recalls) -> dict[str, bool]:
-    """The two marks of the oracle."""
+def fingerprint(alone: Recalls, both: Recalls, captions: int = 5) -> dict[str, bool]:
+    """The two marks of the oracle, where every picture has so many captions."""
+    tied = max(place for place, k in enumerate(DEPTHS) if k <= captions)
+    at = DEPTHS.index(5)
     return {
-        "descriptions alone: image to text R@1 = R@5": alone.i2t[0] == alone.i2t[1],
-        "with captions: image to text R@5 below text to image R@5": both.i2t[1] < both.t2i[1],
+        f"descriptions alone: image to text R@1 = R@{DEPTHS[tied]}": alone.i2t[0] == alone.i2t[tied],
+        "with captions: image to text R@5 below text to image R@5": both.i2t[at] < both.t2i[at],
     }
 
 
