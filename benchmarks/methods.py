@@ -24,6 +24,7 @@ DEPTH = {"image": 4, "text": 2}  # their layers
 PHOTOS = {"size": 112, "mean": [0.5, 0.5, 0.5], "spread": [0.25, 0.25, 0.25]}
 CROP = {"scale": [0.6, 1.0], "ratio": [0.75, 1.333], "jitter": 0.2}
 VOCAB = 4096
+THROUGHOUT = 10.0  # epochs: on photographs all negatives of a triplet count, see benchmarks/seps.py
 OWN = {  # changes of the recipe on scenes
     "maxsim": ("data.texts={captions: whole}",),
     "laps": ("data.texts={captions: whole}",),
@@ -74,6 +75,8 @@ def recipe(setting: Setting) -> dict[str, Any]:
         text["vocab"] = VOCAB
         values["data"] |= {"tokenizer_samples": 50000}
         values["data"]["crop"] |= CROP
+        if "warmup" in values["model"]:
+            values["model"]["warmup"] = THROUGHOUT
     return values
 
 
