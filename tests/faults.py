@@ -1007,6 +1007,21 @@ CHUNKS = [
           "unquoted(name) if found.quoted else name", "unquoted(name)"),
 ]
 
+GRADCAM = [
+    Fault("evaluate/gradcam.py", "tests/test_gradcam.py", "what lowers the score counts as well",
+          ".relu().mean(1).sum(1)", ".abs().mean(1).sum(1)"),
+    Fault("evaluate/gradcam.py", "tests/test_gradcam.py", "heads cancel each other",
+          ".relu().mean(1).sum(1)", ".mean(1).relu().sum(1)"),
+    Fault("evaluate/gradcam.py", "tests/test_gradcam.py", "only the first row looks",
+          ".mean(1).sum(1)", ".mean(1)[:, 0]"),
+    Fault("evaluate/gradcam.py", "tests/test_gradcam.py", "columns begin with the class token",
+          "heat[:, -caught.patches :]", "heat[:, : caught.patches]"),
+    Fault("evaluate/gradcam.py", "tests/test_gradcam.py", "the attention of a description is caught",
+          "plain and one and torch.is_grad_enabled()", "plain and one"),
+    Fault("evaluate/choices.py", "tests/test_gradcam.py", "attention is measured unasked",
+          "if square is not None:", "if square is None:"),
+]
+
 ALTERED = [
     Fault("data/altered.py", "tests/test_altered.py", "a caption may lose all of its words",
           "if words and all(touched):", "if False:"),
@@ -1764,6 +1779,7 @@ FAULTS = (
     + LONG
     + CHUNKS
     + ALTERED
+    + GRADCAM
     + CAST
     + REFERRING
     + SUPERPIXELS
