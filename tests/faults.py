@@ -1038,7 +1038,7 @@ ALTERED = [
     Fault("data/library_tokenizer.py", "tests/test_altered.py", "special tokens may replace words",
           "if piece not in special and not", "if not"),
     Fault("data/library_tokenizer.py", "tests/test_altered.py", "placeholders may replace words",
-          " and not _PLACEHOLDER(piece))", ")"),
+          " and not _PLACEHOLDER(piece)", ""),
     Fault("data/library_tokenizer.py", "tests/test_altered.py", "a text for SigLIP 2 is one word",
           "if not words or piece.startswith(BLANK):", "if not words:"),
     Fault("data/tokenized.py", "tests/test_altered.py", "every piece is a word of its own",
