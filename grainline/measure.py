@@ -83,6 +83,12 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         str | None,
         typer.Option(help="comprehension: JSON of detections to choose from (default: those of the data)."),
     ] = None,
+    map: Annotated[
+        str | None,
+        typer.Option(
+            help="comprehension: attention adds the map of the last attention to those by tokens (gradient)."
+        ),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write settings, data, versions and numbers.")] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write a page: the numbers, and outcomes from best to worst.")
@@ -105,7 +111,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     """Measure a model, with intervals and chance."""
     from rich.console import Console
 
-    from grainline.evaluate.ask import ask, encoded, measured, with_files
+    from grainline.evaluate.ask import ask, encoded, measured, with_files, with_map
     from grainline.evaluate.examples import Measured
     from grainline.evaluate.figure import besides, draw, refuse_unplaced
     from grainline.evaluate.outcome import Options
@@ -117,7 +123,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
 
     options = Options(protocol, seed, memory=memory * 2**20, shortlist=shortlist, exact=exact)
     asked = ask(suite, options, captions, prompts, classes, noise_seed, against, scoring)
-    asked = with_files(asked, model, trained, boxes)
+    asked = with_map(with_files(asked, model, trained, boxes), map)
     others = besides(suite, (png, html), beside, samples)
     for path in filter(None, (json, html, png)):
         writable(path)

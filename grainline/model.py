@@ -123,6 +123,12 @@ class Model:
         method = self.method
         return encode_parts(self.tokenizer, texts, method.context, method.parts, method.chunking)
 
+    def prepared(self, image: ImageLike) -> Images:
+        """One picture as the method reads it, with its description where it reads one."""
+        number = torch.arange(1)
+        dense = self._dense([image], number) if self.method.describes else None
+        return to(Images(self._square(image)[None], number, dense=dense), self.device)
+
     def seen(self, image: ImageLike) -> Image.Image:
         """The square that the model sees of a picture, for laying heat maps over it."""
         return Image.fromarray(self._square(image).permute(1, 2, 0).numpy())

@@ -1007,6 +1007,50 @@ CHUNKS = [
           "unquoted(name) if found.quoted else name", "unquoted(name)"),
 ]
 
+GRADCAM = [
+    Fault("evaluate/gradcam.py", "tests/test_gradcam.py", "what lowers the score counts as well",
+          ".relu().mean(1).sum(1)", ".abs().mean(1).sum(1)"),
+    Fault("evaluate/gradcam.py", "tests/test_gradcam.py", "heads cancel each other",
+          ".relu().mean(1).sum(1)", ".mean(1).relu().sum(1)"),
+    Fault("evaluate/gradcam.py", "tests/test_gradcam.py", "only the first row looks",
+          ".mean(1).sum(1)", ".mean(1)[:, 0]"),
+    Fault("evaluate/gradcam.py", "tests/test_gradcam.py", "columns begin with the class token",
+          "heat[:, -caught.patches :]", "heat[:, : caught.patches]"),
+    Fault("evaluate/gradcam.py", "tests/test_gradcam.py", "the attention of a description is caught",
+          "plain and one and torch.is_grad_enabled()", "plain and one"),
+    Fault("evaluate/choices.py", "tests/test_gradcam.py", "attention is measured unasked",
+          "if square is not None:", "if square is None:"),
+]
+
+ALTERED = [
+    Fault("data/altered.py", "tests/test_altered.py", "a caption may lose all of its words",
+          "if words and all(touched):", "if False:"),
+    Fault("data/altered.py", "tests/test_altered.py", "the same word is spared in every caption",
+          "touched[rng.randrange(len(words))]", "touched[0]"),
+    Fault("data/altered.py", "tests/test_altered.py", "a word becomes one mask, not one for each piece",
+          "[hiding.mask] * len(word)", "[hiding.mask]"),
+    Fault("data/altered.py", "tests/test_altered.py", "a twentieth of the words is replaced",
+          "if drawn < _HIDDEN + _REPLACED else", "if drawn < _HIDDEN + _REPLACED / 2 else"),
+    Fault("data/altered.py", "tests/test_altered.py", "captions are cut before words go",
+          "tokenizer.words(text), share", "tokenizer.words(text)[:room], share"),
+    Fault("data/altered.py", "tests/test_altered.py", "begin and end tokens count as room for words",
+          "room = context - tokenizer.around", "room = context"),
+    Fault("data/library_tokenizer.py", "tests/test_altered.py", "special tokens may replace words",
+          "if piece not in special and not", "if not"),
+    Fault("data/library_tokenizer.py", "tests/test_altered.py", "placeholders may replace words",
+          " and not _PLACEHOLDER(piece)", ""),
+    Fault("data/library_tokenizer.py", "tests/test_altered.py", "a text for SigLIP 2 is one word",
+          "if not words or piece.startswith(BLANK):", "if not words:"),
+    Fault("data/tokenized.py", "tests/test_altered.py", "every piece is a word of its own",
+          "zip(found.word_ids, found.ids, strict=True)", "enumerate(found.ids)"),
+    Fault("data/dataset.py", "tests/test_altered.py", "words are altered although a method reads parts",
+          "if cfg.altered and (parts > 1 or chunking is not None):", "if False:"),
+    Fault("data/dataset.py", "tests/test_altered.py", "foils stand beside captions that are altered",
+          'for name in ("crop", "altered"):', 'for name in ("crop",):'),
+    Fault("data/dataset.py", "tests/test_altered.py", "words are altered the same in every epoch and picture",
+          "self.cfg.altered, rng)", "self.cfg.altered, Random(0))"),
+]
+
 CAST = [
     Fault("nn/farthest.py", "tests/test_farthest.py", "invalid tokens move the mean of farthest points",
           "total = x.masked_fill(~valid[..., None], 0.0).sum(1)", "total = x.sum(1)"),
@@ -1734,6 +1778,8 @@ FAULTS = (
     + SPREAD
     + LONG
     + CHUNKS
+    + ALTERED
+    + GRADCAM
     + CAST
     + REFERRING
     + SUPERPIXELS

@@ -3,13 +3,14 @@
 import multiprocessing
 import os
 import socket
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from make import CASES, CLOCK, batch, build
+from make import CASES, CLOCK, VOCAB, batch, build
 from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,12 +19,38 @@ from grainline.train.step import Objective, step
 from grainline.types import Encoded, Images, Mean, Texts, rows
 
 KINDS = {"whole": None, "cached": 3}
+DESCRIBED = ("seps", "seps-dense", "seps-joint")
 MINE = ([0, 1, 2, 4], [3, 5, 6, 7])  # both ranks hold padding texts, and not equally many
 
 
 def exact(both: tuple[Images, Texts]) -> tuple[Images, Texts]:
     """Pictures in float64, so that the order of a sum does not show."""
     return both[0]._replace(pixels=both[0].pixels.double()), both[1]
+
+
+def described(rank: int | None = None) -> tuple[Images, Texts]:
+    """The batch with descriptions of up to 3 windows of 7 words on the first rank, and 2 of 4 on the second.
+
+    rank  whose rows to give, with windows and words no longer than its own, as a loader makes them; None: all
+    """
+    images, texts = exact(batch(8))
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, VOCAB, (8, 3, 7), generator=generator)
+    length = torch.tensor(  # words of each window of each picture
+        [[7, 2, 5], [3, 0, 0], [7, 6, 0], [4, 2, 0], [1, 7, 1], [2, 0, 0], [3, 3, 0], [1, 4, 0]]
+    )
+    mask = torch.arange(7) < length[..., None]
+    image = images.image
+    images = images._replace(dense=Texts(ids * mask, mask, image, image, torch.zeros_like(image)))
+    order = torch.tensor([*MINE[0], *MINE[1]] if rank is None else MINE[rank])
+    images = rows(images, order)
+    dense = images.dense
+    assert dense is not None
+    there = dense.mask.any(0)  # [S, L]
+    parts, words = (int(there.any(d).nonzero().max()) + 1 for d in (1, 0))
+    assert rank is None or (parts, words) == ((3, 7), (2, 4))[rank]
+    short = dense._replace(ids=dense.ids[:, :parts, :words], mask=dense.mask[:, :parts, :words])
+    return images._replace(dense=short), rows(texts, torch.stack([2 * order, 2 * order + 1], 1).flatten())
 
 
 def worker(rank: int, port: int, out: Path) -> None:
@@ -39,6 +66,14 @@ def worker(rank: int, port: int, out: Path) -> None:
             objective: Any = DistributedDataParallel(Objective(method))
             objective(images, texts, CLOCK, chunk).total.backward()
             grads |= {f"{case}/{kind}/{name}": p.grad.clone() for name, p in method.named_parameters()}
+    for case, kind in product(DESCRIBED, KINDS):
+        method = build(case).double()
+        objective = DistributedDataParallel(Objective(method))
+        loss = objective(*described(rank), CLOCK, KINDS[kind])
+        loss.total.backward()
+        name = f"described/{case}/{kind}"
+        grads |= {f"{name}/{of}": p.grad.clone() for of, p in method.named_parameters()}
+        grads[f"{name}/loss"] = average(loss.total)
     grads |= pieces(rank)
     if rank == 0:
         save_file(grads, out)
@@ -116,6 +151,28 @@ def test_two_ranks_are_one(case: str, kind: str, two_ranks: dict[str, torch.Tens
             atol=1e-12,
             msg=lambda m, name=name: f"{name}: {m}",
         )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", DESCRIBED)
+def test_descriptions_of_other_lengths_on_each_rank_change_nothing(
+    case: str, kind: str, two_ranks: dict[str, torch.Tensor]
+) -> None:
+    method = build(case).double()
+    loss = Objective(method)(*described(), CLOCK)
+    loss.total.backward()
+    expected = {name: p.grad for name, p in method.named_parameters()} | {"loss": loss.total.detach()}
+    assert loss.total > 0
+    for name, value in expected.items():
+        found = two_ranks[f"described/{case}/{kind}/{name}"]
+        torch.testing.assert_close(
+            found, value, rtol=1e-9, atol=1e-12, msg=lambda m, name=name: f"{name}: {m}"
+        )
+    plain = build(case).double()  # and the descriptions do change something
+    images, texts = described()
+    assert images.dense is not None
+    other = rows(images.dense, torch.arange(8).flip(0))
+    assert Objective(plain)(images._replace(dense=other), texts, CLOCK).total != loss.total
 
 
 def test_gather_keeps_rank_order_and_leaves_out_tokens_that_no_loss_reads(

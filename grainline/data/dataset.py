@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from grainline.config import Config
+from grainline.data.altered import encode_altered
 from grainline.data.captions import sentences
 from grainline.data.causes import MISSING_CAPTION
 from grainline.data.chunks import Chunking, cropped, loose_caption, random_chunks
@@ -45,6 +46,7 @@ class TextsConfig(Config):
     crop: float = Field(
         0.0, ge=0, le=1
     )  # share of the captions of which only some neighbouring words are kept
+    altered: float = Field(0.0, ge=0, le=1)  # share of the words of captions that are hidden or left out
     together: int = Field(3, ge=1)  # sentences of a chunk and of a loose caption, at most
 
     @model_validator(mode="after")
@@ -63,10 +65,11 @@ class TextsConfig(Config):
             raise ValueError("captions 'sampled' needs sentences above 0, and goes with no foils")
         if self.apart and (self.per_image > 1 or self.subset):
             raise ValueError("with sentences or phrases a picture has one caption: per_image 1, subset 0")
-        if self.crop and (self.foils or self.apart or self.chunks):
-            raise ValueError(
-                "crop is for plain captions: it goes with no foils, sentences, phrases or chunks"
-            )
+        for name in ("crop", "altered"):
+            if getattr(self, name) and (self.foils or self.apart or self.chunks):
+                raise ValueError(
+                    f"{name} is for plain captions: it goes with no foils, sentences, phrases or chunks"
+                )
         alone = (self.captions, self.per_image, self.subset, self.foils, self.apart)
         if self.chunks and alone != ("whole", 1, 0, 0, False):
             raise ValueError(
@@ -147,7 +150,8 @@ class TrainSet(Dataset[Sample]):
         seed             of all random choices
         parts, chunking  as in `encode_parts`, for texts that do not fall into chunks by chance
 
-        Raises UserError where the config makes more chunks than the method reads, or others than it composes.
+        Raises UserError where the config makes more chunks than the method reads, or others than it composes,
+        and where it alters words of texts that are read in parts.
         """
         if chunking is not None and cfg.chunks not in (0, parts):
             raise UserError(
@@ -157,6 +161,11 @@ class TrainSet(Dataset[Sample]):
             raise UserError(
                 f"data.texts.chunks is {cfg.chunks}, but the method reads {parts} part{'s' * (parts > 1)} "
                 "of a text at most; it is for methods that compose chunks into a whole"
+            )
+        if cfg.altered and (parts > 1 or chunking is not None):
+            raise UserError(
+                "data.texts.altered is for methods that read a text in one part, and this one reads it in "
+                "several; set it to 0"
             )
         self.source, self.tokenizer, self.crop, self.cfg = source, tokenizer, crop, cfg
         self.context, self.seed, self.parts, self.chunking = context, seed, parts, chunking
@@ -208,8 +217,8 @@ class TrainSet(Dataset[Sample]):
             captions[0], told, parts = self._apart(captions[0], rng)
         foils = [pair.text for pair in pairs]
         loose = self._loose(record, rng)
-        long = self._encoded([*captions, *told, *foils, *loose], self.context)
-        short = self._encoded(parts, min(self.context, self.cfg.phrases.tokens))
+        long = self._encoded([*captions, *told, *foils, *loose], self.context, rng)
+        short = self._encoded(parts, min(self.context, self.cfg.phrases.tokens), rng)
         first, last = len(captions) + len(told), len(long.ids) - len(loose)
         true = long.ids[: len(captions)]
         # A foil that differs only in what was cut off is its caption: as a negative it would be a lie.
@@ -228,7 +237,9 @@ class TrainSet(Dataset[Sample]):
         found = windows(self.tokenizer, [record.dense], self.context)
         return found.ids[0], sum(found.cut)
 
-    def _encoded(self, texts: Sequence[str], context: int) -> Parted:
+    def _encoded(self, texts: Sequence[str], context: int, rng: Random) -> Parted:
+        if self.cfg.altered:
+            return encode_altered(self.tokenizer, texts, context, self.cfg.altered, rng)
         return encode_parts(self.tokenizer, texts, context, self.parts, self.chunking)
 
     def _chunked(self, record: Record, rng: Random) -> tuple[list[Text | None], int]:

@@ -4,6 +4,7 @@ A text is cleaned as for CLIP (`captions.clean`) and then read as its kind reads
 clean text the ids are those of the transformers library.
 """
 
+import re
 import string
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ import tokenizers
 
 from grainline.data.captions import clean
 from grainline.data.library_files import BLANK, Pipeline
-from grainline.data.tokenized import Tokenized, check_context, check_full, write
+from grainline.data.tokenized import Hiding, Tokenized, by_word, check_context, check_full, write
 
+_MASK = "[MASK]"  # BERT's; one that no text encoder was trained on, as SigLIP 2 has it, hides nothing
+_PLACEHOLDER = re.compile(r"\[unused\d+\]").fullmatch
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -38,6 +41,7 @@ class LibraryTokenizer:
         self.begin = frame.ids[0] if frame.special_tokens_mask[0] else None
         self.end = frame.ids[-1] if frame.special_tokens_mask[-1] else None
         self.around = sum(frame.special_tokens_mask)
+        self.hiding = _hiding(self._backend)
         steps = self._backend.normalizer
         self._lower = steps is not None and steps.normalize_str("A") == "a"
 
@@ -76,6 +80,18 @@ class LibraryTokenizer:
         if len(kept) == len(found):
             last = len(clean(text))
         return [(0, 0)] * (self.begin is not None) + spans + [(last, last)] * (self.end is not None)
+
+    def words(self, text: str) -> list[list[int]]:
+        """The ids of a text, word by word. A mark is a word in BERT, in SigLIP 2 a part of one."""
+        found = self._backend.encode(self._read(text), add_special_tokens=False)
+        if self.kind != "siglip2":
+            return by_word(found)
+        words: list[list[int]] = []
+        for number, piece in zip(found.ids, found.tokens, strict=True):
+            if not words or piece.startswith(BLANK):
+                words.append([])
+            words[-1].append(number)
+        return words
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Entries of the vocabulary, with the marks of the kind: `##` inside words, `▁` for blanks."""
@@ -127,6 +143,17 @@ class LibraryTokenizer:
             if not small.isspace() and small not in string.punctuation
         )
         return _Fed(read, [None if letter in (" ", BLANK) else next(letters) for letter in read])
+
+
+def _hiding(backend: tokenizers.Tokenizer) -> Hiding | None:
+    vocabulary = backend.get_vocab()
+    special = {added.content for added in backend.get_added_tokens_decoder().values() if added.special}
+    if _MASK not in special:
+        return None
+    told = (
+        number for piece, number in vocabulary.items() if piece not in special and not _PLACEHOLDER(piece)
+    )
+    return Hiding(vocabulary[_MASK], tuple(sorted(told)))
 
 
 def _again(kind: str, content: str) -> LibraryTokenizer:

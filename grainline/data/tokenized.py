@@ -3,8 +3,12 @@
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+import tokenizers
 
 from grainline.errors import UserError
 
@@ -27,6 +31,13 @@ class Tokenized(NamedTuple):
     def cut(self) -> list[bool]:
         """Which texts were longer than the context."""
         return [number > 0 for number in self.lost]
+
+
+class Hiding(NamedTuple):
+    """What may stand in place of a word that a model has to do without."""
+
+    mask: int  # the token that stands for a hidden piece
+    pieces: tuple[int, ...]  # those that texts are made of: no special token, no placeholder
 
 
 class TextTokenizer(Protocol):
@@ -60,6 +71,16 @@ class TextTokenizer(Protocol):
         Begin and end tokens are empty spans at the ends.
         """
 
+    def words(self, text: str) -> list[list[int]]:
+        """The ids of a text of any length, word by word, without begin and end tokens.
+
+        Joined they are what `encode` makes of it.
+        """
+
+    @property
+    def hiding(self) -> Hiding | None:
+        """What may stand in place of a word; None: the vocabulary has no mask."""
+
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Entries of the vocabulary, as they stand there."""
 
@@ -74,6 +95,12 @@ class TextTokenizer(Protocol):
 
     def save(self, folder: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_meta.json`. Equal tokenizers write equal bytes."""
+
+
+def by_word(found: tokenizers.Encoding) -> list[list[int]]:
+    """Ids of an encoding without begin and end tokens, word by word, as the library found words."""
+    pairs = zip(found.word_ids, found.ids, strict=True)
+    return [[number for _, number in word] for _, word in groupby(pairs, key=itemgetter(0))]
 
 
 def write(tokenizer: TextTokenizer, folder: str | Path) -> None:

@@ -32,6 +32,7 @@ from grainline.data.tokenized import (
     META,
     TextTokenizer,
     Tokenized,
+    by_word,
     check_context,
     check_full,
     meta_text,
@@ -63,6 +64,7 @@ class Tokenizer:
         self._words: dict[str, list[int]] = {}
         self.vocab = len(vocabulary)
         self.begin, self.end, self.around = vocabulary[BEGIN], vocabulary[END], 2
+        self.hiding = None
         self.pad = 0  # a real token as well, as in CLIP: masks come from lengths, never from ids
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -107,6 +109,15 @@ class Tokenizer:
         kept = found[: context - 2]
         last = kept[-1][1] if len(kept) < len(found) else len(cleaned)
         return [(0, 0), *kept, (last, last)]
+
+    def words(self, text: str) -> list[list[int]]:
+        """The ids of a text, word by word: runs of letters, single digits, runs of other marks.
+
+        >>> toy = Tokenizer.train(["a cat's mat"] * 2, vocab=530)
+        >>> [toy.decode(word) for word in toy.words("A cat's hat, 24")]
+        ['a', 'cat', "'s", 'hat', ',', '2', '4']
+        """
+        return by_word(self._backend.encode(self.cleaned(text), add_special_tokens=False))
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Entries of the vocabulary: bytes as CLIP writes them, `</w>` at the end of words."""

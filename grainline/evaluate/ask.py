@@ -10,6 +10,7 @@ from grainline.data.sources.texts import without_pictures
 from grainline.errors import UserError
 from grainline.evaluate.against import noted, read_earlier
 from grainline.evaluate.annotated import encode_phrases
+from grainline.evaluate.choices import ATTENTION, GRADIENT
 from grainline.evaluate.classes import TEMPLATES, read_classes, read_templates
 from grainline.evaluate.cola import COLA, items_file, with_items
 from grainline.evaluate.comprehension import COMPREHENSION
@@ -69,6 +70,7 @@ class Asked(NamedTuple):
     earlier: Result | None  # the result to compare with
     taught: Taught | None = None  # what the model was trained on
     proposals: Proposals | None = None  # boxes to choose from; None: those that the data know
+    attention: bool = False  # whether maps of attention choose boxes beside the others
 
 
 def ask(
@@ -118,6 +120,17 @@ def ask(
     )
 
 
+def with_map(asked: Asked, given: str | None) -> Asked:
+    """What is asked for, with the maps that choose boxes. Raises UserError for one that is not known."""
+    if given is None:
+        return asked
+    if asked.suite != COMPREHENSION:
+        raise UserError(f"--map goes with --suite {COMPREHENSION}, not with {asked.suite}")
+    if given not in (GRADIENT, ATTENTION):
+        raise UserError(f"--map is {given!r}; allowed are {GRADIENT}, {ATTENTION}")
+    return asked._replace(attention=given == ATTENTION)
+
+
 def with_files(asked: Asked, model: str, trained: Sequence[str] | None, boxes: str | None) -> Asked:
     """What is asked for, with what stands in further files: what a run was trained on, boxes to choose from.
 
@@ -164,7 +177,7 @@ def encoded(
     judging = None
     if asked.suite in (REFERRING, COMPREHENSION):
         model, source = model.pressed(), with_expressions(source)
-        judging = judging_of(asked.suite, model, source, asked.proposals, batch)
+        judging = judging_of(asked.suite, model, source, asked.proposals, batch, asked.attention)
     alike, own = pooling_of(asked.suite, model, batch)
     inactive = inactive_of(model, source, asked.captions) if asked.suite == INACTIVITY else None
     card = None

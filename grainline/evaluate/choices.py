@@ -6,9 +6,11 @@ score chooses. Maps are
     gradient     what each image token does for the score of the pair (gradient.py), of methods whose scores
                  read tokens; beside it the same about the mean token
     heat         the method's own, stretched to 0 .. 1: neither its sign nor its offset counts
+    attention    what its last attention takes up for the score (gradcam.py), where it is asked for
     largest box  the same everywhere: what a map reaches that knows nothing
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,14 +21,18 @@ from grainline.data.proposals import Proposals
 from grainline.data.record import Box, Damaged, Record, Source, boxes_of, region_box
 from grainline.errors import UserError
 from grainline.evaluate.boxes import areas, box_iou, box_scores, clipped
+from grainline.evaluate.gradcam import attention_heat
 from grainline.evaluate.gradient import gradient_heat
 from grainline.evaluate.judging import Asked, Encode, Judging, Read, Waiting
 from grainline.evaluate.marks import unit_range
 from grainline.evaluate.retrieval import refuse_nan
 from grainline.methods.base import Method
-from grainline.types import Encoded
+from grainline.types import Encoded, Images
+
+Prepare = Callable[[Record], Images]
 
 GRADIENT, CENTRED, HEAT, LARGEST = "gradient", "centred gradient", "heat", "largest box"
+ATTENTION = "attention"
 MADE = (GRADIENT, CENTRED)  # of gradients
 ROUNDING = 1e-6  # of the largest value of a map: what varies less is the same everywhere
 HALF = 0.5  # a box is right if its IoU with the true one is above it
@@ -70,6 +76,7 @@ class Choosing(Judging):
 
     source     of the pictures, which may know more boxes than those that are spoken of
     proposals  boxes of a detector; None: the boxes of the things in the picture
+    prepare    a picture as the method reads it, for maps of its attention; None: no such maps
     """
 
     def __init__(
@@ -81,9 +88,10 @@ class Choosing(Judging):
         *,
         source: Source,
         proposals: Proposals | None = None,
+        prepare: Prepare | None = None,
     ) -> None:
         super().__init__(method, encode, read, batch)
-        self._source, self._proposals = source, proposals
+        self._source, self._proposals, self._prepare = source, proposals, prepare
         self._done: list[Choice] = []
         self._flat: dict[str, int] = {}
         self._boxless = self._outside = self._named = 0
@@ -104,15 +112,16 @@ class Choosing(Judging):
         self._boxless += sum(box is None for box in true)
         self._outside += len(offered) - len(boxes)
         self._named += bool(offered)
-        return Waiting(size, asked, boxes)
+        square = self._prepare(record) if asked and self._prepare is not None else None
+        return Waiting(size, asked, (boxes, square))
 
     def answer(self, images: Encoded, texts: Encoded, of: Waiting, picture: int) -> None:
         """By every map."""
-        boxes: Tensor = of.beside
+        boxes, square = of.beside
         true = clipped(torch.tensor([one.meant for one in of.asked]), of.size)
         right = box_iou(true, boxes) > HALF  # [E, B]
         chosen = {}
-        for name, heat in maps(self.method, images, texts, of.size).items():
+        for name, heat in maps(self.method, images, texts, of.size, square).items():
             self._flat[name] = self._flat.get(name, 0) + int((heat.amax((1, 2)) == heat.amin((1, 2))).sum())
             score = box_scores(heat.cpu(), boxes)
             chosen[name] = [choose(*both) for both in zip(score, right, strict=True)]
@@ -144,12 +153,20 @@ class Choosing(Judging):
         return self._proposals.of(record.key)
 
 
-def maps(method: Method, images: Encoded, texts: Encoded, size: tuple[int, int]) -> dict[str, Tensor]:
-    """Every map of each text in its picture: name -> [N, H, W] >= 0. Raises UserError for NaN."""
+def maps(
+    method: Method, images: Encoded, texts: Encoded, size: tuple[int, int], square: Images | None = None
+) -> dict[str, Tensor]:
+    """Every map of each text in its picture: name -> [N, H, W] >= 0. Raises UserError for NaN.
+
+    square  the one picture that all rows are of, for the map of its attention; None: without
+    """
     heat: dict[str, Tensor] = {}
     if method.pairwise:
         both = gradient_heat(method, images, texts)
         heat = {name: method.on_pixels(images, x, size) for name, x in zip(MADE, both, strict=True)}
+    if square is not None:
+        seen = attention_heat(method, square, texts)
+        heat[ATTENTION] = method.on_pixels(images, seen, size)
     with torch.no_grad():
         own = method.on_pixels(images, method.heat(images, texts), size)
     for one in (*heat.values(), own):

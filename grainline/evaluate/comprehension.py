@@ -20,7 +20,7 @@ from grainline.data.record import Box
 from grainline.data.sources.common import digest
 from grainline.errors import UserError
 from grainline.evaluate.boxes import ALPHA
-from grainline.evaluate.choices import CENTRED, GRADIENT, HEAT, LARGEST, Choices
+from grainline.evaluate.choices import ATTENTION, CENTRED, GRADIENT, HEAT, LARGEST, Choices
 from grainline.evaluate.encode import Encodings
 from grainline.evaluate.intervals import replicates, wilson
 from grainline.evaluate.outcome import Cell, Options, only_plain, result_of
@@ -33,6 +33,7 @@ MAPS = {
     GRADIENT: "gradient map",
     CENTRED: "gradient map about the mean",
     HEAT: "heat",
+    ATTENTION: "attention map",
     LARGEST: "largest box",
 }
 

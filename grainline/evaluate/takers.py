@@ -3,12 +3,14 @@
 import copy
 from collections.abc import Sequence
 
+from grainline.data.decode import decode
 from grainline.data.proposals import Proposals
 from grainline.data.record import Source
 from grainline.evaluate.attention import attending, parts_of
 from grainline.evaluate.choices import Choosing
 from grainline.evaluate.encode import Captions
 from grainline.evaluate.expressions import Covering
+from grainline.evaluate.gradcam import refuse_unattended
 from grainline.evaluate.inactivity import INACTIVITY, texts_in
 from grainline.evaluate.judging import Judging, refuse_unplaced
 from grainline.evaluate.looked import Inactive, partners
@@ -16,7 +18,7 @@ from grainline.evaluate.own import OWN_CAPTION
 from grainline.evaluate.referring import REFERRING
 from grainline.evaluate.seen import Likenesses, Owned, seeing
 from grainline.evaluate.similarity import SIMILARITY
-from grainline.model import Model
+from grainline.model import Model, given
 from grainline.types import Encoded
 
 
@@ -46,8 +48,13 @@ def inactive_of(model: Model, source: Source, captions: Captions) -> Inactive:
     )
 
 
-def judging_of(suite: str, model: Model, source: Source, proposals: Proposals | None, batch: int) -> Judging:
-    """What judges the maps of expressions. Raises UserError where image tokens have no places."""
+def judging_of(
+    suite: str, model: Model, source: Source, proposals: Proposals | None, batch: int, attention: bool
+) -> Judging:
+    """What judges the maps of expressions. Raises UserError where image tokens have no places.
+
+    attention  whether maps of the last attention choose boxes too
+    """
     method = model.method
     refuse_unplaced(method, model.description.method)
 
@@ -56,4 +63,7 @@ def judging_of(suite: str, model: Model, source: Source, proposals: Proposals | 
 
     if suite == REFERRING:
         return Covering(method, read, model.read, batch)
-    return Choosing(method, read, model.read, batch, source=source, proposals=proposals)
+    if attention:
+        refuse_unattended(method, model.description.method)
+    prepare = (lambda record: model.prepared(given(decode(record), record.dense))) if attention else None
+    return Choosing(method, read, model.read, batch, source=source, proposals=proposals, prepare=prepare)

@@ -1,0 +1,273 @@
+"""Altered words of captions: which words there are, what becomes of them, and where nothing is altered."""
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+import vocabularies
+from test_dataset import CROP, LONG, TOKENIZER, Shelf
+from test_library_tokenizer import MAKERS
+
+from grainline.data.altered import altered, encode_altered
+from grainline.data.chunks import Chunking
+from grainline.data.dataset import Sample, TextsConfig, TrainSet
+from grainline.data.parts import encode_parts
+from grainline.data.record import Record
+from grainline.data.sampler import Draw
+from grainline.data.tokenized import Hiding, TextTokenizer
+from grainline.data.tokenizer import load_tokenizer
+from grainline.errors import UserError
+from grainline.recipe import read_recipe
+
+TEXTS = vocabularies.PROBES + vocabularies.CORPUS
+HIDING = Hiding(4, tuple(range(10, 60)))
+
+
+@pytest.fixture(scope="module")
+def tokenizers_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextTokenizer]:
+    home = tmp_path_factory.mktemp("tokenizers")
+    made = {kind: load_tokenizer(make(home / kind)) for kind, make in MAKERS.items()}
+    return {"clip": TOKENIZER, **made}
+
+
+# Words
+
+
+@pytest.mark.parametrize("kind", ["clip", *MAKERS])
+def test_words_joined_are_the_text(kind: str, tokenizers_of: dict[str, TextTokenizer]) -> None:
+    tokenizer = tokenizers_of[kind]
+    plain = encode_parts(tokenizer, TEXTS, 500, 1)
+    for text, (ids,) in zip(TEXTS, plain.ids, strict=True):
+        first, last = int(tokenizer.begin is not None), int(tokenizer.end is not None)
+        words = tokenizer.words(text)
+        assert [number for word in words for number in word] == ids[first : len(ids) - last]
+        assert all(words)
+    for context in (500, 5):
+        same = encode_altered(tokenizer, TEXTS, context, 0.0, Random(0))
+        assert same == encode_parts(tokenizer, TEXTS, context, 1)
+
+
+def test_pieces_of_one_word_stand_together(tokenizers_of: dict[str, TextTokenizer]) -> None:
+    bert = tokenizers_of["bert"]
+    seen = 0
+    for text in TEXTS:
+        expected: list[list[str]] = []
+        for piece in bert.pieces(number for word in bert.words(text) for number in word):
+            if piece.startswith("##"):
+                expected[-1].append(piece)
+                seen += 1
+            else:
+                expected.append([piece])
+        assert [bert.pieces(word) for word in bert.words(text)] == expected
+    assert seen > 30
+    said = "The dogs' owner, 24"
+    spoken = {kind: [one.decode(word) for word in one.words(said)] for kind, one in tokenizers_of.items()}
+    assert spoken["clip"] == ["the", "dogs", "'", "owner", ",", "2", "4"]
+    assert spoken["siglip"][:3] == ["the", "dogs", "owner"]
+    assert len(spoken["siglip"]) == 4
+    assert len(bert.words(said)) == 6  # the dogs ' owner , 24
+    gemma = tokenizers_of["siglip2"]
+    starts = [gemma.pieces(word)[0] for word in gemma.words("the wet sand & the dogs")]
+    assert all(piece.startswith("▁") for piece in starts[1:])
+    assert not any(
+        piece.startswith("▁") for word in gemma.words("in 2023 & the") for piece in gemma.pieces(word[1:])
+    )
+
+
+def test_only_bert_hides_and_never_behind_special_tokens(
+    tokenizers_of: dict[str, TextTokenizer], tmp_path: Path
+) -> None:
+    assert [kind for kind, one in tokenizers_of.items() if one.hiding is not None] == ["bert"]
+    bert = tokenizers_of["bert"]
+    bert.save(tmp_path)
+    for tokenizer in (bert, load_tokenizer(tmp_path)):
+        hiding = tokenizer.hiding
+        assert hiding is not None
+        assert tokenizer.pieces([hiding.mask]) == ["[MASK]"]
+        pieces = tokenizer.pieces(hiding.pieces)
+        assert not [piece for piece in pieces if piece.startswith("[") and len(piece) > 1]
+        assert len(pieces) == len(set(pieces)) == tokenizer.vocab - 5 - 120  # all but special and unused ones
+
+
+# What becomes of them
+
+
+def slow(words: list[list[int]], share: float, hiding: Hiding | None, rng: Random) -> list[list[int]]:
+    """The definition, piece by piece, with the same draws."""
+    chances = []
+    for _ in words:
+        chances.append(rng.random())
+    spared = None
+    if words and max(chances) < share:
+        spared = int(rng.randrange(len(words)))
+    out = []
+    for i, word in enumerate(words):
+        if chances[i] >= share or i == spared:
+            out.append(word)
+            continue
+        kind = 0.99 if hiding is None else rng.random()
+        new = []
+        if hiding is not None and kind < 0.6:
+            for _ in word:
+                if kind < 0.5:
+                    new.append(hiding.mask)
+                else:
+                    new.append(hiding.pieces[int(rng.random() * len(hiding.pieces))])
+        out.append(new)
+    return out
+
+
+def some_words(rng: Random, longest: int = 12) -> list[list[int]]:
+    return [
+        [rng.randrange(100, 999) for _ in range(rng.randint(1, 4))] for _ in range(rng.randint(0, longest))
+    ]
+
+
+@pytest.mark.parametrize("hiding", [HIDING, None])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.7, 1.0])
+def test_words_are_altered_as_defined(share: float, hiding: Hiding | None) -> None:
+    for seed in range(300):
+        words = some_words(Random(seed))
+        found = altered(words, share, hiding, Random(-seed - 1))
+        assert found == slow(words, share, hiding, Random(-seed - 1))
+        assert len(found) == len(words)
+        assert not words or any(a == b for a, b in zip(words, found, strict=True)), "one word stays"
+        assert share or found == words
+
+
+def test_shares_are_those_of_the_paper() -> None:
+    """Bounds of six standard deviations; the seed is fixed besides."""
+    fates = Counter[str]()
+    rng, count, each = Random(5), 3000, 20
+    pieces = Counter[int]()
+    for _ in range(count):
+        words = [[100 + i, 200 + i] for i in range(each)]
+        for old, new in zip(words, altered(words, 0.2, HIDING, rng), strict=True):
+            if new == old:
+                fates["kept"] += 1
+            elif not new:
+                fates["gone"] += 1
+            elif new == [HIDING.mask] * 2:
+                fates["hidden"] += 1
+            else:
+                assert len(new) == 2
+                assert set(new) <= set(HIDING.pieces)
+                fates["replaced"] += 1
+                pieces.update(new)
+    total = count * each
+    for fate, share in {"kept": 0.8, "hidden": 0.1, "replaced": 0.02, "gone": 0.08}.items():
+        assert abs(fates[fate] - share * total) < 6 * (total * share * (1 - share)) ** 0.5, fate
+    assert set(pieces) == set(HIDING.pieces)
+
+
+def test_without_a_mask_every_altered_word_goes() -> None:
+    rng, gone, total = Random(1), 0, 0
+    for _ in range(2000):
+        words = [[i] for i in range(15)]
+        found = altered(words, 0.2, None, rng)
+        assert all(new in ([], old) for old, new in zip(words, found, strict=True))
+        gone, total = gone + found.count([]), total + len(words)
+    assert abs(gone - 0.2 * total) < 6 * (total * 0.2 * 0.8) ** 0.5
+
+
+def test_what_goes_makes_room_before_a_text_is_cut() -> None:
+    whole = TOKENIZER.encode([LONG], 500).ids[0]
+    context = len(whole) - 4
+    for seed in range(40):
+        (ids,), (lost,) = encode_altered(TOKENIZER, [LONG], context, 0.3, Random(seed))
+        rest = sum(len(word) for word in altered(TOKENIZER.words(LONG), 0.3, None, Random(seed)))
+        assert (ids[0][0], ids[0][-1]) == (TOKENIZER.begin, TOKENIZER.end)
+        assert len(ids[0]) == min(rest + 2, context)
+        assert lost == max(rest + 2 - context, 0)
+        left = iter(whole)
+        assert lost or all(number in left for number in ids[0]), "words in their order"
+    with pytest.raises(UserError, match="it must be at least 3"):
+        encode_altered(TOKENIZER, [LONG], 2, 0.2, Random(0))
+
+
+# Samples
+
+
+def drawn(
+    cfg: dict[str, object], draws: list[Draw], seed: int = 0, source: Shelf | None = None
+) -> list[Sample]:
+    data = TrainSet(source or Shelf(6), TOKENIZER, CROP, TextsConfig(**cfg), context=99, seed=seed)
+    return [data[draw] for draw in draws]
+
+
+DRAWS = [Draw(i, 0, i) for i in range(6)]
+
+
+def test_samples_are_altered_by_seed_epoch_and_picture_alone() -> None:
+    cfg = {"altered": 0.4, "per_image": 2, "loose": 1}
+    first = drawn(cfg, DRAWS)
+    assert [s.texts for s in drawn(cfg, DRAWS[::-1])][::-1] == [s.texts for s in first]
+    later = [draw._replace(position=50 + draw.position) for draw in DRAWS]
+    assert [s.texts for s in drawn(cfg, later)] == [s.texts for s in first]
+    plain = drawn(cfg | {"altered": 0.0}, DRAWS)
+    for other in (drawn(cfg, DRAWS, seed=1), drawn(cfg, [d._replace(epoch=1) for d in DRAWS]), plain):
+        assert all(a.texts != b.texts for a, b in zip(first, other, strict=True))
+    assert all((a.pixels == b.pixels).all() for a, b in zip(first, plain, strict=True))
+    for a, b in zip(first, plain, strict=True):
+        for new, old in zip(a.texts, b.texts, strict=True):
+            assert new is not None
+            assert old is not None
+            assert new.level == old.level
+            left = iter(old.parts[0])
+            assert all(number in left for number in new.parts[0])
+            assert len(new.parts[0]) > 2
+        twice = [text.parts for text in a.texts[:2] if text is not None]
+        assert twice[0] != twice[1], "texts of one picture are altered each on its own"
+
+
+class Described(Shelf):
+    """The same with descriptions."""
+
+    def __getitem__(self, index: int) -> Record:
+        return super().__getitem__(index)._replace(dense=LONG)
+
+
+def test_descriptions_are_not_altered() -> None:
+    samples = drawn({"altered": 1.0}, DRAWS, source=Described(6))
+    whole = TOKENIZER.encode([LONG], 99).ids
+    assert all(sample.dense == whole for sample in samples)
+    assert all(sample.texts[0] is not None and sample.texts[0].parts != whole for sample in samples)
+
+
+@pytest.mark.parametrize(
+    "cfg",
+    [{"foils": 1}, {"sentences": 2}, {"phrases": {"most": 3}}, {"chunks": 2}],
+    ids=lambda cfg: next(iter(cfg)),
+)
+def test_altered_words_are_for_plain_captions(cfg: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="altered is for plain captions"):
+        TextsConfig(altered=0.2, **cfg)
+
+
+@pytest.mark.parametrize(("parts", "chunking"), [(4, None), (4, Chunking()), (1, Chunking())])
+def test_altered_words_are_for_methods_that_read_one_part(parts: int, chunking: Chunking | None) -> None:
+    with pytest.raises(UserError, match=r"data\.texts\.altered is for methods that read a text in one part"):
+        TrainSet(
+            Shelf(1),
+            TOKENIZER,
+            CROP,
+            TextsConfig(altered=0.2),
+            context=9,
+            seed=0,
+            parts=parts,
+            chunking=chunking,
+        )
+
+
+PAPERS = ["vit_224", "vit_384", "swin_224", "swin_384", "clip_b16", "clip_l14", "ablations/sparse_only"]
+
+
+@pytest.mark.parametrize("name", [*(f"seps/{one}" for one in PAPERS), "laps/vit_224", "vse/vit_224"])
+def test_recipes_of_the_paper_alter_words(name: str) -> None:
+    assert read_recipe(name, ["data.descriptions=[long]"]).data.texts.altered == 0.2
+
+
+@pytest.mark.parametrize("name", ["seps/scenes", "laps/flickr8k", "vse/scenes"])
+def test_small_recipes_alter_none(name: str) -> None:
+    assert read_recipe(name, ["data.descriptions=[long]"]).data.texts.altered == 0.0
