@@ -55,17 +55,17 @@ class Told(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What stays of picture i for text i, and what its words find in it: P tokens are compared with M words."""
+    """What stays of picture i for text i, and what its words find: M words meet P tokens of the picture."""
 
     by_text: Tensor | None  # [N, L] bool, patches that stay for the text; None: texts choose nothing
     by_description: Tensor | None  # [N, L] bool; None: the description has no branch of its own
     score: Tensor  # [N]
-    kind: tuple[str, ...]  # [P] what the tokens are: PATCH, SLOT, REST or CLASS
+    kind: list[str]  # [P] what the tokens are: PATCH, SLOT, REST or CLASS
     made_of: Tensor  # [N, P, L + 1] shares of patches, and of the class token, in each token; they sum to 1
     real: Tensor  # [N, P] bool, tokens that are compared
     told: Tensor  # [N, M] bool, words that are
     token: Tensor  # [N, M] which token each word finds
-    found: Tensor  # [N, M] its cosine, as the score reads it
+    found: Tensor  # [N, M] its cosine, before any leak
 
 
 PATCH, SLOT, REST, CLASS = "patch", "aggregated token", "rest", "class token"

@@ -1,7 +1,7 @@
-"""What a `Selector` keeps of pictures for texts, and what words find there: the decisions of scores, for figures.
+"""What a `Selector` keeps of pictures for texts, and what words find there, as it is scored: for figures.
 
-Every token that is compared is a mean of patches, or the class token. So the same steps, with a unit vector in
-the place of each of these, say how much of each is in a token.
+Every token that is compared is a mean of patches, or the class token. So the same steps, with a unit vector
+in the place of each of these, say how much of each is in a token.
 """
 
 import torch
@@ -25,7 +25,7 @@ def keeps(selector: Selector, images: Encoded, texts: Encoded) -> Kept:
     parts = selector.compared(seen, score, kept)
     cosine, weight = (x[:, 0] for x in selector.met(parts, told, len(seen.image)))
     real = weight > 0
-    masked = selector.relevance.read(cosine).masked_fill(~real[..., None], -torch.inf)
+    masked = cosine.masked_fill(~real[..., None], -torch.inf)
     token = masked.argmax(1)
     units = torch.eye(selector.number + 1, dtype=seen.patches.dtype, device=seen.patches.device)
     alike = selector.seen(images, selector.top, units.expand(len(seen.image), -1, -1))
@@ -36,7 +36,7 @@ def keeps(selector: Selector, images: Encoded, texts: Encoded) -> Kept:
         None if kept is None else kept[:, 0] > 0,
         seen.kept > 0 if selector.dense else None,
         selector.relevance(cosine, weight, told.mask[:, 0]),
-        tuple(kind for kind, (x, _) in zip(kinds, parts, strict=True) for _ in range(x.shape[2])),
+        [kind for kind, (x, _) in zip(kinds, parts, strict=True) for _ in range(x.shape[2])],
         (made_of / total.clamp(min=torch.finfo(total.dtype).tiny))[:, 0],
         real,
         told.mask[:, 0],

@@ -51,7 +51,7 @@ class Relevance(nn.Module):
             patch[p] = max(cosine[p, m] for real m), word[m] = max(cosine[p, m] for real p)
             score = mean(patch) + network(best of patch) + mean(word) + network(best of word)
         """
-        cosine = self.read(cosine)
+        cosine = F.leaky_relu(cosine, LEAK) if self.leaky else cosine
         real = seen.detach() > 0
         told = told | ~told.any(-1, keepdim=True)
         patch = cosine.masked_fill(~told[..., None, :], -torch.inf).amax(-1)
@@ -64,10 +64,6 @@ class Relevance(nn.Module):
             terms.append(self.patches(best_of(patch, real.expand(patch.shape), self.number))[..., 0])
             terms.append(self.words(best_of(word, told, self.number))[..., 0])
         return torch.stack(terms).sum(0)
-
-    def read(self, cosine: Tensor) -> Tensor:
-        """Cosines as the score counts them."""
-        return F.leaky_relu(cosine, LEAK) if self.leaky else cosine
 
 
 def _mean(x: Tensor, real: Tensor) -> Tensor:
