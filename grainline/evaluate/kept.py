@@ -108,7 +108,9 @@ def summed(found: Kept, number: int) -> str:
     """What stands above the tokens that words find. number: of words"""
     mean = float(found.found[0][found.told[0]].mean())
     left = f", of which the first {WORDS} are shown" if number > WORDS else ""
-    return f"What its words find, with their cosines; the mean of all {number} is {mean:.3f}{left}"
+    return (
+        f"What its words and pieces of words find: cosines, whose mean over all {number} is {mean:.3f}{left}"
+    )
 
 
 def drawn(match: Match, square: Image.Image, limit: float) -> Panel:

@@ -73,7 +73,7 @@ def legend(first: np.ndarray, second: np.ndarray, names: tuple[str, str]) -> lis
         (_dimmed(white, ~every), "dark", "neither", ~first & ~second),
     )
     return [
-        Signed(Image.fromarray(x), alt, f"{name} {of.sum()}, {100 * of.mean():.0f} %")
+        Signed(Image.fromarray(x), alt, f"{name} {of.sum()}, {100 * of.mean():.0f}\N{NO-BREAK SPACE}%")
         for x, alt, name, of in looks
     ]
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from grainline.files import replacing
 from grainline.viz.figure import DPI, SMALL, SOFT
-from grainline.viz.maps import COLUMNS, FOOT, GAP, HEAD, LINE, LINES, LONG, MAPS, SIDE, SPACE, Sheet
+from grainline.viz.maps import COLUMNS, FOOT, GAP, HEAD, LINE, LONG, MAPS, SIDE, SPACE, Sheet
 from grainline.viz.overlay import scale_bar
 from grainline.viz.page import img, short
 
@@ -22,7 +22,7 @@ PIXELS = round(SIDE * DPI)  # of the side of a panel: lines of one pixel stay wh
 # In inches: what is written below a panel, and a line of its legend below that.
 UNDER, SIGN = 0.22, 0.17
 WIDE = 200  # characters in a line below all panels
-MOST = 4  # lines of a paragraph above a row
+MOST, PART = 12, 4  # lines of what stands above a panel, and of a paragraph above a row
 
 
 class Signed(NamedTuple):
@@ -111,12 +111,12 @@ def _paragraphs(head: str) -> list[str]:
     return [
         line
         for part in head.splitlines()
-        for line in textwrap.wrap(part, LONG, max_lines=MOST, placeholder=" ...")
+        for line in textwrap.wrap(part, LONG, max_lines=PART, placeholder=" ...")
     ]
 
 
 def _wrapped(words: str) -> list[str]:
-    return textwrap.wrap(short(words, COLUMNS * LINES), COLUMNS, max_lines=LINES, placeholder=" ...")
+    return textwrap.wrap(short(words, COLUMNS * MOST), COLUMNS, max_lines=MOST, placeholder=" ...")
 
 
 def _above(line: _Line) -> float:
