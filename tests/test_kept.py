@@ -50,10 +50,11 @@ def slowly(method: Any, a: Encoded, b: Encoded) -> tuple[list[torch.Tensor], tor
     scores = patch_scores(method, a, words)
     kept = [decision(x, s.staying, None, a.image, b.item) for x in scores]
     made_of = []
+    logits = None if s.slots is None else s.slots(v)
     for c in range(s.slot_number):
         share = torch.zeros(number + 1).double()
         for d in kept:
-            e = torch.stack([s.slots(v)[c, i].exp() * d[i] for i in range(number)])
+            e = torch.stack([logits[c, i].exp() * d[i] for i in range(number)])
             share[:-1] += e / e.sum() / len(kept)
         made_of.append(share)
     if s.slots is None:

@@ -96,7 +96,7 @@ def _dimmed(pixels: np.ndarray, kept: np.ndarray) -> np.ndarray:
 def _striped(pixels: np.ndarray, where: np.ndarray, *, rises: bool) -> np.ndarray:
     """Stripes of a colour between lines of white: orange ones that rise, or blue ones that fall."""
     y, x = np.indices(where.shape)
-    at: np.ndarray = (x + y if rises else x - y) % PERIOD
+    at = np.asarray((x + y if rises else x - y) % PERIOD)
     inside = (at >= 1) & (at <= STRIPE)
     stripe = np.where(inside[..., None], FOR if rises else AGAINST, 255)
     return np.where((where & (at <= STRIPE + 1))[..., None], stripe, pixels).astype(np.uint8)
