@@ -120,6 +120,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     from grainline.evaluate.table import tables
     from grainline.model import load
     from grainline.origin import origin
+    from grainline.recipe import descriptions_for
 
     options = Options(protocol, seed, memory=memory * 2**20, shortlist=shortlist, exact=exact)
     asked = ask(suite, options, captions, prompts, classes, noise_seed, against, scoring)
@@ -129,7 +130,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         writable(path)
     loaded = load(model, scoring=scoring)
     refuse_unplaced(png, suite, loaded)
-    told = _descriptions(loaded, model, descriptions)
+    told = descriptions_for(loaded, model, descriptions)
     source = _open(data, images, loaded.method.size)
     with progress("encoding") as step:
         encodings = encoded(asked, loaded, source, batch, damage, step, told)
@@ -160,9 +161,10 @@ def encode(
     """Write unit vectors of all pictures and texts of a source, or of the lines of a text file."""
     from grainline.encode import encode_path
     from grainline.model import load
+    from grainline.recipe import descriptions_for
 
     loaded = load(model)
-    described = None if source.endswith(".txt") else _descriptions(loaded, model, descriptions)
+    described = None if source.endswith(".txt") else descriptions_for(loaded, model, descriptions)
     with progress("encoding") as step:
         counts = encode_path(
             loaded,
@@ -179,16 +181,6 @@ def encode(
     print(
         f"written: {out} ({told})" + (f"; {skipped} samples were skipped, see notes.jsonl" if skipped else "")
     )
-
-
-def _descriptions(model: Any, path: str, names: list[str] | None) -> Any:
-    """The descriptions that a model reads; None where it reads none."""
-    from grainline.data.descriptions import require_fit
-    from grainline.recipe import descriptions_of
-
-    found = descriptions_of(path, names or ()) if names or model.method.describes else None
-    require_fit(model.description.method, model.method.describes, found, "--descriptions")
-    return found
 
 
 def _open(paths: list[str] | None, images: str | None, size: int) -> Any:

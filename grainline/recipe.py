@@ -14,10 +14,10 @@ from pydantic import Field, field_validator, model_validator
 
 from grainline.config import Config, merged, override, parse, read_yaml
 from grainline.data.dataset import CropConfig, TextsConfig
-from grainline.data.descriptions import Descriptions
+from grainline.data.descriptions import Descriptions, require_fit
 from grainline.errors import UserError
 from grainline.files import write_text
-from grainline.model import find_run
+from grainline.model import Model, find_run
 from grainline.start import Description, method_config
 from grainline.train.loop import TrainConfig
 
@@ -146,6 +146,18 @@ def descriptions_of(model: str, names: Sequence[str]) -> Descriptions | None:
     if run is None or not (run[0] / "recipe.yaml").is_file():
         return None
     return with_descriptions(read_recipe(str(run[0] / "recipe.yaml"), []))[1]
+
+
+def descriptions_for(model: Model, path: str, names: Sequence[str] | None) -> Descriptions | None:
+    """The descriptions that a model reads, as `--descriptions` names them; None where it reads none.
+
+    path  what the model was loaded from
+
+    Raises UserError where it reads some and there are none, and where it reads none.
+    """
+    found = descriptions_of(path, names or ()) if names or model.method.describes else None
+    require_fit(model.description.method, model.method.describes, found, "--descriptions")
+    return found
 
 
 def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The command `show`: what a model makes of pictures, as segments and as places where texts look."""
+"""The command `show`: what a model makes of pictures: segments, where texts look, patches that stay."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,13 +20,23 @@ def show(
             min=0, help="Weight of a token that has the full colour (8 times an even share unless told)."
         ),
     ] = None,
+    descriptions: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Descriptions of the pictures, for methods that read them: files of `data describe`; keys"
+            " are paths as they are given, or names of files (default: those of the run's recipe)."
+        ),
+    ] = None,
     png: Annotated[Path | None, typer.Option(help="Write a figure.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page.")] = None,
 ) -> None:
-    """Show the nested segments of pictures, and where each part of each text looks in them."""
+    """Show what a model makes of pictures: segments, where texts look, or which patches stay for a text."""
+    from grainline.evaluate.kept import kept
     from grainline.evaluate.result import writable
     from grainline.evaluate.shown import end_of_scale, refuse_unshown, shown
+    from grainline.methods.base import Keeping
     from grainline.model import load
+    from grainline.recipe import descriptions_for
     from grainline.viz.figure import require_matplotlib
     from grainline.viz.page import Section, hint, render_page, write_page
     from grainline.viz.shown import cards, write_rows
@@ -41,12 +51,17 @@ def show(
         writable(path)
     loaded, texts = load(model), text or []
     refuse_unshown(loaded, texts)
+    keeping = isinstance(loaded.method, Keeping)
+    told = _described(pictures, descriptions_for(loaded, model, descriptions))
     squares = [loaded.seen(path) for path in pictures]
     limit = scale or end_of_scale(loaded, squares[0])
-    found = [shown(loaded, path, one, texts, limit) for path, one in zip(pictures, squares, strict=True)]
+    found = [
+        kept(loaded, path, one, (texts, text), limit) if keeping else shown(loaded, path, one, texts, limit)
+        for path, one, text in zip(pictures, squares, told, strict=True)
+    ]
     cut = sum(loaded.read(texts).cut) if texts else 0
     note = f" {cut} of {len(texts)} texts are longer than the model reads, and were cut." if cut else ""
-    rule = RULE.format(limit=limit) + note if texts else ""
+    rule = (KEEPING if keeping else RULE).format(limit=limit) + note if texts else ""
     title = f"{loaded.description.method}, {model}"
     if png:
         write_rows(png, found, title, rule)
@@ -62,4 +77,21 @@ RULE = (
     "Grey: no weight, full orange: {limit:.3g} or more of the weight of a text, in all maps alike."
     " The weights of all segments or patches and of the empty slot sum to 1."
 )
+KEEPING = (
+    "Dark: patches that are dropped. Below them stands each token that words find, with the shares of patches"
+    " that it is made of. Grey: no share, full orange: {limit:.3g} or more of the token, in all maps alike; a"
+    " frame is around the largest."
+)
 LINES = "Lines are heavier, the more stages keep them."
+
+
+def _described(pictures: list[str], found: Any) -> list[str | None]:
+    """The description of each picture; None for a method that reads none. UserError where one is missing."""
+    told = [None if found is None else found.of_file(picture) for picture in pictures]
+    for picture, text in zip(pictures, told, strict=True):
+        if found is not None and text is None:
+            raise UserError(
+                f"the method reads a description beside each picture, and {picture} has none in {found}: name"
+                " a file of `grainline data describe` with --descriptions"
+            )
+    return told

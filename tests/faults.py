@@ -1613,6 +1613,40 @@ SELECTING = [
     Fault("methods/seps.py", "tests/test_seps.py", "an empty description passes",
           "not bool(mask.any(1).all())", "not bool(mask.any())"),
 ]
+KEPT_PATCHES = [
+    Fault("methods/keeping.py", "tests/test_kept.py", "each word finds its worst token",
+          "token = masked.argmax(1)", "token = masked.masked_fill(~real[..., None], torch.inf).argmin(1)"),
+    Fault("methods/keeping.py", "tests/test_kept.py", "words find tokens that are not compared",
+          "cosine.masked_fill(~real[..., None], -torch.inf)", "cosine"),
+    Fault("methods/keeping.py", "tests/test_kept.py", "what the description keeps is said of the text",
+          "None if kept is None else kept[:, 0] > 0,", "None if kept is None else seen.kept > 0,"),
+    Fault("methods/keeping.py", "tests/test_kept.py", "shares of two branches add up to two",
+          "(made_of / total.clamp(min=torch.finfo(total.dtype).tiny))", "made_of"),
+    Fault("methods/selecting.py", "tests/test_kept.py", "the rest is laid out upside down",
+          "spare, spared = rest(by_description, made_of, kept)",
+          "spare, spared = rest(by_description, made_of.flip(1), kept)"),
+    Fault("evaluate/kept.py", "tests/test_kept.py", "maps of text and description are swapped",
+          "{CAPTION: found.by_text, DESCRIPTION: found.by_description}",
+          "{CAPTION: found.by_description, DESCRIPTION: found.by_text}"),
+    Fault("evaluate/kept.py", "tests/test_kept.py", "what both keep is called what either keeps",
+          "counted(first | second)", "counted(first & second)"),
+    Fault("evaluate/kept.py", "tests/test_kept.py", "padding takes part in the mean of finds",
+          "found.found[0][found.told[0]].mean()", "found.found[0].mean()"),
+    Fault("evaluate/kept.py", "tests/test_kept.py", "descriptions are not written down",
+          "before = f\"Description: {description}\\n\" if description and not i else \"\"", "before = \"\""),
+    Fault("viz/kept.py", "tests/test_kept.py", "both is counted as either",
+          '"clear", "both", first & second)', '"clear", "both", first | second)'),
+    Fault("viz/kept.py", "tests/test_kept.py", "stripes of text and description run the same way",
+          "(x + y if rises else x - y)", "(x + y)"),
+    Fault("viz/kept.py", "tests/test_kept.py", "what only one choice keeps is dark",
+          "_lined(_dimmed(pixels, a | b), a | b)", "_lined(_dimmed(pixels, a & b), a & b)"),
+    Fault("viz/kept.py", "tests/test_kept.py", "what stays is dark",
+          "kept[..., None], pixels, np.rint(grey)", "kept[..., None], np.rint(grey), pixels"),
+    Fault("viz/shown.py", "tests/test_kept.py", "no room is left for what stands above a row",
+          "LINE * (len(line.head) + most)", "LINE * most"),
+    Fault("show.py", "tests/test_kept.py", "a picture without a description passes",
+          "if found is not None and text is None:", "if False:"),
+]
 TRANSFERRED = [
     Fault("evaluate/boxes.py", "tests/test_comprehension.py", "scores of boxes forget their areas",
           "areas(boxes).pow(alpha)", "areas(boxes).pow(0.0)"),
@@ -1796,5 +1830,6 @@ FAULTS = (
     + SHORTER
     + DESCRIBED
     + SELECTING
+    + KEPT_PATCHES
     + TRANSFERRED
 )

@@ -65,6 +65,10 @@ class Descriptions:
         """The text that a file says of a key."""
         return self._texts.get(key)
 
+    def of_file(self, path: str) -> str | None:
+        """The text that a file says of a picture file, by its path as it is given or by its name."""
+        return next((text for key in (path, Path(path).name) if (text := self.get(key)) is not None), None)
+
     def require(self, key: str) -> str:
         """The text that a file says of a key. Raises UserError, which names it, without one."""
         text = self._texts.get(key)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from grainline.errors import UserError
 from grainline.evaluate.attention import Part, attending, looks
-from grainline.methods.base import Attending, Segmenting
+from grainline.methods.base import Attending, Keeping, Segmenting
 from grainline.model import ImageLike, Model
 from grainline.types import Images, rows
 from grainline.viz.overlay import overlay
@@ -43,6 +43,10 @@ def refuse_unshown(model: Model, texts: Sequence[str]) -> None:
     blank = [i for i, text in enumerate(texts, 1) if not text.strip()]
     if blank:
         raise UserError(f"--text number {blank[0]} has no words; give words to look for")
+    if isinstance(method, Keeping):
+        if not texts:
+            raise UserError(f"{name} keeps patches for a text; give --text, to show which ones")
+        return
     if not isinstance(method, Attending) and not method.segmented:
         heat = "; its heat is drawn by `grainline evaluate MODEL --data DATA --png FILE`" * method.placed
         raise UserError(f"{name} has neither segments nor texts that look at image tokens{heat}")
@@ -54,6 +58,9 @@ def refuse_unshown(model: Model, texts: Sequence[str]) -> None:
 
 def end_of_scale(model: Model, square: ImageLike) -> float:
     """The weight that has the full colour, the same for all pictures of a model."""
+    grid = model.method.grid
+    if isinstance(model.method, Keeping) and grid is not None:
+        return min(1.0, TIMES / (grid[0] * grid[1]))
     return min(1.0, TIMES / model.encode(images=[square]).tokens.shape[1])
 
 

@@ -1,7 +1,6 @@
 """Pictures as queries, with their descriptions where the model reads them."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from grainline.data.descriptions import Described, Descriptions, require_fit
 from grainline.errors import UserError
@@ -27,10 +26,9 @@ def queries(index: Index, images: Sequence[str], names: Sequence[str]) -> list[I
 
 
 def _description(index: Index, image: str, told: Descriptions | None) -> str:
-    for key in (image, Path(image).name):
-        text = None if told is None else told.get(key)
-        if text is not None:
-            return text
+    text = None if told is None else told.of_file(image)
+    if text is not None:
+        return text
     try:
         place = index.opened.numbers.get(relative(index.root, image))
     except UserError:  # it lies elsewhere

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from grainline.data.chunks import Chunking
+from grainline.methods.chosen import Kept
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 from grainline.viz.heat import on_pixels, on_segments
 
@@ -167,6 +168,17 @@ class Grouping(Protocol):
         L counts the tokens of all parts of a text, one part behind the other, as `flat_parts` has them. The
         column of a real token sums to 1; that of padding is 0. Groups that a text does not use stand behind
         those that it does, and take nothing.
+        """
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """A method that compares the words of a text with some of the patches of a picture, by its choice."""
+
+    def keeps(self, images: Encoded, texts: Encoded) -> Kept:
+        """What stays of picture i for text i in its score, and what its words find there.
+
+        images  as `encode_images` leaves them
         """
 
 

@@ -54,6 +54,22 @@ class Told(NamedTuple):
     item: Tensor  # [1, t] ids
 
 
+class Kept(NamedTuple):
+    """What stays of picture i for text i, and what its words find: M words meet P tokens of the picture."""
+
+    by_text: Tensor | None  # [N, L] bool, patches that stay for the text; None: texts choose nothing
+    by_description: Tensor | None  # [N, L] bool; None: the description has no branch of its own
+    score: Tensor  # [N]
+    kind: list[str]  # [P] what the tokens are: PATCH, SLOT, REST or CLASS
+    made_of: Tensor  # [N, P, L + 1] shares of patches, and of the class token, in each token; they sum to 1
+    real: Tensor  # [N, P] bool, tokens that are compared
+    told: Tensor  # [N, M] bool, words that are
+    token: Tensor  # [N, M] which token each word finds
+    found: Tensor  # [N, M] its cosine, before any leak
+
+
+PATCH, SLOT, REST, CLASS = "patch", "aggregated token", "rest", "class token"
+
 Decide = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From scores [n, t, L] with ids of pictures [n] and texts [1, t] or [n, t] to decisions [n, t, L]."""
 
@@ -71,3 +87,8 @@ def drawn(clock: Clock) -> Decide:
 def told_of(texts: Encoded) -> Told:
     """Texts as pairs read them."""
     return Told(texts.vector[None], unit(texts.tokens)[None], texts.mask[None], texts.item[None])
+
+
+def beside(texts: Encoded) -> Told:
+    """Text i beside picture i alone."""
+    return Told(*(x[0][:, None] for x in told_of(texts)))

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from grainline.encoders.towers import Towers
 from grainline.methods.base import Method
-from grainline.methods.chosen import Choice
+from grainline.methods.chosen import Choice, Kept
+from grainline.methods.keeping import keeps
 from grainline.methods.patches import PatchesConfig, encoded_patches, encoded_words, triplets
 from grainline.methods.selecting import Selector
 from grainline.methods.triplets import Rule
@@ -74,3 +75,7 @@ class LAPS(Method):
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """What every patch adds to the score of its row, to first order, decisions held fixed."""
         return self.selector.heat(images, texts)
+
+    def keeps(self, images: Encoded, texts: Encoded) -> Kept:
+        """The patches that stay for texts and descriptions, and what words find; see `Keeping`"""
+        return keeps(self.selector, images, texts)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from grainline.methods.chosen import BEHIND, Choice, Decide, Seen, Told, told_of
+from grainline.methods.chosen import BEHIND, Choice, Decide, Seen, Told, beside, told_of
 from grainline.nn.pool import unit
 from grainline.nn.relevance import Relevance
 from grainline.nn.select import (
@@ -62,24 +62,29 @@ class Selector(nn.Module):
 
     # What a picture says by itself
 
-    def seen(self, images: Encoded, decide: Decide) -> Seen:
-        """Pictures as `encode_images` of a method leaves them, with their patches and BEHIND more tokens."""
+    def seen(self, images: Encoded, decide: Decide, values: Tensor | None = None) -> Seen:
+        """Pictures as `encode_images` of a method leaves them, with their patches and BEHIND more tokens.
+
+        values  [n, L + 1, W] what tokens are made of in the place of patches and class token, which still
+                decide; None: they themselves
+        """
         patches = images.tokens[:, :-BEHIND]
         cls, told = images.tokens[:, -2], images.tokens[:, -1]
+        made_of, cls = (patches, cls) if values is None else (values[:, :-1], values[:, -1])
         logits = (
             patches.new_zeros(len(patches), 0, self.number) if self.slots is None else self.slots(patches)
         )
         base, by_description = self._bases(patches, images.vector, told)
-        nothing = patches.new_zeros(len(patches), 0, self.width)
+        nothing = made_of[:, :0]
         kept, merged, spare = torch.zeros_like(base), nothing, torch.zeros_like(cls)
         spared = images.mask.new_zeros(len(patches))
         if self.dense:
             alone = torch.full_like(images.image, -1)[:, None]
             kept = decide(by_description[:, None], images.image, alone)[:, 0]
-            spare, spared = rest(by_description, patches, kept)
+            spare, spared = rest(by_description, made_of, kept)
             if self.slots is not None:
-                merged = aggregated(logits, patches, kept)
-        return Seen(patches, logits, base, kept, merged, spare, spared, cls, images.mask[:, -2], images.image)
+                merged = aggregated(logits, made_of, kept)
+        return Seen(made_of, logits, base, kept, merged, spare, spared, cls, images.mask[:, -2], images.image)
 
     def _bases(self, patches: Tensor, image: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
         """Scores of patches by all but a text, [n, L], and with the description in its place."""
@@ -149,17 +154,29 @@ class Selector(nn.Module):
 
     def tile(self, seen: Seen, told: Told, decide: Decide) -> Tensor:
         """Scores of n pictures with t texts each: [n, t]"""
-        score, kept = None, None
-        if self.sparse:
-            score, kept = self.choose(seen, told.query, told.item, decide)
+        score, kept = self.decided(seen, told, decide)
+        cosines, weights = self.met(self.compared(seen, score, kept), told, len(seen.image))
+        return self.relevance(cosines, weights, told.mask)
+
+    def decided(self, seen: Seen, told: Told, decide: Decide) -> tuple[Tensor | None, Tensor | None]:
+        """What `choose` says, or None and None where texts choose nothing."""
+        return self.choose(seen, told.query, told.item, decide) if self.sparse else (None, None)
+
+    def compared(self, seen: Seen, score: Tensor | None, kept: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+        """The tokens of each pair with their weights: of the patches that stay, of the rest, the class token
+
+        [n, t or 1, P, W] and [n, t or 1, P] each
+        """
         parts = [self._tokens(seen, kept)]
         if self.choice.rest:
             parts.append(self._rest(seen, score, kept))
-        parts.append((seen.cls[:, None, None], seen.classed[:, None, None].to(seen.cls.dtype)))
-        shape = len(seen.image), told.query.shape[1]
+        return [*parts, (seen.cls[:, None, None], seen.classed[:, None, None].to(seen.cls.dtype))]
+
+    def met(self, parts: list[tuple[Tensor, Tensor]], told: Told, number: int) -> tuple[Tensor, Tensor]:
+        """Cosines of tokens with words, [n, t, P, M], and the weights of the tokens, [n, t, P]."""
+        shape = number, told.query.shape[1]
         cosines = [_cosines(x, told.words).expand(*shape, -1, -1) for x, _ in parts]
-        weights = [weight.expand(*shape, -1) for _, weight in parts]
-        return self.relevance(torch.cat(cosines, 2), torch.cat(weights, 2), told.mask)
+        return torch.cat(cosines, 2), torch.cat([weight.expand(*shape, -1) for _, weight in parts], 2)
 
     def _tokens(self, seen: Seen, kept: Tensor | None) -> tuple[Tensor, Tensor]:
         """The patches that stay, or what they become, with weights: [n, t or 1, P, D] and [n, t or 1, P]"""
@@ -265,7 +282,7 @@ class Selector(nn.Module):
         with torch.enable_grad():
             patches = full(images.tokens[:, :-BEHIND]).detach().requires_grad_()
             tokens = torch.cat([patches, full(images.tokens[:, -BEHIND:])], 1)
-            told = Told(*(x[0][:, None] for x in told_of(texts)))
+            told = beside(texts)
             score = self.tile(self.seen(images._replace(tokens=tokens), self.top), told, self.top)
             slope = torch.autograd.grad(score.sum(), patches)[0]
         return nn.functional.pad((patches.detach() * slope).sum(-1), (0, BEHIND))

@@ -24,7 +24,8 @@ from grainline.encoders.towers import Towers
 from grainline.errors import UserError
 from grainline.losses.triplet import Shares, keep_ratio
 from grainline.methods.base import Method
-from grainline.methods.chosen import Branches, Choice, Decide, drawn, told_of
+from grainline.methods.chosen import Branches, Choice, Decide, Kept, drawn, told_of
+from grainline.methods.keeping import keeps
 from grainline.methods.patches import PatchesConfig, encoded_patches, encoded_words, summary, triplets
 from grainline.methods.selecting import Selector
 from grainline.methods.triplets import Rule
@@ -153,3 +154,7 @@ class SEPS(Method):
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """What every patch adds to the score of its row, to first order, decisions held fixed."""
         return self.selector.heat(images, texts)
+
+    def keeps(self, images: Encoded, texts: Encoded) -> Kept:
+        """The patches that stay for texts and descriptions, and what words find; see `Keeping`"""
+        return keeps(self.selector, images, texts)

@@ -14,12 +14,23 @@ from PIL import Image
 
 from grainline.files import replacing
 from grainline.viz.figure import DPI, SMALL, SOFT
-from grainline.viz.maps import COLUMNS, FOOT, GAP, HEAD, LINE, LINES, MAPS, SIDE, SPACE, Sheet
+from grainline.viz.maps import COLUMNS, FOOT, GAP, HEAD, LINE, LONG, MAPS, SIDE, SPACE, Sheet
 from grainline.viz.overlay import scale_bar
 from grainline.viz.page import img, short
 
 PIXELS = round(SIDE * DPI)  # of the side of a panel: lines of one pixel stay whole
-UNDER = 0.22  # in inches: what is written below a panel
+# In inches: what is written below a panel, and a line of its legend below that.
+UNDER, SIGN = 0.22, 0.17
+WIDE = 200  # characters in a line below all panels
+MOST, PART = 12, 4  # lines of what stands above a panel, and of a paragraph above a row
+
+
+class Signed(NamedTuple):
+    """A line of a legend."""
+
+    sign: Image.Image
+    alt: str  # what the sign looks like
+    words: str
 
 
 class Panel(NamedTuple):
@@ -28,6 +39,8 @@ class Panel(NamedTuple):
     words: str
     image: Image.Image
     below: str = ""
+    legend: Sequence[Signed] = ()  # below that
+    alt: str = ""  # what it shows, for readers who do not see it; "": what stands above and below
 
 
 class Shown(NamedTuple):
@@ -36,6 +49,7 @@ class Shown(NamedTuple):
     name: str
     picture: Image.Image  # the square that the model sees
     rows: Sequence[Sequence[Panel]]  # each begins in a line of its own
+    heads: Sequence[str] = ()  # what stands above each of these rows; its lines are paragraphs
 
 
 def write_rows(path: str | Path, shown: Sequence[Shown], title: str, rule: str) -> None:
@@ -44,15 +58,16 @@ def write_rows(path: str | Path, shown: Sequence[Shown], title: str, rule: str) 
     rule  how to read the colours; "" where there is no heat
     """
     lines = [line for one in shown for line in _lines(one)]
-    heights = [_above(line) + SIDE + UNDER for line in lines]
+    heights = [_above(line) + SIDE + _below(line) for line in lines]
     sheet = Sheet(HEAD + sum(heights) + FOOT)
     sheet.write(SPACE, 0.28, title, 11)
     if rule:
         sheet.draw(SPACE, sheet.tall - 0.24, (0.5, 0.1), ramp())
-        sheet.write(SPACE + 0.6, sheet.tall - 0.12, rule, SMALL, color=SOFT)
+        sheet.write(SPACE + 0.6, sheet.tall - 0.12, textwrap.fill(rule, WIDE), SMALL, color=SOFT)
     top = HEAD
     for line, height in zip(lines, heights, strict=True):
-        for column, panel in enumerate(line):
+        sheet.write(SIDE + 2 * SPACE, top + SPACE + LINE * len(line.head), "\n".join(line.head))
+        for column, panel in enumerate(line.panels):
             if panel is not None:
                 _draw(sheet, SPACE + column * (SIDE + SPACE), top + _above(line), panel)
         top += height
@@ -71,19 +86,48 @@ def ramp(width: int = 120, height: int = 24) -> Image.Image:
     return scale_bar(2 * width, height).crop((width, 0, 2 * width, height))
 
 
-def _lines(one: Shown) -> list[list[Panel | None]]:
-    """What stands beside each other: the picture in front of the first line, a gap in front of all others."""
-    rows = [list(row[i : i + MAPS]) for row in one.rows for i in range(0, len(row), MAPS)] or [[]]
-    return [[None if i else Panel(one.name, one.picture), *row] for i, row in enumerate(rows)]
+class _Line(NamedTuple):
+    """What stands beside each other, and what is written above it."""
+
+    head: list[str]
+    panels: list[Panel | None]
+
+
+def _lines(one: Shown) -> list[_Line]:
+    """The lines of a picture: it stands in front of the first one, a gap in front of all others."""
+    heads = one.heads or [""] * len(one.rows)
+    rows = [
+        ("" if i else head, list(row[i : i + MAPS]))
+        for row, head in zip(one.rows, heads, strict=True)
+        for i in range(0, len(row), MAPS)
+    ] or [("", [])]
+    return [
+        _Line(_paragraphs(head), [None if i else Panel(one.name, one.picture), *row])
+        for i, (head, row) in enumerate(rows)
+    ]
+
+
+def _paragraphs(head: str) -> list[str]:
+    return [
+        line
+        for part in head.splitlines()
+        for line in textwrap.wrap(part, LONG, max_lines=PART, placeholder=" ...")
+    ]
 
 
 def _wrapped(words: str) -> list[str]:
-    return textwrap.wrap(short(words, COLUMNS * LINES), COLUMNS, max_lines=LINES, placeholder=" ...")
+    return textwrap.wrap(short(words, COLUMNS * MOST), COLUMNS, max_lines=MOST, placeholder=" ...")
 
 
-def _above(line: Sequence[Panel | None]) -> float:
-    """Inches above the panels of a line, for their words and a space."""
-    return 2 * SPACE + LINE * max(len(_wrapped(panel.words)) for panel in line if panel is not None)
+def _above(line: _Line) -> float:
+    """Inches above the panels of a line, for its head, their words and a space."""
+    most = max(len(_wrapped(panel.words)) for panel in line.panels if panel is not None)
+    return 2 * SPACE + LINE * (len(line.head) + most)
+
+
+def _below(line: _Line) -> float:
+    """Inches below the panels of a line, for what stands there."""
+    return UNDER + SIGN * max(len(panel.legend) for panel in line.panels if panel is not None)
 
 
 def _draw(sheet: Sheet, left: float, top: float, panel: Panel) -> None:
@@ -92,17 +136,30 @@ def _draw(sheet: Sheet, left: float, top: float, panel: Panel) -> None:
     how = Image.Resampling.NEAREST if panel.image.width < PIXELS else Image.Resampling.LANCZOS
     sheet.draw(left, top, (SIDE, SIDE), panel.image.convert("RGB").resize((PIXELS, PIXELS), how))
     sheet.write(left, top + SIDE + 0.05, panel.below, SMALL, va="top", color=SOFT)
+    for i, line in enumerate(panel.legend):
+        high = top + SIDE + UNDER + i * SIGN
+        sheet.draw(left, high, (0.8 * SIGN * line.sign.width / line.sign.height, 0.8 * SIGN), line.sign)
+        sheet.write(left + 0.32, high, line.words, SMALL, va="top", color=SOFT)
 
 
 def _card(one: Shown) -> str:
     seen = Panel("as the model sees it", one.picture)
     first, *more = one.rows or [()]
     rows = ((seen, *first), *more)
-    lists = "".join(f'<ul class="hits pictures">{"".join(map(_item, row))}</ul>' for row in rows)
+    lists = "".join(
+        f'{_head(head)}<ul class="hits pictures{" large" * bool(head)}">{"".join(map(_item, row))}</ul>'
+        for head, row in zip(one.heads or [""] * len(rows), rows, strict=True)
+    )
     return f'<article class="card"><h3>{escape(one.name)}</h3>{lists}</article>'
+
+
+def _head(head: str) -> str:
+    return "".join(f"<p>{escape(part)}</p>" for part in head.splitlines())
 
 
 def _item(panel: Panel) -> str:
     below = f'<span class="score">{escape(panel.below)}</span>' if panel.below else ""
-    alt = f"{panel.words}, {panel.below}".rstrip(", ")
-    return f"<li>{img(panel.image, alt)}<p>{escape(panel.words)}</p>{below}</li>"
+    alt = panel.alt or f"{panel.words}, {panel.below}".rstrip(", ")
+    signs = "".join(f"<li>{img(one.sign, one.alt)} {escape(one.words)}</li>" for one in panel.legend)
+    listed = f'<ul class="legend signs">{signs}</ul>' if signs else ""
+    return f"<li>{img(panel.image, alt)}<p>{escape(panel.words)}</p>{below}{listed}</li>"

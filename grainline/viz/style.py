@@ -85,8 +85,12 @@ EXAMPLES = """
 img.query { width: 11rem; margin-bottom: .8rem; }
 .hits { list-style: none; margin: 0 0 1rem; padding: 0; display: grid; gap: .7rem; }
 .hits.pictures { grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); }
-.pictures li > img { width: 100%; aspect-ratio: 1; object-fit: contain; background: var(--panel); }
-.hits li { border: 2px solid transparent; border-radius: .4rem; padding: .25rem; min-width: 0; }
+.hits.pictures.large { grid-template-columns: repeat(auto-fill, minmax(min(13rem, 100%), 1fr)); }
+.pictures > li > img { width: 100%; aspect-ratio: 1; object-fit: contain; background: var(--panel); }
+.hits > li { border: 2px solid transparent; border-radius: .4rem; padding: .25rem; min-width: 0; }
+.signs { flex-direction: column; }
+.signs li { display: flex; gap: .5rem; align-items: center; }
+.signs img { height: .9rem; border-radius: 0; }
 .hits li.right { border-color: var(--good); }
 .hits p { margin: 0; max-width: 46rem; }
 .score { font-size: .875rem; color: var(--soft); font-variant-numeric: tabular-nums; }

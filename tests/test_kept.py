@@ -1,0 +1,350 @@
+"""What SEPS and LAPS keep of a picture, and what words find in it, against loops; and `show` of it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from describing import file
+from indexes import photo, saved, tiny_model
+from make import TINY
+from PIL import Image
+from runs import call, complaint
+from test_seps import FINE, KINDS, decision, made, patch_scores, sides, unit
+from test_viz import EVIL, Page
+
+from grainline.config import override, parse
+from grainline.errors import UserError
+from grainline.evaluate import kept as drawn
+from grainline.evaluate.kept import kept_of, matches, stays, summed
+from grainline.evaluate.shown import TIMES, end_of_scale, refuse_unshown
+from grainline.methods.base import Keeping
+from grainline.methods.chosen import CLASS, PATCH, REST, SLOT, Kept
+from grainline.methods.laps import LAPS, LAPSConfig
+from grainline.model import Model
+from grainline.types import Encoded, rows
+from grainline.viz.kept import DIM, alone, counted, legend, over, shares, together
+from grainline.viz.overlay import AGAINST, FOR
+from grainline.viz.shown import SIGN, Panel, Shown, Signed, write_rows
+
+Capture = pytest.CaptureFixture[str]
+WAYS = [(x,) for x in KINDS] + [
+    ("aggregate=null",),
+    ("aggregate=null", "branches=dense"),
+    ("use_rest=false", "use_cls=false"),
+    ("keep=1.0", "leaky=true", "matching=mean"),
+    ("image.pool=mean", "matching=topk"),
+]
+
+
+# What is kept, and what words find
+
+
+def slowly(method: Any, a: Encoded, b: Encoded) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Of one pair: the decisions of each branch, [L], shares of patches and class token in each token that is
+    compared, [P, L + 1], and the tokens themselves, [P, D].
+    """
+    s, v = method.selector, a.tokens[0, :-2]
+    number, words = len(v), b.tokens[0][b.mask[0]]
+    scores = patch_scores(method, a, words)
+    kept = [decision(x, s.staying, None, a.image, b.item) for x in scores]
+    made_of = []
+    logits = None if s.slots is None else s.slots(v)
+    for c in range(s.slot_number):
+        share = torch.zeros(number + 1).double()
+        for d in kept:
+            e = torch.stack([logits[c, i].exp() * d[i] for i in range(number)])
+            share[:-1] += e / e.sum() / len(kept)
+        made_of.append(share)
+    if s.slots is None:
+        for i in range(number):
+            if any(d[i] for d in kept):
+                made_of.append(torch.eye(number + 1)[i].double())
+    spare = torch.zeros(number + 1).double()
+    for x, d in zip(scores, kept, strict=True):
+        e = torch.stack([x[i].exp() * (1 - d[i]) for i in range(number)])
+        spare[:-1] += e / e.sum().clamp(min=1e-9) / len(kept)
+    if s.choice.rest and s.staying < number:
+        made_of.append(spare)
+    if a.mask[0, -2]:
+        made_of.append(torch.eye(number + 1)[-1].double())
+    every = torch.stack(made_of)
+    return kept, every, every @ a.tokens[0, :-1]
+
+
+def laps() -> LAPS:
+    torch.manual_seed(0)
+    return LAPS(parse(LAPSConfig, override(TINY, list(FINE)), "test")).double().eval()
+
+
+@pytest.mark.parametrize("changes", [*WAYS, ("laps",)], ids=lambda x: "-".join(x))
+def test_what_is_kept_and_found_is_what_a_loop_finds(changes: tuple[str, ...]) -> None:
+    method = laps() if changes == ("laps",) else made(*changes)
+    with torch.no_grad():
+        a, b = sides(method)
+        b = rows(b, b.item >= 0)
+        b = rows(b, torch.arange(4))
+        found = method.keeps(a, b)
+        for i in range(4):
+            mine = rows(a, slice(i, i + 1)), rows(b, slice(i, i + 1))
+            kept, made_of, tokens = slowly(method, *mine)
+            by = [x for x in (found.by_text, found.by_description) if x is not None]
+            assert [x[i].tolist() for x in by] == [(d > 0).tolist() for d in kept]
+            assert (found.by_text is None) == (method.selector.choice.branches == "dense")
+            assert (found.by_description is None) == (method.selector.choice.branches in ("sparse", "joint"))
+            real = found.real[i]
+            torch.testing.assert_close(found.made_of[i][real], made_of, rtol=1e-9, atol=1e-9)
+            words = unit(b.tokens[i][b.mask[i]])
+            places = real.nonzero()[:, 0].tolist()
+            for m, column in enumerate(found.told[i].nonzero()[:, 0].tolist()):
+                cosines = [float(unit(token) @ words[m]) for token in tokens]
+                best = max(range(len(cosines)), key=cosines.__getitem__)
+                assert int(found.token[i, column]) == places[best]
+                assert float(found.found[i, column]) == pytest.approx(cosines[best], abs=1e-9)
+
+
+@pytest.mark.parametrize("changes", [*WAYS, ("laps",)], ids=lambda x: "-".join(x))
+def test_what_is_shown_is_what_is_scored(changes: tuple[str, ...]) -> None:
+    """The score that is shown is that of `score`, and the mean of finds is the term of the words in it."""
+    method = laps() if changes == ("laps",) else made(*changes)
+    with torch.no_grad():
+        a, b = sides(method)
+        b = rows(b, b.item >= 0)
+        b = rows(b, torch.arange(4))
+        found = method.keeps(a, b)
+        torch.testing.assert_close(found.score, method.score(a, b).diagonal())
+        relevance = method.selector.relevance
+        relevance.patches = relevance.words = None
+        relevance.means = True
+        means = method.score(a, b).diagonal()
+        for i in range(4):
+            told = found.told[i]
+            count = (lambda x: torch.where(x < 0, 0.1 * x, x)) if relevance.leaky else (lambda x: x)
+            words = count(found.found[i][told]).mean()
+            tokens = unit(found.made_of[i][found.real[i]] @ a.tokens[i, :-1])
+            each = count(tokens @ unit(b.tokens[i][b.mask[i]]).T).amax(1).mean()
+            torch.testing.assert_close(words + each, means[i])
+
+
+def test_kinds_of_tokens_and_sums_of_shares() -> None:
+    a, b = sides(made())
+    method = made()
+    b = rows(rows(b, b.item >= 0), torch.arange(4))
+    found = method.keeps(a, b)
+    assert found.kind == [SLOT] * 3 + [REST, CLASS]
+    assert made("aggregate=null", "use_rest=false").keeps(a, b).kind == [PATCH] * 16 + [CLASS]
+    torch.testing.assert_close(found.made_of.sum(-1), torch.ones(4, 5).double())
+    assert found.score.grad_fn is None
+    for name in ("seps", "laps"):
+        assert isinstance(tiny_model(name).method, Keeping)
+    assert not isinstance(tiny_model("vse").method, Keeping)
+
+
+# What is drawn
+
+GRID = 4
+FIRST = np.zeros((GRID, GRID), bool)
+FIRST[0, :3] = FIRST[1, 0] = True  # four patches
+SECOND = np.zeros((GRID, GRID), bool)
+SECOND[0, 1:] = SECOND[3, 3] = True  # four, two of them the same
+
+
+def squared(folder: Path, side: int = 8) -> Image.Image:
+    with Image.open(photo(folder / "square.png", 3)) as opened:
+        return opened.convert("RGB").resize((side, side))
+
+
+def middle(image: Image.Image, row: int, column: int, side: int = 40) -> np.ndarray:
+    """The inner pixels of a patch, without the lines along its edges."""
+    step = side // GRID
+    return np.asarray(image)[
+        row * step + 2 : (row + 1) * step - 2, column * step + 2 : (column + 1) * step - 2
+    ]
+
+
+def test_what_stays_is_clear_and_what_does_not_is_dark(tmp_path: Path) -> None:
+    picture = squared(tmp_path)
+    plain = Image.fromarray(over(picture, 40))
+    image = alone(picture, FIRST, 40)
+    for row, column in np.ndindex(GRID, GRID):
+        mine, before = middle(image, row, column), middle(plain, row, column)
+        if FIRST[row, column]:
+            assert np.array_equal(mine, before)
+        else:
+            assert np.ptp(mine.astype(int), axis=-1).max() == 0, "grey"
+            assert mine.max() <= DIM * 255 + 1
+    edge = np.asarray(image)[5, 28:32]
+    assert {tuple(pixel) for pixel in edge} >= {(0, 0, 0), (255, 255, 255)}, "a line around what stays"
+
+
+def test_who_alone_keeps_a_patch_is_told_by_the_direction_of_stripes(tmp_path: Path) -> None:
+    picture = squared(tmp_path)
+    plain = Image.fromarray(over(picture, 40))
+    image = together(picture, FIRST, SECOND, 40)
+    for row, column in np.ndindex(GRID, GRID):
+        mine, before = middle(image, row, column), middle(plain, row, column)
+        orange, blue = ((mine == colour).all(-1) for colour in (FOR, AGAINST))
+        first, second = FIRST[row, column], SECOND[row, column]
+        assert orange.any() == (first and not second)
+        assert blue.any() == (second and not first)
+        assert np.array_equal(mine, before) == (first and second)
+        assert (mine.max() <= DIM * 255 + 1) == (not first and not second)
+        if orange.any():  # where a stripe is, it is one further left in the row below
+            assert np.array_equal(orange[1:, :-1], orange[:-1, 1:])
+        if blue.any():
+            assert np.array_equal(blue[1:, 1:], blue[:-1, :-1])
+
+
+def test_counts_of_the_legend_add_up_to_all_patches() -> None:
+    lines = legend(FIRST, SECOND, ("caption", "description"))
+    said = [line.words.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+    assert said == ["both 2, 12 %", "caption alone 2, 12 %", "description alone 2, 12 %", "neither 10, 62 %"]
+    assert [line.alt for line in lines] == ["clear", "rising stripes", "falling stripes", "dark"]
+    assert counted(FIRST | SECOND) == "6 of 16 patches, 38 %"
+    looks = {line.sign.tobytes() for line in lines}
+    assert len(looks) == 4
+    grey = {line.sign.convert("L").tobytes() for line in lines}
+    assert len(grey) == 4, "not by colour alone"
+
+
+def test_shares_of_a_token_are_orange_where_it_is_made_of(tmp_path: Path) -> None:
+    picture, share = squared(tmp_path), np.zeros((GRID, GRID))
+    share[2, 1], share[0, 3] = 0.75, 0.25
+    image = shares(picture, share, 0.75, 40)
+    grey = shares(picture, np.zeros((GRID, GRID)), 0.75, 40)
+    assert np.ptp(np.asarray(grey).astype(int), axis=-1).max() == 0
+    for row, column in np.ndindex(GRID, GRID):
+        mine = middle(image, row, column)
+        assert (np.ptp(mine.astype(int), axis=-1).max() > 0) == (share[row, column] > 0)
+    assert np.asarray(image)[20, 10:20].max() == 0, "the frame around the greatest share"
+    assert np.asarray(image)[0, 30:40].max() > 0
+
+
+def a_kept(**changes: Any) -> Kept:
+    """One picture of four patches with four words, the third of which is padding, and five tokens."""
+    made_of = torch.tensor([[0.5, 0.5, 0, 0, 0], [0, 0.25, 0.75, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]])
+    found = Kept(
+        torch.tensor([[True, True, False, False]]),
+        torch.tensor([[False, True, True, False]]),
+        torch.tensor([1.5]),
+        [SLOT, SLOT, REST, CLASS],
+        made_of[None],
+        torch.ones(1, 4).bool(),
+        torch.tensor([[True, True, False, True, True]]),
+        torch.tensor([[1, 3, 0, 1, 2]]),
+        torch.tensor([[0.5, 0.25, 0.0, 0.125, -0.5]]),
+    )
+    return found._replace(**changes)
+
+
+def test_words_stand_over_the_token_that_they_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = matches(a_kept(), ["a", "red", "dog", "."], (2, 2))
+    assert [one.words for one in found] == [[("a", 0.5), ("dog", 0.125)], [("red", 0.25)], [(".", -0.5)]]
+    assert [one.token for one in found] == [
+        "aggregated token 2 of 2",
+        "the class token, without a place",
+        "one token of what is dropped",
+    ]
+    assert [one.share.tolist() for one in found] == [
+        [[0, 0.25], [0.75, 0]],
+        [[0, 0], [0, 0]],
+        [[0, 0], [0, 1]],
+    ]
+    single = a_kept(kind=[PATCH] * 3 + [CLASS], token=torch.tensor([[2, 3, 0, 2, 2]]))
+    assert matches(single, ["a", "red", "dog", "."], (2, 2))[0].token == "patch in row 2, column 1"
+    assert summed(a_kept(), 4).endswith("over all 4 is 0.094")
+    monkeypatch.setattr(drawn, "WORDS", 2)
+    assert [one.words for one in matches(a_kept(), ["a", "red", "dog", "."], (2, 2))] == [
+        [("a", 0.5)],
+        [("red", 0.25)],
+    ]
+    assert summed(a_kept(), 4).endswith("0.094, of which the first 2 are shown")
+
+
+def test_each_choice_that_there_is_has_its_panel(tmp_path: Path) -> None:
+    picture = squared(tmp_path)
+    one, other, both = stays(a_kept(), picture, (2, 2), joint=True)
+    assert [x.words for x in (one, other)] == ["kept for the caption", "kept for the description"]
+    assert one.image.tobytes() == alone(picture, np.array([[1, 1], [0, 0]], bool), 300).tobytes()
+    assert other.image.tobytes() == alone(picture, np.array([[0, 1], [1, 0]], bool), 300).tobytes()
+    assert both.below == "3 of 4 patches, 75 %"
+    assert [line.words[:-1].split(",")[0] for line in both.legend] == [
+        "both 1",
+        "caption alone 1",
+        "description alone 1",
+        "neither 1",
+    ]
+    for gone, words in (
+        ({"by_description": None}, "kept for caption and description, which choose by one score"),
+        ({"by_text": None}, "kept for the description"),
+    ):
+        assert [panel.words for panel in stays(a_kept(**gone), picture, (2, 2), joint=True)] == [words]
+    (alone_,) = stays(a_kept(by_description=None), picture, (2, 2), joint=False)
+    assert alone_.words == "kept for the caption"
+    assert alone_.below == "2 of 4 patches, 50 %"
+
+
+# The command
+
+
+def run(folder: Path, model: Model, *given: object) -> tuple[object, ...]:
+    place = folder / "model"
+    if not place.exists():
+        saved(model, place)
+    return ("show", place, photo(folder / "a.png", 1), photo(folder / "b.png", 2), *given)
+
+
+def test_the_command_shows_what_is_kept_with_captions_and_descriptions(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    model, png, html = tiny_model("seps"), tmp_path / "x.png", tmp_path / "x.html"
+    told = file(tmp_path / "told.jsonl", {"a.png": f"The dog. {EVIL}", str(tmp_path / "b.png"): "The cat."})
+    given = run(tmp_path, model, "--text", "A red dog.", EVIL, "--png", png, "--html", html)
+    assert "a.png has none" in complaint(capsys, *given, "--descriptions", "long")
+    assert "--descriptions" in complaint(capsys, *given)
+    assert not html.exists()
+    assert call(*given, "--descriptions", told) == 0
+    page = Page(html.read_text())
+    for part in ("kept for the caption", "kept for both together", "Description: The dog. <script>"):
+        assert page.words.count(part) >= 1
+    assert "Description: The cat." in page.words
+    assert page.words.count("Caption 2, score ") == 2
+    alts = [attrs["alt"] for tag, attrs in page.tags if tag == "img"]
+    assert all(alts)
+    assert alts.count("rising stripes") == alts.count("falling stripes") == 4
+    assert "full orange: 1 " in page.words
+    asked = kept_of(model, model.seen(tmp_path / "b.png"), ["A red dog."], "The cat.")
+    assert f"Caption 1, score {float(asked.score[0]):.3f}: A red dog." in page.words
+    with Image.open(png) as figure:
+        assert figure.height > 1000
+
+
+def test_laps_shows_what_its_captions_keep_and_reads_no_description(tmp_path: Path, capsys: Capture) -> None:
+    model, html = tiny_model("laps"), tmp_path / "x.html"
+    given = run(tmp_path, model, "--text", "A red dog.", "--html", html)
+    assert call(*given) == 0
+    words = Page(html.read_text()).words
+    assert words.count("kept for the caption") == 2
+    assert "kept for the description" not in words
+    told = file(tmp_path / "told.jsonl", {"a.png": "The dog."})
+    assert "laps reads none" in complaint(capsys, *given, "--descriptions", told)
+    with pytest.raises(UserError, match=r"^laps keeps patches for a text; give --text"):
+        refuse_unshown(model, [])
+    assert end_of_scale(model, model.seen(tmp_path / "a.png")) == min(1, TIMES / 4)
+
+
+def test_heads_stand_above_their_rows_and_signs_below_their_panels(tmp_path: Path) -> None:
+    red, lime = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "lime")
+    signs = [Signed(Image.new("RGB", (36, 20), "blue"), "blue", "one")] * 3
+
+    def tall(heads: tuple[str, ...], legend: Any = ()) -> int:
+        one = Shown("one", red, [[Panel("a", lime, legend=legend)], [Panel("b", lime)]], heads)
+        write_rows(tmp_path / "a.png", [one], "title", "rule")
+        with Image.open(tmp_path / "a.png") as figure:
+            return figure.height
+
+    plain = tall(())
+    assert tall(("first\nsecond", "third")) - plain == pytest.approx(3 * 0.14 * 150, abs=2)
+    assert tall(("word " * 400, "")) - plain == pytest.approx(4 * 0.14 * 150, abs=2), "long texts are cut"
+    assert tall((), signs) - plain == pytest.approx(3 * SIGN * 150, abs=2)
