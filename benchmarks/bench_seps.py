@@ -6,10 +6,10 @@ The other side does as LAPS does. For each caption in turn: the patches of all p
 scores, those that stay and those that do not are gathered, what stays passes the network of the slots and a
 softmax; and so once more by the description. Then cosines with the true words of that caption, maxima and
 means. In training the graph of all pairs is kept; both sides then take the hardest negatives. Width 512, 196
-patches of which half stay as 39 tokens, captions of 8 to 20 words, decisions by the best scores. Times are of
-the processor, which on a shared machine says more than the clock; `--wall` takes the clock. Gates: G7 of the
-performance goals, and growth of time with pairs, as the slope of a log-log fit. `--small` takes sizes of
-seconds, at which no gate is set.
+patches of which half stay as 39 tokens, captions of 8 to 20 words, decisions by the best scores.
+`--processor` compares times of the processor, which say more than the clock on a machine that others share.
+Gates: G7 of the performance goals, and the growth of time with pairs, as the slope of a log-log fit.
+`--small` takes sizes of seconds, at which no gate is set.
 """
 
 import argparse
@@ -199,9 +199,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--small", action="store_true", help="sizes of seconds, at which no gate is set")
-    parser.add_argument("--wall", action="store_true", help="by the clock instead of the processor's time")
+    parser.add_argument("--processor", action="store_true", help="the processor's time, not the clock's")
     args = parser.parse_args()
-    share, ratio_of = 4 if args.small else 1, paired if args.wall else processor
+    share, ratio_of = 4 if args.small else 1, processor if args.processor else paired
     scores(PICTURES // share, TEXTS // share, not args.small, args.repeats, ratio_of)
     training(BATCH // share, not args.small, args.repeats, ratio_of)
 

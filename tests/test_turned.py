@@ -128,7 +128,7 @@ def test_the_widest_logits_that_are_turned_hold_the_tolerance() -> None:
 @pytest.mark.parametrize("gap", [0.1, 1e-3])
 @torch.no_grad()
 def test_tokens_whose_patches_nearly_cancel_lose_no_more_than_their_sum_does(gap: float) -> None:
-    """Two patches of length 1 with a sum as long as the gap, and others that are equal; squares lose 1 / gap more."""
+    """Two patches of length 1 with a sum as long as the gap, and equal ones; squares lose 1 / gap more."""
     selector, (images, texts) = made("sparse", torch.float64), sides()
     seen, told = selector.unpacked(images), told_of(texts)
     patches = unit(seen.patches)

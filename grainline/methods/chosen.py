@@ -76,7 +76,7 @@ def told_of(texts: Encoded) -> Told:
 
 
 def by_length(told: Told, number: int) -> Iterator[tuple[Tensor, Told]]:
-    """Parts of at most so many texts, of similar length and without the words that all of them lack; and places."""
+    """Parts of at most so many texts of similar length, without words that all of them lack; and places."""
     place = torch.arange(1, told.mask.shape[2] + 1, device=told.mask.device)
     length, order = (told.mask[0] * place).amax(-1).sort(stable=True)
     longest = length[number - 1 :: number].tolist() + length[-1:].tolist()

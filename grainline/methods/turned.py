@@ -1,15 +1,15 @@
-"""Cosines of aggregated patches with words, for many texts and without gradients: what texts share is made once.
+"""Cosines of aggregated patches with words, for many texts, without gradients: what texts share is made once.
 
-Let a picture have patches V [L, D] with logits [C, L], and a pair the decisions d [L], at least one of them 1.
-A token is E d V / s, where E = exp(logits - their maximum) and s = E d; with the description's weights W [C, L]
-it is E d V / s + W V. Its cosine with a word w of length 1 is the same for s times the token:
+Let a picture have patches V [L, D] with logits [C, L], and a pair the decisions d [L], at least one of them
+1. A token is E d V / s, where E = exp(logits - their maximum) and s = E d; with the description's weights W
+[C, L] it is E d V / s + W V. Its cosine with a word w of length 1 is the same for s times the token:
 
     cosine = (E d (V w) + s W (V w)) / |E d V + s W V|
 
-V w is one product for all pairs of a picture, E d (V w) one of [C, L] with [L, t M]. For the length only inner
-products of patches count: the transpose of V is Q R, and the rows of the transpose of R have the same ones in
-L < D dimensions. A length by inner products would be a difference of squares, which loses twice the digits
-where patches nearly cancel; this loses what their sum does.
+V w is one product for all pairs of a picture, E d (V w) one of [C, L] with [L, t M]. For the length only
+inner products of patches count: the transpose of V is Q R, and the rows of the transpose of R have the same
+ones in L < D dimensions. A length by inner products would be a difference of squares, which loses twice the
+digits where patches nearly cancel; this loses what their sum does.
 """
 
 from typing import NamedTuple
