@@ -82,4 +82,5 @@ def by_length(told: Told, number: int) -> Iterator[tuple[Tensor, Told]]:
     longest = length[number - 1 :: number].tolist() + length[-1:].tolist()
     for some, most in zip(order.split(number), longest, strict=False):
         query, words, mask, item = (x[:, some] for x in told)
-        yield some, Told(query, words[:, :, : max(1, most)], mask[:, :, : max(1, most)], item)
+        words, mask = (x[:, :, : max(1, most)].contiguous() for x in (words, mask))
+        yield some, Told(query, words, mask, item)

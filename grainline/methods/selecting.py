@@ -313,7 +313,8 @@ def _cosines(tokens: Tensor, words: Tensor) -> Tensor:
         return torch.einsum("ntd,tmd->ntm", tokens[:, :, 0], words[0])[:, :, None] / length
     if words.shape[0] > 1 or tokens.shape[1] > 1:
         return (tokens @ words.mT) / length
-    return torch.einsum("npd,tmd->ntpm", tokens[:, 0], words[0]) / length
+    found = tokens[:, 0] @ words[0].flatten(0, 1).mT  # [n, P, t M]
+    return found.unflatten(-1, words.shape[1:3]).transpose(1, 2) / length
 
 
 def _lengths(patches: Tensor) -> Tensor:

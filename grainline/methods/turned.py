@@ -30,7 +30,7 @@ class Turned(NamedTuple):
 
     patches: Tensor  # [n, L, D]
     weight: Tensor  # [n, C, L] E
-    basis: Tensor  # [n, L, L] rows with the inner products of patches
+    basis: Tensor  # [n, L, L] rows with the inner products of patches, 0 above the diagonal
     told: Tensor  # [n, C, L] W; C = 0 without the branch of the description
     mixed: Tensor  # [n, C, L] W of the basis
 
@@ -48,18 +48,26 @@ class Turned(NamedTuple):
 
         words [t, M, D] unit length, kept [n, t, L] decisions, 1 or 0
         """
-        number, (t, most) = len(kept), words.shape[:2]
+        t, most = words.shape[:2]
         near = self.patches @ words.flatten(0, 1).mT  # [n, L, t M]
         chosen = near.unflatten(-1, (t, most)) * kept.mT[..., None]
         found = (self.weight @ chosen.flatten(2)).unflatten(-1, (t, most))  # [n, C, t, M]
         total = kept @ self.weight.mT  # [n, t, C]
-        token = (self.weight[:, None] * kept[:, :, None]).flatten(1, 2) @ self.basis
-        token = token.view(number, t, -1, self.basis.shape[-1])
         if self.told.shape[1]:
             found.addcmul_((self.told @ near).view_as(found), total.mT[..., None])
-            token.addcmul_(self.mixed[:, None], total[..., None])
-        length = torch.linalg.vector_norm(token, dim=-1).maximum(1e-12 * total)
+        weight = (self.weight[:, None] * kept[:, :, None]).flatten(1, 2)  # [n, t C, L]
+        half = self.basis.shape[1] // 2  # the patches of the first half are 0 in the last dimensions
+        parts = (0, slice(0, half)), (half, slice(half, None))
+        length = torch.stack([self._length(weight[..., i:], total, i, of) for i, of in parts])
+        length = torch.linalg.vector_norm(length, dim=0).maximum(1e-12 * total)
         return found.transpose(1, 2) / length[..., None]
+
+    def _length(self, weight: Tensor, total: Tensor, first: int, of: slice) -> Tensor:
+        """Of s times the tokens in some dimensions, from patches that are not all 0 there: [n, t, C]"""
+        token = (weight @ self.basis[:, first:, of]).unflatten(1, total.shape[1:])
+        if self.told.shape[1]:
+            token.addcmul_(self.mixed[:, None, :, of], total[..., None])
+        return torch.linalg.vector_norm(token, dim=-1)
 
 
 def pays(seen: Seen, texts: int) -> bool:
