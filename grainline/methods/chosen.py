@@ -1,15 +1,16 @@
 """What pairs of pictures and texts are made of, where texts choose patches: see `selecting.py`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from grainline.losses.noise import logistic
 from grainline.nn.pool import unit
 from grainline.nn.relevance import Matching
 from grainline.nn.select import gumbel_st
-from grainline.types import Clock, Encoded
+from grainline.types import Clock, Encoded, full
 
 Branches = Literal["both", "sparse", "dense", "joint"]
 """What chooses patches: the text and the description apart, one alone, or both in one score (equation 3)."""
@@ -34,6 +35,7 @@ class Seen(NamedTuple):
     """What is known of pictures before a text comes."""
 
     patches: Tensor  # [n, L, D]
+    length: Tensor  # [n, L] of patches, above 0
     logits: Tensor  # [n, C, L] what each patch gives to each slot; C = 0 without aggregation
     base: Tensor  # [n, L] scores of patches but for the part of the text
     kept: Tensor  # [n, L] decisions by the description; 0 without that branch
@@ -86,9 +88,20 @@ def drawn(clock: Clock) -> Decide:
 
 def told_of(texts: Encoded) -> Told:
     """Texts as pairs read them."""
-    return Told(texts.vector[None], unit(texts.tokens)[None], texts.mask[None], texts.item[None])
+    return Told(full(texts.vector)[None], unit(texts.tokens)[None], texts.mask[None], texts.item[None])
 
 
 def beside(texts: Encoded) -> Told:
     """Text i beside picture i alone."""
     return Told(*(x[0][:, None] for x in told_of(texts)))
+
+
+def by_length(told: Told, number: int) -> Iterator[tuple[Tensor, Told]]:
+    """Parts of at most so many texts of similar length, without words that all of them lack; and places."""
+    place = torch.arange(1, told.mask.shape[2] + 1, device=told.mask.device)
+    length, order = (told.mask[0] * place).amax(-1).sort(stable=True)
+    longest = length[number - 1 :: number].tolist() + length[-1:].tolist()
+    for some, most in zip(order.split(number), longest, strict=False):
+        query, words, mask, item = (x[:, some] for x in told)
+        words, mask = (x[:, :, : max(1, most)].contiguous() for x in (words, mask))
+        yield some, Told(query, words, mask, item)

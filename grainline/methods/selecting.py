@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from grainline.methods.chosen import BEHIND, Choice, Decide, Seen, Told, beside, told_of
+from grainline.methods.chosen import BEHIND, Choice, Decide, Seen, Told, beside, by_length, told_of
+from grainline.methods.turned import Turned, pays
 from grainline.nn.pool import unit
 from grainline.nn.relevance import Relevance
 from grainline.nn.select import (
@@ -30,6 +31,8 @@ from grainline.types import Encoded, full, rows
 ROOM = {"cpu": 2**22}
 """Numbers that a tile of pairs holds, by the type of the device; OTHER_ROOM elsewhere. 16 MiB in float32."""
 OTHER_ROOM = 2**27
+WIDE = 64
+"""Texts that a tile has at most: more of them make no product faster, and are less alike in length."""
 
 
 class Selector(nn.Module):
@@ -84,7 +87,19 @@ class Selector(nn.Module):
             spare, spared = rest(by_description, made_of, kept)
             if self.slots is not None:
                 merged = aggregated(logits, made_of, kept)
-        return Seen(made_of, logits, base, kept, merged, spare, spared, cls, images.mask[:, -2], images.image)
+        return Seen(
+            made_of,
+            _lengths(made_of),
+            logits,
+            base,
+            kept,
+            merged,
+            spare,
+            spared,
+            cls,
+            images.mask[:, -2],
+            images.image,
+        )
 
     def _bases(self, patches: Tensor, image: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
         """Scores of patches by all but a text, [n, L], and with the description in its place."""
@@ -122,14 +137,17 @@ class Selector(nn.Module):
         return self.dense and self.slots is not None
 
     def unpacked(self, images: Encoded) -> Seen:
-        """What `held` laid out."""
-        tokens = full(self.held(images).tokens)
+        """What `held` laid out, or would."""
+        tokens = full(images.tokens)
+        if tokens.shape[-1] == self.width:
+            return self.seen(images._replace(tokens=tokens), self.top)
         patches, cls, spare = tokens[:, :-BEHIND], tokens[:, -2], tokens[:, -1]
         sizes = [self.width, self.slot_number, 1, 1, self.width if self._wide else 0]
         values, logits, base, kept, merged = patches.split(sizes, -1)
         spared = images.mask[:, -1] & (self.dense and self.staying < self.number)
         return Seen(
             values,
+            _lengths(values),
             logits.mT,
             base[..., 0],
             kept[..., 0],
@@ -147,15 +165,24 @@ class Selector(nn.Module):
         """Scores of patches and decisions of each pair: [n, t, L] both"""
         share = self.choice.beta / (1 + 2 * self.choice.beta if self.choice.branches == "joint" else 1)
         with torch.no_grad():
-            near = query @ unit(seen.patches).mT  # [n, t, L]
+            near = query @ seen.patches.mT / seen.length[:, None]  # [n, t, L]
             by_text = share * stretched(near)
         score = seen.base[:, None] + by_text
         return score, decide(score, seen.image, item)
 
-    def tile(self, seen: Seen, told: Told, decide: Decide) -> Tensor:
-        """Scores of n pictures with t texts each: [n, t]"""
+    def tile(self, seen: Seen, told: Told, decide: Decide, turned: Turned | None = None) -> Tensor:
+        """Scores of n pictures with t texts each: [n, t]
+
+        turned  the same pictures, where many texts are scored without gradients: the same in less time
+        """
         score, kept = self.decided(seen, told, decide)
-        cosines, weights = self.met(self.compared(seen, score, kept), told, len(seen.image))
+        if turned is None or kept is None:
+            cosines, weights = self.met(self.compared(seen, score, kept), told, len(seen.image))
+        else:
+            met = self.met(self._others(seen, score, kept), told, len(seen.image))
+            cosine = turned.cosines(told.words[0], kept)
+            both = zip((cosine, cosine.new_ones(cosine.shape[:3])), met, strict=True)
+            cosines, weights = (torch.cat(x, 2) for x in both)
         return self.relevance(cosines, weights, told.mask)
 
     def decided(self, seen: Seen, told: Told, decide: Decide) -> tuple[Tensor | None, Tensor | None]:
@@ -167,16 +194,18 @@ class Selector(nn.Module):
 
         [n, t or 1, P, W] and [n, t or 1, P] each
         """
-        parts = [self._tokens(seen, kept)]
-        if self.choice.rest:
-            parts.append(self._rest(seen, score, kept))
-        return [*parts, (seen.cls[:, None, None], seen.classed[:, None, None].to(seen.cls.dtype))]
+        return [self._tokens(seen, kept), *self._others(seen, score, kept)]
 
     def met(self, parts: list[tuple[Tensor, Tensor]], told: Told, number: int) -> tuple[Tensor, Tensor]:
         """Cosines of tokens with words, [n, t, P, M], and the weights of the tokens, [n, t, P]."""
         shape = number, told.query.shape[1]
         cosines = [_cosines(x, told.words).expand(*shape, -1, -1) for x, _ in parts]
         return torch.cat(cosines, 2), torch.cat([weight.expand(*shape, -1) for _, weight in parts], 2)
+
+    def _others(self, seen: Seen, score: Tensor | None, kept: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+        """The token of the rest, where there shall be one, and the class token."""
+        rest_of = [self._rest(seen, score, kept)] if self.choice.rest else []
+        return [*rest_of, (seen.cls[:, None, None], seen.classed[:, None, None].to(seen.cls.dtype))]
 
     def _tokens(self, seen: Seen, kept: Tensor | None) -> tuple[Tensor, Tensor]:
         """The patches that stay, or what they become, with weights: [n, t or 1, P, D] and [n, t or 1, P]"""
@@ -202,28 +231,33 @@ class Selector(nn.Module):
         token = total / number.clamp(min=1)[..., None]
         return token[:, :, None], (number > 0).to(token.dtype)[..., None]
 
-    def _numbers(self, words: int) -> int:
+    def _numbers(self, words: int, turned: bool) -> int:
         """How many numbers a pair takes in a tile, about."""
-        per_slot = 2 * self.width + 3 * self.number if self.slots is not None else 0
-        return self.slot_number * per_slot + 6 * self.number + words * (self.number + 2 * self.width)
+        slots, patches = self.slot_number, self.number
+        if turned:
+            return 2 * slots * patches + 8 * patches + words * (2 * patches + 4 * slots) + 2 * self.width
+        per_slot = 2 * self.width + 3 * patches if self.slots is not None else 0
+        return slots * per_slot + 6 * patches + words * (patches + 2 * self.width)
 
-    def _pairs(self, like: Tensor, words: int) -> int:
+    def _pairs(self, like: Tensor, words: int, turned: bool = False) -> int:
         """How many pairs a tile may have."""
-        return max(1, ROOM.get(like.device.type, OTHER_ROOM) // self._numbers(words))
+        return max(1, ROOM.get(like.device.type, OTHER_ROOM) // self._numbers(words, turned))
 
     def scores(self, seen: Seen, told: Told, decide: Decide) -> Tensor:
         """Every picture with every text: [N, M], without gradients, in tiles"""
         with torch.no_grad():
             n, m = len(seen.image), told.query.shape[1]
-            most = self._pairs(seen.patches, told.words.shape[2])
-            wide = min(m, max(1, most // min(n, max(1, int(most**0.5)))))
+            turns = self.sparse and pays(seen, m)
+            most = self._pairs(seen.patches, told.words.shape[2], turns)
+            wide = min(m, max(1, most if turns else most // min(n, max(1, int(most**0.5)))), WIDE)
             high = max(1, most // max(1, wide))
             out = seen.patches.new_zeros(n, m)
+            parts = list(by_length(told, wide))
             for i in range(0, n, high):
                 some = rows(seen, slice(i, i + high))
-                for j in range(0, m, max(1, wide)):
-                    part = Told(*(x[:, j : j + wide] for x in told))
-                    out[i : i + high, j : j + wide] = self.tile(some, part, decide)
+                turned = Turned.of(some) if turns else None
+                for place, part in parts:
+                    out[i : i + high, place] = self.tile(some, part, decide, turned)
             return out
 
     def pairs(self, seen: Seen, told: Told, of: tuple[Tensor, Tensor], decide: Decide) -> Tensor:
@@ -291,6 +325,14 @@ class Selector(nn.Module):
 def _cosines(tokens: Tensor, words: Tensor) -> Tensor:
     """Of tokens [n, t or 1, P, D] with unit words [n or 1, t, M, D]: [n, t or 1, P, M]"""
     length = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True).clamp(min=1e-12)
+    if words.shape[0] == 1 and tokens.shape[1] > 1 and tokens.shape[2] == 1:  # no copies of words
+        return torch.einsum("ntd,tmd->ntm", tokens[:, :, 0], words[0])[:, :, None] / length
     if words.shape[0] > 1 or tokens.shape[1] > 1:
         return (tokens @ words.mT) / length
-    return torch.einsum("npd,tmd->ntpm", tokens[:, 0], words[0]) / length
+    found = tokens[:, 0] @ words[0].flatten(0, 1).mT  # [n, P, t M]
+    return found.unflatten(-1, words.shape[1:3]).transpose(1, 2) / length
+
+
+def _lengths(patches: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.linalg.vector_norm(full(patches), dim=-1).clamp(min=1e-12)

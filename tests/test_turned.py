@@ -1,0 +1,185 @@
+"""Scores of many texts without gradients: pictures turned into few dimensions against tiles and loops."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grainline.methods import selecting, turned
+from grainline.methods.chosen import Choice, Told, by_length, drawn, told_of
+from grainline.methods.selecting import Selector
+from grainline.methods.turned import Turned, pays
+from grainline.nn.pool import unit
+from grainline.types import Clock, Encoded, rows
+
+PATCHES, WIDTH = 12, 32
+
+
+def made(branches: Any = "both", dtype: torch.dtype = torch.float64, **changes: Any) -> Selector:
+    torch.manual_seed(0)
+    beta = changes.pop("beta", 0.4)
+    choice = Choice(0.5, 0.5, beta, branches, "both", **changes)
+    selector = Selector(choice, WIDTH, PATCHES).to(dtype)
+    for network in (selector.relevance.patches, selector.relevance.words):
+        assert network is not None
+        torch.nn.init.normal_(network[-1].weight)
+    return selector
+
+
+def sides(n: int = 5, m: int = 11, dtype: torch.dtype = torch.float64) -> tuple[Encoded, Encoded]:
+    """Pictures with class token and description, and texts of 1 to 7 words, the last without any."""
+    g = torch.Generator().manual_seed(1)
+    patches = torch.randn(n, PATCHES + 2, WIDTH, generator=g, dtype=torch.float64).to(dtype)
+    words = torch.randn(m, 7, WIDTH, generator=g, dtype=torch.float64).to(dtype)
+    length = torch.randint(1, 8, (m,), generator=g)
+    length[-1] = 0
+    ids, real = torch.arange(n), torch.ones(n, PATCHES + 2).bool()
+    images = Encoded(unit(patches[:, :-2].mean(1)), patches, real, ids, ids)
+    mask = torch.arange(7) < length[:, None]
+    return images, Encoded(unit(words.mean(1)), words, mask, torch.arange(m) * 3, torch.arange(m))
+
+
+def tiles(selector: Selector, images: Encoded, texts: Encoded, decide: Any = None) -> Tensor:
+    """The specification: one tile of everything."""
+    decide = decide or selector.top
+    with torch.no_grad():
+        return selector.tile(selector.unpacked(images), told_of(texts), decide)
+
+
+def looped(seen: Any, words: Tensor, kept: Tensor) -> Tensor:
+    """Cosines of aggregated patches, pair by pair and slot by slot."""
+    n, t, slots = len(kept), len(words), seen.logits.shape[1]
+    out = kept.new_zeros(n, t, slots, words.shape[1])
+    for i, j, c in itertools.product(range(n), range(t), range(slots)):
+        weight = [float(kept[i, j, k]) * float(seen.logits[i, c, k].exp()) for k in range(PATCHES)]
+        token = sum(w / sum(weight) * v for w, v in zip(weight, seen.patches[i], strict=True))
+        token = token + (seen.merged[i, c] if seen.merged.shape[1] else 0.0)
+        out[i, j, c] = words[j] @ token / token.norm()
+    return out
+
+
+@pytest.mark.parametrize("branches", ["both", "sparse", "joint"])
+@torch.no_grad()
+def test_cosines_are_those_of_tokens_that_a_loop_makes(branches: str) -> None:
+    selector, (images, texts) = made(branches), sides()
+    seen, told = selector.unpacked(images), told_of(texts)
+    kept = selector.choose(seen, told.query, told.item, selector.top)[1]
+    found = Turned.of(seen).cosines(told.words[0], kept)
+    torch.testing.assert_close(found, looped(seen, told.words[0], kept), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("room", [1, 3000, 2**22])
+@pytest.mark.parametrize("branches", ["both", "sparse", "joint", "dense"])
+def test_scores_of_many_texts_are_those_of_tiles(
+    branches: str, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(selecting.ROOM, "cpu", room)
+    for dtype, error in ((torch.float64, 1e-11), (torch.float32, 1e-5)):
+        selector, (images, texts) = made(branches, dtype), sides(dtype=dtype)
+        expected = tiles(selector, images, texts)[:, :-1]
+        for one in (images, selector.held(images)):
+            found = selector.score(one, texts)
+            assert found.isfinite().all()
+            torch.testing.assert_close(found[:, :-1], expected, rtol=error, atol=error)
+
+
+def test_many_texts_are_turned_and_few_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    selector, (images, texts) = made(), sides()
+    asked = []
+    whole = Turned.cosines
+    monkeypatch.setattr(Turned, "cosines", lambda *x: asked.append(len(x[1])) or whole(*x))
+    selector.score(images, rows(texts, slice(0, turned.MANY - 1)))
+    assert asked == []
+    selector.score(images, rows(texts, slice(0, turned.MANY)))
+    assert sum(asked) == turned.MANY
+
+
+@pytest.mark.parametrize("far", [turned.SPREAD * 1.1, 500.0])
+def test_logits_far_apart_are_left_to_the_exact_softmax(far: float) -> None:
+    """The best patch of a slot is dropped by some texts: what remains of the others would be 0 in float32."""
+    selector, (images, texts) = made("sparse", torch.float32), sides(dtype=torch.float32)
+    assert selector.slots is not None
+    seen, told = selector.unpacked(images), told_of(texts)
+    near = seen._replace(logits=seen.logits.clamp(-1, 1))
+    apart = seen._replace(logits=torch.where(torch.arange(PATCHES) == 3, far, near.logits))
+    assert pays(near, 11)
+    assert not pays(apart, 11)
+    with torch.no_grad():
+        expected = selector.tile(apart, told, selector.top)
+    torch.testing.assert_close(
+        selector.scores(apart, told, selector.top)[:, :-1], expected[:, :-1], atol=1e-5, rtol=1e-5
+    )
+
+
+def test_the_widest_logits_that_are_turned_hold_the_tolerance() -> None:
+    selector, (images, texts) = made("sparse", torch.float32), sides(dtype=torch.float32)
+    seen, told = selector.unpacked(images), told_of(texts)
+    top = torch.where(torch.arange(PATCHES) == 3, turned.SPREAD - 1, seen.logits.clamp(-0.5, 0.5))
+    seen = seen._replace(logits=top)
+    assert pays(seen, 11)
+    with torch.no_grad():
+        expected = selector.tile(seen, told, selector.top)
+    found = selector.scores(seen, told, selector.top)
+    torch.testing.assert_close(found[:, :-1], expected[:, :-1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("gap", [0.1, 1e-3])
+@torch.no_grad()
+def test_tokens_whose_patches_nearly_cancel_lose_no_more_than_their_sum_does(gap: float) -> None:
+    """Two patches of length 1 with a sum as long as the gap, and equal ones; squares lose 1 / gap more."""
+    selector, (images, texts) = made("sparse", torch.float64), sides()
+    seen, told = selector.unpacked(images), told_of(texts)
+    patches = unit(seen.patches)
+    patches[:, 1] = gap * patches[:, 1] - patches[:, 0]
+    patches[:, 2:8] = patches[:, 2:3]
+    seen = seen._replace(patches=patches, logits=torch.zeros_like(seen.logits))
+    kept = torch.zeros(5, 11, PATCHES, dtype=torch.float64)
+    kept[..., :2] = 1
+    exact = looped(seen, told.words[0], kept)
+    torch.testing.assert_close(Turned.of(seen).cosines(told.words[0], kept), exact, atol=1e-11, rtol=1e-11)
+    short = type(seen)(*(x.float() if x.is_floating_point() else x for x in seen))
+    found = Turned.of(short).cosines(told.words[0].float(), kept.float())
+    assert float((found - exact).abs().max()) < 4 * torch.finfo(torch.float32).eps / gap
+
+
+def test_lots_fall_on_pairs_whatever_stands_beside_them() -> None:
+    selector, (images, texts) = made(), sides()
+    decide = drawn(Clock(2, 1.0, 3))
+    expected = tiles(selector, images, texts, decide)
+    with torch.no_grad():
+        seen = selector.seen(images, selector.top)
+    told = told_of(texts)
+    found = selector.scores(seen, told, decide)
+    torch.testing.assert_close(found[:, :-1], expected[:, :-1], rtol=1e-11, atol=1e-11)
+    order = torch.randperm(11, generator=torch.Generator().manual_seed(5))
+    mixed = selector.scores(seen, Told(*(x[:, order] for x in told)), decide)
+    keep = order != 10
+    torch.testing.assert_close(mixed[:, keep], expected[:, order[keep]], rtol=1e-11, atol=1e-11)
+
+
+def test_half_precision_counts_in_float32() -> None:
+    selector, (images, texts) = made(dtype=torch.float32), sides(dtype=torch.float32)
+    half = [x._replace(vector=x.vector.bfloat16(), tokens=x.tokens.bfloat16()) for x in (images, texts)]
+    again = [x._replace(vector=x.vector.float(), tokens=x.tokens.float()) for x in half]
+    found = selector.score(*half)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found[:, :-1], selector.score(*again)[:, :-1])
+
+
+def test_texts_of_a_part_are_alike_in_length_and_lose_what_none_of_them_has() -> None:
+    told = told_of(sides()[1])
+    length = told.mask[0].sum(-1)
+    parts = list(by_length(told, 4))
+    assert [len(place) for place, _ in parts] == [4, 4, 3]
+    assert torch.equal(torch.cat([place for place, _ in parts]).sort().values, torch.arange(11))
+    assert torch.equal(torch.cat([length[place] for place, _ in parts]), length.sort().values)
+    for place, part in parts:
+        most = int(length[place].max())
+        assert part.words.shape[2] == part.mask.shape[2] == most
+        assert torch.equal(part.words, told.words[:, place, :most])
+        assert torch.equal(part.item, told.item[:, place])
+    nothing = [x[:, :1] for x in told]
+    nothing[2] = torch.zeros_like(nothing[2])
+    assert next(by_length(Told(*nothing), 4))[1].words.shape[2] == 1
