@@ -142,7 +142,7 @@ def oracle(folder: Threefold, setting: Setting, place: Path, data: str) -> dict[
         file = folder.descriptions("dev")
         asked = {"3 captions": (data, file), "5 captions": (data.partition("?")[0], file)}
     found: dict[str, object] = {
-        name: {way: one._asdict() for way, one in measured(str(place), [source], str(file)).items()}
+        name: {way: one._asdict() for way, one in measured(str(place), [source], str(file)).recalls.items()}
         for name, (source, file) in asked.items()
     }
     (folder.out / "results" / f"{place.name}-oracle.json").write_text(json.dumps(found))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.oracle.seps import DEPTHS, Recalls, fingerprint
+from benchmarks.oracle.seps import ADDED, ALONE, DEPTHS, HONEST, Recalls, fingerprint
 from benchmarks.seps import SETTINGS, STEPS
 from benchmarks.study import Folder, Ordering, cells, minutes_of, orderings, show
 from grainline.evaluate.pool import pooled
@@ -18,7 +18,6 @@ WAYS = ("image to text", "text to image")
 COLUMNS = (*(f"{way} R@{k}" for way in WAYS for k in (1, 5, 10)), "rSum")
 METRICS = ("image to text R@1", "text to image R@1", "rSum")
 BOTH = tuple(STEPS)
-HONEST, ALONE, ADDED = "captions", "descriptions (oracle)", "both (oracle)"
 ORACLES = {"scenes": {"": 1}, "flickr8k": {"3 captions": 3, "5 captions": 5}}
 """What the oracle is looked at with on each set, and how many captions a picture has there."""
 

@@ -96,6 +96,15 @@ def test_many_texts_are_turned_and_few_are_not(monkeypatch: pytest.MonkeyPatch) 
     assert sum(asked) == turned.MANY
 
 
+def test_texts_of_many_words_are_not_turned() -> None:
+    """Products with all patches are made for each word, and cost more than they save."""
+    selector, (images, texts) = made(), sides()
+    seen, told = selector.unpacked(images), told_of(texts)
+    long = told._replace(mask=told.mask.new_ones(1, 11, 500))
+    assert pays(seen, told)
+    assert not pays(seen, long)
+
+
 @pytest.mark.parametrize("far", [turned.SPREAD * 1.1, 500.0])
 def test_logits_far_apart_are_left_to_the_exact_softmax(far: float) -> None:
     """The best patch of a slot is dropped by some texts: what remains of the others would be 0 in float32."""
@@ -104,8 +113,8 @@ def test_logits_far_apart_are_left_to_the_exact_softmax(far: float) -> None:
     seen, told = selector.unpacked(images), told_of(texts)
     near = seen._replace(logits=seen.logits.clamp(-1, 1))
     apart = seen._replace(logits=torch.where(torch.arange(PATCHES) == 3, far, near.logits))
-    assert pays(near, 11)
-    assert not pays(apart, 11)
+    assert pays(near, told)
+    assert not pays(apart, told)
     with torch.no_grad():
         expected = selector.tile(apart, told, selector.top)
     torch.testing.assert_close(
@@ -118,7 +127,7 @@ def test_the_widest_logits_that_are_turned_hold_the_tolerance() -> None:
     seen, told = selector.unpacked(images), told_of(texts)
     top = torch.where(torch.arange(PATCHES) == 3, turned.SPREAD - 1, seen.logits.clamp(-0.5, 0.5))
     seen = seen._replace(logits=top)
-    assert pays(seen, 11)
+    assert pays(seen, told)
     with torch.no_grad():
         expected = selector.tile(seen, told, selector.top)
     found = selector.scores(seen, told, selector.top)

@@ -29,6 +29,7 @@ from grainline.evaluate.encode import encode_source
 from grainline.evaluate.retrieval import ranks
 
 DEPTHS = (1, 3, 5, 10)
+HONEST, ALONE, ADDED = "captions", "descriptions (oracle)", "both (oracle)"
 BANNER = "ORACLE: captions bring descriptions of their own pictures. These are no retrieval results."
 
 
@@ -37,6 +38,13 @@ class Recalls(NamedTuple):
 
     i2t: tuple[float, ...]
     t2i: tuple[float, ...]
+
+
+class Measured(NamedTuple):
+    """With the oracle and without."""
+
+    recalls: dict[str, Recalls]  # by HONEST, ALONE, ADDED
+    captions: int  # of each picture, at least
 
 
 def by_owner(score: Tensor, owner: Tensor) -> Tensor:
@@ -80,15 +88,16 @@ def main() -> None:
         found = measured(args.run, args.data, args.descriptions)
     except UserError as error:
         sys.exit(f"oracle: {error}")
-    for name, one in found.items():
+    for name, one in found.recalls.items():
         print(f"{name:34s} {' '.join(f'{100 * x:5.1f}' for x in (*one.i2t, *one.t2i))}")
-    for mark, there in fingerprint(found["descriptions (oracle)"], found["both (oracle)"]).items():
+    alone, both = found.recalls[ALONE], found.recalls[ADDED]
+    for mark, there in fingerprint(alone, both, found.captions).items():
         print(f"{mark}: {'yes' if there else 'no'}")
     if args.json:
-        args.json.write_text(json.dumps({name: one._asdict() for name, one in found.items()}))
+        args.json.write_text(json.dumps({name: one._asdict() for name, one in found.recalls.items()}))
 
 
-def measured(run: str, data: list[str], file: str) -> dict[str, Recalls]:
+def measured(run: str, data: list[str], file: str) -> Measured:
     """Recalls of captions alone, which are no oracle, of descriptions alone, and of both added up."""
     model = load(run, device="cpu")
     if model.description.method != "seps" or model.method.describes:
@@ -101,8 +110,9 @@ def measured(run: str, data: list[str], file: str) -> dict[str, Recalls]:
         images = model.method.held(encoded.images)
         captions = model.method.score(images, encoded.texts)
         dense = by_owner(model.method.score(images, descriptions), owner)
-    scores = {"captions": captions, "descriptions (oracle)": dense, "both (oracle)": captions + dense}
-    return {name: recalls(score, owner) for name, score in scores.items()}
+    scores = {HONEST: captions, ALONE: dense, ADDED: captions + dense}
+    fewest = int(owner.bincount(minlength=len(dense)).min())
+    return Measured({name: recalls(score, owner) for name, score in scores.items()}, fewest)
 
 
 if __name__ == "__main__":

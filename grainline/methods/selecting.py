@@ -247,7 +247,7 @@ class Selector(nn.Module):
         """Every picture with every text: [N, M], without gradients, in tiles"""
         with torch.no_grad():
             n, m = len(seen.image), told.query.shape[1]
-            turns = self.sparse and pays(seen, m)
+            turns = self.sparse and pays(seen, told)
             most = self._pairs(seen.patches, told.words.shape[2], turns)
             wide = min(m, max(1, most if turns else most // min(n, max(1, int(most**0.5)))), WIDE)
             high = max(1, most // max(1, wide))
