@@ -24,7 +24,7 @@ DEPTH = {"image": 4, "text": 2}  # their layers
 PHOTOS = {"size": 112, "mean": [0.5, 0.5, 0.5], "spread": [0.25, 0.25, 0.25]}
 CROP = {"scale": [0.6, 1.0], "ratio": [0.75, 1.333], "jitter": 0.2}
 VOCAB = 4096
-THROUGHOUT = {"openstax": 5.5, "flickr8k": 2.2}
+THROUGHOUT = {"openstax": 2.1, "flickr8k": 2.2}
 """Epochs, a little more than the runs have: all negatives of a triplet count there, see benchmarks/seps.py"""
 OWN = {  # changes of the recipe on scenes
     "maxsim": ("data.texts={captions: whole}",),
