@@ -5,11 +5,11 @@
 The other side does as the code of LAPS and the release of SEPS do. For each caption in turn: the patches of
 all pictures are sorted by their scores, those that stay and those that do not are gathered, what stays passes
 the network of the slots and a softmax; and so once more by the description. The gates are about that, though
-the description of a picture knows no caption: a loop that makes its branch once stands beside it. Then cosines
-with the true words of the caption, maxima and means; the networks of the best finds are left out. In training
-the graph of all pairs is kept; both sides then take the hardest negatives, to which the gates belong, or all
-of them, as in the first epochs. Width 512, 196 patches of which half stay as 39 tokens, captions of 8 to 20
-words, decisions by the best scores.
+the description of a picture knows no caption: a loop that makes its branch once stands beside it. Then
+cosines with the true words of the caption, maxima and means; the networks of the best finds are left out. In
+training the graph of all pairs is kept; both sides then take the hardest negatives, to which the gates
+belong, or all of them, as in the first epochs. Width 512, 196 patches of which half stay as 39 tokens,
+captions of 8 to 20 words, decisions by the best scores.
 `--processor` compares times of the processor, which say more than the clock on a machine that others share.
 Gates: G7 of the performance goals, and the growth of time with pairs, as the slope of a log-log fit.
 `--small` takes sizes of seconds, at which no gate is set.

@@ -82,11 +82,13 @@ def oracle(folder: Folder, data: str, name: str, captions: int) -> None:
     if len(found) < len(folder.seeds):
         return
     columns = [f"{way} R@{k}" for way in WAYS for k in DEPTHS]
-    print(f"\noracle, {' '.join([data, name])}: no results\n\n| text | {' | '.join(columns)} |")
+    print(f"\noracle, {f'{data}, {name}'.strip(', ')}: no results\n\n| text | {' | '.join(columns)} |")
     print("|---|" + "---|" * len(columns))
     for way in (HONEST, ALONE, ADDED):
         values = [_mean([(*one[way].i2t, *one[way].t2i)[at] for one in found]) for at in range(len(columns))]
         print(f"| {way} | {' | '.join(f'{100 * x:.1f} %' for x in values)} |")
+    if captions == 1:  # nothing ties
+        return
     marks = [fingerprint(one[ALONE], one[ADDED], captions) for one in found]
     for mark in marks[0]:
         print(f"- {mark}: {sum(one[mark] for one in marks)} of {len(marks)} seeds")
