@@ -95,7 +95,7 @@ def oracle(folder: Folder, data: str, name: str, captions: int) -> None:
 
 
 def figure(folders: Sequence[Folder], path: Path) -> None:
-    """rSum of all settings, seeds as dots, and recall by depth with the oracle and without, as a PNG."""
+    """rSum of all settings, seeds as dots; recall by depth with the oracle and without. As a PNG."""
     from matplotlib.figure import Figure
 
     canvas = Figure(figsize=(9.6, 3.0 * len(folders)), dpi=110, layout="constrained")
@@ -117,9 +117,9 @@ def _bars(axes: Any, folder: Folder, data: str) -> None:
     for i, results in enumerate(made.values()):
         metric = next(m for m in pooled(results).metrics if m.name == "rSum")
         ends = [[metric.value - metric.low], [metric.high - metric.value]]
-        axes.barh(-i, metric.value, 0.6, xerr=ends, color="#2a78b5", error_kw={"lw": 0.8})
+        axes.errorbar(metric.value, -i, xerr=ends, fmt="s", color="#2a78b5", ms=5, lw=1.2)
         each = [next(m.value for m in one.metrics if m.name == "rSum") for one in results]
-        axes.plot(each, [-i] * len(each), ".", color="#1d2b36", ms=4)
+        axes.plot(each, [-i - 0.2] * len(each), ".", color="#1d2b36", ms=4)
     axes.set_yticks([-i for i in range(len(made))], list(made))
     axes.set_title(f"rSum, {data}", fontsize=8)
 
@@ -136,7 +136,7 @@ def _depths(axes: Any, found: list[dict[str, Recalls]]) -> None:
             way = WAYS[0] if side == "i2t" else WAYS[1]
             axes.plot(DEPTHS, shares, style, marker=".", color=colour, lw=1.2, label=f"{label}, {way}")
     axes.set_xticks(DEPTHS)
-    axes.set_title("recall in percent by depth, five captions a picture", fontsize=8)
+    axes.set_title("recall in % by depth, five captions each", fontsize=8)
     axes.legend(fontsize=6, frameon=False)
 
 
