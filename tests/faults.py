@@ -1592,6 +1592,8 @@ SELECTING = [
           "score.masked_fill(stays & ~everything", "score.masked_fill(~stays & ~everything"),
     Fault("nn/relevance.py", "tests/test_select.py", "padded words are found",
           "patch = cosine.masked_fill(~told[..., None, :], -torch.inf).amax(-1)", "patch = cosine.amax(-1)"),
+    Fault("nn/relevance.py", "tests/test_contract.py", "a text without words scores by all of its padding",
+          "(first & ~told.any(-1, keepdim=True))", "~told.any(-1, keepdim=True)"),
     Fault("nn/relevance.py", "tests/test_select.py", "of a short caption finds are missing",
           "real.sum(-1, keepdim=True).clamp(max=top.shape[-1]) - 1",
           "top.shape[-1] - 1 + 0 * real.sum(-1, keepdim=True)"),

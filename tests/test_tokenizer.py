@@ -11,6 +11,7 @@ import random
 import re
 import subprocess
 import sys
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import ftfy
 import pytest
 import regex
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from grainline.data import bpe
@@ -154,6 +155,8 @@ OLD = st.characters(max_codepoint=0x24FF, exclude_categories=["Cs", "Cn"])  # le
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(st.sampled_from("aod gs'’.&;<#1é ſK\u0301") | OLD, max_size=25))
 def test_ids_are_those_of_the_slow_encoder_on_any_text(toy: Tokenizer, text: str) -> None:
+    # What cleaning takes for wrongly decoded bytes may become a letter that libraries do not know alike.
+    assume(all(unicodedata.category(letter) != "Cn" for letter in clean(text)))
     vocabulary, merges = parts_of(toy)
     assert toy.encode([text], 1000).ids == [[toy.begin, *slow_encode(text, vocabulary, merges), toy.end]]
 

@@ -45,7 +45,8 @@ class Relevance(nn.Module):
 
         cosine  [..., P, M] of patches with words
         seen    [..., P] 1 = real, 0 = not, at least one of them; it may have a gradient
-        told    [..., M] bool, True = real; of a text without real words all count, and nobody reads its score
+        told    [..., M] bool, True = real; of a text without real words, whose score nobody reads, the first
+                counts, so that it does not depend on how many there are
 
         for each pair:
             patch[p] = max(cosine[p, m] for real m), word[m] = max(cosine[p, m] for real p)
@@ -53,7 +54,8 @@ class Relevance(nn.Module):
         """
         cosine = F.leaky_relu(cosine, LEAK) if self.leaky else cosine
         real = seen.detach() > 0
-        told = told | ~told.any(-1, keepdim=True)
+        first = torch.arange(told.shape[-1], device=told.device) == 0
+        told = told | (first & ~told.any(-1, keepdim=True))
         patch = cosine.masked_fill(~told[..., None, :], -torch.inf).amax(-1)
         word = cosine.masked_fill(~real[..., None], -torch.inf).amax(-2)
         terms = []
