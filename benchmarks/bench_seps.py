@@ -16,6 +16,7 @@ Gates: G7 of the performance goals, and the growth of time with pairs, as the sl
 """
 
 import argparse
+import copy
 import time
 from collections.abc import Callable
 from functools import partial
@@ -63,6 +64,13 @@ class Batch:
         ids = torch.arange(len(self.words))
         return Encoded(summary(self.words, self.mask), self.words, self.mask, ids, ids)
 
+    def double(self) -> "Batch":
+        """The same in float64."""
+        other = copy.deepcopy(self)
+        other.selector.double()
+        other.tokens, other.words = (x.detach().double().requires_grad_() for x in (self.tokens, self.words))
+        return other
+
     def learnt(self) -> list[Tensor]:
         return [self.tokens, self.words, *(p for p in self.selector.parameters() if p.requires_grad)]
 
@@ -106,6 +114,11 @@ def selected(selector: Selector, score: Tensor, patches: Tensor) -> tuple[Tensor
     assert selector.slots is not None
     weight = ordered[:, number:].softmax(1)
     return selector.slots(kept).softmax(-1) @ kept, (weight[..., None] * dropped).sum(1, keepdim=True)
+
+
+def _apart(batch: Batch) -> Tensor:
+    """Of the scores of both ways. Where two patches are as good but for rounding, another one may stay."""
+    return (tiled(batch) - looped(batch)).abs()
 
 
 @torch.no_grad()
@@ -167,8 +180,11 @@ def scores(pictures: int, texts: int, gated: bool, repeats: int, ratio_of: Calla
     """All scores, whatever pictures say by themselves included."""
     batch = Batch(pictures, texts)
     with torch.no_grad():
-        error = float((tiled(batch) - looped(batch)).abs().max())
-        report("G7 scores: largest difference", error, "", at_most=1e-5)
+        exact = batch.double()
+        report("G7 scores: largest difference, float64", _apart(exact).amax().item(), "", at_most=1e-11)
+        found = _apart(batch)
+        report("scores in float32: pairs of which another patch stays", int((found > 1e-5).sum()), "")
+        report("scores in float32: largest difference of the others", found[found <= 1e-5].max().item(), "")
         ratio = ratio_of(partial(tiled, batch), partial(looped, batch), repeats)
     facts = {"pictures": pictures, "texts": texts, "threads": torch.get_num_threads()}
     report("G7 scores: time loop / tiles", ratio, "x", at_least=9.0 if gated else None, **facts)
