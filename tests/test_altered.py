@@ -221,6 +221,19 @@ def test_samples_are_altered_by_seed_epoch_and_picture_alone() -> None:
         assert twice[0] != twice[1], "texts of one picture are altered each on its own"
 
 
+class Same(Shelf):
+    """Pictures with one and the same caption."""
+
+    def __getitem__(self, index: int) -> Record:
+        return super().__getitem__(index)._replace(captions=(LONG,))
+
+
+def test_one_caption_is_altered_anew_for_each_picture_and_epoch() -> None:
+    draws = [Draw(i, epoch, i) for epoch in range(2) for i in range(6)]
+    samples = drawn({"altered": 0.4}, draws, source=Same(6))
+    assert len({str(sample.texts[0]) for sample in samples}) == len(draws)
+
+
 class Described(Shelf):
     """The same with descriptions."""
 
