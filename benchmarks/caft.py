@@ -72,11 +72,6 @@ SETTINGS = [
 class Apart(Folder):
     """The folder of all runs, which leaves the last file of OpenStax for the choice of alpha."""
 
-    def __init__(self, out: Path, data: Path, longer: int) -> None:
-        """longer: how many times as many steps as `STEPS` every run has"""
-        super().__init__(out, data)
-        self.longer = longer
-
     def steps(self, name: str) -> int:
         """Of every run on a set."""
         return STEPS[name] * self.longer

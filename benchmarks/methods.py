@@ -1,6 +1,6 @@
 """All methods of the project on three sets at an equal budget: trained from scratch and measured.
 
-    GRAINLINE_DATA=... python -m benchmarks.methods OUT [--minutes 35] [--jobs 2] [--longer 1]
+    GRAINLINE_DATA=... python -m benchmarks.methods OUT [--minutes 90] [--jobs 2] [--longer 1]
 
 All see as many pictures, each with its whole caption, which a method reads in its own way: at once, or in
 sentences, chunks or words. Encoders have the same width, depth, patches and vocabulary; all else is the small
@@ -10,7 +10,6 @@ Runs resume, and OUT/runs.jsonl gets a line for each. Settings stand in the orde
 one together; those that found no time are named at the end. Tables: benchmarks/methods_tables.py.
 """
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.study import SECONDS, Folder, arguments, data_folder, work
@@ -49,21 +48,6 @@ METHODS = ("clip", "caft", "himo", "seps", "tgt", "beta_clip", "flair", "laps", 
 SETTINGS = [Setting(data, name) for name in METHODS for data in STEPS]
 
 
-class Three(Folder):
-    """The folder of all runs."""
-
-    def __init__(self, out: Path, data: Path, longer: int) -> None:
-        """longer: how many times as many steps as `STEPS` every run has"""
-        super().__init__(out, data)
-        self.longer = longer
-
-    def sources(self, name: str) -> list[Path]:
-        return super().sources(name) if name == "scenes" else sorted((self.data / name).glob("train-*.tar"))
-
-    def held_out(self, name: str) -> Path:
-        return super().held_out(name) if name == "scenes" else self.data / name / "dev-0000.tar"
-
-
 def recipe(setting: Setting) -> dict[str, Any]:
     """The recipe of a method on scenes, at the common sizes."""
     values = read_recipe(f"{setting.name}/scenes", OWN.get(setting.name, ())).model_dump(mode="json")
@@ -87,7 +71,7 @@ def superpixels() -> dict[str, Any]:
     return {name: image[name] for name in ("superpixels", "stride", "groups")}
 
 
-def run(folder: Three, setting: Setting, seed: int) -> None:
+def run(folder: Folder, setting: Setting, seed: int) -> None:
     """Train and measure one run."""
     key = f"{setting.key}-{seed}"
     steps = STEPS[setting.data] * folder.longer
@@ -103,7 +87,7 @@ def run(folder: Three, setting: Setting, seed: int) -> None:
 
 def main() -> None:
     args = arguments(__doc__, longer=1)
-    folder = Three(args.out, data_folder(), args.longer)
+    folder = Folder(args.out, data_folder(), args.longer)
     folder.draw(SCENES)
     work(folder, SETTINGS, run, args)
 

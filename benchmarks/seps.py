@@ -69,15 +69,9 @@ SETTINGS = [
 class Threefold(Folder):
     """The folder of all runs."""
 
-    def __init__(self, out: Path, data: Path, longer: int) -> None:
-        """longer: how many times as many steps as `STEPS` every run has"""
-        super().__init__(out, data)
-        self.longer = longer
-
     def sources(self, name: str) -> list[Path]:
-        if name == "scenes":
-            return super().sources(name)
-        return [Path(f"{tar}?skip={KEPT}") for tar in sorted((self.data / name).glob("train-*.tar"))]
+        found = super().sources(name)
+        return found if name == "scenes" else [Path(f"{tar}?skip={KEPT}") for tar in found]
 
     def descriptions(self, part: str) -> Path:
         """The file that describes the pictures of Flickr8k, of `train` or `dev`."""
@@ -127,7 +121,7 @@ def held_out(folder: Threefold, setting: Setting) -> tuple[str, ...]:
     if setting.data == "scenes":
         return str(folder.held_out("scenes")), "--captions", "first"
     told = () if setting.name in UNTOLD else ("--descriptions", str(folder.descriptions("dev")))
-    return f"{folder.data / 'flickr8k' / 'dev-0000.tar'}?skip={KEPT}", "--captions", "each", *told
+    return f"{folder.held_out('flickr8k')}?skip={KEPT}", "--captions", "each", *told
 
 
 def oracle(folder: Threefold, setting: Setting, place: Path, data: str) -> dict[str, object]:

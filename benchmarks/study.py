@@ -35,9 +35,12 @@ class Folder:
 
     seeds: tuple[int, ...] = (0, 1, 2)  # of every setting
 
-    def __init__(self, out: Path, data: Path) -> None:
-        """data  the folder that holds openstax/"""
-        self.out, self.data, self._lock = out, data, Lock()
+    def __init__(self, out: Path, data: Path, longer: int = 1) -> None:
+        """
+        data    the folder that holds openstax/ and flickr8k/
+        longer  how many times as many steps as a study says every run has
+        """
+        self.out, self.data, self.longer, self._lock = out, data, longer, Lock()
         self._making: defaultdict[str, Lock] = defaultdict(Lock)
         for name in ("recipes", "runs", "results"):
             (out / name).mkdir(parents=True, exist_ok=True)
@@ -53,15 +56,13 @@ class Folder:
             file.write(json.dumps(line) + "\n")
 
     def sources(self, name: str) -> list[Path]:
-        """What to train on."""
-        if name == "openstax":
-            return sorted((self.data / name).glob("train-*.tar"))
-        return sorted((self.out / "scenes").glob("train-*.tar"))
+        """What to train on: scenes that were drawn, or a set of `data`."""
+        return sorted(((self.out if name == "scenes" else self.data) / name).glob("train-*.tar"))
 
     def held_out(self, name: str) -> Path:
-        if name == "openstax":
-            return self.data / name / "dev-0000.tar"
-        return self.out / "scenes" / "dev-000000.tar"
+        if name == "scenes":
+            return self.out / name / "dev-000000.tar"
+        return self.data / name / "dev-0000.tar"
 
     def draw(self, pictures: int) -> None:
         """Scenes as files, once: to draw them again in every run would take a third of its time."""

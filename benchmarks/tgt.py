@@ -86,21 +86,14 @@ class Fivefold(Folder):
 
     seeds = (0, 1, 2, 3, 4)
 
-    def __init__(self, out: Path, data: Path, longer: int) -> None:
-        """longer: how many times as many steps as `STEPS` every run has"""
-        super().__init__(out, data)
-        self.longer = longer
-
     def steps(self, setting: Setting) -> int:
         """Of every run of a setting."""
         return 1 if setting.name == "untrained" else STEPS[setting.data] * self.longer
 
     def sources(self, name: str) -> list[Path]:
-        if name == "scenes":
-            return super().sources(name)
-        if name == "flickr8k":
-            return sorted((self.data / name).glob("train-*.tar"))
-        return [Path(f"texts:{self.out / 'captions.jsonl.gz'}")]  # a kind of source and its path
+        if name == "captions":
+            return [Path(f"texts:{self.out / 'captions.jsonl.gz'}")]  # a kind of source and its path
+        return super().sources(name)
 
     @property
     def silver(self) -> Path:

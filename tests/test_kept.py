@@ -22,6 +22,7 @@ from grainline.evaluate.shown import TIMES, end_of_scale, refuse_unshown
 from grainline.methods.base import Keeping
 from grainline.methods.chosen import CLASS, PATCH, REST, SLOT, Kept
 from grainline.methods.laps import LAPS, LAPSConfig
+from grainline.methods.seps import SEPS
 from grainline.model import Model
 from grainline.types import Encoded, rows
 from grainline.viz.kept import DIM, alone, counted, legend, over, shares, together
@@ -78,13 +79,18 @@ def laps() -> LAPS:
     return LAPS(parse(LAPSConfig, override(TINY, list(FINE)), "test")).double().eval()
 
 
+@torch.no_grad()
+def pairs(changes: tuple[str, ...]) -> tuple[SEPS | LAPS, Encoded, Encoded]:
+    """A method with four pictures and a text beside each."""
+    method = laps() if changes == ("laps",) else made(*changes)
+    a, b = sides(method)
+    return method, a, rows(rows(b, b.item >= 0), torch.arange(4))
+
+
 @pytest.mark.parametrize("changes", [*WAYS, ("laps",)], ids=lambda x: "-".join(x))
 def test_what_is_kept_and_found_is_what_a_loop_finds(changes: tuple[str, ...]) -> None:
-    method = laps() if changes == ("laps",) else made(*changes)
+    method, a, b = pairs(changes)
     with torch.no_grad():
-        a, b = sides(method)
-        b = rows(b, b.item >= 0)
-        b = rows(b, torch.arange(4))
         found = method.keeps(a, b)
         for i in range(4):
             mine = rows(a, slice(i, i + 1)), rows(b, slice(i, i + 1))
@@ -107,11 +113,8 @@ def test_what_is_kept_and_found_is_what_a_loop_finds(changes: tuple[str, ...]) -
 @pytest.mark.parametrize("changes", [*WAYS, ("laps",)], ids=lambda x: "-".join(x))
 def test_what_is_shown_is_what_is_scored(changes: tuple[str, ...]) -> None:
     """The score that is shown is that of `score`, and the mean of finds is the term of the words in it."""
-    method = laps() if changes == ("laps",) else made(*changes)
+    method, a, b = pairs(changes)
     with torch.no_grad():
-        a, b = sides(method)
-        b = rows(b, b.item >= 0)
-        b = rows(b, torch.arange(4))
         found = method.keeps(a, b)
         torch.testing.assert_close(found.score, method.score(a, b).diagonal())
         relevance = method.selector.relevance

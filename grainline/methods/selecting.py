@@ -239,7 +239,7 @@ class Selector(nn.Module):
         per_slot = 2 * self.width + 3 * patches if self.slots is not None else 0
         return slots * per_slot + 6 * patches + words * (patches + 2 * self.width)
 
-    def _beside(self, words: int, turned: bool) -> int:
+    def _as_pairs(self, words: int, turned: bool) -> int:
         """As how many pairs a picture counts that is turned, for what it holds itself."""
         own = self.number * (self.width + self.number + 3 * self.slot_number)
         return own // self._numbers(words, turned) if turned else 0
@@ -255,7 +255,7 @@ class Selector(nn.Module):
             turns = self.sparse and pays(seen, told)
             most = self._pairs(seen.patches, told.words.shape[2], turns)
             wide = min(m, max(1, most if turns else most // min(n, max(1, int(most**0.5)))), WIDE)
-            high = max(1, most // (wide + self._beside(told.words.shape[2], turns)))
+            high = max(1, most // (wide + self._as_pairs(told.words.shape[2], turns)))
             out = seen.patches.new_zeros(n, m)
             parts = list(by_length(told, wide))
             for i in range(0, n, high):

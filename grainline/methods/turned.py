@@ -33,17 +33,17 @@ class Turned(NamedTuple):
     patches: Tensor  # [n, L, D]
     weight: Tensor  # [n, C, L] E
     basis: Tensor  # [n, L, L] rows with the inner products of patches, 0 above the diagonal
-    told: Tensor  # [n, C, L] W; C = 0 without the branch of the description
+    described: Tensor  # [n, C, L] W; C = 0 without the branch of the description
     mixed: Tensor  # [n, C, L] W of the basis
 
     @classmethod
     def of(cls, seen: Seen) -> "Turned":
-        """Pictures with logits that `apart` finds close enough."""
+        """Pictures with logits that `pays` finds close enough."""
         weight = (seen.logits - seen.logits.amax(-1, keepdim=True)).exp().contiguous()
         basis = torch.linalg.qr(seen.patches.mT, mode="r").R.mT.contiguous()
-        told = seen.logits[:, : seen.merged.shape[1]]
-        told = told.masked_fill((seen.kept == 0)[:, None], -torch.inf).softmax(-1)
-        return cls(seen.patches, weight, basis, told, told @ basis)
+        logits = seen.logits[:, : seen.merged.shape[1]]
+        described = logits.masked_fill((seen.kept == 0)[:, None], -torch.inf).softmax(-1)
+        return cls(seen.patches, weight, basis, described, described @ basis)
 
     def cosines(self, words: Tensor, kept: Tensor) -> Tensor:
         """Of the aggregated patches of n pictures with the words of t texts: [n, t, C, M]
@@ -55,8 +55,8 @@ class Turned(NamedTuple):
         chosen = near.unflatten(-1, (t, most)) * kept.mT[..., None]
         found = (self.weight @ chosen.flatten(2)).unflatten(-1, (t, most))  # [n, C, t, M]
         total = kept @ self.weight.mT  # [n, t, C]
-        if self.told.shape[1]:
-            found.addcmul_((self.told @ near).view_as(found), total.mT[..., None])
+        if self.described.shape[1]:
+            found.addcmul_((self.described @ near).view_as(found), total.mT[..., None])
         weight = (self.weight[:, None] * kept[:, :, None]).flatten(1, 2)  # [n, t C, L]
         half = self.basis.shape[1] // 2  # the patches of the first half are 0 in the last dimensions
         parts = (0, slice(0, half)), (half, slice(half, None))
@@ -67,7 +67,7 @@ class Turned(NamedTuple):
     def _length(self, weight: Tensor, total: Tensor, first: int, of: slice) -> Tensor:
         """Of s times the tokens in some dimensions, from patches that are not all 0 there: [n, t, C]"""
         token = (weight @ self.basis[:, first:, of]).unflatten(1, total.shape[1:])
-        if self.told.shape[1]:
+        if self.described.shape[1]:
             token.addcmul_(self.mixed[:, None, :, of], total[..., None])
         return torch.linalg.vector_norm(token, dim=-1)
 
