@@ -26,7 +26,8 @@ VOCAB = 4096
 THROUGHOUT = {"openstax": 2.1, "flickr8k": 2.2}
 """Epochs, a little more than the runs have: all negatives of a triplet count there, see benchmarks/seps.py"""
 OWN = {  # changes of the recipe on scenes
-    "maxsim": ("data.texts={captions: whole}",),
+    "flair": ("model.text.context=192",),  # whole captions, as all others
+    "maxsim": ("data.texts={captions: whole}", "train.optimizer.lr=1.0e-3"),  # the demo's goes with foils
     "laps": ("data.texts={captions: whole}",),
     "vse": ("data.texts={captions: whole}",),
     "seps": ("data.texts={captions: whole}", "data.descriptions=[]", "model.branches=sparse"),
@@ -44,7 +45,9 @@ class Setting(NamedTuple):
         return f"{self.data}-{self.name}"
 
 
-METHODS = ("clip", "caft", "himo", "seps", "tgt", "beta_clip", "flair", "laps", "maxsim", "vse")
+METHODS = (
+    "clip", "caft", "himo", "seps", "tgt", "beta_clip", "flair", "laps", "maxsim", "vse", "siglip",
+)  # fmt: skip
 SETTINGS = [Setting(data, name) for name in METHODS for data in STEPS]
 
 
