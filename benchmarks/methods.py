@@ -45,10 +45,13 @@ class Setting(NamedTuple):
         return f"{self.data}-{self.name}"
 
 
-METHODS = (
-    "clip", "caft", "himo", "seps", "tgt", "beta_clip", "flair", "laps", "maxsim", "vse", "siglip",
-)  # fmt: skip
-SETTINGS = [Setting(data, name) for name in METHODS for data in STEPS]
+FIVE = ("clip", "caft", "himo", "seps", "tgt", "beta_clip")  # methods, beside what all are compared with
+OTHERS = ("flair", "laps", "vse", "maxsim", "siglip")
+METHODS = FIVE + OTHERS
+SETTINGS = [
+    *(Setting(data, name) for name in FIVE for data in STEPS),
+    *(Setting(data, name) for data in STEPS for name in OTHERS),
+]
 
 
 def recipe(setting: Setting) -> dict[str, Any]:
