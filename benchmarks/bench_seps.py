@@ -31,6 +31,7 @@ from grainline.losses.triplet import triplet
 from grainline.methods.chosen import Choice
 from grainline.methods.patches import graded, summary
 from grainline.methods.selecting import Selector
+from grainline.methods.tiled import score as score_in_tiles
 from grainline.methods.triplets import Rule, both_triplets
 from grainline.nn.pool import unit
 from grainline.nn.select import stretched
@@ -123,7 +124,7 @@ def _apart(batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def tiled(batch: Batch) -> Tensor:
-    return batch.selector.score(batch.images(), batch.texts())
+    return score_in_tiles(batch.selector, batch.images(), batch.texts())
 
 
 def looped_loss(batch: Batch, hardest: bool = True, once: bool = False) -> Tensor:

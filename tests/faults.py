@@ -1625,7 +1625,7 @@ SELECTING = [
           'mode="r").R.mT', 'mode="r").R'),
     Fault("methods/chosen.py", "tests/test_turned.py", "texts lose their last word",
           "x[:, :, : max(1, most)]", "x[:, :, : max(1, most - 1)]"),
-    Fault("methods/selecting.py", "tests/test_turned.py", "scores stand in the order of lengths",
+    Fault("methods/tiled.py", "tests/test_turned.py", "scores stand in the order of lengths",
           "for place, part in parts:\n", "for place, part in [(p.sort().values, x) for p, x in parts]:\n"),
     Fault("methods/patches.py", "tests/test_seps.py", "some pairs that the loss touches get no gradient",
           "row, column = count.nonzero(as_tuple=True)", "row, column = count.tril().nonzero(as_tuple=True)"),

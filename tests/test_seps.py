@@ -13,7 +13,7 @@ from torch import Tensor
 from grainline.config import override, parse
 from grainline.errors import UserError
 from grainline.losses.noise import logistic
-from grainline.methods import chosen, selecting
+from grainline.methods import chosen, tiled
 from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.seps import SEPS, SEPSConfig
 from grainline.train.step import step
@@ -141,7 +141,7 @@ def looped(method: Any, a: Encoded, b: Encoded, clock: Clock | None = None) -> l
 def test_tiles_score_as_a_loop_over_pairs(
     changes: tuple[str, ...], room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(selecting.ROOM, "cpu", room)
+    monkeypatch.setitem(tiled.ROOM, "cpu", room)
     method = made(*changes)
     a, b = sides(method)
     with torch.no_grad():
@@ -191,7 +191,7 @@ def loss_of(method: SEPS, a: Encoded, b: Encoded, clock: Clock) -> Tensor:
 def test_gradients_of_the_pairs_that_count_are_those_of_all_pairs(
     changes: tuple[str, ...], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(selecting.ROOM, "cpu", 2000)
+    monkeypatch.setitem(tiled.ROOM, "cpu", 2000)
     method = made(*changes)
     images, texts = pictures()
     texts = rows(texts, texts.item >= 0)

@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from grainline.encoders.towers import Towers
+from grainline.methods import tiled
 from grainline.methods.base import Method
 from grainline.methods.chosen import Choice, Kept
 from grainline.methods.keeping import keeps
@@ -63,7 +64,7 @@ class LAPS(Method):
         return self.selector.held(images)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        return self.selector.score(images, texts)
+        return tiled.score(self.selector, images, texts)
 
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
         rule = Rule.at(clock, self.cfg.margin, self.cfg.warmup)
@@ -74,7 +75,7 @@ class LAPS(Method):
 
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """What every patch adds to the score of its row, to first order, decisions held fixed."""
-        return self.selector.heat(images, texts)
+        return tiled.heat(self.selector, images, texts)
 
     def keeps(self, images: Encoded, texts: Encoded) -> Kept:
         """The patches that stay for texts and descriptions, and what words find; see `Keeping`"""

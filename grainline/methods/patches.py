@@ -8,6 +8,7 @@ from torch import Tensor
 
 from grainline.encoders.towers import Towers, TowersConfig, flat_parts
 from grainline.encoders.vit import ViTConfig
+from grainline.methods import tiled
 from grainline.methods.base import dot
 from grainline.methods.chosen import Decide, Seen, told_of
 from grainline.methods.selecting import Selector
@@ -85,11 +86,11 @@ def graded(selector: Selector, decide: Decide) -> Graded:
 
     def score(images: Encoded, texts: Encoded, counts: Callable[[Tensor], Tensor]) -> Tensor:
         seen, told = selector.seen(images, decide), told_of(texts)
-        everything = selector.scores(Seen(*(x.detach() for x in seen)), told, decide)
+        everything = tiled.scores(selector, Seen(*(x.detach() for x in seen)), told, decide)
         count = counts(everything)
         count[0, 0] |= ~count.any()  # with processes that train together every parameter needs a gradient
         row, column = count.nonzero(as_tuple=True)
-        found = selector.pairs(seen, told, (row, column), decide)
+        found = tiled.pairs(selector, seen, told, (row, column), decide)
         return everything.index_put((row, column), found)
 
     return score

@@ -1,18 +1,16 @@
 """Pictures whose patches are chosen by the text they are compared with: what `seps` and `laps` share.
 
-Of a pair there is no vector, so scores are computed pair by pair, in tiles. All that a picture says by itself
-is computed once: what each patch gives to each slot, how much it matters whatever the text, and in SEPS all
-of the branch of the description. `Seen` holds it; `held` lays it out as tokens, which is what an index keeps.
+Of a pair there is no vector, so scores are computed pair by pair; many of them in `tiled.py`. All that a
+picture says by itself is computed once: what each patch gives to each slot, how much it matters whatever the
+text, and in SEPS all of the branch of the description. `Seen` holds it; `held` lays it out as tokens, which
+is what an index keeps.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from grainline.methods.chosen import BEHIND, Choice, Decide, Seen, Told, beside, by_length, told_of
-from grainline.methods.turned import Turned, pays
+from grainline.methods.chosen import BEHIND, Choice, Decide, Seen, Told
+from grainline.methods.turned import Turned
 from grainline.nn.pool import unit
 from grainline.nn.relevance import Relevance
 from grainline.nn.select import (
@@ -26,13 +24,7 @@ from grainline.nn.select import (
     slot_number,
     stretched,
 )
-from grainline.types import Encoded, full, rows
-
-ROOM = {"cpu": 2**22}
-"""Numbers that a tile of pairs holds, by the type of the device; OTHER_ROOM elsewhere. 16 MiB in float32."""
-OTHER_ROOM = 2**27
-WIDE = 64
-"""Texts that a tile has at most: more of them make no product faster, and are less alike in length."""
+from grainline.types import Encoded, full
 
 
 class Selector(nn.Module):
@@ -230,101 +222,6 @@ class Selector(nn.Module):
             total, number = total + left * share[..., None], number + share
         token = total / number.clamp(min=1)[..., None]
         return token[:, :, None], (number > 0).to(token.dtype)[..., None]
-
-    def _numbers(self, words: int, turned: bool) -> int:
-        """How many numbers a pair takes in a tile, about."""
-        slots, patches = self.slot_number, self.number
-        if turned:
-            return 2 * slots * patches + 8 * patches + words * (2 * patches + 4 * slots) + 2 * self.width
-        per_slot = 2 * self.width + 3 * patches if self.slots is not None else 0
-        return slots * per_slot + 6 * patches + words * (patches + 2 * self.width)
-
-    def _as_pairs(self, words: int, turned: bool) -> int:
-        """As how many pairs a picture counts that is turned, for what it holds itself."""
-        own = self.number * (self.width + self.number + 3 * self.slot_number)
-        return own // self._numbers(words, turned) if turned else 0
-
-    def _pairs(self, like: Tensor, words: int, turned: bool = False) -> int:
-        """How many pairs a tile may have."""
-        return max(1, ROOM.get(like.device.type, OTHER_ROOM) // self._numbers(words, turned))
-
-    def scores(self, seen: Seen, told: Told, decide: Decide) -> Tensor:
-        """Every picture with every text: [N, M], without gradients, in tiles"""
-        with torch.no_grad():
-            n, m = len(seen.image), told.query.shape[1]
-            turns = self.sparse and pays(seen, told)
-            most = self._pairs(seen.patches, told.words.shape[2], turns)
-            wide = min(m, max(1, most if turns else most // min(n, max(1, int(most**0.5)))), WIDE)
-            high = max(1, most // (wide + self._as_pairs(told.words.shape[2], turns)))
-            out = seen.patches.new_zeros(n, m)
-            parts = list(by_length(told, wide))
-            for i in range(0, n, high):
-                some = rows(seen, slice(i, i + high))
-                turned = Turned.of(some) if turns else None
-                for place, part in parts:
-                    out[i : i + high, place] = self.tile(some, part, decide, turned)
-            return out
-
-    def pairs(self, seen: Seen, told: Told, of: tuple[Tensor, Tensor], decide: Decide) -> Tensor:
-        """Scores of single pairs, pictures `of[0]` with texts `of[1]`: [P], with gradients.
-
-        Where there are many, blocks of them are computed again in backward.
-        """
-
-        def compute(row: Tensor, column: Tensor, *everything: Tensor) -> Tensor:
-            a, b = Seen(*everything[: len(seen)]), Told(*everything[len(seen) :])
-            beside = Told(*(x[0][column][:, None] for x in b))
-            return self.tile(rows(a, row), beside, decide)[:, 0]
-
-        most = self._pairs(seen.patches, told.words.shape[2])
-        parts = [x.split(most) for x in of]
-        again = len(parts[0]) > 1
-        found: list[Any] = [
-            checkpoint(compute, i, j, *seen, *told, use_reentrant=False)
-            if again
-            else compute(i, j, *seen, *told)
-            for i, j in zip(*parts, strict=True)
-        ]
-        return torch.cat(found) if found else seen.patches.new_zeros(0)
-
-    def staying_shares(self, seen: Seen, told: Told, decide: Decide) -> Tensor:
-        """The mean of the decisions of each pair over all patches: [N, M], with gradients, in blocks"""
-
-        def compute(query: Tensor, item: Tensor, *everything: Tensor) -> Tensor:
-            return self.choose(Seen(*everything), query, item, decide)[1].mean(-1)
-
-        step = max(1, ROOM.get(seen.patches.device.type, OTHER_ROOM) // max(1, 8 * seen.base.numel()))
-        query, item = told.query.split(step, 1), told.item.split(step, 1)
-        if len(query) == 1:
-            return compute(told.query, told.item, *seen)
-        found: list[Any] = [
-            checkpoint(compute, q, i, *seen, use_reentrant=False) for q, i in zip(query, item, strict=True)
-        ]
-        return torch.cat(found, 1)
-
-    # What methods do with it
-
-    def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Every picture with every text: [N, M]; pictures may be held already.
-
-        Where the tokens of pictures ask for gradients, as for a map, they get them, decisions held fixed.
-        """
-        if torch.is_grad_enabled() and images.tokens.requires_grad:
-            return self.tile(self.seen(images, self.top), told_of(texts), self.top)
-        return self.scores(self.unpacked(images), told_of(texts), self.top)
-
-    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        """What every patch adds to the score of its own text, to first order: [N, L + 2], signed
-
-        patch . d score / d patch, decisions held fixed; 0 for the tokens behind the patches.
-        """
-        with torch.enable_grad():
-            patches = full(images.tokens[:, :-BEHIND]).detach().requires_grad_()
-            tokens = torch.cat([patches, full(images.tokens[:, -BEHIND:])], 1)
-            told = beside(texts)
-            score = self.tile(self.seen(images._replace(tokens=tokens), self.top), told, self.top)
-            slope = torch.autograd.grad(score.sum(), patches)[0]
-        return nn.functional.pad((patches.detach() * slope).sum(-1), (0, BEHIND))
 
 
 def _cosines(tokens: Tensor, words: Tensor) -> Tensor:

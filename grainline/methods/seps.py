@@ -23,6 +23,7 @@ from torch import Tensor
 from grainline.encoders.towers import Towers
 from grainline.errors import UserError
 from grainline.losses.triplet import Shares, keep_ratio
+from grainline.methods import tiled
 from grainline.methods.base import Method
 from grainline.methods.chosen import Branches, Choice, Decide, Kept, drawn, told_of
 from grainline.methods.keeping import keeps
@@ -123,7 +124,7 @@ class SEPS(Method):
         return self.selector.held(images)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        return self.selector.score(images, texts)
+        return tiled.score(self.selector, images, texts)
 
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
         cfg, rule = self.cfg, Rule.at(clock, self.cfg.margin, self.cfg.warmup)
@@ -140,7 +141,7 @@ class SEPS(Method):
         number = real.sum()
         means = {}
         if self.selector.sparse:
-            means["kept by texts"] = self.selector.staying_shares(seen, told, decide)
+            means["kept by texts"] = tiled.staying_shares(self.selector, seen, told, decide)
         if self.selector.dense:
             means["kept by descriptions"] = seen.kept.mean(-1, keepdim=True)
         weights = self.cfg.ratio_weights if len(means) == 2 else (1.0,)
@@ -153,7 +154,7 @@ class SEPS(Method):
 
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """What every patch adds to the score of its row, to first order, decisions held fixed."""
-        return self.selector.heat(images, texts)
+        return tiled.heat(self.selector, images, texts)
 
     def keeps(self, images: Encoded, texts: Encoded) -> Kept:
         """The patches that stay for texts and descriptions, and what words find; see `Keeping`"""
