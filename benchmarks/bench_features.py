@@ -19,10 +19,11 @@ from benchmarks.bench_loading import files
 from benchmarks.harness import keep_pages, paired, report, seconds
 from grainline.config import parse
 from grainline.data.collate import collate
-from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.dataset import TrainSet
 from grainline.data.features import KeptFeatures, make
 from grainline.data.record import Record
 from grainline.data.sampler import Draw
+from grainline.data.texts import TextsConfig
 from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import Crop, EvalTransform, SameTransform
 from grainline.encoders.pretrained.library import library

@@ -23,8 +23,9 @@ from rich.console import Console
 from benchmarks.bench_loading import files
 from benchmarks.harness import keep_pages, paired, report, seconds
 from grainline.data.collate import Batch
-from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.dataset import TrainSet
 from grainline.data.record import Record
+from grainline.data.texts import TextsConfig
 from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.methods.clip import CLIP, CLIPConfig

@@ -13,8 +13,9 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from grainline.config import Config, merged, override, parse, read_yaml
-from grainline.data.dataset import CropConfig, TextsConfig
 from grainline.data.descriptions import Descriptions, require_fit
+from grainline.data.texts import TextsConfig
+from grainline.data.transforms import CropConfig
 from grainline.errors import UserError
 from grainline.files import write_text
 from grainline.model import Model, find_run

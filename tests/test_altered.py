@@ -11,10 +11,11 @@ from test_library_tokenizer import MAKERS
 
 from grainline.data.altered import altered, encode_altered
 from grainline.data.chunks import Chunking
-from grainline.data.dataset import Sample, TextsConfig, TrainSet
+from grainline.data.dataset import Sample, TrainSet
 from grainline.data.parts import encode_parts
 from grainline.data.record import Record
 from grainline.data.sampler import Draw
+from grainline.data.texts import TextsConfig
 from grainline.data.tokenized import Hiding, TextTokenizer
 from grainline.data.tokenizer import load_tokenizer
 from grainline.errors import UserError

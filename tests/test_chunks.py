@@ -24,10 +24,11 @@ from grainline.data.chunks import (
     ways,
 )
 from grainline.data.collate import collate
-from grainline.data.dataset import Sample, TextsConfig, TrainSet
+from grainline.data.dataset import Sample, TrainSet
 from grainline.data.parts import encode_parts
 from grainline.data.record import Record
 from grainline.data.sampler import Batches, Draw
+from grainline.data.texts import TextsConfig
 from grainline.errors import UserError
 from grainline.types import CAPTION, FOIL, LOOSE, SENTENCE
 

@@ -12,10 +12,11 @@ from PIL import Image
 from grainline.data.captions import sentences
 from grainline.data.causes import DAMAGED_IMAGE, MISSING_CAPTION
 from grainline.data.collate import Batch, collate, texts_of
-from grainline.data.dataset import TRIES, TextsConfig, TrainSet, choose, foil_pairs
+from grainline.data.dataset import TRIES, TrainSet
 from grainline.data.loader import load_batches
 from grainline.data.record import Damaged, Foil, Record
 from grainline.data.sampler import Batches, Draw, permutation
+from grainline.data.texts import TextsConfig, choose, foil_pairs
 from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.errors import UserError

@@ -18,7 +18,7 @@ from runs import call, complaint, logged
 from grainline.config import parse
 from grainline.data.causes import MISSING_CAPTION
 from grainline.data.collate import collate, described
-from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.dataset import TrainSet
 from grainline.data.descriptions import Described, Descriptions, Told
 from grainline.data.parts import windows
 from grainline.data.record import Damaged, Foil, Record, keys_of
@@ -27,6 +27,7 @@ from grainline.data.sources import open_source, open_sources, takes_images
 from grainline.data.sources.held import HeldBack
 from grainline.data.sources.joined import Over
 from grainline.data.sources.texts import without_pictures as bare
+from grainline.data.texts import TextsConfig
 from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError

@@ -7,8 +7,9 @@ import torch
 from make import CLOCK, TINY, batch
 
 from grainline.config import parse
-from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.dataset import TrainSet
 from grainline.data.sources.scenes import Scenes
+from grainline.data.texts import TextsConfig
 from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.methods.clip import CLIP, CLIPConfig

@@ -16,11 +16,12 @@ from test_pack import Listed
 from grainline.config import parse
 from grainline.data.causes import MISSING_IMAGE
 from grainline.data.collate import collate
-from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.dataset import TrainSet
 from grainline.data.features import KeptFeatures, make
 from grainline.data.record import Damaged, Record
 from grainline.data.sampler import Draw
 from grainline.data.sources import open_source
+from grainline.data.texts import TextsConfig
 from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
 from grainline.features import encoding, shape

@@ -8,11 +8,12 @@ import torch
 from test_dataset import CROP, TOKENIZER, Shelf
 
 from grainline.data.collate import collate
-from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.dataset import TrainSet
 from grainline.data.grains import Grains, PhrasesConfig, grains
 from grainline.data.phrases.make import make
 from grainline.data.phrases.rules import Rules
 from grainline.data.sampler import Draw
+from grainline.data.texts import TextsConfig
 from grainline.errors import UserError
 from grainline.types import CAPTION, FOIL, PHRASE, SENTENCE
 

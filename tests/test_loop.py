@@ -10,9 +10,10 @@ from make import TINY
 
 from grainline.config import parse
 from grainline.data.collate import collate
-from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.dataset import TrainSet
 from grainline.data.sampler import Batches
 from grainline.data.sources.scenes import Scenes
+from grainline.data.texts import TextsConfig
 from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.errors import UserError

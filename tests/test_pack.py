@@ -19,7 +19,7 @@ from test_tars import jpeg, samples, write_tar
 
 from grainline.cli import main
 from grainline.data.causes import MISSING_CAPTION
-from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.dataset import TrainSet
 from grainline.data.pack import Packed, pack
 from grainline.data.record import Damaged, Foil, Record, Region
 from grainline.data.sampler import Draw
@@ -27,6 +27,7 @@ from grainline.data.sources import open_source, open_sources
 from grainline.data.sources.common import FileSource
 from grainline.data.sources.recaptioned import FIELDS
 from grainline.data.sources.tarkeys import quoted, unquoted
+from grainline.data.texts import TextsConfig
 from grainline.errors import UserError
 
 

@@ -14,12 +14,13 @@ from grainline.cli import main
 from grainline.config import parse
 from grainline.data.causes import MISSING_CAPTION
 from grainline.data.collate import collate
-from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.dataset import TrainSet
 from grainline.data.kept import digest
 from grainline.data.record import Record
 from grainline.data.sampler import Draw
 from grainline.data.sources import open_source
 from grainline.data.superpixels import StoredSuperpixels, make
+from grainline.data.texts import TextsConfig
 from grainline.data.transforms import EvalTransform, SameTransform, TrainTransform
 from grainline.errors import UserError
 from grainline.nn.kmeans import kmeans

@@ -11,10 +11,11 @@ from runs import call, complaint, logged
 from safetensors.torch import load_file
 
 from grainline.data.chunks import cropped
-from grainline.data.dataset import TextsConfig, TrainSet
+from grainline.data.dataset import TrainSet
 from grainline.data.record import Damaged
 from grainline.data.sampler import Draw
 from grainline.data.sources import open_source, open_sources
+from grainline.data.texts import TextsConfig
 from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.model import load

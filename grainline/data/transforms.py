@@ -12,8 +12,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from pydantic import Field, model_validator
 from torch import Tensor
 
+from grainline.config import Config
 from grainline.data.decode import decode, picture_size
 from grainline.data.record import Record
 
@@ -53,6 +55,23 @@ class Crop(Protocol):
 
     def features(self, index: int, key: str) -> Tensor | None:
         """[1 + L, W] of the record at a position; None where they were not made. Raises Damaged."""
+
+
+class CropConfig(Config):
+    """How training pictures are cut out. No flips by default: captions say left and right."""
+
+    scale: tuple[float, float] = (0.8, 1.0)  # share of the area that a crop keeps
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: bool = False
+    jitter: float = Field(0.0, ge=0, le=1)  # of brightness and contrast
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "CropConfig":
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"scale {self.scale} must be two numbers in order, above 0 and at most 1")
+        if not 0 < self.ratio[0] <= self.ratio[1] <= 100:
+            raise ValueError(f"ratio {self.ratio} must be two numbers in order, above 0 and at most 100")
+        return self
 
 
 class TrainTransform:
