@@ -29,8 +29,9 @@ from grainline.data.texts import TextsConfig
 from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.methods.clip import CLIP, CLIPConfig
+from grainline.train.config import TrainConfig
 from grainline.train.log import Log
-from grainline.train.loop import Run, TrainConfig, _Training
+from grainline.train.loop import Run, _Training
 from grainline.train.optim import train_mode
 from grainline.train.process import dtype_of
 from grainline.types import to

@@ -1,12 +1,10 @@
 """From a recipe to a run: opens data, makes tokenizer and method, trains, and goes on where a run stopped.
 
-A run folder is complete from its first second: recipe.yaml, model.json and tokenizer.json stand there before
-the first step, checkpoints/ and log.jsonl grow, best/ and last/ hold the weights to use.
+The folder of a run is that of `run_folder.py`.
 """
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,10 @@ import torch
 from grainline.begin import Earlier, begin_with, read_earlier_run, say
 from grainline.config import Config
 from grainline.data.dataset import TrainSet
-from grainline.data.descriptions import Descriptions, Told, require_fit
+from grainline.data.descriptions import Told, require_fit
 from grainline.data.features import KeptFeatures
 from grainline.data.record import Damaged, Source
-from grainline.data.sources import open_sources, takes_images
+from grainline.data.sources import open_sources
 from grainline.data.sources.texts import without_pictures
 from grainline.data.superpixels import StoredSuperpixels
 from grainline.data.tokenized import TextTokenizer
@@ -26,14 +24,11 @@ from grainline.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer
 from grainline.data.transforms import Crop, EvalTransform, SameTransform, TrainTransform
 from grainline.dist import rank, wait
 from grainline.errors import UserError
-from grainline.evaluate.encode import encode_source
-from grainline.evaluate.examples import Measured
-from grainline.evaluate.suite import Options, retrieval_suite
-from grainline.files import aside, reason
 from grainline.methods.base import Method
-from grainline.model import Model, load
+from grainline.model import load
 from grainline.origin import image_fingerprint
-from grainline.recipe import Recipe, read_recipe, with_descriptions, write_recipe
+from grainline.recipe import Recipe, with_descriptions, write_recipe
+from grainline.run_folder import check_folder, checkpoint_of, flat, is_run, stamp, writing
 from grainline.start import (
     Description,
     Start,
@@ -45,20 +40,13 @@ from grainline.start import (
     start,
     write_description,
 )
-from grainline.train import checkpoint
 from grainline.train.log import NAME as LOG
-from grainline.train.loop import Run, Validation, train
+from grainline.train.loop import Run, train
 from grainline.train.process import process_group
 from grainline.train.report import NAME as REPORT
 from grainline.train.report import Story, write_report
+from grainline.validation import Measure, validation
 from grainline.viz.page import short
-
-MAY_CHANGE = ("data.workers", "data.damage", "train.keep", "train.log", "train.log_every")
-"""Recipe fields that do not change what a run computes, so that a resumed run may have others."""
-
-BEGUN = {"tokenizer.json", "tokenizer_meta.json", "model.json", "recipe.yaml"}
-BEGUN |= {aside(Path(name)).name for name in ("model.json", "recipe.yaml")}
-"""What stands in a folder before its log makes it a run; what was killed or stopped there is begun anew."""
 
 
 def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = None) -> Path:
@@ -70,9 +58,9 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
     Raises UserError for everything a user can mend; what was there stays.
     """
     recipe, descriptions = with_descriptions(recipe)
-    _check_folder(recipe, out, resume)
+    check_folder(recipe, out, resume)
     with process_group() as device:
-        come = _checkpoint(out, at) if resume else None
+        come = checkpoint_of(out, at) if resume else None
         begun = _begun(recipe, out, come)
         earlier = read_earlier_run(recipe.begin) if recipe.begin and come is None else None
         source = open_sources(recipe.data.paths, images=recipe.data.images, size=_size(begun))
@@ -88,9 +76,9 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
             fresh = begin_with(method, earlier)
             if rank() == 0:
                 say(fresh, earlier)
-        validation = _validation(recipe, description, tokenizer, method.size, descriptions)
+        measure = validation(recipe, description, tokenizer, method.size, descriptions)
         if rank() == 0:
-            with _writing(out):
+            with writing(out):
                 write_description(out, description)
                 write_recipe(out / "recipe.yaml", recipe)
         data = TrainSet(
@@ -110,13 +98,13 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
             recipe.train,
             recipe.data.workers,
             recipe.data.damage,
-            validation,
+            measure,
         )
-        before = _stamp(out / LOG)
+        before = stamp(out / LOG)
         try:
             last = train(job, device, come)
         except (UserError, KeyboardInterrupt) as error:
-            if _stamp(out / LOG) != before:  # else nothing was done, and what was done before stays told
+            if stamp(out / LOG) != before:  # else nothing was done, and what was done before stays told
                 _report(job, recipe, str(error) or "interrupted")
             raise
         _report(job, recipe, "")
@@ -138,7 +126,7 @@ def _report(job: Run, recipe: Recipe, ended: str) -> None:
     if rank() > 0:
         return
     title = f"Training of {recipe.method} on {', '.join(recipe.data.paths)}"
-    story = Story(short(title, 120), _flat(recipe.model_dump(mode="json")), len(job.data), ended)
+    story = Story(short(title, 120), flat(recipe.model_dump(mode="json")), len(job.data), ended)
     job.method.eval()  # training leaves it with noise, and without the tokens that heat needs
     try:
         found = None
@@ -176,14 +164,6 @@ def _crop(
     return SameTransform(transform, StoredSuperpixels(Path(cfg.superpixels), source, transform, settings))
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes when a file is written to; None where there is none."""
-    if not path.is_file():
-        return None
-    state = path.stat()
-    return state.st_size, state.st_mtime_ns
-
-
 def _begun(recipe: Recipe, out: Path, come: Path | None) -> Start:
     """The method and what it begins with. What goes on from a checkpoint of its own needs none of others."""
     description = recipe.description
@@ -199,73 +179,11 @@ def _size(begun: Start) -> int:
     return size
 
 
-def _check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
-    """The folder is new, or it holds this very recipe and --resume was asked for."""
-    if not recipe.data.paths:
-        raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
-    if not _is_run(out):
-        there = {path.name for path in out.iterdir()} if out.is_dir() else set()
-        if resume and "checkpoints" in there:
-            lost = " and ".join(name for name in ("recipe.yaml", LOG) if name not in there)
-            raise UserError(f"{out} has checkpoints but no {lost}, so it cannot be resumed; put it back")
-        if resume and not there & BEGUN:
-            raise UserError(f"{out} holds no run to resume; leave out --resume to begin one")
-        if not there <= BEGUN or (out.exists() and not out.is_dir()):
-            raise UserError(f"{out} is not an empty folder; choose another --out")
-        _made(out)
-        return
-    if not resume:
-        raise UserError(f"{out} holds a run already; go on with --resume, or choose another --out")
-    differ = sorted(_differences(read_recipe(str(out / "recipe.yaml"), []), recipe))
-    if differ:
-        raise UserError(
-            f"{out} belongs to another recipe; it differs in {', '.join(differ[:4])}; "
-            "resume with the same recipe and settings, or choose another --out"
-        )
-
-
-def _is_run(out: Path) -> bool:
-    """The log is the last to come, when nothing more can be wrong with the settings."""
-    return (out / "recipe.yaml").is_file() and (out / LOG).is_file()
-
-
-def _made(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
-
-
-@contextmanager
-def _writing(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write into {out}: {reason(error)}; free some space, or choose another --out"
-        ) from None
-
-
-def _differences(old: Recipe, new: Recipe) -> Iterator[str]:
-    """Names of the fields that two recipes do not share, except those that a resumed run may change."""
-    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
-    for name in before.keys() | after.keys():
-        if before.get(name) != after.get(name) and not name.startswith(MAY_CHANGE):
-            yield name
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return out
-
-
 def _tokenizer(
     recipe: Recipe, begun: Start, source: Source, out: Path, earlier: Earlier | None
 ) -> TextTokenizer:
     """The tokenizer of the run folder; made or fetched by the first process, read by the others."""
-    if rank() == 0 and not _is_run(out):
+    if rank() == 0 and not is_run(out):
         asked = recipe.data.tokenizer
         config: Any = begun.description.config
         texts = _captions(source, recipe.data.tokenizer_samples)
@@ -276,7 +194,7 @@ def _tokenizer(
             made = begun.tokenizer(asked)
         else:
             made = load_tokenizer(asked) if asked else Tokenizer.train(texts, config.text.vocab)
-        with _writing(out):
+        with writing(out):
             made.save(out)
     wait()
     return read_tokenizer(out)
@@ -302,66 +220,3 @@ def _with_vocabulary(description: Description, vocab: int) -> Description:
     values["text"]["vocab"] = vocab
     config: Config = method_config(description.method, values, "recipe field model")
     return description._replace(config=config)
-
-
-class Measure:
-    """Retrieval on the validation sources."""
-
-    def __init__(
-        self,
-        description: Description,
-        tokenizer: TextTokenizer,
-        source: Source,
-        damage: float,
-        descriptions: Descriptions | None,
-    ) -> None:
-        """damage  share of the samples that may be damaged"""
-        self.description, self.tokenizer, self.source = description, tokenizer, source
-        self.damage, self.descriptions = damage, descriptions
-        self.last: Measured | None = None
-
-    def __call__(self, method: Method) -> Validation:
-        """The sum of recalls first, because it picks the best checkpoint."""
-        result = self.run(method).result
-        return {metric.name: metric.value for metric in reversed(result.metrics)}, result.notes
-
-    def run(self, method: Method) -> Measured:
-        """Measure, and keep what was found."""
-        model = Model(self.description, method, self.tokenizer)
-        own = self.descriptions is not None and self.descriptions.own  # then no query may be a long caption
-        encodings = encode_source(
-            model,
-            self.source,
-            captions="each" if own else "whole",
-            descriptions=self.descriptions,
-            max_damaged=self.damage,
-        )
-        result = retrieval_suite(method, encodings, Options(resamples=100))
-        self.last = Measured(model, self.source, encodings, result)
-        return self.last
-
-
-def _validation(
-    recipe: Recipe,
-    description: Description,
-    tokenizer: TextTokenizer,
-    size: int,
-    descriptions: Descriptions | None,
-) -> Measure | None:
-    """What measures the model while it is trained; None where the recipe names nothing to measure on."""
-    if not recipe.data.validation:
-        if recipe.train.validate_every:
-            raise UserError("train.validate_every is set, but data.validation names no source to measure on")
-        return None
-    if not recipe.train.validate_every:
-        raise UserError(
-            "data.validation names a source, but train.validate_every is 0; set it to a number of steps"
-        )
-    paths = recipe.data.validation
-    images = recipe.data.images if any(map(takes_images, paths)) else None  # it may be for training alone
-    source = open_sources(paths, images=images, size=size)
-    return Measure(description, tokenizer, source, recipe.data.damage, descriptions)
-
-
-def _checkpoint(out: Path, at: str | None) -> Path | None:
-    return checkpoint.find(out, at) if at else checkpoint.newest(out)

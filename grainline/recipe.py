@@ -20,7 +20,7 @@ from grainline.errors import UserError
 from grainline.files import write_text
 from grainline.model import Model, find_run
 from grainline.start import Description, method_config
-from grainline.train.loop import TrainConfig
+from grainline.train.config import TrainConfig
 
 
 class DataConfig(Config):

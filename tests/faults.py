@@ -143,7 +143,7 @@ TRAINING = [
           "if is_best and (there", "if not is_best and (there"),
     Fault("train/loop.py", "tests/test_resume.py", "a run goes on with other data",
           "if pictures != len(self.job.data):", "if pictures < len(self.job.data):"),
-    Fault("experiment.py", "tests/test_resume.py", "validation ignores the damage that is allowed",
+    Fault("validation.py", "tests/test_resume.py", "validation ignores the damage that is allowed",
           "max_damaged=self.damage", "max_damaged=0.0"),
 ]
 

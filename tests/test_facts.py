@@ -13,8 +13,9 @@ from grainline.data.texts import TextsConfig
 from grainline.data.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.methods.clip import CLIP, CLIPConfig
+from grainline.train.config import TrainConfig
 from grainline.train.log import read_log
-from grainline.train.loop import Run, TrainConfig, train
+from grainline.train.loop import Run, train
 from grainline.train.report import curves
 from grainline.train.step import Loss, Objective, cached_step, step
 from grainline.types import Clock, Encoded, Mean, Pair, Term, Texts

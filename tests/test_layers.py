@@ -16,6 +16,7 @@ LAYERS = [  # lower layers first; modules of one layer may import each other onl
     {"evaluate", "origin", "begin"},
     {"train", "encode", "convert", "index", "export"},
     {"recipe", "web"},
+    {"run_folder", "validation"},
     {"experiment"},
     {"demo", "commands", "describe", "features", "measure", "show"},
     {"cli"},

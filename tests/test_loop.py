@@ -19,8 +19,9 @@ from grainline.data.transforms import TrainTransform
 from grainline.errors import UserError
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.train import loop
+from grainline.train.config import TrainConfig
 from grainline.train.log import read_log
-from grainline.train.loop import Run, TrainConfig, train
+from grainline.train.loop import Run, train
 from grainline.train.recompute import compile_layers
 from grainline.train.schedule import rate
 from grainline.train.step import step

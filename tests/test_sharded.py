@@ -28,8 +28,9 @@ from grainline.data.transforms import TrainTransform
 from grainline.methods.base import Method
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.nn.layers import layer_lists
+from grainline.train.config import TrainConfig
 from grainline.train.log import read_log
-from grainline.train.loop import Run, TrainConfig, Validation, train
+from grainline.train.loop import Run, Validation, train
 from grainline.train.optim import OptimizerConfig, build_optimizer
 from grainline.train.parallel import clip, part_of_batch, replicated, shard, whole
 from grainline.train.recompute import recompute_layers

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
-from grainline.config import Config
 from grainline.data.collate import Batch
 from grainline.data.dataset import TrainSet
 from grainline.data.features import KeptFeatures
@@ -29,10 +27,10 @@ from grainline.nn.scale import clamp_scales
 from grainline.train import checkpoint
 from grainline.train.account import Account
 from grainline.train.checkpoint import TrainState
-from grainline.train.log import Log, LogConfig
-from grainline.train.lora import LoraConfig, add_lora
+from grainline.train.config import TrainConfig
+from grainline.train.log import Log
+from grainline.train.lora import add_lora
 from grainline.train.optim import (
-    OptimizerConfig,
     build_optimizer,
     rates,
     require_frozen,
@@ -40,53 +38,13 @@ from grainline.train.optim import (
     train_mode,
 )
 from grainline.train.parallel import Unsharded, clip, part_of_batch, replicated, shard
-from grainline.train.process import Precision, dtype_of
+from grainline.train.process import dtype_of
 from grainline.train.recompute import compile_layers, recompute_layers
 from grainline.train.rng import rng_state, set_rng_state
-from grainline.train.schedule import rate
 from grainline.train.step import Loss, Objective
 from grainline.types import Clock, to
 
 IMAGE = "towers.image."  # where the parameters of every method's image encoder stand
-
-
-class TrainConfig(Config):
-    """How long, how large and how exact; what learns at which rate stands in `optimizer`."""
-
-    steps: int = Field(gt=0)
-    batch: int = Field(gt=0)  # pictures a step, over all processes and accumulated parts
-    optimizer: OptimizerConfig = OptimizerConfig()
-    clip: float | None = Field(1.0, gt=0)  # largest norm of the gradient; None leaves it alone
-    precision: Precision = "auto"
-    accumulate: int = Field(1, gt=0)  # parts of a batch that are compared only among themselves
-    chunk: int | None = Field(
-        None, gt=0
-    )  # rows whose activations are kept at a time (GradCache); None keeps all
-    lora: LoraConfig | None = (
-        None  # learn small matrices beside the encoders' weights; None learns the weights
-    )
-    recompute: bool = False  # recompute the activations of every layer in the backward pass
-    compile: bool = False  # torch.compile every layer
-    shard: bool = False  # FSDP2: each process keeps its part of weights, gradients and optimizer state
-    log_every: int = Field(10, gt=0)
-    save_every: int = Field(200, gt=0)
-    validate_every: int = Field(0, ge=0)  # 0 never measures
-    keep: int = Field(2, gt=0)  # newest checkpoints that stay
-    seed: int = Field(0, ge=0, lt=2**31)
-    reshuffle: bool = True  # a new order of the pictures for each epoch; false repeats that of the first
-    log: LogConfig = LogConfig()
-
-    @model_validator(mode="after")
-    def _divides(self) -> "TrainConfig":
-        if self.batch % self.accumulate:
-            raise ValueError(f"batch {self.batch} is not a multiple of accumulate {self.accumulate}")
-        if self.shard and self.compile:
-            raise ValueError("shard and compile do not go together; leave one of them false")
-        schedules = [self.optimizer.schedule, *(rule.schedule for rule in self.optimizer.rules)]
-        for schedule in schedules:
-            if schedule is not None:
-                rate(schedule, 0, self.steps)  # complains about a warm-up longer than the run
-        return self
 
 
 Validation = tuple[dict[str, float], tuple[str, ...]]
@@ -127,7 +85,7 @@ class _Training:
 
     def __init__(self, run: Run, device: torch.device) -> None:
         cfg = run.cfg
-        _check_batch(cfg, len(run.data))
+        cfg.require_batch(len(run.data), world_size())
         self.job, self.cfg, self.device = run, cfg, device
         if cfg.lora is not None:
             add_lora(run.method, cfg.lora)
@@ -353,13 +311,3 @@ class _Training:
 
     def _epoch(self) -> float:
         return self.made * self.cfg.batch / len(self.job.data)
-
-
-def _check_batch(cfg: TrainConfig, pictures: int) -> None:
-    parts = cfg.accumulate * world_size()
-    if cfg.batch % parts:
-        raise UserError(
-            f"train.batch {cfg.batch} is not a multiple of processes x train.accumulate = {parts}"
-        )
-    if cfg.batch > pictures:
-        raise UserError(f"train.batch {cfg.batch} is more than the {pictures} pictures of the data; lower it")
