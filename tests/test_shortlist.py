@@ -260,7 +260,7 @@ def test_a_full_result_can_be_compared_and_not_be_pooled_with_one_in_two_stages(
 @pytest.mark.parametrize(
     ("suite", "shortlist", "message"),
     [
-        ("probes", 5, r"^--shortlist goes with --suite retrieval, long-retrieval, transfer, not with probes"),
+        ("probes", 5, r"^--shortlist goes with --suite retrieval, transfer, long-retrieval, not with probes"),
         ("retrieval", 0, r"^--shortlist is 0; it must be 1 at least"),
     ],
 )

@@ -32,7 +32,7 @@ from grainline.evaluate.score import Scorer
 from grainline.evaluate.shortlist import refuse_plain
 from grainline.evaluate.similarity import SIMILARITY
 from grainline.evaluate.stability import STABILITY, with_noise
-from grainline.evaluate.suite import SUITES
+from grainline.evaluate.suite import RANKED, SUITES
 from grainline.evaluate.takers import inactive_of, judging_of, pooling_of
 from grainline.evaluate.trained import TRAINED, Overlap, Taught, overlap, taught
 from grainline.evaluate.transfer import TRANSFER
@@ -43,7 +43,6 @@ ZEROSHOT = "zeroshot"
 SUBTEXTS = (MONOTONICITY, STABILITY)  # suites of the subtexts of one caption a picture
 POOLED = (SIMILARITY, OWN_CAPTION, INACTIVITY)  # suites of pictures as texts see them
 OF_REGIONS = (FG_OVD, REFERRING)  # suites of the texts of regions
-RANKED = ("retrieval", LONG_RETRIEVAL, TRANSFER)  # suites that rank candidates
 OWN_TEXTS = (
     PROBES,
     PHRASES,

@@ -16,15 +16,14 @@ from grainline.evaluate.examples import SHOWN as EXAMPLES
 from grainline.evaluate.examples import Beside, Measured, by_text, spread
 from grainline.evaluate.extremes import best_expressions, best_regions, worst_expressions, worst_regions
 from grainline.evaluate.fgovd import FG_OVD
-from grainline.evaluate.long import LONG_RETRIEVAL
 from grainline.evaluate.monotonicity import LEAST, LONG, MONOTONICITY, correlation
 from grainline.evaluate.phrases import PHRASES
 from grainline.evaluate.picked import best_choices, worst_choices
 from grainline.evaluate.referring import REFERRING
 from grainline.evaluate.result import Result
 from grainline.evaluate.subtexts import EACH
+from grainline.evaluate.suite import RANKED
 from grainline.evaluate.tokened import by_position, captions, refuse_groupless
-from grainline.evaluate.transfer import TRANSFER
 from grainline.model import Model
 from grainline.viz.figure import COLOURS, require_matplotlib, write_png
 from grainline.viz.look import Look
@@ -34,8 +33,6 @@ from grainline.viz.strips import write_strips
 
 SHOWN = 4  # pictures, unless they are named
 MOST = len(COLOURS)  # models
-RETRIEVAL = "retrieval"
-RANKED = (RETRIEVAL, TRANSFER, LONG_RETRIEVAL)
 MAPPED = (*RANKED, FG_OVD, REFERRING, COMPREHENSION)  # suites whose outcomes have heat maps
 
 

@@ -41,6 +41,9 @@ from grainline.evaluate.stability import STABILITY, stability_cells, stability_s
 from grainline.evaluate.transfer import TRANSFER, transfer_suite
 from grainline.evaluate.zeroshot import zeroshot_cells, zeroshot_suite
 
+RETRIEVAL = "retrieval"
+RANKED = (RETRIEVAL, TRANSFER, LONG_RETRIEVAL)  # suites that rank candidates
+
 Suite = Callable[[Scorer, Encodings, Options], Result]
 Cells = Callable[[list[dict[str, Any]], Options], dict[str, Cell]]
 """Metrics from `Result.queries`, one for each run, all runs over the same queries."""
@@ -53,7 +56,7 @@ def retrieval_suite(method: Scorer, data: Encodings, options: Options = Options(
     """
     queries = both_ways(method, data, options)
     notes = notes_of_stages(queries, options)
-    return result_of("retrieval", data, options, retrieval_cells([queries], options), queries, notes)
+    return result_of(RETRIEVAL, data, options, retrieval_cells([queries], options), queries, notes)
 
 
 def long_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: B008
@@ -75,7 +78,7 @@ def long_suite(method: Scorer, data: Encodings, options: Options = Options()) ->
 
 
 SUITES: dict[str, Suite] = {
-    "retrieval": retrieval_suite,
+    RETRIEVAL: retrieval_suite,
     PROBES: probes_suite,
     "zeroshot": zeroshot_suite,
     MONOTONICITY: monotonicity_suite,
@@ -92,7 +95,7 @@ SUITES: dict[str, Suite] = {
     TRANSFER: transfer_suite,
 }
 CELLS: dict[str, Cells] = {
-    "retrieval": retrieval_cells,
+    RETRIEVAL: retrieval_cells,
     PROBES: probe_cells,
     "zeroshot": zeroshot_cells,
     MONOTONICITY: monotonicity_cells,
