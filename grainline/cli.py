@@ -152,9 +152,10 @@ def scenes(
     """Write scenes as WebDataset tars, with captions, foils, phrases and masks."""
     from grainline.data.scenes.export import export
     from grainline.data.sources.scenes import Scenes
+    from grainline.wording import amount
 
     shards = export(Scenes(source), out, samples_per_shard)
-    print(f"written: {len(shards)} tars in {out}")
+    print(f"written: {amount(len(shards), 'tar')} in {out}")
 
 
 @app.command()

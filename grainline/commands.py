@@ -12,6 +12,7 @@ import typer
 
 from grainline.bar import progress
 from grainline.errors import UserError, plain
+from grainline.wording import amount
 
 Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
 Paths = Annotated[list[str], typer.Argument(help="Pictures, or folders of pictures, below the folder.")]
@@ -91,7 +92,7 @@ def check(folder: Folder) -> None:
     """Compare every file of the index with its sha256."""
     from grainline.index.search import check as run
 
-    print(f"{folder} is whole: {run(folder)} pictures")
+    print(f"{folder} is whole: {amount(run(folder), 'picture')}")
 
 
 def search(  # noqa: PLR0913 - each is an option of the command
@@ -145,7 +146,7 @@ def search(  # noqa: PLR0913 - each is an option of the command
     for answer in answers:
         Console().print(table(answer))
     if heat is not None:
-        print(f"written: {write_heat(heat, answers, opened)} pictures in {heat}")
+        print(f"written: {amount(write_heat(heat, answers, opened), 'picture')} in {heat}")
     if json is not None:
         write_json(json, answers, opened)
         print(f"written: {json}")
@@ -219,7 +220,7 @@ def _qdrant(url: str, opened: Any) -> Any:
 
 def _say(folder: Path, report: Any) -> None:
     done = [f"{number} {name}" for name, number in report._asdict().items() if name in _DONE and number]
-    print(f"{folder}: {report.pictures} pictures ({', '.join(done) or 'nothing changed'})")
+    print(f"{folder}: {amount(report.pictures, 'picture')} ({', '.join(done) or 'nothing changed'})")
     if report.damaged:
         causes = ", ".join(f"{number} {cause}" for cause, number in report.damaged.items())
         print(f"not usable: {causes}; the first: {plain('; '.join(report.damaged_first))}")

@@ -244,7 +244,7 @@ def test_tokens_are_kept_only_for_methods_that_compare_them_and_padded_across_ba
 def test_cut_texts_are_those_of_this_run() -> None:
     data = encode_source(Colours(), InMemory([painted(0, ["1 2 3 4 5 6"]), painted(1)]))
     assert data.cut == 1
-    assert "1 texts were longer than the model reads and were cut" in retrieval_suite(Cosine(), data).notes
+    assert "1 text longer than the model reads and cut" in retrieval_suite(Cosine(), data).notes
 
 
 def test_damaged_samples_are_skipped_counted_and_reported() -> None:

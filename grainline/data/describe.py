@@ -27,6 +27,7 @@ from grainline.data.sources.common import LONG_FIELDS, said
 from grainline.data.sources.table import COLUMNS, Row, fields_of, read_rows
 from grainline.errors import UserError
 from grainline.files import reason
+from grainline.wording import amount
 
 EMPTY = "nothing was said"
 TABLES = (".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv", ".json")
@@ -286,6 +287,6 @@ def told(made: Made) -> str:
     >>> told(Made(10, 905, 1, {"missing caption": 2}, kept=4))
     '10 pictures, 90 words each; 1 broken off; 4 records were there before; 2 skipped: 2 missing caption'
     """
-    parts = [f"{made.pictures} pictures, {made.words // max(1, made.pictures)} words each"]
+    parts = [f"{amount(made.pictures, 'picture')}, {made.words // max(1, made.pictures)} words each"]
     parts += [f"{made.at_limit} broken off"] if made.at_limit else []
     return "; ".join(parts + told_of_skipped(made.kept, made.skipped))

@@ -24,6 +24,7 @@ from grainline.data.record import Damaged, Source
 from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
 from grainline.files import Corrupt, read_sealed, reason, sealed, sync, write_text
+from grainline.wording import amount, there_before
 
 KEYS, LOG = "keys.npy", "done.jsonl"
 BATCH = 32  # pictures that are read and computed at a time
@@ -266,7 +267,7 @@ def told(made: Made) -> str:
     >>> told(Made(10, 2, kept=4))
     '10 pictures; 4 records were there before; 2 records without a picture'
     """
-    parts = [f"{made.pictures} pictures"]
-    parts += [f"{made.kept} records were there before"] if made.kept else []
-    parts += [f"{made.skipped} records without a picture"] if made.skipped else []
+    parts = [amount(made.pictures, "picture")]
+    parts += [there_before(made.kept, "record")] if made.kept else []
+    parts += [f"{amount(made.skipped, 'record')} without a picture"] if made.skipped else []
     return "; ".join(parts)

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from grainline.errors import UserError
 from grainline.files import sync
+from grainline.wording import there_before
 
 
 @contextmanager
@@ -61,7 +62,7 @@ def told_of_skipped(kept: int, skipped: Mapping[str, int]) -> list[str]:
     >>> told_of_skipped(4, {"damaged image": 2}), told_of_skipped(0, {})
     (['4 records were there before', '2 skipped: 2 damaged image'], [])
     """
-    parts = [f"{kept} records were there before"] if kept else []
+    parts = [there_before(kept, "record")] if kept else []
     causes = ", ".join(f"{number} {cause}" for cause, number in skipped.items())
     return [*parts, f"{sum(skipped.values())} skipped: {causes}"] if skipped else parts
 

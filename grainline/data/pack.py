@@ -25,6 +25,7 @@ from grainline.data.sources.tarindex import load_shard
 from grainline.data.sources.tarkeys import HEADER, quoted
 from grainline.errors import UserError
 from grainline.files import reason, sync
+from grainline.wording import amount, there_before
 
 FORMAT = 1
 LOG = "pack.jsonl"
@@ -232,9 +233,9 @@ def told(packed: Packed) -> str:
     >>> told(Packed(2, 990, {"missing image": 10}, ("missing image: x",), kept=1))
     '2 tars, 990 samples; 1 tar was there before; 10 left out: 10 missing image; the first: missing image: x'
     """
-    parts = [f"{packed.tars} tar{'s' * (packed.tars != 1)}, {packed.samples} samples"]
+    parts = [f"{amount(packed.tars, 'tar')}, {amount(packed.samples, 'sample')}"]
     if packed.kept:
-        parts.append(f"{packed.kept} tar{'s were' if packed.kept > 1 else ' was'} there before")
+        parts.append(there_before(packed.kept, "tar"))
     if packed.skipped:
         causes = ", ".join(f"{number} {cause}" for cause, number in packed.skipped.items())
         parts.append(f"{sum(packed.skipped.values())} left out: {causes}")

@@ -15,6 +15,7 @@ from grainline.evaluate.intervals import from_replicates
 from grainline.evaluate.protocols import coco_split
 from grainline.evaluate.result import Metric, Result, Unit, now, versions
 from grainline.evaluate.score import MEMORY
+from grainline.wording import amount
 
 
 class Options(NamedTuple):
@@ -73,7 +74,7 @@ def notes_of(data: Encodings, options: Options) -> tuple[str, ...]:
     if data.blank:
         notes.append(f"{data.blank} blank captions were skipped")
     if data.cut:
-        notes.append(f"{data.cut} texts were longer than the model reads and were cut")
+        notes.append(f"{amount(data.cut, 'text')} longer than the model reads and cut")
     if options.protocol.startswith("coco"):
         notes.append(f"pictures of {coco_split(data.keys)}")
     return tuple(notes)

@@ -6,6 +6,7 @@ from rich.table import Table
 from grainline.errors import plain
 from grainline.evaluate.against import Difference
 from grainline.evaluate.result import Result
+from grainline.wording import amount
 
 
 def tables(result: Result) -> list[Table]:
@@ -18,7 +19,7 @@ def tables(result: Result) -> list[Table]:
 def table(result: Result) -> Table:
     """Metric, value, interval, chance, queries and ties of every metric, and the notes as a caption."""
     level = result.settings["level"]
-    size = f"{result.data['pictures']} pictures, {result.data['texts']} texts"
+    size = f"{amount(result.data['pictures'], 'picture')}, {amount(result.data['texts'], 'text')}"
     title = f"{result.suite}, protocol {result.protocol}, {size}"
     out = Table(
         title=escape(title),

@@ -13,6 +13,7 @@ from grainline.viz.charts import Chart, line_chart, whisker
 from grainline.viz.look import Look, look
 from grainline.viz.marked import marked
 from grainline.viz.page import Gone, facts, folded, img, notes
+from grainline.wording import amount
 
 
 class Row(Protocol):
@@ -115,7 +116,7 @@ def table(result: Tabled) -> str:
     shares = [m for m in result.metrics if m.unit == "share"]
     top = max((max(m.high, m.chance or 0.0) for m in shares), default=1.0) or 1.0
     end = min(1.0, -(-top * 10 // 1) / 10)  # up to the next ten per cent
-    size = f"{result.data['pictures']:,} pictures, {result.data['texts']:,} texts"
+    size = f"{amount(result.data['pictures'], 'picture')}, {amount(result.data['texts'], 'text')}"
     caption = f"{result.suite}, protocol {result.protocol}: {size}"
     heads = "".join(
         f'<th scope="col" class="{kind}">{escape(name)}</th>'

@@ -22,6 +22,7 @@ from grainline.data.record import Damaged, Record, Source
 from grainline.data.repeats import unrepeated
 from grainline.errors import UserError
 from grainline.files import reason
+from grainline.wording import amount
 
 CHUNK = 64  # records that a process takes at a time
 
@@ -160,5 +161,7 @@ def told(made: Made) -> str:
     >>> told(Made(10, 12, 90, {"missing-caption": 2}, kept=4))
     '10 records, 12 texts, 90 phrases; 4 records were there before; 2 skipped: 2 missing-caption'
     """
-    parts = [f"{made.records} records, {made.texts} texts, {made.phrases} phrases"]
+    parts = [
+        f"{amount(made.records, 'record')}, {amount(made.texts, 'text')}, {amount(made.phrases, 'phrase')}"
+    ]
     return "; ".join(parts + told_of_skipped(made.kept, made.skipped))

@@ -22,6 +22,7 @@ from grainline.data.record import Damaged, Record
 from grainline.data.sources.common import HELP, FileSource, Said, digest, said, strings, text_of
 from grainline.data.sources.tarindex import ABSENT, SPANS, Shard, load_shard
 from grainline.errors import UserError
+from grainline.wording import amount
 
 
 class Tars(FileSource):
@@ -50,7 +51,7 @@ class Tars(FileSource):
             for offset in chain(shard.spans[2::SPANS], shard.spans[4::SPANS])
         )
         flaws = "".join(f" ({remark})" for remark in self.remarks[:1])
-        found = f"{self.path} ({len(paths)} tar{'s' * (len(paths) > 1)}, {len(self)} samples)"
+        found = f"{self.path} ({amount(len(paths), 'tar')}, {amount(len(self), 'sample')})"
         if not images:
             raise UserError(f"{found} holds no KEY.jpg, .jpeg, .png, .webp, .gif or .bmp{flaws}; {HELP}")
         if not texts:
