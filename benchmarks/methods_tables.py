@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.methods import METHODS, STEPS
 from benchmarks.study import Folder, cells, difference, minutes_of, show, shown, verdict
 from grainline.evaluate.pool import pooled
+from grainline.evaluate.result import Result
 
 BASE = "clip"  # what every method is compared with
 RECALLS = [f"{way} R@{k}" for way in ("image to text", "text to image") for k in (1, 10)]
@@ -18,7 +19,7 @@ RECALLS = [f"{way} R@{k}" for way in ("image to text", "text to image") for k in
 
 def tables(folder: Folder) -> None:
     """All sets side by side, then the recalls of each."""
-    sets = [data for data in STEPS if folder.results(f"{data}-{BASE}", measurement(data))]
+    sets = [data for data in STEPS if made(folder, data, BASE)]
     print("\n| method | " + " | ".join(f"{data}: rSum | beside {BASE} | minutes" for data in sets) + " |")
     print("|---|" + "---|---|---|" * len(sets))
     for name in METHODS:
@@ -51,24 +52,35 @@ def compared(folder: Folder, data: str, name: str) -> tuple[str, str, str]:
     return found["rSum"], f"{shown(metric, metric.value)} ({ends}), {word}", minutes
 
 
+def made(folder: Folder, data: str, name: str) -> list[Result]:
+    """The results of a method on a set; none where a seed is missing."""
+    found = folder.results(f"{data}-{name}", measurement(data))
+    return found if len(found) == len(folder.seeds) else []
+
+
 def figure(folders: Sequence[Folder], path: Path) -> None:
     """rSum of every method, seeds as dots, as a PNG: a panel for each set of each study."""
     from matplotlib.figure import Figure
 
     canvas = Figure(figsize=(3.2 * len(STEPS), 2.6 * len(folders)), dpi=110, layout="constrained")
     for row, folder in enumerate(folders):
+        found = {(data, name): made(folder, data, name) for data in STEPS for name in METHODS}
+        named = [name for name in METHODS if any(found[data, name] for data in STEPS)]
         for column, data in enumerate(STEPS):
             axes = canvas.add_subplot(len(folders), len(STEPS), row * len(STEPS) + column + 1)
-            found = {name: folder.results(f"{data}-{name}", measurement(data)) for name in METHODS}
-            made = {name: results for name, results in found.items() if len(results) == len(folder.seeds)}
-            for i, results in enumerate(made.values()):
+            for i, name in enumerate(named):
+                results = found[data, name]
+                if not results:
+                    axes.text(0, -i, "  not run", fontsize=6, va="center", color="#666666")
+                    continue
                 metric = next(m for m in pooled(results).metrics if m.name == "rSum")
                 ends = [[metric.value - metric.low], [metric.high - metric.value]]
-                axes.barh(-i, metric.value, 0.6, xerr=ends, color="#2a78b5", error_kw={"lw": 0.8})
+                axes.barh(-i, metric.value, 0.6, xerr=ends, color="#a6c8e4", error_kw={"lw": 0.8})
                 values = [next(m.value for m in one.metrics if m.name == "rSum") for one in results]
                 axes.plot(values, [-i] * len(values), ".", color="#1d2b36", ms=4)
                 axes.axvline(metric.chance, color="#b0413e", lw=0.8, ls="--")
-            axes.set_yticks([-i for i in range(len(made))], list(made), fontsize=7)
+            axes.set_ylim(0.6 - len(named), 0.6)
+            axes.set_yticks([-i for i in range(len(named))], named, fontsize=7)
             axes.set_title(f"rSum, {data}; dashed: chance", fontsize=8)
             axes.tick_params(axis="x", labelsize=7)
             axes.spines[["top", "right"]].set_visible(False)
