@@ -319,7 +319,7 @@ def test_equal_tars_have_equal_fingerprints_wherever_they_lie(tmp_path: Path) ->
     [
         (gzip.compress(b"x" * 600, mtime=0), r"a\.tar is packed with gzip: unpack it first"),
         (b"\xff\xd8 no tar" * 100, r"a\.tar is not a tar \(no valid header at its start\)"),
-        (b"", r"a\.tar \(1 tar, 1 samples\) holds no KEY\.jpg, .* \(.* is empty\); see docs/data\.md"),
+        (b"", r"a\.tar \(1 tar, 1 sample\) holds no KEY\.jpg, .* \(.* is empty\); see docs/data\.md"),
     ],
     ids=["gzip", "no header", "empty"],  # the same in every process: workers compare them
 )
