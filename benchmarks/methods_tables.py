@@ -19,7 +19,7 @@ RECALLS = [f"{way} R@{k}" for way in ("image to text", "text to image") for k in
 
 def tables(folder: Folder) -> None:
     """All sets side by side, then the recalls of each."""
-    sets = [data for data in STEPS if made(folder, data, BASE)]
+    sets = [data for data in STEPS if complete(folder, data, BASE)]
     print("\n| method | " + " | ".join(f"{data}: rSum | beside {BASE} | minutes" for data in sets) + " |")
     print("|---|" + "---|---|---|" * len(sets))
     for name in METHODS:
@@ -52,7 +52,7 @@ def compared(folder: Folder, data: str, name: str) -> tuple[str, str, str]:
     return found["rSum"], f"{shown(metric, metric.value)} ({ends}), {word}", minutes
 
 
-def made(folder: Folder, data: str, name: str) -> list[Result]:
+def complete(folder: Folder, data: str, name: str) -> list[Result]:
     """The results of a method on a set; none where a seed is missing."""
     found = folder.results(f"{data}-{name}", measurement(data))
     return found if len(found) == len(folder.seeds) else []
@@ -64,7 +64,7 @@ def figure(folders: Sequence[Folder], path: Path) -> None:
 
     canvas = Figure(figsize=(3.2 * len(STEPS), 2.6 * len(folders)), dpi=110, layout="constrained")
     for row, folder in enumerate(folders):
-        found = {(data, name): made(folder, data, name) for data in STEPS for name in METHODS}
+        found = {(data, name): complete(folder, data, name) for data in STEPS for name in METHODS}
         named = [name for name in METHODS if any(found[data, name] for data in STEPS)]
         for column, data in enumerate(STEPS):
             axes = canvas.add_subplot(len(folders), len(STEPS), row * len(STEPS) + column + 1)

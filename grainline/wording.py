@@ -11,7 +11,8 @@ def amount(number: int, noun: str) -> str:
 
 
 def there_before(number: int, noun: str) -> str:
-    """
+    """What a command that goes on found done already, in words.
+
     >>> there_before(1, "tar"), there_before(4, "record")
     ('1 tar was there before', '4 records were there before')
     """

@@ -26,6 +26,7 @@ from grainline.data.tokenized import TextTokenizer
 from grainline.data.transforms import Crop
 from grainline.errors import UserError
 from grainline.types import CAPTION, FOIL, LOOSE, PHRASE, SENTENCE
+from grainline.wording import amount
 
 
 class Text(NamedTuple):
@@ -81,7 +82,7 @@ class TrainSet(Dataset[Sample]):
             )
         if cfg.chunks > parts:
             raise UserError(
-                f"data.texts.chunks is {cfg.chunks}, but the method reads {parts} part{'s' * (parts > 1)} "
+                f"data.texts.chunks is {cfg.chunks}, but the method reads {amount(parts, 'part')} "
                 "of a text at most; it is for methods that compose chunks into a whole"
             )
         if cfg.altered and (parts > 1 or chunking is not None):
