@@ -50,7 +50,7 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in ME
     "beta_clip-pairs": ("beta_clip", ("scoring=conditioned", "input_norm=true", "detach_keys=true")),
     "beta_clip-others": ("beta_clip", ("others.own=true", "group=3")),
     "beta_clip-others_bce": ("beta_clip", ("others.weight=2", "group=3", "form=bce")),
-    "flair-vectors": ("flair", ("scoring=vectors", "chunks=2", "negatives=all", "divisor=candidates")),
+    "flair-vectors": ("flair", ("scoring=vectors", "chunks=2", "negatives=all")),
     "caft": ("caft", ("heads=2", "composer.depth=1", "composer.heads=2")),
     "caft-segments": ("caft", ("heads=2", "composer.depth=1", "composer.heads=2")),
     "flair-segments": ("flair", ()),

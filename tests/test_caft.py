@@ -12,6 +12,7 @@ from make import CLOCK, SEGMENTS, VOCAB, build
 from torch import Tensor
 
 from grainline.config import parse
+from grainline.dist import finish
 from grainline.encoders.composer import BLEND, Adapter, Composer, ComposerConfig
 from grainline.errors import UserError
 from grainline.evaluate.regions import view
@@ -105,7 +106,7 @@ def test_both_losses_are_their_equations_with_labels(twice: bool) -> None:
 
 
 def test_losses_begin_as_the_paper_says() -> None:
-    """At cosines of 0, with 256 pictures of 8 captions: 80.0 and 10.01, and 77.9 divided as FLAIR does."""
+    """At cosines of 0, with 256 pictures of 8 captions: 80.0 and 10.01; 77.9 and 10.0 in FLAIR."""
     method = caft("heads=1", "composer.depth=1")
     n, k, width = 256, 8, method.towers.space
     torch.nn.init.zeros_(method.pool.to_out.weight)  # what is pooled is 0, and so is its cosine
@@ -127,11 +128,12 @@ def test_losses_begin_as_the_paper_says() -> None:
     assert found["part"] == pytest.approx(80.0, abs=0.05)
     assert found["whole"] == pytest.approx(10.01, abs=0.005)
     assert found["part scale"] == found["whole scale"] == pytest.approx(14.29, abs=0.01)
-    other = flair("heads=1", "divisor=candidates")
+    other = flair("heads=1")
     torch.nn.init.zeros_(other.pool.to_out.weight)
     own = other.meet(Pair(images, texts))
-    divided = other.loss(own, own, CLOCK)["pooled"].mean
-    assert float((divided.total / divided.number).detach()) == pytest.approx(77.9, abs=0.05)
+    divided = {name: float(finish(x.mean).detach()) for name, x in other.loss(own, own, CLOCK).items()}
+    assert divided["pooled"] == pytest.approx(77.88, abs=0.01)
+    assert divided["summary"] == pytest.approx(10.01, abs=0.01)
 
 
 def unlike(what: str) -> tuple[Images, Texts]:
@@ -160,7 +162,7 @@ UNLIKE = ("one picture", "no texts", "no texts of a picture", "texts without a t
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ["caft-segments", "flair-segments"])
 def test_a_batch_that_lacks_something_has_a_loss_and_gradients(case: str, precision: torch.dtype) -> None:
-    for changes in ((), ("negatives=all",), *((("divisor=candidates",),) if "flair" in case else ())):
+    for changes in ((), ("negatives=all",)):
         method = build(case, "bias=-1", "image.superpixels.steps=1", *changes).train()
         objective = Objective(method, precision)
         for what in UNLIKE:
@@ -448,18 +450,47 @@ def test_flair_reads_a_text_whole_or_as_the_mean_of_chunks() -> None:
     torch.testing.assert_close(chunked.encode_texts(texts).tokens[:, 0], wanted)
 
 
-def test_flair_compares_summaries_with_the_same_captions_as_pooled_pictures() -> None:
-    method = flair("negatives=all", "bias=-2").double()
-    images, texts = pictures(3), told(3, loose=1, parts=1)
+def slow_summary(method: FLAIR, images: Encoded, texts: Encoded) -> Tensor:
+    """The loss of FLAIR over summaries: every image with every caption, divided by all captions of images."""
+    vectors, total, captions = unit(texts.tokens[:, 0]), images.vector.new_zeros(()), 0
+    for m in range(len(texts.item)):
+        if texts.item[m] < 0:
+            continue
+        captions += int(texts.image[m] >= 0)
+        for i in range(len(images.item)):
+            if images.item[i] >= 0:
+                logit = method.scale() * (images.vector[i] @ vectors[m]) + method.bias
+                own = bool(texts.image[m] == images.image[i])
+                total = total + F.softplus(-logit if own else logit).sum()
+    return total / captions
+
+
+@pytest.mark.parametrize("negatives", ["sampled", "all"])
+def test_flair_compares_a_summary_with_all_captions_of_the_batch(negatives: str) -> None:
+    """Four images, of which one is padding, with 3, 2 and 1 captions, a caption of padding and a foil."""
+    method = flair(f"negatives={negatives}", "bias=-2").double()
+    images, texts = pictures(4), told(4, loose=1, parts=1)
+    gone = torch.tensor([False, False, True, False])
     images = images._replace(pixels=images.pixels.double())
     a, b = method.encode_images(images), method.encode_texts(texts)
-    total = 0.0
-    for i in range(3):
-        for m in range(6):
-            logit = method.scale() * (a.vector[i] @ b.vector[m]) + method.bias
-            own = int(texts.image[m]) == i
-            total += float((F.softplus(-logit) if own else F.softplus(logit) / 2).detach())
-    assert terms(method, images, texts)["summary"] == pytest.approx(0.5 * total / 3)
+    a = a._replace(item=a.item.masked_fill(gone, -1), image=a.image.masked_fill(gone, -1))
+    owner = torch.tensor([0, 0, 0, 1, -1, -1, 1, 3])  # the fifth is padding, the sixth a foil
+    b = b._replace(image=owner, item=b.item.masked_fill(torch.arange(8) == 4, -1))
+    slow = slow_summary(method, a, b)
+    pair = method.meet(Pair(a, b))
+    term = method.loss(pair, pair, CLOCK)["summary"]
+    assert term.weight == 0.5
+    torch.testing.assert_close(finish(term.mean), slow, rtol=1e-6, atol=0)
+    leaves = [
+        p
+        for p in method.parameters()
+        if torch.autograd.grad(slow, p, retain_graph=True, allow_unused=True)[0] is not None
+    ]
+    assert len(leaves) > 10
+    for one, other in zip(
+        *(torch.autograd.grad(x, leaves, retain_graph=True) for x in (finish(term.mean), slow)), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
 def test_parts_are_rows_with_ids_of_their_own() -> None:

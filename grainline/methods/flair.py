@@ -5,14 +5,17 @@ Xiao et al., arXiv 2412.03561. In four steps:
   2. each caption pools the patches by attention, or an empty slot beside them;
   3. sigmoid loss of what is pooled with the caption: a picture has all its captions as positives, and each
      other picture as a negative with one of its captions, drawn anew in every step;
-  4. the same loss of the summary with captions; half of each.
+  4. sigmoid loss of the summary with every caption of the batch; half of each.
+
+Both losses are divided as in the authors' code: the first by the texts that an image meets in it, the second
+by all captions. So the first weighs much more: 78 against 10 at the start, with 256 images of 8 captions.
 
 It is the baseline of CAFT (arXiv 2602.02977). A long text is cut to the context, as there; with `chunks` it
 is read in sub-captions whose vectors are averaged, which is the control for how much text is read.
 
 Differs from the authors' code: drawn negatives are a function of seed, step and pictures, whatever the number
-of processes; losses are divided by the number of pictures, or with `divisor` "candidates" as there, by how
-many texts a picture is compared with; texts travel as they are, and not once for each picture.
+of processes; losses are divided by counts over all processes; texts travel as they are, and not once for each
+picture.
 """
 
 from typing import Literal
@@ -24,7 +27,6 @@ from torch import Tensor, nn
 from grainline.data.chunks import Chunking
 from grainline.encoders.towers import Towers, TowersConfig, flat_parts
 from grainline.losses.blocks import Blocks
-from grainline.losses.lists import Lists
 from grainline.losses.pairs import Logistic, pair_loss
 from grainline.losses.pooled import Negatives, part_loss, part_pairs
 from grainline.losses.scores import Dot
@@ -52,8 +54,7 @@ class FLAIRConfig(TowersConfig):
     chunks: int = Field(1, gt=0)  # sub-captions whose mean is the text; 1: the text itself
     chunking: Chunking | None = None  # how a text falls into several; None: as in CAFT
     heads: int = Field(8, gt=0)  # of the pooling
-    negatives: Negatives = "sampled"  # captions of other pictures: one of each, or the mean over all
-    divisor: Literal["pictures", "candidates"] = "pictures"
+    negatives: Negatives = "sampled"  # of the pooled loss: one caption of each other image, or their mean
     scale: float = Field(1 / 0.07, ge=1)  # of both losses, at the start
     max_scale: float = Field(100.0, gt=1)
     bias: float = -10.0  # of both losses, at the start
@@ -121,14 +122,15 @@ class FLAIR(Method):
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
         images, told = mine.images, everyone.texts.extra
         pictures, captions = keys_of(images.item, images.image), keys_of(told.item, told.image)
-        pairs = part_pairs(pictures, captions, self.cfg.negatives, clock)
         scale, bias = self.scale(), self.bias
+        pairs = part_pairs(pictures, captions, self.cfg.negatives, clock)
         pooled = part_loss(self.pool, (images.tokens, images.mask), told.vector, pairs, scale, bias)
-        summary = summary_loss(images.vector, told.vector, pairs, scale, bias)
-        terms = {"pooled": pooled, "summary": summary}
-        if self.cfg.divisor == "candidates":
-            count = _candidates(everyone.images, told)
-            terms = {name: Mean(x.total, x.number * count) for name, x in terms.items()}
+        summary = summary_loss(images.vector, told.vector, Blocks(pictures, captions), scale, bias)
+        number, count = _counts(everyone.images, told, pooled.total.dtype)
+        terms = {  # B / (B + K - 1) and 1 / K of a mean over images
+            "pooled": Mean(pooled.total * number / (number + count / number - 1).clamp(min=1), pooled.number),
+            "summary": Mean(summary.total * number / count.clamp(min=1), summary.number),
+        }
         fact = Term(None, Mean(scale.detach().sum(), scale.new_ones(())))
         return {name: Term(0.5, mean) for name, mean in terms.items()} | {"scale": fact}
 
@@ -148,10 +150,17 @@ class FLAIR(Method):
         return self.towers.segmentations(images)
 
 
-def summary_loss(images: Tensor, texts: Tensor, pairs: Blocks | Lists, scale: Tensor, bias: Tensor) -> Mean:
-    """The sigmoid loss of summaries with texts, over the same pairs as that of `part_loss`.
+def summary_loss(images: Tensor, texts: Tensor, pairs: Blocks, scale: Tensor, bias: Tensor) -> Mean:
+    """The sigmoid loss of summaries with the texts of everyone; its mean over images.
 
-    images  [n, D] of unit length, texts [P, D] of everyone, of any length
+    images  [n, D] of unit length, texts [P, D] of everyone, of any length; scale and bias of one element
+
+    for i of my images:
+        for j of the captions of all:
+            logit = scale * images[i] . texts[j] / |texts[j]| + bias
+            j describes i:  total += log(1 + exp(-logit))
+            else:           total += log(1 + exp(logit))
+        number += 1
     """
     rows = torch.cat([scale * images, bias.expand(len(images), 1)], 1)
     texts = unit(texts)
@@ -159,8 +168,7 @@ def summary_loss(images: Tensor, texts: Tensor, pairs: Blocks | Lists, scale: Te
     return pair_loss(Dot(), Logistic(), (rows,), (cols,), pairs)[0]
 
 
-def _candidates(images: Encoded, told: Parts) -> Tensor:
-    """The captions of a picture and one of each other picture, over the number of pictures: []"""
-    pictures = (images.item >= 0).sum()
-    own = ((told.item >= 0) & (told.image >= 0)).sum() / pictures
-    return (pictures + own - 1) / pictures
+def _counts(images: Encoded, told: Parts, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Images of all processes, at least 1, and their captions: [] both"""
+    number = (images.item >= 0).sum().clamp(min=1)
+    return number.to(dtype), ((told.item >= 0) & (told.image >= 0)).sum().to(dtype)
