@@ -23,11 +23,11 @@ def one_by_one(x: Tensor) -> Tensor:
     for tokens in x.double():
         nearest = (tokens - tokens.mean(0)).square().sum(1)
         picks = []
-        for m in range(PICKS):
+        for _ in range(PICKS):
             pick = int(nearest.argmax())
             picks.append(pick)
             apart = (tokens - tokens[pick]).square().sum(1)
-            nearest = nearest.minimum(apart) if m else apart
+            nearest = nearest.minimum(apart)
         out.append(picks)
     return torch.tensor(out)
 

@@ -17,10 +17,11 @@ def slow_points(x: Tensor, valid: Tensor, number: int) -> list[int]:
     mean = torch.stack([tokens[i] for i in at]).mean(0)
     picks: list[int] = []
     for _ in range(number):
-        marks = [tokens[i] for i in picks] or [mean]
-        far = {i: min(float((tokens[i] - mark).norm()) for mark in marks) for i in at if i not in picks}
-        if not far or (picks and max(far.values()) == 0):
+        unlike = [i for i in at if all(bool((tokens[i] != tokens[k]).any()) for k in picks)]
+        if not unlike:
             break
+        marks = [mean] + [tokens[i] for i in picks]
+        far = {i: min(float((tokens[i] - mark).norm()) for mark in marks) for i in unlike}
         picks.append(max(far, key=lambda i: far[i]))
     return picks
 
@@ -45,6 +46,19 @@ def test_the_first_pick_is_farthest_from_the_mean_and_all_differ() -> None:
     token = farthest_points(x, None, 20).token
     assert torch.equal(token[:, 0], (x - x.mean(1, keepdim=True)).norm(dim=2).argmax(1))
     assert all(len(set(row)) == 20 for row in token.tolist())
+
+
+def test_picks_keep_their_distance_from_the_mean() -> None:
+    """The last token lies 4 from both picks and is the mean itself; that at -1.9 lies 1.9 from the mean."""
+    x = torch.tensor([-4.0, 4.0, 1.0, -1.9, 0.9, 0.0])[None, :, None]
+    assert farthest_points(x, None, 3).token.tolist() == [[0, 1, 3]]
+
+
+def test_a_token_equal_to_the_mean_is_picked_last_and_is_no_surplus() -> None:
+    x = torch.tensor([-1.0, -1.0, 0.0, 1.0, 1.0, -2.0, 2.0])[None, :, None]
+    found = farthest_points(x, None, 6)
+    assert x[0, found.token[0, :5], 0].tolist() == [-2, 2, -1, 1, 0]
+    assert found.mask.tolist() == [[True] * 5 + [False]]
 
 
 def test_an_invalid_token_neither_is_picked_nor_moves_the_mean() -> None:

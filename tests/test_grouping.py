@@ -63,7 +63,7 @@ def far_apart(rows: list[Tensor], number: int) -> list[int]:
     for _ in range(number):
         far = [min(float((row - mark).square().sum()) for mark in marks) for row in rows]
         picks.append(max(range(len(rows)), key=lambda i: far[i]))
-        marks = [rows[i] for i in picks]
+        marks.append(rows[picks[-1]])
     return picks
 
 

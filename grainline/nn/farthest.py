@@ -1,7 +1,8 @@
 """Farthest point sampling: a few tokens of each set that lie far apart (Qi et al., arXiv 1706.02413).
 
-The first pick is the token farthest from the mean of the set. Every further one is the token whose nearest
-pick is farthest away. Picks are indices and carry no gradient.
+Sampling starts at the mean of the set, which is no token and is not picked. Each pick is the token that lies
+farthest from the nearest of the mean and all earlier picks, as in the code of CAST, which puts the mean in
+front of the tokens. Picks are indices and carry no gradient.
 
 All distances come out of one product of the tokens with themselves, so a pick costs a look at L numbers. Two
 things keep them exact. Tokens are centred first: a large common offset would use up the digits in which they
@@ -44,29 +45,26 @@ def farthest_points(x: Tensor, valid: Tensor | None, number: int) -> Picks:
 
     Where fewer than M valid tokens differ (`SAME`), the rest is False in the mask; its tokens mean nothing.
 
-    pick[0] = argmax_l |x[l] - mean(x)|
-    pick[m] = argmax_l min_{k < m} |x[l] - x[pick[k]]|
+    pick[m] = argmax_l min(|x[l] - mean(x)|, min_{k < m} |x[l] - x[pick[k]]|)
 
     >>> farthest_points(torch.tensor([[[0.0], [1.0], [2.0], [6.0]]]), None, 3).token
-    tensor([[3, 0, 2]])
+    tensor([[3, 0, 1]])
     """
     with torch.autocast(x.device.type, enabled=False):
         product = products(centred(full(x.detach()), valid))
     length = product.diagonal(dim1=1, dim2=2).contiguous()  # [N, L] squared
-    start = torch.arange(x.shape[0], device=x.device) * x.shape[1]
-    nearest = (
-        length if valid is None else length.masked_fill(~valid, -torch.inf)
-    )  # squared distance to a pick
+    start, near = torch.arange(x.shape[0], device=x.device) * x.shape[1], SAME * length
+    # Squared distance to the mean or a pick; -inf: not to be picked.
+    nearest = length if valid is None else length.masked_fill(~valid, -torch.inf)
     picks, real = [], []
-    for m in range(number):
+    for _ in range(number):
         far, pick = nearest.max(dim=1)
         own = length.flatten().index_select(0, start + pick)
-        real.append(far > (SAME * own if m else -torch.inf))
+        real.append(far > -torch.inf)
         apart = torch.add(length, product.flatten(0, 1).index_select(0, start + pick), alpha=-2)
         apart += own[:, None]
-        # Before the first pick these were distances to the mean, which is no pick.
-        nearest = nearest.minimum(apart) if m else apart.where(nearest > -torch.inf, nearest)
-        nearest.scatter_(1, pick[:, None], -torch.inf)
+        # A token equal to a pick goes, the pick itself with it; one equal to the mean may still be picked.
+        nearest = nearest.minimum(apart).where(apart > near, -torch.inf)
         picks.append(pick)
     return Picks(torch.stack(picks, dim=1), torch.stack(real, dim=1))
 
