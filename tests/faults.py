@@ -1615,6 +1615,8 @@ SELECTING = [
     Fault("methods/selecting.py", "tests/test_seps.py", "the branch of the description is not added",
           "merged = seen.merged[:, None] if self.dense else 0.0",
           "merged = 0 * seen.merged[:, None] if self.dense else 0.0"),
+    Fault("methods/selecting.py", "tests/test_seps.py", "LAPS stretches its cosines",
+          "stretched(cosine) if self.choice.stretch else full(cosine)", "stretched(cosine)"),
     Fault("methods/selecting.py", "tests/test_seps.py", "the class token is compared where there is none",
           "seen.classed[:, None, None].to(seen.cls.dtype)", "seen.cls.new_ones(len(seen.cls), 1, 1)"),
     Fault("methods/turned.py", "tests/test_turned.py", "the description is added to s times the token",

@@ -64,8 +64,11 @@ def patch_scores(method: Any, a: Encoded, words: Tensor) -> tuple[Tensor, ...]:
     v, told, beta = a.tokens[0, :-2], a.tokens[0, -1], choice.beta
     direction = unit(v.detach())
     by_text, by_told, by_image = (
-        norm(direction @ x.detach()) for x in (unit(words.mean(0)), told, unit(v.mean(0)))
+        direction @ x.detach() for x in (unit(words.mean(0)), told, unit(v.mean(0)))
     )
+    if getattr(method.cfg, "attention", "stretched") == "raw":
+        return (by_text + by_image,)
+    by_text, by_told, by_image = norm(by_text), norm(by_told), norm(by_image)
     own = 0.0 if s.predictor is None else (1 - 2 * beta) * s.predictor(v)
     if choice.branches == "joint":
         return ((own + beta * (by_text + by_told + 2 * by_image)) / (1 + 2 * beta),)
@@ -151,14 +154,47 @@ def test_tiles_score_as_a_loop_over_pairs(
         torch.testing.assert_close(method.score(method.held(a), b), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_laps_is_sparse_selection_with_means_and_leaky_cosines() -> None:
+@pytest.mark.parametrize("room", [1, 2**20], ids=["small", "large"])
+@pytest.mark.parametrize("attention", ["raw", "stretched"])
+def test_laps_is_sparse_selection_with_means_and_leaky_cosines(
+    attention: str, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code adds raw cosines with weight 1; these also weigh the patches that do not stay."""
+    monkeypatch.setitem(tiled.ROOM, "cpu", room)
     torch.manual_seed(0)
-    method = LAPS(parse(LAPSConfig, override(TINY, FINE), "test")).double()
-    assert method.selector.predictor is None
+    changes = [] if attention == "raw" else ["attention=stretched"]
+    method = LAPS(parse(LAPSConfig, override(TINY, [*FINE, *changes]), "test")).double()
+    assert (method.cfg.attention, method.selector.predictor) == (attention, None)
     with torch.no_grad():
         a, b = sides(method)
         b = rows(b, b.item >= 0)
-        torch.testing.assert_close(method.score(a, b), looped(method, a, b)[0], rtol=1e-9, atol=1e-9)
+        expected = looped(method, a, b)[0]
+        torch.testing.assert_close(method.score(a, b), expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(method.score(method.held(a), b), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_range_of_cosines_decides_which_patches_laps_keeps() -> None:
+    """Stretched, a cosine that hardly varies over the patches counts as much as one that varies."""
+    kept = []
+    for attention in ("raw", "stretched"):
+        method = LAPS(parse(LAPSConfig, override(TINY, [*FINE, f"attention={attention}"]), "test")).double()
+        a, b = sides(method)
+        angle = torch.linspace(0.0, 0.5, a.tokens.shape[1], dtype=torch.float64)
+        patches = torch.zeros_like(a.tokens)
+        patches[..., 0], patches[..., 1] = angle.cos(), angle.sin()
+        query = torch.zeros_like(b.vector)
+        query[:, 1] = 1.0  # along which patches differ far more than along the image vector
+        vector = torch.zeros_like(a.vector)
+        vector[:, 0] = 1.0
+        kept.append(
+            method.keeps(
+                a._replace(tokens=patches, vector=vector),
+                rows(b._replace(vector=query), torch.arange(len(a.item))),
+            ).by_text
+        )
+    number = int(kept[0][0].sum())
+    assert kept[0][0, -number:].all()
+    assert not torch.equal(kept[0], kept[1])
 
 
 def loss_of(method: SEPS, a: Encoded, b: Encoded, clock: Clock) -> Tensor:

@@ -23,12 +23,13 @@ class Choice(NamedTuple):
 
     keep: float  # share of the patches that stays
     aggregate: float | None  # share of those that is left by aggregation; None: they stay as they are
-    beta: float = 0.5  # weight of each attention score; 1 - 2 beta is that of the predictor
+    beta: float = 0.5  # weight of each attention score; 1 - 2 beta: of the predictor; from 0.5 on without it
     branches: Branches = "sparse"
     matching: Matching = "mean"
     best: int = 5  # finds that a network of the matching reads
     leaky: bool = False
     rest: bool = True  # a token of all patches that do not stay
+    stretch: bool = True  # attention scores are cosines at range 0..1 ("Norm" of SEPS); False: raw cosines
 
 
 class Seen(NamedTuple):

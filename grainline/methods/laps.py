@@ -3,14 +3,18 @@
 Fu et al., "Linguistic-Aware Patch Slimming Framework for Fine-grained Cross-Modal Alignment", CVPR 2024, in
 the form of its code, on which SEPS builds. In four steps:
   1. encode the picture into patches and the caption into words;
-  2. rank the patches by their cosines with the mean of the words and with that of the patches; the best stay;
+  2. rank the patches by the sum of their cosines with the mean of the words and with that of the patches; the
+     best stay;
   3. aggregate them into fewer tokens, beside one token of the others and the class token;
   4. the mean of what every token finds on the other side, by triplet loss both ways.
 
 Differs from its code: the network that predicts scores is left out, because nothing teaches it there; the
-ratio of patches is no loss, because a fixed number of patches always keeps it; cosines are compared at equal
-range; the summaries learn by a lighter triplet loss, so that an index can find candidates by vector.
+ratio of patches is no loss, because a fixed number of patches always keeps it; the summaries learn by a
+lighter triplet loss, so that an index can find candidates by vector. With `attention` "stretched" each cosine
+is brought to the range 0..1 over the patches before both are added, as in SEPS.
 """
+
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -31,6 +35,7 @@ class LAPSConfig(PatchesConfig):
 
     aggregate: float = Field(0.4, gt=0, lt=1)  # share of those that is left
     leaky: bool = True  # negative cosines are a tenth
+    attention: Literal["raw", "stretched"] = "raw"  # cosines that choose: as they are, or at range 0..1
 
 
 class LAPS(Method):
@@ -48,7 +53,8 @@ class LAPS(Method):
         self.context = self.towers.text.context
         if self.grid is None:
             raise ValueError("laps needs an image encoder whose patches lie on a grid")
-        choice = Choice(cfg.keep, cfg.aggregate, leaky=cfg.leaky)
+        raw = cfg.attention == "raw"
+        choice = Choice(cfg.keep, cfg.aggregate, 1.0 if raw else 0.5, leaky=cfg.leaky, stretch=not raw)
         self.selector = Selector(choice, self.towers.space, self.grid[0] * self.grid[1])
 
     def encode_images(self, images: Images) -> Encoded:

@@ -99,12 +99,16 @@ class Selector(nn.Module):
         with torch.no_grad():
             directions = unit(patches)
             by_image, by_told = (
-                stretched((directions @ x[..., None])[..., 0]) for x in (full(image), full(told))
+                self._attention((directions @ x[..., None])[..., 0]) for x in (full(image), full(told))
             )
         own = None if self.predictor is None else self.predictor(patches)
         if self.choice.branches == "joint":
             return rated(own, by_told + 2 * by_image, beta) / (1 + 2 * beta), by_told
         return rated(own, by_image, beta), rated(own, by_image + by_told, beta)
+
+    def _attention(self, cosine: Tensor) -> Tensor:
+        """How much each patch matters by its cosine with a text, or with the image: [..., L]"""
+        return stretched(cosine) if self.choice.stretch else full(cosine)
 
     @torch.no_grad()
     def held(self, images: Encoded) -> Encoded:
@@ -158,7 +162,7 @@ class Selector(nn.Module):
         share = self.choice.beta / (1 + 2 * self.choice.beta if self.choice.branches == "joint" else 1)
         with torch.no_grad():
             near = query @ seen.patches.mT / seen.length[:, None]  # [n, t, L]
-            by_text = share * stretched(near)
+            by_text = share * self._attention(near)
         score = seen.base[:, None] + by_text
         return score, decide(score, seen.image, item)
 
