@@ -135,8 +135,13 @@ def work(
     """Make the runs that are missing, as long as there is time to begin one: all seeds of a setting together.
 
     run    makes one, of a setting and a seed
-    asked  minutes in which runs may begin, and how many jobs run side by side
+    asked  minutes in which runs may begin, how many jobs run side by side, and the settings to which the
+           work is limited, by key ("scenes-caft") or by what follows the set in it ("caft")
     """
+    names = {key: {key, key.partition("-")[2]} for key in (setting.key for setting in settings)}
+    if unknown := set(asked.only) - set().union(*names.values()):
+        sys.exit(f"no setting {', '.join(sorted(unknown))}; there are: {', '.join(names)}")
+    settings = [one for one in settings if not asked.only or names[one.key] & set(asked.only)]
     end = time.monotonic() + 60 * asked.minutes
     late: list[str] = []
 
@@ -249,6 +254,7 @@ def arguments(doc: str | None, *flags: str, **numbers: int) -> argparse.Namespac
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=90)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", nargs="+", default=[], metavar="SETTING", help="make runs of these alone")
     for flag in flags:
         parser.add_argument(f"--{flag}", action="store_true")
     for name, usual in numbers.items():
