@@ -1,6 +1,6 @@
 """CAFT from FLAIR, one component at a time, and its controls: the same pairs, three seeds, measured.
 
-    GRAINLINE_DATA=... python -m benchmarks.caft OUT [--minutes 90] [--jobs 2] [--longer 1] [--only SETTING ...]
+    GRAINLINE_DATA=... python -m benchmarks.caft OUT [--minutes 90] [--jobs 2] [--longer 1] [--only ...]
 
 The ladder is that of table 3 of the paper. It trains and measures, two runs side by side with a thread each,
 until its time is over; start it as often as you like, it goes on. OUT/runs.jsonl gets a line for every run.

@@ -1,6 +1,6 @@
 """All methods of the project on three sets at an equal budget: trained from scratch and measured.
 
-    GRAINLINE_DATA=... python -m benchmarks.methods OUT [--minutes 90] [--jobs 2] [--longer 1] [--only SETTING ...]
+    GRAINLINE_DATA=... python -m benchmarks.methods OUT [--minutes 90] [--jobs 2] [--longer 1] [--only ...]
 
 All see as many pictures, each with its whole caption, which a method reads in its own way: at once, or in
 sentences, chunks or words. Encoders have the same width, depth, patches and vocabulary; all else is the small

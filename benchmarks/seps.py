@@ -1,6 +1,6 @@
 """SEPS against its parts and its neighbours, with descriptions that belong to pictures: trained and measured.
 
-    GRAINLINE_DATA=... python -m benchmarks.seps OUT [--minutes 90] [--jobs 2] [--longer 1] [--only SETTING ...]
+    GRAINLINE_DATA=... python -m benchmarks.seps OUT [--minutes 90] [--jobs 2] [--longer 1] [--only ...]
 
 Two sets, three seeds. `flickr8k`: two of the five captions of each picture describe it, the other three are
 its captions, in training and on dev. All settings of a seed begin with the same CLIP, trained from scratch on
