@@ -1,0 +1,144 @@
+"""Values and gradients of published code, or of loops where there is none, against those of grainline."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from golden.adapter import CASES, Outcome
+from golden.inputs import FLOAT, Case, Several, several
+from torch import Tensor
+
+HERE = Path(__file__).parent / "golden"
+CLOSE = 1e-6
+"""Greatest difference of two lists of numbers, as a share of the greatest of the published ones."""
+
+
+def cases(name: str) -> list[Any]:
+    found = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))["cases"]
+    return [pytest.param(case, id=case["name"]) for case in found]
+
+
+def agree(mine: Tensor | list[float], published: list[float]) -> None:
+    found, wanted = torch.as_tensor(mine).to(FLOAT), torch.tensor(published, dtype=FLOAT)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=CLOSE * float(wanted.abs().max()) + 1e-12)
+
+
+def waves(x: Tensor) -> list[float]:
+    """The sums of cosine.json."""
+    flat = x.detach().to(FLOAT).flatten()
+    if len(flat) == 1:
+        return [float(flat)]
+    return [float(flat.norm()), float(flat @ torch.cos(torch.arange(len(flat), dtype=FLOAT)))]
+
+
+def ramps(found: Outcome, fields: Case) -> dict[str, list[float]]:
+    """The sums of ramp.json."""
+    flat = [x.detach().flatten() for x in found.gradients]
+    out = {
+        "value": found.value.flatten()[: len(fields["value"])].tolist(),
+        "sum": [float(found.value.sum())],
+        "grad_norm": [float(x.norm()) for x in flat],
+        "grad_checksum": [float(x @ torch.linspace(0, 1, len(x), dtype=FLOAT)) for x in flat],
+    }
+    return out if found.soft is None else out | {"soft": found.soft.flatten()[: len(fields["soft"])].tolist()}
+
+
+@pytest.mark.parametrize("case", cases("cosine"))
+def test_values_and_gradients_are_those_of_published_code(case: Case) -> None:
+    found = CASES[case["case"]](case["inputs"])
+    agree(waves(found.value), case["value"])
+    assert len(found.gradients) == len(case["gradients"])
+    for mine, published in zip(found.gradients, case["gradients"], strict=True):
+        agree(waves(mine), published)
+
+
+@pytest.mark.parametrize("case", cases("ramp"))
+def test_values_and_checksums_are_those_of_published_code(case: Case) -> None:
+    expected = case["expected"]
+    found = ramps(CASES[case["case"]](case["inputs"]), expected)
+    for field, published in expected.items():
+        agree(found[field], published)
+
+
+# Methods without published code: loops in float64
+
+
+def siglip_loop(batch: Several, by: list[Tensor], scale: float, bias: float) -> Tensor:
+    """The loss of SigLIP with several positives: the sum over pairs, divided by the number of images."""
+    images, texts = F.normalize(by[0], dim=-1), F.normalize(by[2], dim=-1)
+    total, number = images.new_zeros(()), 0
+    for i, image in enumerate(batch.image.tolist()):
+        number += image >= 0
+        for j, owner in enumerate(batch.owner.tolist()):
+            if image >= 0 and batch.item[j] >= 0:
+                logit = scale * (images[i] @ texts[j]) + bias
+                total = total - F.logsigmoid(logit if owner == image else -logit)
+    return total / number
+
+
+def late_loop(batch: Several, by: list[Tensor], sharpness: float) -> list[list[Tensor]]:
+    """The score of every image with every text: the mean over parts of what they find softly."""
+    table = []
+    for tokens, seen in zip(F.normalize(by[1], dim=-1), batch.seen, strict=True):
+        row = []
+        for parts, told in zip(F.normalize(by[3], dim=-1), batch.told, strict=True):
+            finds = []
+            for part in parts[told]:
+                cosine = torch.stack([token @ part for token in tokens[seen]])
+                weight = (sharpness * cosine).exp()
+                finds.append((weight * cosine).sum() / weight.sum())
+            row.append(torch.stack(finds).mean())
+        table.append(row)
+    return table
+
+
+def both_ways_loop(batch: Several, scores: list[list[Tensor]], scale: float) -> Tensor:
+    """Half of the cross-entropy of images and of texts, whose positives share the target."""
+    image, owner = batch.image.tolist(), batch.owner.tolist()
+    rows = [i for i, x in enumerate(image) if x >= 0]
+    columns = [j for j, x in enumerate(batch.item.tolist()) if x >= 0]
+    halves = []
+    for mine, others, flipped in ((rows, columns, False), (columns, rows, True)):
+        losses = []
+        for a in mine:
+            logits = {b: scale * (scores[b][a] if flipped else scores[a][b]) for b in others}
+            own = [b for b in others if (image[b] == owner[a] if flipped else owner[b] == image[a])]
+            if own:
+                norm = torch.stack(list(logits.values())).logsumexp(0)
+                losses.append(torch.stack([norm - logits[b] for b in own]).mean())
+        halves.append(torch.stack(losses).mean())
+    return (halves[0] + halves[1]) / 2
+
+
+def maxsim_loop(batch: Several, by: list[Tensor], scale: float, sharpness: float, coarse: float) -> Tensor:
+    plain = F.normalize(by[0], dim=-1) @ F.normalize(by[2], dim=-1).T
+    fine = both_ways_loop(batch, late_loop(batch, by, sharpness), scale)
+    return fine + coarse * both_ways_loop(batch, [list(row) for row in plain], scale)
+
+
+LOOPS = {"siglip": siglip_loop, "maxsim": maxsim_loop}
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        ("siglip", {"scale": 14.0, "bias": -3.0}),
+        ("maxsim", {"scale": 14.0, "sharpness": 10.0, "coarse": 0.1}),
+        ("maxsim", {"scale": 5.0, "sharpness": 2.0, "coarse": 0.0}),
+    ],
+)
+def test_several_texts_of_an_image_are_compared_as_loops_compare_them(
+    method: str, model: dict[str, float]
+) -> None:
+    case = {"seed": 81, "d": 16, "method": method, "model": model}
+    batch = several(case)
+    by = [x.clone().requires_grad_() for x in (batch.images, batch.tokens, batch.texts, batch.parts)]
+    slow = LOOPS[method](batch, by, **model)
+    wanted = torch.autograd.grad(slow, by, materialize_grads=True, allow_unused=True)
+    found = CASES["several"](case)
+    agree(found.value.flatten(), [float(slow.detach())])
+    for mine, slowly in zip(found.gradients, wanted, strict=True):
+        agree(mine.flatten(), slowly.flatten().tolist())
