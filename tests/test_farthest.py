@@ -1,9 +1,15 @@
 """Farthest point sampling against loops in float64."""
 
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
+from grainline.data.sources import open_source
 from grainline.nn.farthest import centred, farthest_points, halves, products
 from grainline.nn.precision import may_round
 
@@ -14,15 +20,14 @@ def slow_points(x: Tensor, valid: Tensor, number: int) -> list[int]:
     """The docstring of `farthest_points`, for one set; ends early where no token is left that differs."""
     at = valid.nonzero().flatten().tolist()
     tokens = x.double()
-    mean = torch.stack([tokens[i] for i in at]).mean(0)
+    apart = (tokens[:, None] - tokens).norm(dim=2).tolist()
+    from_mean = (tokens - tokens[at].mean(0)).norm(dim=1).tolist()
     picks: list[int] = []
     for _ in range(number):
-        unlike = [i for i in at if all(bool((tokens[i] != tokens[k]).any()) for k in picks)]
+        unlike = [i for i in at if all(apart[i][k] > 0 for k in picks)]
         if not unlike:
             break
-        marks = [mean] + [tokens[i] for i in picks]
-        far = {i: min(float((tokens[i] - mark).norm()) for mark in marks) for i in unlike}
-        picks.append(max(far, key=lambda i: far[i]))
+        picks.append(max(unlike, key=lambda i: min([from_mean[i], *(apart[i][k] for k in picks)])))
     return picks
 
 
@@ -39,6 +44,20 @@ def test_picks_are_those_of_loops_in_float64(tokens: int, number: int, width: in
             expected = slow_points(x[i], valid[i] if mask is not None else torch.ones(tokens).bool(), number)
             assert found.token[i, : len(expected)].tolist() == expected
             assert found.mask[i].tolist() == [k < len(expected) for k in range(number)]
+
+
+def test_picks_among_patches_of_photographs_are_those_of_loops(shared_data: Path) -> None:
+    source = open_source(str(shared_data / "flickr8k" / "dev-0000.tar"))
+    for i in range(2):
+        pixels = (
+            torch.from_numpy(
+                np.array(Image.open(BytesIO(source[i].image)).convert("RGB").resize((112, 112)))
+            ).float()
+            / 255
+        )
+        x = pixels.unflatten(0, (14, 8)).unflatten(2, (14, 8)).transpose(1, 2).flatten(0, 1).flatten(1)
+        expected = slow_points(x, torch.ones(len(x), dtype=torch.bool), 16)
+        assert farthest_points(x[None], None, 16).token[0].tolist() == expected
 
 
 def test_the_first_pick_is_farthest_from_the_mean_and_all_differ() -> None:

@@ -64,7 +64,7 @@ def farthest_points(x: Tensor, valid: Tensor | None, number: int) -> Picks:
         apart = torch.add(length, product.flatten(0, 1).index_select(0, start + pick), alpha=-2)
         apart += own[:, None]
         # A token equal to a pick goes, the pick itself with it; one equal to the mean may still be picked.
-        nearest = nearest.minimum(apart).where(apart > near, -torch.inf)
+        nearest = nearest.minimum(apart).masked_fill_(apart <= near, -torch.inf)
         picks.append(pick)
     return Picks(torch.stack(picks, dim=1), torch.stack(real, dim=1))
 
