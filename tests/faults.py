@@ -1057,7 +1057,7 @@ CAST = [
     Fault("nn/farthest.py", "tests/test_farthest.py", "distances of farthest points are of half precision",
           "with torch.autocast(x.device.type, enabled=False)", "with torch.autocast(x.device.type)"),
     Fault("nn/farthest.py", "tests/test_farthest.py", "equal tokens count as farthest points of their own",
-          "apart <= near", "apart <= 0"),
+          "masked_fill_(apart <= near, -torch.inf)", "scatter_(1, pick[:, None], -torch.inf)"),
     Fault("nn/farthest.py", "tests/test_farthest.py", "later picks forget the mean",
           "nearest = nearest.minimum(apart)",
           "nearest = (nearest.minimum(apart) if m else apart.where(nearest > -torch.inf, nearest))"),
