@@ -1058,6 +1058,8 @@ CAST = [
           "with torch.autocast(x.device.type, enabled=False)", "with torch.autocast(x.device.type)"),
     Fault("nn/farthest.py", "tests/test_farthest.py", "equal tokens count as farthest points of their own",
           "masked_fill_(apart <= near, -torch.inf)", "scatter_(1, pick[:, None], -torch.inf)"),
+    Fault("nn/farthest.py", "tests/test_farthest.py", "the mean of farthest points is rounded",
+          "products(centred(once, valid))", "products(once)"),
     Fault("nn/farthest.py", "tests/test_farthest.py", "later picks forget the mean",
           "nearest = nearest.minimum(apart)",
           "nearest = (nearest.minimum(apart) if m else apart.where(nearest > -torch.inf, nearest))"),

@@ -114,6 +114,14 @@ def test_a_common_offset_changes_nothing() -> None:
     assert torch.equal(farthest_points(x + 1000, None, 32).token, farthest_points(x, None, 32).token)
 
 
+def test_distances_from_the_mean_are_exact_beside_a_common_offset() -> None:
+    """Tokens in many dimensions lie nearest to the mean, whose rounding beside 1000 would swap picks."""
+    moved = torch.randn(16, 100, 768) + 1000
+    assert torch.equal(
+        farthest_points(moved, None, 32).token, farthest_points(moved.double(), None, 32).token
+    )
+
+
 def test_half_precision_around_it_changes_nothing() -> None:
     x = torch.randn(16, 64, 32, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):

@@ -51,7 +51,8 @@ def farthest_points(x: Tensor, valid: Tensor | None, number: int) -> Picks:
     tensor([[3, 0, 1]])
     """
     with torch.autocast(x.device.type, enabled=False):
-        product = products(centred(full(x.detach()), valid))
+        once = centred(full(x.detach()), valid)
+        product = products(centred(once, valid))  # twice: the mean itself is rounded beside a large offset
     length = product.diagonal(dim1=1, dim2=2).contiguous()  # [N, L] squared
     start, near = torch.arange(x.shape[0], device=x.device) * x.shape[1], SAME * length
     # Squared distance to the mean or a pick; -inf: not to be picked.
