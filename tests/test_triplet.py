@@ -72,6 +72,19 @@ def test_several_positives_of_a_row_each_have_a_loss_and_gradients_reach_what_is
     assert float(nothing.detach()) == 0.0
 
 
+@pytest.mark.parametrize("hardest", [False, True])
+def test_scores_that_are_nearly_touched_are_those_that_rounding_may_touch(hardest: bool) -> None:
+    g = torch.Generator().manual_seed(0)
+    near, positive = 0.1, torch.eye(6).bool()
+    score = torch.rand(6, 6, generator=g, dtype=torch.float64)
+    mask, reached = touched(score, positive, ~positive, 0.3, hardest, near), torch.zeros(6, 6).bool()
+    for _ in range(300):
+        other = score + near * (torch.rand(6, 6, generator=g, dtype=torch.float64) - 0.5)
+        reached |= touched(other, positive, ~positive, 0.3, hardest)
+    assert not (reached & ~mask).any()
+    assert int(touched(score, positive, ~positive, 0.3, hardest).sum()) < int(mask.sum()) < 36
+
+
 def test_foils_push_pictures_alone_and_padding_nobody() -> None:
     texts = side([7, -1, 8, -1], [0, 1, 2, -1])  # a foil beside 7, padding beside 8
     pair = Pair(side([7, 8]), texts)

@@ -16,6 +16,9 @@ from grainline.methods.triplets import Graded, Rule, both_triplets
 from grainline.nn.pool import mean_pool, unit
 from grainline.types import Encoded, Images, Pair, Term, Texts, full
 
+MOST = 0.5
+"""Share of the pairs of a batch from which on it is cheaper to score all of them with gradients."""
+
 
 class PatchesConfig(TowersConfig):
     """Encoders, how many patches stay, and the triplet losses."""
@@ -79,9 +82,12 @@ def triplets(
 
 
 def graded(selector: Selector, decide: Decide) -> Graded:
-    """Scores of a batch with gradients for those pairs alone that a loss touches.
+    """Scores of a batch, with gradients for those pairs alone that a loss may touch.
 
-    All pairs are scored in tiles without gradient first, those that count are then computed again.
+    All pairs are scored in tiles without gradient first. Those that may count are scored again with gradient,
+    and what counts is decided by their second scores: both scores of a pair differ by rounding, and where
+    those of a batch lie as close, decisions by the first would not be those that the gradient is of. Where
+    most pairs may count, all of them are scored again.
     """
 
     def score(images: Encoded, texts: Encoded, counts: Callable[[Tensor], Tensor]) -> Tensor:
@@ -89,6 +95,8 @@ def graded(selector: Selector, decide: Decide) -> Graded:
         everything = tiled.scores(selector, Seen(*(x.detach() for x in seen)), told, decide)
         count = counts(everything)
         count[0, 0] |= ~count.any()  # with processes that train together every parameter needs a gradient
+        if int(count.sum()) > MOST * count.numel():
+            return tiled.dense(selector, seen, told, decide)
         row, column = count.nonzero(as_tuple=True)
         found = tiled.pairs(selector, seen, told, (row, column), decide)
         return everything.index_put((row, column), found)

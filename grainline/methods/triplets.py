@@ -14,6 +14,10 @@ from grainline.types import Clock, Encoded, Mean, Pair, Term, same_image
 Graded = Callable[[Encoded, Encoded, Callable[[Tensor], Tensor]], Tensor]
 """Scores [N, M] with gradients at least where a function of them says so, which gives [N, M] bool."""
 
+NEAR = 1e-4
+"""Scores that lie so close may stand in another order when they are computed again, in float32; times the
+greatest of them, if that is above 1."""
+
 
 class Rule(NamedTuple):
     """How a triplet loss counts at one time of a run."""
@@ -44,7 +48,8 @@ class _Ends(NamedTuple):
         return triplet(score, self.positive, self.against, rule.margin, rule.hardest)
 
     def touched(self, score: Tensor, rule: Rule) -> Tensor:
-        return touched(score, self.positive, self.against, rule.margin, rule.hardest)
+        near = NEAR * max(1.0, float(score.abs().amax())) if score.numel() else 0.0
+        return touched(score, self.positive, self.against, rule.margin, rule.hardest, near)
 
 
 def both_triplets(graded: Graded, mine: Pair, everyone: Pair, rule: Rule, weight: float) -> dict[str, Term]:
