@@ -6,13 +6,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from grainline.encoders.towers import Towers, TowersConfig, flat_parts
+from grainline.encoders.towers import Towers, flat_parts
 from grainline.encoders.vit import ViTConfig
 from grainline.methods import tiled
 from grainline.methods.base import dot
 from grainline.methods.chosen import Decide, Seen, told_of
 from grainline.methods.selecting import Selector
-from grainline.methods.triplets import Graded, Rule, both_triplets
+from grainline.methods.triplets import Graded, Rule, TripletsConfig, both_triplets
 from grainline.nn.pool import mean_pool, unit
 from grainline.types import Encoded, Images, Pair, Term, Texts, full
 
@@ -20,12 +20,10 @@ MOST = 0.5
 """Share of the pairs of a batch from which on it is cheaper to score all of them with gradients."""
 
 
-class PatchesConfig(TowersConfig):
+class PatchesConfig(TripletsConfig):
     """Encoders, how many patches stay, and the triplet losses."""
 
     keep: float = Field(0.5, gt=0, le=1)  # share of the patches that stays for a text
-    margin: float = Field(0.2, gt=0)
-    warmup: float = Field(1.0, ge=0)  # epochs over the pictures with all negatives, with a growing weight
     coarse: float = Field(0.1, ge=0)  # weight of the triplet loss over summaries; 0: as in the papers
     learns_tokens = True
 
