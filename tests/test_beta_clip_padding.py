@@ -16,7 +16,7 @@ from torch import Tensor
 from grainline.config import parse
 from grainline.dist import finish
 from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig, Grained
-from grainline.types import CAPTION, PHRASE, SENTENCE, Encoded, Pair
+from grainline.types import CAPTION, PHRASE, SENTENCE, Encoded, Pair, concat, rows
 
 SENTENCES, PHRASES = 3, 4  # slots
 COUNTS = [
@@ -179,3 +179,29 @@ def test_binary_form_over_slots_up_to_those_of_the_longest_image(counts: tuple[i
     number = [len(group.selected) for group in groups]  # the mean over texts of others goes over both groups
     others_of = (number[0] * first[1] + number[1] * second[1]) / sum(number)
     close(found, torch.stack([(first[0] + second[0]) / 2, others_of]), method, batch)
+
+
+@pytest.mark.parametrize("form", ["ce", "bce"])
+def test_shares_of_two_processes_add_up_where_groups_lie_across_both(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which slots are empty, and in whose image, is decided by everyone's rows."""
+    others = {"sentences": 2, "phrases": 1}
+    method, batch = made(form=form, divisor="slots", others=others, group=2, whole=0), drawn()
+    images, texts = batch.pair
+    half = len(COUNTS) // 2
+    parts = [
+        method.meet(Pair(rows(images, slice(i, i + half)), rows(texts, slice(i * SLOTS, (i + half) * SLOTS))))
+        for i in (0, half)
+    ]
+    everyone = concat(parts)
+    whole = method.loss(everyone, everyone, CLOCK)
+    shares = []
+    for number, mine in enumerate(parts):
+        monkeypatch.setattr("grainline.dist.rank", lambda number=number: number)
+        shares.append(method.loss(mine, everyone, CLOCK))
+    names = ("pooled i2t", "pooled t2i") if form == "ce" else ("pooled", "others")
+    for name in names:
+        for field in ("total", "number"):
+            both = torch.stack([getattr(share[name].mean, field) for share in shares])
+            torch.testing.assert_close(both.sum(), getattr(whole[name].mean, field), check_dtype=False)
