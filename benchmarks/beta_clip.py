@@ -65,8 +65,8 @@ SETTINGS = [
     Setting("scenes", "ce-0.5-no-norm", {"beta": 0.5, "input_norm": False}, SIX),
     Setting("scenes", "bce-0.5-k16", {"form": "bce", "beta": 0.5}, SIXTEEN),
     *(setting for beta in BETAS[2:] for setting in betas("openstax", beta)),
-    Setting("scenes", "bce-1-others", {"form": "bce", "beta": 1.0, "others": {}}, SIX),
-    Setting("scenes", "ce-1-others", {"beta": 1.0, "others": {}}, SIX),
+    Setting("scenes", "bce-1-others", {"form": "bce", "beta": 1.0, "others": {"sentences": 5}}, SIX),
+    Setting("scenes", "ce-1-others", {"beta": 1.0, "others": {"sentences": 5}}, SIX),
     Setting("scenes", "bce-0.5-rows", {"form": "bce", "beta": 0.5, "divisor": "rows"}, SIX),
     Setting("scenes", "calibrated", {"beta": 0.75, "decay": 0.05}, SIX),
 ]

@@ -40,7 +40,8 @@ SMALL = (  # encoders for Flickr8k in minutes
     "model.width=128",
 )
 RATE = 5.0e-4  # on Flickr8k
-WARMUP = {"scenes": 0.4, "flickr8k": 2.0}  # epochs with all negatives; a run on Flickr8k has 1.6
+WARMUP = {"scenes": 0.4, "flickr8k": 2.0}  # epochs in which weights rise; a run on Flickr8k has 1.6
+HARDEST = {"scenes": "null", "flickr8k": "never"}  # on scenes the hardest negatives follow
 
 
 class Setting(NamedTuple):
@@ -149,7 +150,8 @@ def recipe(folder: Threefold, setting: Setting, seed: int) -> Path:
     if setting.name == "clip":
         values = read_recipe("clip/long_captions", [*SMALL, "data.texts={captions: random}"])
         return folder.recipe(key, values.model_dump(mode="json"), seed=seed, **START)
-    changes = [*PARTS.get(setting.name, ()), f"model.warmup={WARMUP[setting.data]}"]
+    negatives = f"model.warmup={WARMUP[setting.data]}", f"model.hardest_after={HARDEST[setting.data]}"
+    changes = [*PARTS.get(setting.name, ()), *negatives]
     if setting.name in UNTOLD:
         changes.append("data.descriptions=[]")
     elif setting.data == "flickr8k":

@@ -12,7 +12,7 @@ import torch
 
 from grainline.begin import Earlier, begin_with, read_earlier_run, say
 from grainline.config import Config
-from grainline.data.dataset import TrainSet
+from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.descriptions import Told, require_fit
 from grainline.data.features import KeptFeatures
 from grainline.data.record import Damaged, Source
@@ -58,6 +58,7 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
     Raises UserError for everything a user can mend; what was there stays.
     """
     recipe, descriptions = with_descriptions(recipe)
+    provider = phrase_provider(recipe.data.texts)  # first of all: a checkpoint may be gigabytes to fetch
     check_folder(recipe, out, resume)
     with process_group() as device:
         come = checkpoint_of(out, at) if resume else None
@@ -90,6 +91,7 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
             seed=recipe.train.seed,
             parts=method.parts,
             chunking=method.chunking,
+            provider=provider,
         )
         job = Run(
             out,

@@ -1,6 +1,10 @@
 """The recipes of beta-CLIP: presets as specified, ablations, and a run that begins with a CLIP."""
 
 import math
+import re
+import sys
+import tomllib
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +16,23 @@ from runs import call, complaint, logged, recipe
 from grainline.model import load
 from grainline.recipe import names, read_recipe
 
+TABLE_8 = {  # which texts of other images are negatives, beside their captions
+    "cs": {"sentences": 5, "phrases": 0},
+    "cp": {"sentences": 0, "phrases": 30},
+    "csp": {"sentences": 5, "phrases": 30},
+}
 ABLATIONS: dict[str, dict[str, Any]] = {
     **{f"beta_{100 * b:03.0f}": {"beta": b} for b in (0.0, 0.25, 0.75, 1.0)},
     **{f"bce_{100 * b:03.0f}": {"form": "bce", "beta": b} for b in (0.0, 0.25, 0.5, 0.75, 1.0)},
     "calibrated": {"beta": 0.75, "decay": 0.05},
     "input_norm": {"input_norm": True},
     "group_112": {"group": 112},
-    "others_ce": {"beta": 1.0, "others": {"sentences": 0, "phrases": 0, "weight": 10.0, "own": True}},
-    "others_bce": {
-        "form": "bce", "beta": 1.0, "others": {"sentences": 0, "phrases": 0, "weight": 10.0, "own": False},
+    **{
+        f"others_{form}_{row}": {
+            "form": form, "beta": 1.0, "others": counts | {"weight": 10.0, "own": form == "ce"},
+        }
+        for form in ("ce", "bce")
+        for row, counts in TABLE_8.items()
     },
     "k6": {},
     "k16": {},
@@ -128,3 +140,29 @@ def test_conditioned_scores_have_no_form_in_other_programs(
         call("train", recipe(tmp_path, "beta_clip"), "--out", run, "--set", "model.scoring=conditioned") == 0
     )
     assert "beta_clip scores pairs by their tokens" in complaint(capsys, "convert", run, tmp_path / "folder")
+
+
+def test_recipes_name_extras_that_exist() -> None:
+    pyproject = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    extras = set(pyproject["project"]["optional-dependencies"])
+    named = {
+        (path.name, extra)
+        for path in files("grainline").joinpath("recipes").rglob("*.yaml")
+        for extra in re.findall(r"extra `(\w+)`", path.read_text())
+    }
+    assert ("official.yaml", "text") in named
+    assert {extra for _, extra in named} <= extras
+
+
+@pytest.mark.parametrize("name", ["beta_clip/official", "beta_clip/paper"])
+def test_a_missing_provider_of_phrases_is_said_before_a_checkpoint_is_read(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    run = tmp_path / "run"
+    found = complaint(
+        capsys, "train", name, "--data", "scenes:train?count=8", "--out", run,
+        "--set", f"model.pretrained={tmp_path / 'no_checkpoint_here'}",
+    )  # fmt: skip
+    assert "provider spacy:en_core_web_sm: spaCy is not installed; pip install 'grainline[text]'" in found
+    assert not run.exists()

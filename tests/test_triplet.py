@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+from make import TINY
 from torch import Tensor
 
+from grainline.config import override, parse
+from grainline.errors import UserError
 from grainline.losses.triplet import keep_ratio, touched, triplet
-from grainline.methods.triplets import Rule, both_triplets
+from grainline.methods import METHODS
+from grainline.methods.triplets import Rule, TripletsConfig, both_triplets
 from grainline.train.schedule import StepDecay, rate
 from grainline.types import Clock, Encoded, Pair
 
@@ -72,6 +76,19 @@ def test_several_positives_of_a_row_each_have_a_loss_and_gradients_reach_what_is
     assert float(nothing.detach()) == 0.0
 
 
+@pytest.mark.parametrize("hardest", [False, True])
+def test_scores_that_are_nearly_touched_are_those_that_rounding_may_touch(hardest: bool) -> None:
+    g = torch.Generator().manual_seed(0)
+    near, positive = 0.1, torch.eye(6).bool()
+    score = torch.rand(6, 6, generator=g, dtype=torch.float64)
+    mask, reached = touched(score, positive, ~positive, 0.3, hardest, near), torch.zeros(6, 6).bool()
+    for _ in range(300):
+        other = score + near * (torch.rand(6, 6, generator=g, dtype=torch.float64) - 0.5)
+        reached |= touched(other, positive, ~positive, 0.3, hardest)
+    assert not (reached & ~mask).any()
+    assert int(touched(score, positive, ~positive, 0.3, hardest).sum()) < int(mask.sum()) < 36
+
+
 def test_foils_push_pictures_alone_and_padding_nobody() -> None:
     texts = side([7, -1, 8, -1], [0, 1, 2, -1])  # a foil beside 7, padding beside 8
     pair = Pair(side([7, 8]), texts)
@@ -82,11 +99,31 @@ def test_foils_push_pictures_alone_and_padding_nobody() -> None:
     assert {term.weight for term in terms.values()} == {1.5}
 
 
-def test_the_warm_up_grows_over_its_epochs_and_ends_with_the_hardest() -> None:
-    assert Rule.at(Clock(0, 0.0), 0.2, 1.0) == Rule(0.2, False, 0.0)
-    assert Rule.at(Clock(9, 0.75), 0.2, 1.0) == Rule(0.2, False, 0.75)
-    assert Rule.at(Clock(12, 1.0), 0.2, 1.0) == Rule(0.2, True, 1.0)
-    assert Rule.at(Clock(0, 0.0), 0.2, 0.0) == Rule(0.2, True, 1.0)
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ((), {0.0: (False, 0.0), 0.75: (False, 0.75), 1.0: (True, 1.0)}),
+        (("warmup=0",), {0.0: (True, 1.0)}),
+        (("warmup=2", "hardest_after=0.5"), {0.25: (False, 0.125), 0.5: (True, 0.25), 3.0: (True, 1.0)}),
+        (("hardest_after=3",), {0.5: (False, 0.5), 1.0: (False, 1.0), 2.9: (False, 1.0), 3.0: (True, 1.0)}),
+        (("warmup=0", "hardest_after=never"), {0.0: (False, 1.0), 1e6: (False, 1.0)}),
+        (("hardest_after=0",), {0.0: (True, 0.0), 0.5: (True, 0.5)}),
+    ],
+)
+@pytest.mark.parametrize("method", ["seps", "laps", "vse"])
+def test_the_weight_rises_apart_from_how_long_all_negatives_count(
+    method: str, changes: tuple[str, ...], expected: dict[float, tuple[bool, float]]
+) -> None:
+    cfg = parse(METHODS[method][1], override(TINY, list(changes)), "test")
+    assert isinstance(cfg, TripletsConfig)
+    for epoch, (hardest, weight) in expected.items():
+        assert Rule.at(Clock(9, epoch), cfg) == Rule(0.2, hardest, weight)
+
+
+def test_how_long_all_negatives_count_is_a_time_or_never() -> None:
+    for value in ("always", "-1", "true", ".nan", ".inf"):
+        with pytest.raises(UserError, match=r"'hardest_after' is .+: allowed are a number of epochs"):
+            parse(METHODS["vse"][1], override(TINY, [f"hardest_after={value}"]), "test")
 
 
 @pytest.mark.parametrize(

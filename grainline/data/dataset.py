@@ -17,6 +17,7 @@ from grainline.data.causes import MISSING_CAPTION
 from grainline.data.chunks import Chunking, cropped, loose_caption, random_chunks
 from grainline.data.grains import Grains, grains
 from grainline.data.parts import Parted, encode_parts, encode_told, windows
+from grainline.data.phrases.base import Provider
 from grainline.data.phrases.providers import open_provider
 from grainline.data.phrases.rules import Rules
 from grainline.data.record import Damaged, Record, Source, as_sentences
@@ -50,13 +51,18 @@ class Sample(NamedTuple):
     dense: list[list[int]] | None = None  # ids of each window of the description, where the record has one
 
 
+def phrase_provider(cfg: TextsConfig) -> Provider:
+    """The provider of phrases that a config asks for. Raises UserError where it cannot be opened."""
+    return open_provider(cfg.phrases.provider) if cfg.phrases.most else Rules()
+
+
 TRIES = 100  # replacements before a source counts as unusable
 
 
 class TrainSet(Dataset[Sample]):
     """Samples by Draw. A damaged record is replaced by another, and the damage travels with the sample."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a choice of the caller
         self,
         source: Source,
         tokenizer: TextTokenizer,
@@ -67,11 +73,13 @@ class TrainSet(Dataset[Sample]):
         seed: int,
         parts: int = 1,
         chunking: Chunking | None = None,
+        provider: Provider | None = None,
     ) -> None:
         """
         context          longest part of a text in tokens
         seed             of all random choices
         parts, chunking  as in `encode_parts`, for texts that do not fall into chunks by chance
+        provider         of phrases, where it is open already; None: the one that the config names
 
         Raises UserError where the config makes more chunks than the method reads, or others than it composes,
         and where it alters words of texts that are read in parts.
@@ -92,7 +100,7 @@ class TrainSet(Dataset[Sample]):
             )
         self.source, self.tokenizer, self.crop, self.cfg = source, tokenizer, crop, cfg
         self.context, self.seed, self.parts, self.chunking = context, seed, parts, chunking
-        self.provider = open_provider(cfg.phrases.provider) if cfg.phrases.most else Rules()
+        self.provider = phrase_provider(cfg) if provider is None else provider
 
     def __len__(self) -> int:
         return len(self.source)

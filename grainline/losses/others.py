@@ -79,29 +79,29 @@ def repeated_ce(
     weights: Beta,
     *,
     chosen: Tensor,
+    owner: Tensor,
     size: Tensor,
-    own: bool,
 ) -> Mean:
     """`beta_ce` of pooled pictures with texts, where chosen texts are candidates again for other pictures.
 
     chosen  [C] rows of everyone's texts; each stands there once more for every other picture of its group
+    owner   [C] ids of their own images, for which they do not count; NOBODY: they count for it too, as in the
+            published code
     size    [groups] pictures
-    own     count them for their own picture too, as the published code does
 
-    With every text chosen and `own` the loss is higher by the log of the number of pictures, and its gradient
-    is that of `beta_ce`.
+    With every text chosen and no owners the loss is higher by the log of the number of pictures, and its
+    gradient is that of `beta_ce`.
     """
     group = everyone.group[chosen]
     often = (size[group.clamp(min=0)] - 1).to(scaled.dtype).log()
-    owner = torch.full_like(everyone.image, NOBODY)
-    copies = torch.full_like(group, NOBODY) if own else everyone.image[chosen]
+    nobody = torch.full_like(everyone.image, NOBODY)
     found = pair_loss(
         Repeated(),
         Normalised(False),
         (scaled, mine.image),
         (
             torch.cat([others, others[chosen]]),
-            torch.cat([owner, copies]),
+            torch.cat([nobody, owner]),
             torch.cat([often.new_zeros(len(others)), often]),
         ),
         weights.blocks(mine, and_negatives(everyone, group)),

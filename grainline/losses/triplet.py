@@ -31,12 +31,26 @@ def triplet(score: Tensor, positive: Tensor, against: Tensor, margin: float, har
 
 
 @torch.no_grad()
-def touched(score: Tensor, positive: Tensor, against: Tensor, margin: float, hardest: bool) -> Tensor:
-    """Which scores `triplet` has a gradient by: [n, M] bool"""
-    with torch.enable_grad():
-        leaf = score.detach().requires_grad_()
-        total = triplet(leaf, positive, against, margin, hardest)
-    return torch.autograd.grad(total, leaf)[0] != 0
+def touched(
+    score: Tensor, positive: Tensor, against: Tensor, margin: float, hardest: bool, near: float = 0.0
+) -> Tensor:
+    """Which scores `triplet` has a gradient by: [n, M] bool
+
+    near  also those by which it could have one if each score were off by half of this at most, as by
+          rounding: costs just below 0 then count too, and with `hardest` all that nearly reach the greatest
+    """
+    row, column = positive.nonzero(as_tuple=True)
+    out = torch.zeros_like(score)
+    if not score.shape[1]:
+        return out > 0
+    cost = margin + score[row] - score[row, column][:, None]
+    cost = cost.masked_fill(~against[row], -torch.inf)
+    counts = cost >= -near
+    if hardest:
+        counts &= cost >= cost.amax(1, keepdim=True) - near
+    out.index_add_(0, row, counts.to(out.dtype))
+    out[row, column] += counts.any(1).to(out.dtype)
+    return out > 0
 
 
 def keep_ratio(

@@ -14,8 +14,10 @@ def picture_keys(images: Encoded, group: int | None) -> Keys:
 
 
 def text_keys(everyone: Pair, group: int | None, padding: bool = False) -> Keys:
-    """Keys of everyone's texts [M]. A foil is in no pair; padding has a group, and with `padding` it is a
-    candidate of that group, which asks for nothing itself.
+    """Keys of everyone's texts [M]. A foil is in no pair, nor is padding by itself.
+
+    Padding has a group where any image of that group has a text in the same slot, as in a batch whose images
+    all have as many slots as the longest. With `padding` it is a candidate there, which asks for nothing.
     """
     images, texts = everyone
     place, row = owner_of(texts.image, images.image), torch.arange(len(texts.item), device=texts.item.device)
@@ -23,11 +25,14 @@ def text_keys(everyone: Pair, group: int | None, padding: bool = False) -> Keys:
     item = texts.item.masked_fill(~with_picture, -1)
     if padding:
         item = torch.where(empty, texts.item.max() + 1 + row, item)
-    of = torch.where(with_picture, place, standing(texts.image, images.image))
+    of = _group(torch.where(with_picture, place, standing(texts.image, images.image)), group)
+    slot = slots_of(texts.image, images.image)
+    used = with_picture.new_zeros(max(1, len(images.image)), _slots(texts.image, images.image))
+    used[of[with_picture], slot[with_picture]] = True
     return Keys(
         item,
         texts.image.masked_fill(~with_picture, -1),
-        _group(of, group).masked_fill(~(with_picture | empty), -1),
+        of.masked_fill(~(with_picture | (empty & used[of, slot])), -1),
         row,
     )
 
@@ -54,9 +59,21 @@ def owner_of(image: Tensor, pictures: Tensor) -> Tensor:
 
 def standing(texts: Tensor, pictures: Tensor) -> Tensor:
     """Among the rows of which picture each text stands: all pictures have equally many, padding included."""
-    slots = max(1, len(texts) // max(1, len(pictures)))
     row = torch.arange(len(texts), device=texts.device)
-    return (row // slots).clamp(max=len(pictures) - 1)
+    return (row // _slots(texts, pictures)).clamp(max=len(pictures) - 1)
+
+
+def slots_of(texts: Tensor, pictures: Tensor) -> Tensor:
+    """Which slot of its image each text has, padding included: [M]
+
+    >>> slots_of(torch.tensor([7, -1, 7, 3, 3, -1]), torch.tensor([7, 3])).tolist()
+    [0, 1, 2, 0, 1, 2]
+    """
+    return torch.arange(len(texts), device=texts.device) % _slots(texts, pictures)
+
+
+def _slots(texts: Tensor, pictures: Tensor) -> int:
+    return max(1, len(texts) // max(1, len(pictures)))
 
 
 def rank_of(key: Tensor) -> Tensor:

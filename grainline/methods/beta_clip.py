@@ -27,9 +27,9 @@ from grainline.dist import own_rows
 from grainline.encoders.towers import Towers, TowersConfig
 from grainline.losses.beta import Beta, Divisor, beta_bce, beta_ce, beta_ce_both
 from grainline.losses.blocks import Keys
-from grainline.losses.others import further_ce, others_bce, repeated_ce
+from grainline.losses.others import NOBODY, further_ce, others_bce, repeated_ce
 from grainline.methods.base import Method, dot
-from grainline.methods.belonging import owner_of, picture_keys, rank_of, standing, text_keys
+from grainline.methods.belonging import owner_of, picture_keys, rank_of, slots_of, standing, text_keys
 from grainline.methods.common import both_ways, constant, cosine_heat
 from grainline.nn.cross import CrossPool
 from grainline.nn.pool import unit
@@ -67,6 +67,13 @@ class OthersConfig(Config):
     own: bool = False  # form "ce": a picture's own texts count among the negatives too, as in the code
 
 
+class Chosen(NamedTuple):
+    """The texts that pool images of others."""
+
+    row: Tensor  # [C] among everyone's texts
+    keys: Keys  # [C] with the image that each belongs to, empty slots too
+
+
 class BetaCLIPConfig(TowersConfig):
     """Encoders, pooling and both losses."""
 
@@ -83,9 +90,9 @@ class BetaCLIPConfig(TowersConfig):
     decay: float = Field(0.0, ge=0)  # it falls by exp(-decay) with each slot between them (table 13)
     divisor: Divisor = "pairs"  # of "bce": rows, as in the paper, or their square; slots: with padding
     group: int | None = Field(None, gt=1)  # pictures that beta-CAL compares; None: the global batch
-    padding: Literal["masked", "candidates"] = (
-        "masked"  # empty slots in the softmax of "ce": in the code they stay
-    )
+    # empty slots, up to those of the longest image of a group: in the code they are candidates in the softmax
+    # of "ce", and texts of others in either form
+    padding: Literal["masked", "candidates"] = "masked"
     others: OthersConfig | None = None
     detach_keys: bool = False  # summaries and captions learn as queries only
     scoring: Literal["vectors", "conditioned"] = "vectors"
@@ -127,7 +134,7 @@ class BetaCLIP(Method):
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
         self.pool = CrossPool(self.towers.space, cfg.heads, cfg.mlp_ratio, cfg.input_norm)
         self.pool_scale = LogitScale(cfg.pool_scale, cfg.max_scale)
-        self.keeps_padding = cfg.padding == "candidates" and cfg.form == "ce"
+        self.keeps_padding = cfg.padding == "candidates" and (cfg.form == "ce" or cfg.others is not None)
 
     def encode_images(self, images: Images) -> Encoded:
         """tokens: patches in the shared space, not of unit length"""
@@ -182,7 +189,7 @@ class BetaCLIP(Method):
         scales = {"scale": self.scale().detach(), "pooled scale": self.pool_scale().detach()}
         # Of weight 0 too: what a step leaves out altogether is an error where processes average gradients.
         terms = self._summaries(mine, everyone)
-        every = text_keys(everyone, cfg.group, self.keeps_padding)
+        every = text_keys(everyone, cfg.group, self.keeps_padding and cfg.form == "ce")
         own = own_rows(every, len(mine.texts.item))
         form = self._cross_entropy if cfg.form == "ce" else self._binary
         terms |= form(mine, everyone, own, every)
@@ -215,14 +222,13 @@ class BetaCLIP(Method):
         seen, said = scale * mine.texts.extra.seen, scale * mine.texts.vector
         all_seen, all_said = everyone.texts.extra.seen, everyone.texts.vector
         if cfg.others is not None:
-            chosen = _chosen(everyone, cfg.others).nonzero()[:, 0]
+            chosen = self._chosen(everyone, cfg.others)
             pictures = picture_keys(everyone.images, cfg.group)
-            size = pictures.group.bincount()
-            further, group = self._further(everyone, chosen, pictures, every, own)
+            size, owner = pictures.group.bincount(), chosen.keys.image
+            owner = torch.full_like(owner, NOBODY) if cfg.others.own else owner
+            further, group = self._further(everyone, chosen, pictures, own)
             both = (
-                repeated_ce(
-                    seen, all_said, own, every, weights, chosen=chosen, size=size, own=cfg.others.own
-                ),
+                repeated_ce(seen, all_said, own, every, weights, chosen=chosen.row, owner=owner, size=size),
                 further_ce(said, all_seen, own, every, weights, further, group),
             )
         elif everyone.texts is mine.texts:  # one process: both directions out of one matrix
@@ -243,7 +249,7 @@ class BetaCLIP(Method):
         terms = {"pooled": Term(cfg.pooled, found)}
         if cfg.others is None:
             return terms
-        chosen = _chosen(everyone, cfg.others).nonzero()[:, 0]
+        chosen = self._chosen(everyone, cfg.others)
         pictures = own_rows(picture_keys(everyone.images, cfg.group), len(mine.images.item))
         parameters = dict(self.pool.named_parameters())
 
@@ -258,22 +264,38 @@ class BetaCLIP(Method):
             (*parameters.values(), scale),
             unit(mine.images.tokens),
             pictures,
-            everyone.texts.vector[chosen],
-            rows(every, chosen),
+            everyone.texts.vector[chosen.row],
+            chosen.keys,
         )
         return terms | {"others": Term(cfg.pooled * cfg.others.weight, others)}
 
-    def _further(
-        self, everyone: Pair, chosen: Tensor, pictures: Keys, every: Keys, own: Keys
-    ) -> tuple[Tensor, Tensor]:
+    def _chosen(self, everyone: Pair, others: OthersConfig) -> Chosen:
+        """The texts that pool images of others: the first ones of each image and level."""
+        images, texts = everyone
+        keys = text_keys(everyone, self.cfg.group, self.keeps_padding)
+        levels = 1 + max(CAPTION, SENTENCE, PHRASE, FOIL, LOOSE)
+        most = torch.zeros(levels, dtype=torch.int64, device=texts.item.device)
+        most[CAPTION], most[SENTENCE], most[PHRASE] = 1, others.sentences, others.phrases
+        place, level = owner_of(texts.image, images.image), texts.extra.level
+        if self.keeps_padding:  # an empty slot has the level of the texts in that slot of other images
+            slot, empty = slots_of(texts.image, images.image), texts.item < 0
+            of_slot = torch.zeros_like(level).scatter_reduce(0, slot, level.masked_fill(place < 0, 0), "amax")
+            level = torch.where(empty, of_slot[slot], level)
+            place = torch.where(empty, standing(texts.image, images.image), place)
+        counts = keys.real() & (place >= 0)
+        order = rank_of(torch.where(counts, place * len(most) + level, -1))
+        row = (counts & (order < most[level])).nonzero()[:, 0]
+        return Chosen(row, rows(keys, row)._replace(image=images.image[place[row]]))
+
+    def _further(self, everyone: Pair, chosen: Chosen, pictures: Keys, own: Keys) -> tuple[Tensor, Tensor]:
         """Pictures of my groups as chosen texts of others there see them: [F, D], groups [F]"""
         patches, said = unit(everyone.images.tokens), everyone.texts.vector
         found, groups = [], []
         for group in own.group[own.group >= 0].unique().tolist():
-            here, texts = (pictures.group == group).nonzero()[:, 0], chosen[every.group[chosen] == group]
-            for few in here.split(max(1, PAIRS // max(1, len(texts)))):
-                other = pictures.image[few][:, None] != every.image[texts]
-                pooled = checkpoint(self.pool, said[texts][None], patches[few], use_reentrant=False)
+            here, texts = (pictures.group == group).nonzero()[:, 0], rows(chosen, chosen.keys.group == group)
+            for few in here.split(max(1, PAIRS // max(1, len(texts.row)))):
+                other = pictures.image[few][:, None] != texts.keys.image
+                pooled = checkpoint(self.pool, said[texts.row][None], patches[few], use_reentrant=False)
                 found.append(unit(pooled)[other])
                 groups.append(here.new_full((len(found[-1]),), group))
         return torch.cat(found), torch.cat(groups)
@@ -284,18 +306,6 @@ def _captions(pair: Pair) -> Pair:
     level, item = pair.texts.extra.level, pair.texts.item
     kept = ((level == CAPTION) | (level == FOIL)) & (item >= 0)
     return Pair(pair.images, rows(pair.texts, kept.nonzero()[:, 0]))
-
-
-def _chosen(everyone: Pair, others: OthersConfig) -> Tensor:
-    """The texts that pool pictures of others: [M] bool, the first ones of each picture and level."""
-    images, texts = everyone
-    levels = 1 + max(CAPTION, SENTENCE, PHRASE, FOIL, LOOSE)
-    most = torch.zeros(levels, dtype=torch.int64, device=texts.item.device)
-    most[CAPTION], most[SENTENCE], most[PHRASE] = 1, others.sentences, others.phrases
-    level, place = texts.extra.level, owner_of(texts.image, images.image)
-    real = (texts.item >= 0) & (place >= 0)
-    order = rank_of(torch.where(real, place * len(most) + level, -1))
-    return real & (order < most[level])
 
 
 def _similarity(mine: Pair) -> Mean:

@@ -73,7 +73,7 @@ class LAPS(Method):
         return tiled.score(self.selector, images, texts)
 
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
-        rule = Rule.at(clock, self.cfg.margin, self.cfg.warmup)
+        rule = Rule.at(clock, self.cfg)
         return triplets(self.cfg, self.selector, self.selector.top, (mine, everyone), rule)
 
     def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002

@@ -6,23 +6,24 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from grainline.encoders.towers import Towers, TowersConfig, flat_parts
+from grainline.encoders.towers import Towers, flat_parts
 from grainline.encoders.vit import ViTConfig
 from grainline.methods import tiled
 from grainline.methods.base import dot
 from grainline.methods.chosen import Decide, Seen, told_of
 from grainline.methods.selecting import Selector
-from grainline.methods.triplets import Graded, Rule, both_triplets
+from grainline.methods.triplets import Graded, Rule, TripletsConfig, both_triplets
 from grainline.nn.pool import mean_pool, unit
 from grainline.types import Encoded, Images, Pair, Term, Texts, full
 
+MOST = 0.5
+"""Share of the pairs of a batch from which on it is cheaper to score all of them with gradients."""
 
-class PatchesConfig(TowersConfig):
+
+class PatchesConfig(TripletsConfig):
     """Encoders, how many patches stay, and the triplet losses."""
 
     keep: float = Field(0.5, gt=0, le=1)  # share of the patches that stays for a text
-    margin: float = Field(0.2, gt=0)
-    warmup: float = Field(1.0, ge=0)  # epochs over the pictures with all negatives, with a growing weight
     coarse: float = Field(0.1, ge=0)  # weight of the triplet loss over summaries; 0: as in the papers
     learns_tokens = True
 
@@ -79,9 +80,12 @@ def triplets(
 
 
 def graded(selector: Selector, decide: Decide) -> Graded:
-    """Scores of a batch with gradients for those pairs alone that a loss touches.
+    """Scores of a batch, with gradients for those pairs alone that a loss may touch.
 
-    All pairs are scored in tiles without gradient first, those that count are then computed again.
+    All pairs are scored in tiles without gradient first. Those that may count are scored again with gradient,
+    and what counts is decided by their second scores: both scores of a pair differ by rounding, and where
+    those of a batch lie as close, decisions by the first would not be those that the gradient is of. Where
+    most pairs may count, all of them are scored again.
     """
 
     def score(images: Encoded, texts: Encoded, counts: Callable[[Tensor], Tensor]) -> Tensor:
@@ -89,6 +93,8 @@ def graded(selector: Selector, decide: Decide) -> Graded:
         everything = tiled.scores(selector, Seen(*(x.detach() for x in seen)), told, decide)
         count = counts(everything)
         count[0, 0] |= ~count.any()  # with processes that train together every parameter needs a gradient
+        if int(count.sum()) > MOST * count.numel():
+            return tiled.dense(selector, seen, told, decide)
         row, column = count.nonzero(as_tuple=True)
         found = tiled.pairs(selector, seen, told, (row, column), decide)
         return everything.index_put((row, column), found)

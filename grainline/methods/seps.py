@@ -127,7 +127,7 @@ class SEPS(Method):
         return tiled.score(self.selector, images, texts)
 
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
-        cfg, rule = self.cfg, Rule.at(clock, self.cfg.margin, self.cfg.warmup)
+        cfg, rule = self.cfg, Rule.at(clock, self.cfg)
         decide = drawn(clock) if cfg.decision == "gumbel_st" else self.selector.top
         terms = triplets(cfg, self.selector, decide, (mine, everyone), rule)
         return terms | self._ratio(mine.images, everyone.texts, decide, rule)

@@ -81,6 +81,27 @@ def pairs(selector: Selector, seen: Seen, told: Told, of: tuple[Tensor, Tensor],
     return torch.cat(found) if found else seen.patches.new_zeros(0)
 
 
+def dense(selector: Selector, seen: Seen, told: Told, decide: Decide) -> Tensor:
+    """Scores of every picture with every text: [N, M], with gradients"""
+
+    def compute(*everything: Tensor) -> Tensor:
+        return selector.tile(Seen(*everything[: len(seen)]), Told(*everything[len(seen) :]), decide)
+
+    n, m = len(seen.image), told.query.shape[1]
+    most = _pairs(selector, seen.patches, told.words.shape[2])
+    if n * m <= most:
+        return compute(*seen, *told)
+    wide = min(m, max(1, most // min(n, max(1, int(most**0.5)))))
+    high = max(1, most // wide)
+    lines = []
+    for i in range(0, n, high):
+        some = rows(seen, slice(i, i + high))
+        parts = [Told(*(x[:, j : j + wide] for x in told)) for j in range(0, m, wide)]
+        found: list[Any] = [checkpoint(compute, *some, *part, use_reentrant=False) for part in parts]
+        lines.append(torch.cat(found, 1))
+    return torch.cat(lines)
+
+
 def staying_shares(selector: Selector, seen: Seen, told: Told, decide: Decide) -> Tensor:
     """The mean of the decisions of each pair over all patches: [N, M], with gradients"""
 

@@ -1,18 +1,42 @@
 """Triplet losses of a batch, both ways: which pairs are positives and negatives, over all processes."""
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from grainline.dist import rank
+from grainline.encoders.towers import TowersConfig
 from grainline.losses.triplet import touched, triplet
 from grainline.methods.belonging import owner_of
 from grainline.types import Clock, Encoded, Mean, Pair, Term, same_image
 
 Graded = Callable[[Encoded, Encoded, Callable[[Tensor], Tensor]], Tensor]
 """Scores [N, M] with gradients at least where a function of them says so, which gives [N, M] bool."""
+
+NEAR = 1e-4
+"""Scores that lie so close may stand in another order when they are computed again, in float32; times the
+greatest of them, if that is above 1."""
+
+
+class TripletsConfig(TowersConfig):
+    """Encoders, and when the negatives of a triplet loss count. An epoch is a round over the images."""
+
+    margin: float = Field(0.2, gt=0)
+    warmup: float = Field(1.0, ge=0)  # epochs in which the weight of the loss rises from 0 to 1; 0: 1 at once
+    # epochs in which all negatives count, before the hardest alone do; None: as long as the warm-up
+    hardest_after: float | Literal["never"] | None = None
+
+    @field_validator("hardest_after", mode="before")
+    @classmethod
+    def _time(cls, value: Any) -> Any:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not ((number and 0 <= value < math.inf) or value in ("never", None)):
+            raise ValueError("allowed are a number of epochs from 0, never, or null: as long as warmup")
+        return value
 
 
 class Rule(NamedTuple):
@@ -23,15 +47,16 @@ class Rule(NamedTuple):
     weight: float
 
     @classmethod
-    def at(cls, clock: Clock, margin: float, warmup: float) -> "Rule":
-        """All negatives for the first `warmup` epochs, with a weight that grows to 1; then the hardest.
+    def at(cls, clock: Clock, cfg: TripletsConfig) -> "Rule":
+        """What counts at one time.
 
-        >>> Rule.at(Clock(epoch=0.5), 0.2, 2.0), Rule.at(Clock(epoch=2.0), 0.2, 2.0)
-        (Rule(margin=0.2, hardest=False, weight=0.25), Rule(margin=0.2, hardest=True, weight=1.0))
+        >>> cfg = TripletsConfig.model_construct(warmup=2.0, hardest_after=5.0)
+        >>> [Rule.at(Clock(epoch=epoch), cfg)[1:] for epoch in (0.5, 2.0, 5.0)]
+        [(False, 0.25), (False, 1.0), (True, 1.0)]
         """
-        if clock.epoch >= warmup:
-            return cls(margin, True, 1.0)
-        return cls(margin, False, clock.epoch / warmup)
+        until = cfg.warmup if cfg.hardest_after is None else cfg.hardest_after
+        hardest = until != "never" and clock.epoch >= until
+        return cls(cfg.margin, hardest, min(1.0, clock.epoch / cfg.warmup) if cfg.warmup else 1.0)
 
 
 class _Ends(NamedTuple):
@@ -44,7 +69,8 @@ class _Ends(NamedTuple):
         return triplet(score, self.positive, self.against, rule.margin, rule.hardest)
 
     def touched(self, score: Tensor, rule: Rule) -> Tensor:
-        return touched(score, self.positive, self.against, rule.margin, rule.hardest)
+        near = NEAR * max(1.0, float(score.abs().amax())) if score.numel() else 0.0
+        return touched(score, self.positive, self.against, rule.margin, rule.hardest, near)
 
 
 def both_triplets(graded: Graded, mine: Pair, everyone: Pair, rule: Rule, weight: float) -> dict[str, Term]:

@@ -6,21 +6,17 @@ Faghri et al., arXiv 1707.05612. In two steps:
      the code of LAPS, whose baseline it is.
 """
 
-from pydantic import Field
 from torch import Tensor
 
-from grainline.encoders.towers import Towers, TowersConfig
+from grainline.encoders.towers import Towers
 from grainline.methods.base import Method, dot
 from grainline.methods.common import cosine_heat
-from grainline.methods.triplets import Rule, both_triplets
+from grainline.methods.triplets import Rule, TripletsConfig, both_triplets
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 
 
-class VSEConfig(TowersConfig):
+class VSEConfig(TripletsConfig):
     """Encoders and loss."""
-
-    margin: float = Field(0.2, gt=0)
-    warmup: float = Field(1.0, ge=0)  # epochs over the pictures with all negatives, with a growing weight
 
 
 class VSE(Method):
@@ -45,7 +41,7 @@ class VSE(Method):
         return dot(images, texts)
 
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
-        rule = Rule.at(clock, self.cfg.margin, self.cfg.warmup)
+        rule = Rule.at(clock, self.cfg)
         return both_triplets(lambda images, texts, _: dot(images, texts), mine, everyone, rule, 1.0)
 
     def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002

@@ -1,0 +1,123 @@
+"""Gradients where scores lie within rounding of each other."""
+
+from typing import Any
+
+import pytest
+import torch
+from make import TINY
+from torch import Tensor
+
+from grainline.config import override, parse
+from grainline.methods import patches, tiled
+from grainline.methods.chosen import told_of
+from grainline.methods.laps import LAPS, LAPSConfig
+from grainline.methods.seps import SEPS, SEPSConfig
+from grainline.methods.triplets import Graded, Rule, both_triplets
+from grainline.types import Encoded, Pair
+
+METHODS: dict[str, tuple[Any, Any]] = {"seps": (SEPS, SEPSConfig), "laps": (LAPS, LAPSConfig)}
+SMALL = ("image.size=16", "keep=0.4", "aggregate=0.5", "coarse=0")
+
+
+def made(name: str, dtype: torch.dtype) -> Any:
+    cls, config = METHODS[name]
+    torch.manual_seed(0)
+    return cls(parse(config, override(TINY, list(SMALL)), "test")).to(dtype).eval()
+
+
+def alike(method: Any, number: int, spread: float, dtype: torch.dtype) -> tuple[Pair, tuple[Tensor, Tensor]]:
+    """Images and texts that are nearly one image and one text, and the leaves of their tokens."""
+    g = torch.Generator().manual_seed(1)
+    selector = method.selector
+    image = torch.randn(selector.number + 2, selector.width, generator=g)
+    text = torch.randn(5, selector.width, generator=g)
+    seen, told = (
+        (one + spread * torch.randn(number, *one.shape, generator=g)).to(dtype).requires_grad_()
+        for one in (image, text)
+    )
+    real = torch.ones(number, selector.number + 2, dtype=torch.bool)
+    real[:, -1] = selector.dense  # only SEPS has a description
+    tokens = torch.cat([seen[:, :-1], patches.unit(seen[:, -1:])], 1)
+    ids, words = torch.arange(number), torch.ones(number, 5, dtype=torch.bool)
+    images = Encoded(patches.summary(seen[:, :-2], real[:, :-2]), tokens, real, ids, ids)
+    return Pair(images, Encoded(patches.summary(told, words), told, words, ids, ids)), (seen, told)
+
+
+def dense(method: Any, images: Encoded, texts: Encoded) -> Tensor:
+    """All scores in one graph."""
+    selector = method.selector
+    return selector.tile(selector.seen(images, selector.top), told_of(texts), selector.top)
+
+
+def twice(method: Any) -> Graded:
+    """Scores as training computes them."""
+    return patches.graded(method.selector, method.selector.top)
+
+
+def gradient(method: Any, pair: Pair, leaves: tuple[Tensor, ...], rule: Rule, score: Graded) -> Tensor:
+    """By patches, words and all that the selection learns, in one row."""
+    terms = both_triplets(score, pair, pair, rule, 1.0).values()
+    loss = torch.stack([term.mean.total / term.mean.number for term in terms]).sum()
+    learn = [*leaves, *method.selector.parameters()]
+    found = torch.autograd.grad(loss, learn, allow_unused=True, retain_graph=True)
+    return torch.cat(
+        [
+            torch.zeros_like(x).flatten() if g is None else g.flatten()
+            for g, x in zip(found, learn, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("hardest", [True, False], ids=["hardest", "all"])
+@pytest.mark.parametrize("name", METHODS)
+def test_near_ties_have_the_gradient_of_a_dense_pass(name: str, hardest: bool) -> None:
+    """In float32, where scores about 2 are 2e-7 apart at least and these spread by less."""
+    method, rule = made(name, torch.float32), Rule(0.2, hardest, 1.0)
+    pair, leaves = alike(method, 16, 1e-7, torch.float32)
+    with torch.no_grad():
+        exact = made(name, torch.float64)
+        assert float(dense(exact, *alike(exact, 16, 1e-7, torch.float64)[0]).std()) < 1e-7
+    found = gradient(method, pair, leaves, rule, twice(method))
+    expected = gradient(method, pair, leaves, rule, lambda a, b, _: dense(method, a, b))
+    assert float(torch.cosine_similarity(found, expected, dim=0)) >= 0.999
+
+
+@pytest.mark.parametrize("most", [0.0, 1.0], ids=["all again", "some again"])
+@pytest.mark.parametrize("hardest", [True, False], ids=["hardest", "all"])
+@pytest.mark.parametrize("name", METHODS)
+def test_rounding_of_the_first_pass_decides_nothing(
+    name: str, hardest: bool, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores of the first pass are off by more than they lie apart; gradients are those of a dense pass."""
+    first = tiled.scores
+
+    def rounded(*arguments: Any) -> Tensor:
+        score = first(*arguments)
+        noise = torch.rand(score.shape, generator=torch.Generator().manual_seed(2), dtype=score.dtype)
+        return score + 4e-5 * (noise - 0.5)
+
+    monkeypatch.setattr(tiled, "scores", rounded)
+    monkeypatch.setattr(patches, "MOST", most)
+    monkeypatch.setitem(tiled.ROOM, "cpu", 2000)  # in several tiles
+    method, rule = made(name, torch.float64), Rule(0.2, hardest, 1.0)
+    pair, leaves = alike(method, 8, 1e-5, torch.float64)
+    found = gradient(method, pair, leaves, rule, twice(method))
+    expected = gradient(method, pair, leaves, rule, lambda a, b, _: dense(method, a, b))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("hardest", [True, False], ids=["hardest", "all"])
+def test_pairs_far_from_the_hardest_are_scored_once(hardest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, rule = made("laps", torch.float64), Rule(0.2, hardest, 1.0)
+    pair, leaves = alike(method, 16, 1.0, torch.float64)
+    again: list[int] = []
+    pairs = tiled.pairs
+
+    def counted(selector: Any, seen: Any, told: Any, of: tuple[Tensor, Tensor], decide: Any) -> Tensor:
+        again.append(len(of[0]))
+        return pairs(selector, seen, told, of, decide)
+
+    monkeypatch.setattr(tiled, "pairs", counted)
+    monkeypatch.setattr(patches, "MOST", 1.0)
+    gradient(method, pair, leaves, rule, twice(method))
+    assert (again[0] <= 3 * 16) == hardest
