@@ -1470,6 +1470,10 @@ GROUPS = [
           "gumbel(raw) if self.training else None", "gumbel(raw)"),
     Fault("nn/group.py", "tests/test_tgt.py", "the hard assignment has no gradient",
           "(hard - soft.detach() + soft)", "(hard + 0 * soft)"),
+    Fault("nn/group.py", "tests/test_tgt.py", "the gradient of an empty group drowns all others",
+          "    if eps < 1:\n", "    if False:\n"),
+    Fault("nn/group.py", "tests/test_tgt.py", "empty groups give no gradient at the eps of GroupViT",
+          "    if eps < 1:\n", "    if eps <= 1:\n"),
     Fault("encoders/grouper.py", "tests/test_tgt.py", "later layers read tokens too",
           "x, _, soft = block(x[:, -self.count :], tokens, mask, used)",
           "taken, _, soft = block(x[:, -self.count :], tokens, mask, used)\n"
