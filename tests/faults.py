@@ -1397,6 +1397,20 @@ FEATURES = [
         "            pass",
     ),
     Fault(
+        "encoders/pretrained/build.py",
+        "tests/test_groupvit.py",
+        "the batch norm in the heads of GroupViT is left out",
+        "nn.Sequential(fuse_linear_bn_eval(first, norm), relu, last)",
+        "nn.Sequential(first, relu, last)",
+    ),
+    Fault(
+        "encoders/towers.py",
+        "tests/test_groupvit.py",
+        "both heads of a GroupViT stay fresh",
+        "if isinstance(layer, nn.Sequential) and head is not None:",
+        "if False:",
+    ),
+    Fault(
         "encoders/towers.py",
         "tests/test_groupvit.py",
         "a frozen GroupViT places its groups in training",
