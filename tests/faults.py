@@ -1511,6 +1511,14 @@ GROUPS = [
           "if method.sees and bare:", "if False and method.sees and bare:"),
 ]
 
+SEEDS = [
+    Fault("evaluate/pool.py", "tests/test_suite.py", "seeds are tested as if they were not paired",
+          "found = ttest_rel(after, before)",
+          "from scipy.stats import ttest_ind\n    found = ttest_ind(after, before)"),
+    Fault("evaluate/pool.py", "tests/test_suite.py", "differences without any spread make a claim",
+          " or np.allclose(differences, differences[0], rtol=1e-9, atol=1e-12)", ""),
+]
+
 TIOU = [
     Fault(
         "evaluate/tiou.py",
@@ -1863,6 +1871,7 @@ FAULTS = (
     + PROBED
     + FEATURES
     + GROUPS
+    + SEEDS
     + TIOU
     + SHORTER
     + DESCRIBED
