@@ -119,7 +119,8 @@ def probe(folder: Fivefold, data: str) -> None:
     """The settings of the probe, each with the seeds that it has, and their differences from `full`."""
     asked = [FOUND, f"precision, {OWN}", f"recall, {OWN}", *WAYS, "rSum"]
     facts = ("empty groups", "tokens of a group", "entropy")
-    print(f"\n### {data}: probe\n\n| setting | seeds | {' | '.join([*asked, 'nats', *facts])} | minutes |")
+    titles = " | ".join(["setting", "seeds", *asked, "reconstruction", *facts, "minutes"])
+    print(f"\n### {data}: probe\n\n| {titles} |")
     print("|---|---|" + "---|" * (len(asked) + len(facts) + 2))
     lines, seeds = folder.lines(), {}
     names = [setting.name for setting in PROBES if setting.data == data]

@@ -228,7 +228,7 @@ def find_run(path: Path) -> tuple[Path, Path] | None:
         if NAME.fullmatch(str(path)) is None:
             raise UserError(
                 f"no model at {place}, and that is no name of the Hugging Face hub; give the folder that "
-                "`grainline train --out` wrote, or a CLIP or SigLIP by its folder, file or name"
+                "`grainline train --out` wrote, or a CLIP, SigLIP or GroupViT by its folder, file or name"
             )
         return None
     if place.is_file() or any((place / settings).is_file() for settings in SETTINGS):

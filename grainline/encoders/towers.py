@@ -100,10 +100,10 @@ class Towers(nn.Module):
         super().__init__()
         self.space = cfg.width or WIDTH
         self.image, self.text, heads = _encoders(cfg)
-        if heads is None or heads[0][-1].out_features != self.space:
-            image = _projection(cfg.image, self.image.width, self.space)
-            heads = image, _projection(cfg.text, self.text.width, self.space)
-        self.to_image, self.to_text = heads
+        self.to_image, self.to_text = heads or (
+            _projection(cfg.image, self.image.width, self.space),
+            _projection(cfg.text, self.text.width, self.space),
+        )
         for layer in (self.to_image, self.to_text):
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
@@ -181,7 +181,7 @@ def _encoders(
 ) -> tuple[
     ViT | Cast | ImageEncoder, TextTransformer | Grouper | TextEncoder, tuple[nn.Module, nn.Module] | None
 ]:
-    """The encoders of both sides, and the heads of a GroupViT that gives both.
+    """The encoders of both sides, and the heads of a GroupViT that gives both and whose space is asked for.
 
     Two sides of one checkpoint are built at once. With another encoder on one side the heads of GroupViT lead
     nowhere: they are left out, and a new layer learns.
@@ -203,7 +203,10 @@ def _encoders(
     if isinstance(cfg.text, PretrainedTextConfig) and cfg.text.frozen_positions:
         assert isinstance(reading, TextEncoder)
         reading.freeze_positions(cfg.text.frozen_positions)
-    return seeing, reading, image.heads if same and image is not None else None
+    heads = None
+    if same and image is not None and space_of(image.architecture) == (cfg.width or WIDTH):
+        heads = image.heads
+    return seeing, reading, heads
 
 
 def _fresh(side: ViTConfig | CastConfig | PretrainedImageConfig) -> ViT | Cast | None:

@@ -135,7 +135,7 @@ def split(model: Any, architecture: Mapping[str, Any]) -> Pretrained:
     )
 
 
-def two_layers(head: nn.Sequential) -> nn.Sequential:
+def two_layers(head: Any) -> nn.Sequential:
     """A head of GroupViT (linear, batch norm, ReLU, linear) with its batch norm as part of the first layer.
 
     The statistics of the norm stay those of the checkpoint where the head learns: those of a batch would
