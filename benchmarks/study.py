@@ -22,7 +22,7 @@ import yaml
 from grainline.evaluate.against import refuse_other
 from grainline.evaluate.intervals import from_replicates
 from grainline.evaluate.outcome import Cell, options_of
-from grainline.evaluate.pool import pooled
+from grainline.evaluate.pool import paired_test, pooled
 from grainline.evaluate.result import Metric, Result, read
 from grainline.evaluate.suite import CELLS
 
@@ -196,18 +196,22 @@ def difference(
 
 
 def verdict(found: Metric, each: Sequence[float]) -> str:
-    """What a difference says about a prediction: the interval and all seeds must agree."""
+    """What a difference says about a prediction: the interval and all seeds must agree, two at least."""
+    if len(each) < 2:
+        return "undecided"
     if found.low > 0 and min(each) > 0:
         return "confirmed"
     return "refuted" if found.high < 0 and max(each) < 0 else "undecided"
 
 
 def orderings(folder: Folder, predictions: Sequence[Ordering], name_of: Callable[[str, str], str]) -> None:
-    """Every prediction with its difference and verdict, as Markdown.
+    """Every prediction with its difference, verdict and paired t-test over the seeds, as Markdown.
 
     name_of  from a metric and a set to the name of the measurement that holds it
     """
-    print("\n| prediction | set | difference | each seed | verdict |\n|---|---|---|---|---|")
+    print(
+        "\n| prediction | set | difference | each seed | verdict | paired t-test |\n|---|---|---|---|---|---|"
+    )
     for ordering in predictions:
         for data in ordering.sets:
             usual = name_of(ordering.metric, data)
@@ -215,12 +219,17 @@ def orderings(folder: Folder, predictions: Sequence[Ordering], name_of: Callable
             settings = (f"{data}-{n}" for n in (ordering.higher, ordering.lower))
             sides = [folder.results(*side) for side in zip(settings, names, strict=True)]
             if not all(len(side) == len(folder.seeds) for side in sides):
-                print(f"| {ordering.claim} | {data} | not run | | undecided |")
+                print(f"| {ordering.claim} | {data} | not run | | undecided | |")
                 continue
-            found, each = difference(*sides, ordering.metric, ordering.other)
-            seeds = ", ".join(shown(found, value) for value in each)
-            ends = f"{shown(found, found.value)} ({shown(found, found.low)} to {shown(found, found.high)})"
-            print(f"| {ordering.claim} | {data} | {ends} | {seeds} | {verdict(found, each)} |")
+            print(f"| {ordering.claim} | {data} | {compared(*sides, ordering.metric, ordering.other)} |")
+
+
+def compared(after: Sequence[Result], before: Sequence[Result], metric: str, other: str | None = None) -> str:
+    """Cells of a table: the difference with its interval, that of each seed, the verdict, the t-test."""
+    found, each = difference(after, before, metric, other)
+    seeds = ", ".join(shown(found, value) for value in each)
+    ends = f"{shown(found, found.value)} ({shown(found, found.low)} to {shown(found, found.high)})"
+    return f"{ends} | {seeds} | {verdict(found, each)} | {paired_test(each, [0.0] * len(each)) or ''}"
 
 
 def cells(folder: Folder, setting: str, names: Sequence[str]) -> dict[str, str]:

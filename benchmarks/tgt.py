@@ -1,11 +1,15 @@
 """Do the groups of the Text Group Transformer find phrases, or only places? Trained and measured, five seeds.
 
     GRAINLINE_DATA=... python -m benchmarks.tgt OUT [--minutes 90] [--jobs 2] [--longer 1]
+    GRAINLINE_DATA=... python -m benchmarks.tgt OUT --probe                     # one seed
+    GRAINLINE_DATA=... python -m benchmarks.tgt OUT --probe --seeds 3 --only scenes-full scenes-minimal
 
 Three sets. `captions`: captions of Flickr30k alone, each said again from its groups; no picture. `scenes` and
 `flickr8k`: the full model, with an image encoder that learns along. All phrases of `scenes` are true ones. No
 phrases of Flickr are at hand that people marked, so those of held-out captions of Flickr8k are found by the
 rules of `grainline.data.phrases` (its quality: docs/phrases.md) and written as files of Flickr30k Entities.
+
+`--probe` asks why groups find no phrases where images are compared too: it changes one thing at a time.
 
 Runs resume, and OUT/runs.jsonl gets a line for each. Settings stand in the order of their worth, all seeds of
 one together; those that found no time are named at the end. Tables and figure: benchmarks/tgt_tables.py.
@@ -48,12 +52,16 @@ CROPS, PLACES = "data.texts.crop=0.5", "model.text.position_dropout=0.5"
 BY_LENGTH = ("model.text.groups=8", "model.text.tokens_per_group=4")
 
 
+ALONE = "no-contrastive"  # what reconstruction-first begins with
+
+
 class Setting(NamedTuple):
     """One way to train on one set."""
 
     data: str
     name: str
     changes: tuple[str, ...] = ()
+    longer: int = 1  # times the steps of the set
 
     @property
     def key(self) -> str:
@@ -80,6 +88,21 @@ SETTINGS = [
 ]
 """Without pictures, one group need not be trained: it takes all tokens, whatever it has learnt."""
 
+PROBES = [
+    Setting(data, name, changes, longer)
+    for data in ("scenes", "flickr8k")
+    for name, changes, longer in (
+        ("full", (), 1),
+        (ALONE, NO_CONTRAST, 1),  # captions alone, at equal length
+        ("minimal", ("model.text.form=minimal",), 1),
+        ("mean-captions", ("model.mean=captions",), 1),
+        ("tenth-rate", ("train.optimizer.lr=1.0e-4",), 1),
+        ("reconstruction-first", (), 1),  # it goes on from ALONE with both losses and as many steps again
+        ("twice", (), 2),  # as many steps as reconstruction-first has in all
+    )
+]
+"""Each changes one thing of `full`."""
+
 
 class Fivefold(Folder):
     """The folder of all runs."""
@@ -88,7 +111,7 @@ class Fivefold(Folder):
 
     def steps(self, setting: Setting) -> int:
         """Of every run of a setting."""
-        return 1 if setting.name == "untrained" else STEPS[setting.data] * self.longer
+        return 1 if setting.name == "untrained" else STEPS[setting.data] * self.longer * setting.longer
 
     def sources(self, name: str) -> list[Path]:
         if name == "captions":
@@ -153,9 +176,16 @@ def run(folder: Fivefold, setting: Setting, seed: int) -> None:
         {
             "run": key, "setting": setting.name, "data": setting.data, "seed": seed,
             "pairs": folder.steps(setting) * BATCH,
-            "trained_s": float((place / SECONDS).read_text()), "metrics": told,
+            "trained_s": float((place / SECONDS).read_text()), "metrics": told, "log": last_log(place),
         }
     )  # fmt: skip
+
+
+def last_log(place: Path) -> dict[str, float]:
+    """Losses and facts about the groups in the last line of training: means over its last steps."""
+    lines = map(json.loads, (place / "log.jsonl").read_text(encoding="utf-8").splitlines())
+    last = [line for line in lines if line["kind"] == "train"][-1]
+    return {**last["terms"], **last.get("facts", {})}
 
 
 def measurements(folder: Fivefold, setting: Setting) -> dict[str, tuple[str, ...]]:
@@ -180,15 +210,20 @@ def recipe(folder: Fivefold, setting: Setting, seed: int) -> Path:
     changes = [*SIZES[setting.data], *setting.changes]
     values = read_recipe(f"tgt/{setting.data}", changes).model_dump(mode="json")
     train = {"steps": folder.steps(setting), "batch": BATCH, "seed": seed}
+    if setting.name == "reconstruction-first":
+        first = next(s for s in PROBES if (s.data, s.name) == (setting.data, ALONE))
+        key = f"{first.key}-{seed}"
+        values["begin"] = str(folder.train(key, recipe(folder, first, seed), setting.data).resolve())
     return folder.recipe(f"{setting.key}-{seed}", values, **train)
 
 
 def main() -> None:
-    args = arguments(__doc__, longer=1)
+    args = arguments(__doc__, "probe", longer=1, seeds=0)
     folder = Fivefold(args.out, data_folder(), args.longer)
+    folder.seeds = tuple(range(args.seeds or (1 if args.probe else len(folder.seeds))))
     folder.draw(SCENES)
     folder.texts()
-    work(folder, SETTINGS, run, args)
+    work(folder, PROBES if args.probe else SETTINGS, run, args)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.study import Folder, Ordering, cells, minutes_of, orderings, show
-from benchmarks.tgt import GROUPS, SETTINGS, Fivefold, Setting
+from benchmarks.study import Folder, Ordering, cells, compared, minutes_of, orderings, show
+from benchmarks.tgt import GROUPS, PROBES, SETTINGS, Fivefold, Setting
 from grainline.evaluate.clusters import CLUSTERINGS
 from grainline.evaluate.phrases import AS_MANY, GOING, STAYING, uniform
 from grainline.evaluate.phrases import GROUPS as OWN
@@ -111,6 +111,43 @@ def tables(folder: Folder) -> None:
     for title, asked in (("the paper", paper()), ("not of the paper", ours())):
         print(f"\n{title}:")
         orderings(mine, asked, measurement)
+    for data in ("scenes", "flickr8k"):
+        probe(mine, data)
+
+
+def probe(folder: Fivefold, data: str) -> None:
+    """The settings of the probe, each with the seeds that it has, and their differences from `full`."""
+    asked = [FOUND, f"precision, {OWN}", f"recall, {OWN}", *WAYS, "rSum"]
+    facts = ("empty groups", "tokens of a group", "entropy")
+    titles = " | ".join(["setting", "seeds", *asked, "reconstruction", *facts, "minutes"])
+    print(f"\n### {data}: probe\n\n| {titles} |")
+    print("|---|---|" + "---|" * (len(asked) + len(facts) + 2))
+    lines, seeds = folder.lines(), {}
+    names = [setting.name for setting in PROBES if setting.data == data]
+    for name in names:
+        seeds[name] = [seed for seed in Fivefold.seeds if f"{data}-{name}-{seed}" in lines]
+        mine = [lines[f"{data}-{name}-{seed}"].get("log", {}) for seed in seeds[name]]
+        if not mine:
+            continue
+        folder.seeds = tuple(seeds[name])
+        found = cells(folder, f"{data}-{name}", list(dict.fromkeys(measurement(m, data) for m in asked)))
+        # A run with one loss logs it as `loss`.
+        told = [[one.get("reconstruction", one["loss"]) for one in mine if one]]
+        told += [[one[fact] for one in mine if one] for fact in facts]
+        means = [f"{sum(values) / len(values):.2f}" if values else "" for values in told]
+        shown = " | ".join([*(found.get(metric, "") for metric in asked), *means])
+        print(f"| {name} | {len(seeds[name])} | {shown} | {minutes_of(folder, f'{data}-{name}')} |")
+    print(
+        "\n| setting against full | metric | difference | each seed | verdict | paired t-test |\n"
+        + "|---" * 6
+        + "|"
+    )
+    for name in names[1:]:
+        folder.seeds = tuple(seed for seed in seeds[name] if seed in seeds["full"])
+        for metric in (FOUND, "rSum") if folder.seeds else ():
+            which = measurement(metric, data)
+            sides = (folder.results(f"{data}-{side}", which) for side in (name, "full"))
+            print(f"| {name} | {metric} | {compared(*sides, metric)} |")
 
 
 def settings_of(data: str) -> list[Setting]:

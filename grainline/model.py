@@ -186,7 +186,8 @@ def load(path: str | Path, *, device: str | None = None, scoring: str | None = N
     """The model in a run folder or in a folder inside one: `runs/x`, `runs/x/best`, `runs/x/checkpoints/...`
 
     A run folder gives its last weights: `last/` when training has ended, else its newest checkpoint. Anything
-    else is a CLIP or SigLIP as `load_pretrained` takes it: a folder, a file of weights, a name of the hub.
+    else is a CLIP, SigLIP or GroupViT as `load_pretrained` takes it: a folder, a file of weights, a name of
+    the hub.
     device   "cpu", "cuda", ...; None takes CUDA where there is one
     scoring  how the method scores pairs, where it has several ways; None: as its config says
     """
@@ -198,18 +199,19 @@ def load(path: str | Path, *, device: str | None = None, scoring: str | None = N
 
 
 def load_named(name: str | Path, scoring: str | None = None) -> Model:
-    """A CLIP or SigLIP that others trained, as the method of that name. scoring: as in `load`"""
+    """A CLIP, SigLIP or GroupViT that others trained, as a method. scoring: as in `load`"""
     place = Path(name)
     settings = {"pretrained": str(place.resolve() if place.exists() else name)}
     found = load_pretrained(settings["pretrained"])
     kind = found.architecture["kind"]
     if space_of(found.architecture) is None:
         lack = next((side for side, x in (("image", found.image), ("text", found.text)) if x is None), "")
-        why = f"no {lack} side" if lack else "no projections into one space that could be read"
         raise UserError(
-            f"{name} is a {kind}, which has {why}, so it cannot score; train a recipe that begins with it"
+            f"{name} is a {kind}, which has no {lack} side, so it cannot score; train a recipe "
+            "that begins with it"
         )
-    described = Description(kind, method_config(kind, settings, str(name)))
+    method = "clip" if kind == "groupvit" else kind  # its scores are cosines too
+    described = Description(method, method_config(method, settings, str(name)))
     begun = start(scored(described, scoring), found)
     return Model(begun.description, begun.method(), begun.tokenizer())
 
@@ -226,7 +228,7 @@ def find_run(path: Path) -> tuple[Path, Path] | None:
         if NAME.fullmatch(str(path)) is None:
             raise UserError(
                 f"no model at {place}, and that is no name of the Hugging Face hub; give the folder that "
-                "`grainline train --out` wrote, or a CLIP or SigLIP by its folder, file or name"
+                "`grainline train --out` wrote, or a CLIP, SigLIP or GroupViT by its folder, file or name"
             )
         return None
     if place.is_file() or any((place / settings).is_file() for settings in SETTINGS):

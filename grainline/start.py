@@ -215,9 +215,11 @@ def _same(config: TowersConfig) -> bool:
 
 
 def _width(image: Pretrained | None, text: Pretrained | None) -> int:
-    """That of the space which the checkpoints meet in."""
+    """That of the space which the checkpoints meet in; one side alone of a GroupViT has none."""
     spaces = {
-        side: space_of(found.architecture) for side, found in (("image", image), ("text", text)) if found
+        side: space_of(found.architecture)
+        for side, found in (("image", image), ("text", text))
+        if found and (found.heads is None or image is text)
     }
     widths = {width for width in spaces.values() if width is not None}
     if len(widths) > 1:

@@ -22,6 +22,8 @@ def shaken(model: Any) -> Any:
         for name, b in model.named_buffers():
             if "running_mean" in name:
                 b += 0.3
+            elif "running_var" in name:
+                b *= torch.empty_like(b).uniform_(0.5, 2.0)
     return model.eval()
 
 
@@ -58,18 +60,21 @@ def bert(**changes: Any) -> Any:
     return shaken(BertModel(BertConfig(**TEXT | changes)))
 
 
-def groupvit() -> Any:
+def groupvit(**changes: Any) -> Any:
     from transformers import GroupViTConfig, GroupViTModel
 
     stages = {"depths": [1, 1, 1], "num_group_tokens": [6, 3, 0], "num_output_groups": [6, 3, 0]}
-    text = TEXT | ENDS
-    config = GroupViTConfig(vision_config=IMAGE | stages, text_config=text, projection_dim=24)
+    text = TEXT | ENDS | changes
+    sizes = {"projection_dim": 24, "projection_intermediate_dim": 40}
+    config = GroupViTConfig(vision_config=IMAGE | stages, text_config=text, **sizes)
     return shaken(GroupViTModel(config))
 
 
 FAMILIES: dict[str, Callable[..., Any]] = {
     "clip": clip, "siglip": siglip, "vit": vit, "swin": swin, "bert": bert, "groupvit": groupvit
 }  # fmt: skip
+
+READING = ("clip", "siglip", "bert", "groupvit")  # families with a text side
 
 
 SENTENCE = "a red dog runs by the old green tree and then sleeps in wet sand near some blue house"
@@ -87,9 +92,9 @@ def whole(family: str, folder: Path, **changes: Any) -> Any:
     read = tokenizer()
     own = {"vocab_size": read.vocab, "bos_token_id": read.begin, "eos_token_id": read.end}
     torch.manual_seed(0)
-    model = FAMILIES[family](**own, **changes) if family in ("clip", "siglip", "bert") else FAMILIES[family]()
+    model = FAMILIES[family](**own, **changes) if family in READING else FAMILIES[family]()
     model.save_pretrained(folder)
-    if family in ("clip", "siglip", "bert"):
+    if family in READING:
         read.save(folder)
     return model
 

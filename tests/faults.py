@@ -1414,6 +1414,20 @@ FEATURES = [
         "            pass",
     ),
     Fault(
+        "encoders/pretrained/build.py",
+        "tests/test_groupvit.py",
+        "the batch norm in the heads of GroupViT is left out",
+        "nn.Sequential(fuse_linear_bn_eval(first, norm), relu, last)",
+        "nn.Sequential(first, relu, last)",
+    ),
+    Fault(
+        "encoders/towers.py",
+        "tests/test_groupvit.py",
+        "both heads of a GroupViT stay fresh",
+        "if isinstance(layer, nn.Sequential) and head is not None:",
+        "if False:",
+    ),
+    Fault(
         "encoders/towers.py",
         "tests/test_groupvit.py",
         "a frozen GroupViT places its groups in training",
@@ -1487,6 +1501,10 @@ GROUPS = [
           "gumbel(raw) if self.training else None", "gumbel(raw)"),
     Fault("nn/group.py", "tests/test_tgt.py", "the hard assignment has no gradient",
           "(hard - soft.detach() + soft)", "(hard + 0 * soft)"),
+    Fault("nn/group.py", "tests/test_tgt.py", "the gradient of an empty group drowns all others",
+          "    if eps < 1:\n", "    if False:\n"),
+    Fault("nn/group.py", "tests/test_tgt.py", "empty groups give no gradient at the eps of GroupViT",
+          "    if eps < 1:\n", "    if eps <= 1:\n"),
     Fault("encoders/grouper.py", "tests/test_tgt.py", "later layers read tokens too",
           "x, _, soft = block(x[:, -self.count :], tokens, mask, used)",
           "taken, _, soft = block(x[:, -self.count :], tokens, mask, used)\n"
@@ -1508,6 +1526,14 @@ GROUPS = [
           'start = warmup if schedule.over == "rest" else 0', "start = warmup"),
     Fault("experiment.py", "tests/test_tgt_runs.py", "grey squares are learnt from",
           "if method.sees and bare:", "if False and method.sees and bare:"),
+]
+
+SEEDS = [
+    Fault("evaluate/pool.py", "tests/test_suite.py", "seeds are tested as if they were not paired",
+          "found = ttest_rel(after, before)",
+          "from scipy.stats import ttest_ind\n    found = ttest_ind(after, before)"),
+    Fault("evaluate/pool.py", "tests/test_suite.py", "differences without any spread make a claim",
+          " or np.allclose(differences, differences[0], rtol=1e-9, atol=1e-12)", ""),
 ]
 
 TIOU = [
@@ -1874,6 +1900,7 @@ FAULTS = (
     + PROBED
     + FEATURES
     + GROUPS
+    + SEEDS
     + TIOU
     + SHORTER
     + DESCRIBED

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from checkpoints import pictures, tokenizer, whole
 from make import TINY
 from make import batch as small_batch
 from PIL import Image
+from torch import nn
 from tuning import method
 
 from grainline.data.transforms import EvalTransform
@@ -183,6 +185,46 @@ def test_both_sides_of_one_groupvit_train_together(saved: tuple[Path, Any]) -> N
     texts: Texts = small_batch(4)[1]
     assert made.encode_texts(texts).vector.shape[1] == 16
     assert made.encode_images(seen(made)).tokens.shape == (3, 3, 16)
+    assert isinstance(made.towers.to_image, nn.Linear)  # another space than that of the two heads
+
+
+def test_two_heads_of_one_groupvit_are_the_librarys_before_and_while_they_learn(
+    saved: tuple[Path, Any],
+) -> None:
+    """In training the norm inside a head keeps the statistics of the checkpoint, so chunks change nothing."""
+    folder, model = saved
+    made: Any = start(
+        Description("clip", method_config("clip", {"pretrained": str(folder)}, "test"))
+    ).method()
+    images = seen(made)
+    values = (images.pixels / 255 - made.towers.image.mean) / made.towers.image.spread
+    for _ in range(2):
+        expected = F.normalize(model.get_image_features(pixel_values=values).pooler_output, dim=-1)
+        torch.testing.assert_close(made.encode_images(images).vector, expected, atol=1e-6, rtol=1e-5)
+        made.train()
+    made.encode_images(images).vector[:, 0].sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in made.towers.to_image.parameters())
+
+
+@torch.no_grad()
+def test_the_head_of_a_groupvit_reads_each_group_as_the_library_does(saved: tuple[Path, Any]) -> None:
+    folder, model = saved
+    made: Any = start(
+        Description("clip", method_config("clip", {"pretrained": str(folder)}, "test"))
+    ).method()
+    images = seen(made)
+    values = (images.pixels / 255 - made.towers.image.mean) / made.towers.image.spread
+    groups = model.vision_model(pixel_values=values).last_hidden_state
+    expected = model.visual_projection(groups.flatten(0, 1)).view(3, 3, 24)
+    found = made.eval().encode_images(images).tokens
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_one_side_of_a_groupvit_has_a_new_layer_as_in_tgt(saved: tuple[Path, Any]) -> None:
+    """Its head leads into the space of its own texts alone."""
+    values = {"image": {"pretrained": str(saved[0])}, "text": TINY["text"] | {"groups": 3}, "width": 24}
+    made: Any = start(Description("tgt", method_config("tgt", values, "test"))).method()
+    assert isinstance(made.towers.to_image, nn.Linear)
 
 
 def test_heat_of_a_model_is_drawn_over_groups(saved: tuple[Path, Any]) -> None:

@@ -173,7 +173,12 @@ def test_groupvit_gives_the_librarys_groups_and_words(saved: Saved) -> None:
     theirs = model.text_model(input_ids=ids, attention_mask=mask.long())
     close(read.pooled, theirs.pooler_output)
     close(read.tokens[mask], theirs.last_hidden_state[mask])
-    assert found.left_out == ("visual_projection", "text_projection")
+    assert found.left_out == ()
+    assert found.heads is not None
+    vectors = found.heads[0](seen.pooled), found.heads[1](read.pooled)
+    close(vectors[0], model.get_image_features(pixel_values=processed(pixels, found)).pooler_output)
+    close(vectors[1], model.get_text_features(input_ids=ids, attention_mask=mask.long()).pooler_output)
+    assert vectors[0].shape == (3, 24)
 
 
 @torch.no_grad()

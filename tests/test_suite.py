@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from grainline.evaluate.long import under
 from grainline.evaluate.looked import Looked
 from grainline.evaluate.noise import NOISY, PLAIN, Drawn, Noise
 from grainline.evaluate.outcome import Options, metrics_of
-from grainline.evaluate.pool import pooled
+from grainline.evaluate.pool import paired_test, pooled
 from grainline.evaluate.probes import choices
 from grainline.evaluate.protocols import coco_split, folds
 from grainline.evaluate.ranking import probe_cells, probes_suite
@@ -490,6 +491,34 @@ def test_pooled_runs_are_means_with_intervals_over_pictures() -> None:
     assert three_times.metric(name).low == pytest.approx(runs[0].metric(name).low), "copies are no evidence"
     foils = probes_suite(Cosine(), with_foils())
     assert [m.value for m in pooled([foils, foils]).metrics] == [m.value for m in foils.metrics]
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_the_paired_test_over_seeds_is_students(seeds: int) -> None:
+    """Against the formula, with the tails of the density of t summed up numerically."""
+    rng = np.random.default_rng(seeds)
+    before = rng.normal(75, 2, seeds)  # what seeds share cancels in a paired test
+    after = before + rng.normal(0.6, 0.4, seeds)
+    found = paired_test(list(after), list(before))
+    assert found is not None
+    differences = [a - b for a, b in zip(after, before, strict=True)]
+    mean = sum(differences) / seeds
+    deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / (seeds - 1))
+    degrees = seeds - 1
+    assert found.degrees == degrees
+    assert found.t == pytest.approx(mean / (deviation / math.sqrt(seeds)), rel=1e-9)
+    angle = np.linspace(0, math.atan(abs(found.t) / math.sqrt(degrees)), 200_001)  # t = sqrt(df) tan(angle)
+    inside = np.trapezoid(np.cos(angle) ** (degrees - 1), angle)
+    area = math.sqrt(math.pi) * math.gamma(degrees / 2) / math.gamma((degrees + 1) / 2)
+    assert found.p == pytest.approx(1 - 2 * inside / area, rel=1e-6)
+    assert str(found).startswith(f"t({degrees}) = ")
+
+
+@pytest.mark.parametrize(("after", "before"), [([0.7], [0.6]), ([], []), ([0.7, 0.8, 0.3], [0.6, 0.7, 0.2])])
+def test_one_seed_and_differences_that_are_alike_make_no_test(
+    after: list[float], before: list[float]
+) -> None:
+    assert paired_test(after, before) is None
 
 
 def test_results_of_other_data_are_not_pooled() -> None:

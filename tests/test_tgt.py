@@ -148,6 +148,61 @@ def test_an_empty_group_keeps_its_input_and_the_bias_of_the_projection() -> None
     assert not torch.allclose(found.groups[0, 0], groups[0, 0] + block.to_out.bias)
 
 
+def literal(hard: Tensor, values: Tensor, eps: float) -> Tensor:
+    """Equation 4 as it stands."""
+    return hard / (hard.sum(-1, keepdim=True) + eps) @ values
+
+
+@pytest.mark.parametrize("eps", [1.0, 0.5, 1e-6])
+def test_empty_groups_give_no_gradient_below_eps_1(eps: float) -> None:
+    """Values are those of equation 4, and so are gradients, with those of empty groups taken out below 1.
+
+    The gradients are compared through the assignment: `seen` is what arrives at its hard form.
+    """
+    g = torch.Generator().manual_seed(0)
+    raw = torch.randn(6, 4, 5, generator=g).double()
+    raw[0, 2], raw[1, 1:] = -9.0, -9.0  # an empty group, and a text whose first group takes everything
+    mask = torch.arange(5) < torch.tensor([[5], [5], [3], [1], [4], [0]])
+    values, toward = (torch.randn(6, n, 3, generator=g).double() for n in (5, 4))
+    found, asked = [], []
+    for pool in (pooled_groups, literal):
+        hard = hard_assignment(raw, mask).requires_grad_()
+        given = values.clone().requires_grad_()
+        found.append(pool(hard, given, eps))
+        (found[-1] * toward).sum().backward()
+        asked.append((hard, given))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=0)
+    (hard, given), (other, also) = asked
+    assert hard.grad is not None
+    assert other.grad is not None
+    torch.testing.assert_close(given.grad, also.grad, rtol=1e-12, atol=0)
+    empty = hard.detach().sum(-1) < 0.5
+    assert 8 <= int(empty.sum()) < empty.numel() - 6
+    torch.testing.assert_close(hard.grad[~empty], other.grad[~empty], rtol=1e-12, atol=0)
+    assert float(other.grad[empty].abs().max()) > 1 / eps / 2  # what drowns all others
+    if eps < 1:
+        assert (hard.grad[empty] == 0).all()
+    else:  # as in the code of GroupViT
+        assert torch.equal(hard.grad, other.grad)
+
+
+@pytest.mark.parametrize("form", ["minimal", "full"])
+def test_the_least_eps_trains(form: str) -> None:
+    """With the gradient of empty groups both losses stay near those of chance, 5.6 nats and twice 4.2."""
+    images, texts = captions(64, longest=8)
+    method = made(
+        "text.width=64", "text.heads=4", "text.depth=1", "text.eps=1e-6", f"text.form={form}"
+    ).train()
+    optimizer = torch.optim.Adam(method.parameters(), lr=4e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        terms = step(method, images, texts, CLOCK)
+        nn.utils.clip_grad_norm_(method.parameters(), 5.0)
+        optimizer.step()
+    assert float(terms["reconstruction"]) < 1
+    assert float(terms["i2t"] + terms["t2i"]) < 0.5
+
+
 def slow_assignment(block: Assignment, groups: Tensor, tokens: Tensor, length: int) -> Tensor:
     """One text, token by token, without noise."""
     out = []

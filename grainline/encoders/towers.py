@@ -99,9 +99,11 @@ class Towers(nn.Module):
         """Fresh weights; `fill` puts in those of a checkpoint."""
         super().__init__()
         self.space = cfg.width or WIDTH
-        self.image, self.text = _encoders(cfg)
-        self.to_image = _projection(cfg.image, self.image.width, self.space)
-        self.to_text = _projection(cfg.text, self.text.width, self.space)
+        self.image, self.text, heads = _encoders(cfg)
+        self.to_image, self.to_text = heads or (
+            _projection(cfg.image, self.image.width, self.space),
+            _projection(cfg.text, self.text.width, self.space),
+        )
         for layer in (self.to_image, self.to_text):
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
@@ -111,11 +113,11 @@ class Towers(nn.Module):
         """The weights of checkpoints, strictly, of the sides that have one; projections where they fit."""
         if image is not None and image.image is not None:
             self.image.load_state_dict(image.image.state_dict(), strict=True)
-            _fill(self.to_image, image.image_projection)
+            _fill(self.to_image, image.image_projection, image.heads and image.heads[0])
         if text is not None and text.text is not None:
             assert isinstance(self.text, TextEncoder)
             self.text.fill(text.text.library_state())
-            _fill(self.to_text, text.text_projection)
+            _fill(self.to_text, text.text_projection, text.heads and text.heads[1])
 
     @property
     def segmented(self) -> bool:
@@ -176,8 +178,14 @@ class Towers(nn.Module):
 
 def _encoders(
     cfg: TowersConfig,
-) -> tuple[ViT | Cast | ImageEncoder, TextTransformer | Grouper | TextEncoder]:
-    """The encoders of both sides; two sides of one checkpoint are built at once."""
+) -> tuple[
+    ViT | Cast | ImageEncoder, TextTransformer | Grouper | TextEncoder, tuple[nn.Module, nn.Module] | None
+]:
+    """The encoders of both sides, and the heads of a GroupViT that gives both and whose space is asked for.
+
+    Two sides of one checkpoint are built at once. With another encoder on one side the heads of GroupViT lead
+    nowhere: they are left out, and a new layer learns.
+    """
     image = _built(cfg.image) if isinstance(cfg.image, PretrainedImageConfig) else None
     same = (
         isinstance(cfg.image, PretrainedImageConfig)
@@ -195,7 +203,10 @@ def _encoders(
     if isinstance(cfg.text, PretrainedTextConfig) and cfg.text.frozen_positions:
         assert isinstance(reading, TextEncoder)
         reading.freeze_positions(cfg.text.frozen_positions)
-    return seeing, reading
+    heads = None
+    if same and image is not None and space_of(image.architecture) == (cfg.width or WIDTH):
+        heads = image.heads
+    return seeing, reading, heads
 
 
 def _fresh(side: ViTConfig | CastConfig | PretrainedImageConfig) -> ViT | Cast | None:
@@ -228,8 +239,10 @@ def _projection(
     return nn.Linear(width, space, bias=False)
 
 
-def _fill(layer: nn.Module, matrix: Tensor | None) -> None:
+def _fill(layer: nn.Module, matrix: Tensor | None, head: nn.Module | None) -> None:
     """A projection of another width stays fresh: it leads into another space."""
+    if isinstance(layer, nn.Sequential) and head is not None:
+        layer.load_state_dict(head.state_dict(), strict=True)
     if matrix is not None and isinstance(layer, nn.Linear) and layer.weight.shape == matrix.shape:
         layer.weight.copy_(matrix)
 

@@ -10,7 +10,9 @@ code of GroupViT has:
     out_k       = g_k + O(sum_j A[k, j] V t_j / (sum_j A[k, j] + eps))
 
 With eps = 1, as GroupViT has it, the mean of n tokens is shrunk by n / (n + 1); without any, an empty group
-would be 0 / 0.
+would be 0 / 0. The weights of an empty group have gradients of 1 / eps: at 1e-6 they drown all others and
+nothing trains. Below eps = 1 an empty group therefore gives no gradient to its assignment. At eps = 1 its
+gradient is that of GroupViT's code.
 
 A text may use fewer groups than there are: what is not used takes no token and is mixed into no other.
 """
@@ -72,11 +74,17 @@ def gumbel(like: Tensor) -> Tensor:
 def pooled_groups(hard: Tensor, values: Tensor, eps: float) -> Tensor:
     """Mean of the tokens of each group, shrunk by eps: hard [N, K, L], values [N, L, W] -> [N, K, W]
 
+    Below eps = 1 the assignment gets no gradient from groups without tokens.
+
     >>> hard = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]])
     >>> pooled_groups(hard, torch.tensor([[[1.0, 0.0], [0.0, 2.0], [2.0, 2.0]]]), eps=1.0)
     tensor([[[0.5000, 0.0000],
              [0.6667, 1.3333]]])
     """
+    if eps < 1:
+        hard = hard.masked_fill(
+            hard.detach().amax(-1, keepdim=True) < 0.5, 0.0
+        )  # the value is 0 there already
     weight = hard / (hard.sum(-1, keepdim=True) + eps)
     return weight.to(values.dtype) @ values
 

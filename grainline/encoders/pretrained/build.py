@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.library import library, quiet
@@ -38,7 +39,7 @@ KINDS = {
                   left_out=r"(pooler|cls|classifier|qa_outputs)\b.*"),
 }  # fmt: skip
 HEADLESS = {"vit", "bert"}  # their pooler is trained for other tasks than ours: it is left out
-HEADS = ("visual_projection", "text_projection")  # of GroupViT: no matrices, and TGT does without them
+HEADS = ("visual_projection", "text_projection")  # a matrix each, but for GroupViT: two layers each
 
 
 class Pretrained(NamedTuple):
@@ -53,6 +54,9 @@ class Pretrained(NamedTuple):
     tokenizer: str | None  # folder or name of the tokenizer that belongs to it
     left_out: tuple[str, ...]  # parts of the checkpoint that were not read
     architecture: dict[str, Any]  # for build_pretrained; goes through JSON unchanged
+    heads: tuple[nn.Sequential, nn.Sequential] | None = (
+        None  # of GroupViT, for image and text: two layers each
+    )
 
 
 class Source(NamedTuple):
@@ -114,6 +118,9 @@ def split(model: Any, architecture: Mapping[str, Any]) -> Pretrained:
     own = (*(f"{head}.weight" for head in HEADS), "logit_scale", "logit_bias")
     loose = {key: x.detach().clone() for key, x in model.named_parameters() if key in own}
     scale, bias = loose.get("logit_scale"), loose.get("logit_bias")
+    heads = None
+    if name == "groupvit":
+        heads = two_layers(model.visual_projection), two_layers(model.text_projection)
     return Pretrained(
         image=image,
         text=text,
@@ -122,15 +129,26 @@ def split(model: Any, architecture: Mapping[str, Any]) -> Pretrained:
         scale=None if scale is None else scale.exp().reshape(1),
         bias=None if bias is None else bias.reshape(1),
         tokenizer=None,
-        left_out=HEADS if name == "groupvit" else (),
+        left_out=(),
         architecture=dict(architecture),
+        heads=heads,
     )
 
 
+def two_layers(head: Any) -> nn.Sequential:
+    """A head of GroupViT (linear, batch norm, ReLU, linear) with its batch norm as part of the first layer.
+
+    The statistics of the norm stay those of the checkpoint where the head learns: those of a batch would
+    depend on how the batch is cut into chunks and processes.
+    """
+    first, norm, relu, last = head.eval()
+    return nn.Sequential(fuse_linear_bn_eval(first, norm), relu, last)
+
+
 def space_of(architecture: Mapping[str, Any]) -> int | None:
-    """Width of the space that both sides of a CLIP or SigLIP share; None for kinds that have none."""
+    """Width of the space that both sides of a checkpoint share; None for kinds that have none."""
     config = architecture["config"]
-    if architecture["kind"] == "clip":
+    if architecture["kind"] in ("clip", "groupvit"):
         return int(config["projection_dim"])
     if architecture["kind"] == "siglip":
         return int(config["vision_config"]["hidden_size"])
