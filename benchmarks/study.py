@@ -197,25 +197,34 @@ def verdict(found: Metric, each: Sequence[float]) -> str:
     return "refuted" if found.high < 0 and max(each) < 0 else "undecided"
 
 
-def orderings(folder: Folder, predictions: Sequence[Ordering], name_of: Callable[[str, str], str]) -> None:
+def orderings(
+    folder: Folder,
+    predictions: Sequence[Ordering],
+    name_of: Callable[[str, str], str],
+    learnt: Callable[[str], bool] = lambda _: True,
+) -> None:
     """Every prediction with its difference and verdict, as Markdown.
 
+    A verdict holds for the setting of the study (from scratch, at this size and length) and is headed so.
     name_of  from a metric and a set to the name of the measurement that holds it
+    learnt   whether the part of a setting (SET-NAME) that predictions are about learnt anything; where it did
+             not, its differences are shown and no verdict is given
     """
-    print("\n| prediction | set | difference | each seed | verdict |\n|---|---|---|---|---|")
+    print("\n| prediction | set | difference | each seed | verdict here |\n|---|---|---|---|---|")
     for ordering in predictions:
         for data in ordering.sets:
             usual = name_of(ordering.metric, data)
             names = [f"{n} on {data}" for n in ordering.names] if ordering.names else [usual, usual]
-            settings = (f"{data}-{n}" for n in (ordering.higher, ordering.lower))
+            settings = [f"{data}-{n}" for n in (ordering.higher, ordering.lower)]
             sides = [folder.results(*side) for side in zip(settings, names, strict=True)]
             if not all(len(side) == len(folder.seeds) for side in sides):
-                print(f"| {ordering.claim} | {data} | not run | | undecided |")
+                print(f"| {ordering.claim} | {data} | not run | | not run |")
                 continue
             found, each = difference(*sides, ordering.metric, ordering.other)
             seeds = ", ".join(shown(found, value) for value in each)
             ends = f"{shown(found, found.value)} ({shown(found, found.low)} to {shown(found, found.high)})"
-            print(f"| {ordering.claim} | {data} | {ends} | {seeds} | {verdict(found, each)} |")
+            said = verdict(found, each) if all(map(learnt, settings)) else "not measurable"
+            print(f"| {ordering.claim} | {data} | {ends} | {seeds} | {said} |")
 
 
 def cells(folder: Folder, setting: str, names: Sequence[str]) -> dict[str, str]:
