@@ -204,31 +204,52 @@ def verdict(found: Metric, each: Sequence[float]) -> str:
     return "refuted" if found.high < 0 and max(each) < 0 else "undecided"
 
 
-def orderings(folder: Folder, predictions: Sequence[Ordering], name_of: Callable[[str, str], str]) -> None:
+def orderings(
+    folder: Folder,
+    predictions: Sequence[Ordering],
+    name_of: Callable[[str, str], str],
+    learnt: Callable[[str], bool] = lambda _: True,
+) -> None:
     """Every prediction with its difference, verdict and paired t-test over the seeds, as Markdown.
 
+    A verdict holds for the setting of the study (from scratch, at this size and length) and is headed so.
     name_of  from a metric and a set to the name of the measurement that holds it
+    learnt   whether the part of a setting (SET-NAME) that predictions are about learnt anything; where it did
+             not, its differences are shown and no verdict is given
     """
-    print(
-        "\n| prediction | set | difference | each seed | verdict | paired t-test |\n|---|---|---|---|---|---|"
-    )
+    print("\n| prediction | set | difference | each seed | verdict here | paired t-test |")
+    print("|---|---|---|---|---|---|")
     for ordering in predictions:
         for data in ordering.sets:
             usual = name_of(ordering.metric, data)
             names = [f"{n} on {data}" for n in ordering.names] if ordering.names else [usual, usual]
-            settings = (f"{data}-{n}" for n in (ordering.higher, ordering.lower))
+            settings = [f"{data}-{n}" for n in (ordering.higher, ordering.lower)]
             sides = [folder.results(*side) for side in zip(settings, names, strict=True)]
             if not all(len(side) == len(folder.seeds) for side in sides):
-                print(f"| {ordering.claim} | {data} | not run | | undecided | |")
+                print(f"| {ordering.claim} | {data} | not run | | not run | |")
                 continue
-            print(f"| {ordering.claim} | {data} | {compared(*sides, ordering.metric, ordering.other)} |")
+            measurable = all(map(learnt, settings))
+            row = compared(*sides, ordering.metric, ordering.other, measurable=measurable)
+            print(f"| {ordering.claim} | {data} | {row} |")
 
 
-def compared(after: Sequence[Result], before: Sequence[Result], metric: str, other: str | None = None) -> str:
-    """Cells of a table: the difference with its interval, that of each seed, the verdict, the t-test."""
+def compared(
+    after: Sequence[Result],
+    before: Sequence[Result],
+    metric: str,
+    other: str | None = None,
+    *,
+    measurable: bool = True,
+) -> str:
+    """Cells of a table: the difference with its interval, that of each seed, the verdict, the t-test.
+
+    measurable  without it there is neither verdict nor test
+    """
     found, each = difference(after, before, metric, other)
     seeds = ", ".join(shown(found, value) for value in each)
     ends = f"{shown(found, found.value)} ({shown(found, found.low)} to {shown(found, found.high)})"
+    if not measurable:
+        return f"{ends} | {seeds} | not measurable | "
     return f"{ends} | {seeds} | {verdict(found, each)} | {paired_test(each, [0.0] * len(each)) or ''}"
 
 
