@@ -38,6 +38,7 @@ from grainline.start import (
     start,
 )
 from grainline.types import Encoded, Images, Texts, concat, rows, to
+from grainline.viz.heat import contrast
 from grainline.weights import MODEL, load_weights
 
 SETTINGS = ("config.json", "open_clip_config.json")  # one of them stands in every folder of others
@@ -100,17 +101,23 @@ class Model:
         return self.method.score(a, b)
 
     @torch.no_grad()
-    def heat(self, image: ImageLike, texts: Sequence[str]) -> Tensor:
-        """Where each text shows in one picture: [M, size, size] over the square that the model sees.
+    def heat(
+        self, image: ImageLike, texts: Sequence[str], null: Encoded | Sequence[str] | None = None
+    ) -> Tensor:
+        """Where each text shows in one image: [M, size, size] over the square that the model sees.
 
-        Signed, unless `model.method.distribution` says that every map is >= 0 and sums to 1 over the tokens,
-        or to less where the text looked at nothing.
+        null  16 or more other texts, such as captions of other images: heat is what texts show beyond these,
+              signed, and in units in which 1 is what few of them reach (`viz.heat.contrast`)
+
+        Without `null` heat is the method's own: signed, unless `model.method.distribution` says that every
+        map is >= 0 and sums to 1 over the tokens, or to less where the text looked at nothing. Many methods
+        give nearly the same number everywhere then; to look at it, give `null`.
         """
         if not self.method.placed:
             raise UserError(f"the image tokens of {self.description.method} have no places in the picture")
-        b = self.encode(texts=texts)
-        a = rows(self.encode(images=[image]), torch.zeros(len(b.item), dtype=torch.int64, device=self.device))
-        return self.method.on_pixels(a, self.method.heat(a, b), (self.method.size, self.method.size))
+        others = null if isinstance(null, Encoded) or null is None else self.encode(texts=null)
+        a, b = self.encode(images=[image]), self.encode(texts=texts)
+        return heat_of(self.method, a, b, others, (self.method.size, self.method.size))
 
     def pressed(self) -> "Model":
         """The same model, which sees whole pictures, pressed into its square."""
@@ -180,6 +187,29 @@ class Model:
         padded = to(texts_of(tokens.ids), self.device)
         starts = range(0, len(texts), self.batch)
         return concat([self.method.encode_texts(rows(padded, slice(i, i + self.batch))) for i in starts])
+
+
+def heat_of(
+    method: Method, image: Encoded, texts: Encoded, null: Encoded | None, size: tuple[int, int]
+) -> Tensor:
+    """Where texts show in one image: [M, H, W]
+
+    image  one row, as the method encodes it
+    null   other texts to measure against, as in `Model.heat`
+    size   (H, W) of the answer
+    """
+
+    def own(of: Encoded) -> tuple[Encoded, Tensor]:
+        same = rows(image, torch.zeros(len(of.item), dtype=torch.int64, device=of.vector.device))
+        return same, method.heat(same, of)
+
+    same, heat = own(texts)
+    if null is not None:
+        real = image.mask[0].clone()
+        if method.grid is not None:
+            real[method.grid[0] * method.grid[1] :] = False  # tokens that have no place
+        heat = contrast(heat, own(null)[1], real)
+    return method.on_pixels(same, heat, size)
 
 
 def load(path: str | Path, *, device: str | None = None, scoring: str | None = None) -> Model:

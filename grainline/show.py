@@ -74,13 +74,13 @@ def show(
 
 
 RULE = (
-    "Grey: no weight, full orange: {limit:.3g} or more of the weight of a text, in all maps alike."
+    "No colour: no weight, full orange: {limit:.3g} or more of the weight of a text, in all maps alike."
     " The weights of all segments or patches and of the empty slot sum to 1."
 )
 KEEPING = (
     "Dark: patches that are dropped. Below them stands each token that words find, with the shares of patches"
-    " that it is made of. Grey: no share, full orange: {limit:.3g} or more of the token, in all maps alike; a"
-    " frame is around the largest."
+    " that it is made of. No colour: no share, full orange: {limit:.3g} or more of the token, in all maps"
+    " alike; a frame is around the largest."
 )
 LINES = "Lines are heavier, the more stages keep them."
 

@@ -215,11 +215,11 @@ def test_shares_of_a_token_are_orange_where_it_is_made_of(tmp_path: Path) -> Non
     picture, share = squared(tmp_path), np.zeros((GRID, GRID))
     share[2, 1], share[0, 3] = 0.75, 0.25
     image = shares(picture, share, 0.75, 40)
-    grey = shares(picture, np.zeros((GRID, GRID)), 0.75, 40)
-    assert np.ptp(np.asarray(grey).astype(int), axis=-1).max() == 0
+    bare = shares(picture, np.zeros((GRID, GRID)), 0.75, 40)
+    assert (np.asarray(bare) == over(picture, 40)).all()
     for row, column in np.ndindex(GRID, GRID):
-        mine = middle(image, row, column)
-        assert (np.ptp(mine.astype(int), axis=-1).max() > 0) == (share[row, column] > 0)
+        same = (middle(image, row, column) == middle(bare, row, column)).all()
+        assert same == (share[row, column] == 0)
     assert np.asarray(image)[20, 10:20].max() == 0, "the frame around the greatest share"
     assert np.asarray(image)[0, 30:40].max() > 0
 

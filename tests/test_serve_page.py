@@ -29,7 +29,7 @@ from grainline.data.captions import sentences
 from grainline.index.answer import Answer
 from grainline.index.search import Index
 from grainline.index.write import build, remove
-from grainline.viz.heat import on_pixels
+from grainline.viz.heat import FLOOR, FULL, on_pixels, place
 from grainline.viz.overlay import overlay
 from grainline.web.batch import Batcher, Busy
 from grainline.web.engine import Engine
@@ -242,24 +242,27 @@ def test_focus_lays_the_heat_of_a_sentence_over_the_picture_as_python_draws_it(s
     index: Index = site.engine.now.searched
     told = [sentence.text for sentence in sentences(QUERY)]
     exact = index.heat([(index.opened.numbers["flat.png"], told)], (2, 2))[0].flatten(1)
-    seen = set()
+    coloured = 0
     for button, heat in zip(card.find_elements(By.CSS_SELECTOR, ".sentences button"), exact, strict=True):
         focus(site, button)
         drawn = site.wait(lambda: None if "on" not in button.get_attribute("class") else canvas(site, card))  # noqa: B023
-        site.wait(lambda: "Strongest" in card.text)
+        said = place(heat.view(2, 2).numpy(), FLOOR)  # in the words of Python; those of the page are its own
+        words = {"no": "No contrast", "less": "Less than other texts", "strongest": "Strongest"}
+        site.wait(lambda: words[said.split()[0]] in card.text)  # noqa: B023
         wide, tall = drawn.size
         pixels = np.asarray(drawn, float)
         zoom = min(wide / 300, tall / 200)
         side = round(200 * zoom)  # the middle square of the picture, which the model sees
         square = Image.new("RGB", (side, side), (128, 128, 128))
-        wanted = np.asarray(overlay(square, on_pixels(heat[None], (2, 2), (side, side))[0].numpy()), float)
+        large = on_pixels(heat[None], (2, 2), (side, side))[0].numpy()
+        wanted = np.asarray(overlay(square, large, FULL, FLOOR), float)
         top, left = round((tall - side) / 2), round((wide - side) / 2)
         inside = pixels[top : top + side, left : left + side, :3]
         assert np.abs(inside - wanted)[3:-3, 3:-3].max() <= 6
         beside = pixels[tall // 2, round((wide - 300 * zoom) / 2) + 5]
         assert np.ptp(beside[:3]) <= 2, "no heat where the model does not look"
-        seen.add(drawn.tobytes())
-    assert len(seen) == 3
+        coloured += np.ptp(wanted, axis=-1).max() > 30
+    assert coloured, "some sentence has contrast in this image"
     site.one("#text").click()
     assert canvas(site, card) is None
 
@@ -274,7 +277,8 @@ def test_hover_shows_heat_and_gives_it_back_to_the_focus(site: Site) -> None:
     assert canvas(site, first) is None
     drawn = canvas(site, second)
     assert drawn is not None
-    assert np.ptp(np.asarray(drawn)[..., :3].astype(int), axis=-1).max() > 60, "colour over a grey picture"
+    said = second.find_element(By.CSS_SELECTOR, ".where").text
+    assert "Strongest" in said or "other texts" in said, "the heat is said in words too"
     focus(site, second.find_elements(By.CSS_SELECTOR, ".sentences button")[0])
     ActionChains(site.driver).move_to_element(site.one("h1")).perform()
     site.wait(

@@ -16,7 +16,7 @@ from grainline.evaluate.result import Metric, Result, now, versions
 from grainline.viz.charts import POINTS, Chart, Series, line_chart, ticks, whisker
 from grainline.viz.classes import Classified, Confusion, classified, confusions
 from grainline.viz.found import Answered, Found, answered
-from grainline.viz.heat import on_pixels, place
+from grainline.viz.heat import contrast, on_pixels, place
 from grainline.viz.look import Look, Told, look
 from grainline.viz.marked import marked
 from grainline.viz.overlay import colours, limit_of, overlay, scale_bar
@@ -94,13 +94,12 @@ def test_the_place_of_the_maximum_is_told_in_words(spot: tuple[int, int], words:
 # overlay
 
 
-def test_no_heat_leaves_the_grey_picture_and_signs_have_their_own_colour() -> None:
+def test_no_heat_leaves_the_image_and_signs_have_their_own_colour() -> None:
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (4, 6, 3), dtype=np.uint8))
     heat = np.zeros((4, 6))
     heat[0, 0], heat[3, 5] = 2.0, -2.0
     out = np.asarray(overlay(picture, heat)).astype(int)
-    grey = np.asarray(picture.convert("L")).astype(int)
-    np.testing.assert_array_equal(out[1:3], np.repeat(grey[1:3, :, None], 3, axis=2))
+    np.testing.assert_array_equal(out[1:3], np.asarray(picture)[1:3])
     assert out[0, 0, 0] > out[0, 0, 2] + 100, "orange is for"
     assert out[3, 5, 2] > out[3, 5, 0] + 50, "blue is against"
 
@@ -114,6 +113,79 @@ def test_the_range_is_symmetric_and_strength_grows_with_the_size() -> None:
     assert limit_of(np.array([[0.1, -0.7]])) == 0.7
     assert limit_of(np.zeros((2, 2))) > 0
     assert np.isfinite(np.asarray(overlay(Image.new("RGB", (2, 2)), np.zeros((2, 2))))).all()
+
+
+def contrast_by_loops(
+    heat: list[list[float]], null: list[list[float]], real: list[bool]
+) -> list[list[float]]:
+    """The docstring of `contrast` in plain Python."""
+    tokens = [j for j, one in enumerate(real) if one]
+
+    def centred(row: list[float]) -> list[float]:
+        mean = sum(row[j] for j in tokens) / len(tokens)
+        return [row[j] - mean if real[j] else 0.0 for j in range(len(row))]
+
+    own, others = [centred(row) for row in heat], [centred(row) for row in null]
+    usual = [sum(row[j] for row in others) / len(others) for j in range(len(real))]
+    peaks = []
+    for n, row in enumerate(others):
+        rest = [other for m, other in enumerate(others) if m != n]
+        mean = [sum(other[j] for other in rest) / len(rest) for j in range(len(real))]
+        peaks.append(max(abs(row[j] - mean[j]) for j in range(len(real))))
+    reach = float(np.quantile(peaks, 0.8))
+    return [[(row[j] - usual[j]) / reach if real[j] else 0.0 for j in range(len(real))] for row in own]
+
+
+def test_contrast_is_that_of_the_loops() -> None:
+    heat, null = torch.randn(3, 7, dtype=torch.float64) + 5, torch.randn(20, 7, dtype=torch.float64)
+    real = torch.tensor([True] * 5 + [False, True])
+    wanted = contrast_by_loops(heat.tolist(), null.tolist(), real.tolist())
+    np.testing.assert_allclose(contrast(heat, null, real).numpy(), wanted, atol=1e-12)
+
+
+def test_contrast_is_blind_to_the_level_of_a_text_and_to_tokens_that_every_text_is_close_to() -> None:
+    null, heat, real = torch.randn(32, 9), torch.randn(2, 9), torch.ones(9).bool()
+    bright = 5 * torch.eye(9)[3]  # a token that is close to every text
+    found = contrast(heat, null, real)
+    np.testing.assert_allclose(contrast(heat + 0.3, null, real), found, atol=1e-4)
+    np.testing.assert_allclose(contrast(heat + bright, null + bright, real), found, atol=1e-4)
+    np.testing.assert_allclose(contrast(7 * heat, 7 * null, real), found, atol=1e-4)
+
+
+def test_few_texts_that_show_nothing_have_contrast() -> None:
+    torch.manual_seed(1)
+    share = [
+        float(
+            (contrast(torch.randn(64, 16), torch.randn(64, 16), torch.ones(16).bool()).abs().amax(1) > 1)
+            .float()
+            .mean()
+        )
+        for _ in range(30)
+    ]
+    assert 0.15 < np.mean(share) < 0.26, "one text of five, and a little more for so few null texts"
+
+
+def test_where_all_texts_have_one_map_there_is_no_contrast() -> None:
+    level = 0.2 + torch.rand(16)
+    null = level + 1e-8 * torch.randn(20, 16)
+    heat = level + 1e-8 * torch.randn(3, 16)
+    assert contrast(heat, null, torch.ones(16).bool()).abs().max() < 1
+    assert contrast(level[None], level.expand(20, -1), torch.ones(16).bool()).abs().max() < 1
+    with pytest.raises(UserError, match="16 other texts or more, and 15 were given"):
+        contrast(heat, null[:15], torch.ones(16).bool())
+
+
+def test_a_map_without_contrast_leaves_the_image_and_says_so() -> None:
+    image, heat = Image.new("RGB", (30, 30), (10, 200, 90)), np.full((2, 30, 30), 0.9)
+    heat[1, :10, :10] = 2.0
+    drawn = look(Look(image, "p", [Told("a flat one", 0.5), Told("a corner", 0.5)], heat, contrast=True), "a")
+    assert "heat of &#x27;a flat one&#x27;: no contrast" in drawn
+    assert "heat of &#x27;a corner&#x27;: strongest at the upper left" in drawn
+    assert drawn.count('<small class="flat">no contrast</small>') == 1
+    assert "+2 times the reach of other texts" in drawn
+    one = Look(image, "p", [Told("t", 0.5)], heat[:1], contrast=True)
+    assert (np.asarray(one.map(heat[0], one.range())) == np.asarray(image)).all()
+    assert (np.asarray(one.map(heat[1], one.range()))[:10, :10] != np.asarray(image)[:10, :10]).any()
 
 
 def test_a_common_limit_makes_maps_comparable() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from grainline.data.captions import sentences
 from grainline.data.decode import decode
 from grainline.data.record import Damaged, Source
 from grainline.evaluate.encode import Encodings
@@ -25,6 +26,7 @@ from grainline.evaluate.zeroshot import contests
 from grainline.model import ImageLike, Model, given
 from grainline.types import Encoded, rows
 from grainline.viz.classes import Classified, Confusion
+from grainline.viz.heat import FEWEST, NULL_TEXTS
 from grainline.viz.page import Gone
 from grainline.viz.report import Comparison, Example, Hit, Rival
 
@@ -59,6 +61,14 @@ class Measured(NamedTuple):
             return self.model.seen(decode(record))
         except Damaged as error:
             return Gone(f"{key} cannot be shown: {error.cause}")
+
+    def null(self, row: int) -> list[str] | None:
+        """Sentences about other images, to measure heat against; None where there are too few."""
+        others = [i for i, image in enumerate(self.data.texts.image.tolist()) if image != row]
+        some = [others[i] for i in spread(np.arange(len(others)), NULL_TEXTS)]
+        said = [(sentences(self.data.strings[i]), i) for i in some]
+        single = list(dict.fromkeys(parts[i % len(parts)].text for parts, i in said if parts))
+        return single if len(single) >= FEWEST else None
 
     def given(self, row: int, picture: Image.Image) -> ImageLike:
         """A picture as the model is asked about it: with its description, where it reads one."""
@@ -162,7 +172,13 @@ def _text_example(on: Measured, query: _Query) -> Example:
         query.rank,
         query.tied,
         len(query.fold.images),
-        look_at(on.model, on.picture(own), text, data.described[own] if data.described else None),
+        look_at(
+            on.model,
+            on.picture(own),
+            text,
+            data.described[own] if data.described else None,
+            on.null(own),
+        ),
     )
 
 

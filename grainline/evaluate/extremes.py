@@ -6,7 +6,7 @@ pictures in which the empty slot tells own texts and others apart least and best
 import numpy as np
 from PIL import Image
 
-from grainline.evaluate.examples import SHOWN, Measured
+from grainline.evaluate.examples import SHOWN, Measured, spread
 from grainline.evaluate.expressions import HEAT
 from grainline.evaluate.inactivity import within
 from grainline.evaluate.items import item_scores, margins
@@ -21,6 +21,7 @@ from grainline.evaluate.shown import end_of_scale, mapped
 from grainline.evaluate.stability import changes
 from grainline.viz.alike import Likened
 from grainline.viz.empty import Emptied
+from grainline.viz.heat import FEWEST, NULL_TEXTS
 from grainline.viz.items import Crossed
 from grainline.viz.look import Look, Told
 from grainline.viz.noise import Disturbed
@@ -78,6 +79,8 @@ def _regions(on: Measured, number: int, sign: int) -> list[Judged]:
     lead = leads(scores)
     order = np.argsort(sign * lead, kind="stable")
     _, first = np.unique(np.array(told["picture"])[order], return_index=True)  # one of each picture
+    strings = regions.told.strings
+    null = [strings[j] for j in spread(np.arange(len(strings)), NULL_TEXTS)]
     out = []
     for i in order[np.sort(first)[:number]].tolist():
         question = regions.questions[i]
@@ -87,7 +90,7 @@ def _regions(on: Measured, number: int, sign: int) -> list[Judged]:
         shown = _texts(texts, scores[i].tolist())
         out.append(
             Judged(
-                _look(on, row, shown, (left, top, right, bottom)),
+                _look(on, row, shown, (left, top, right, bottom), null),
                 on.data.keys[row], question.kind, float(lead[i]), told["rank"][i], len(texts),
             )
         )  # fmt: skip
@@ -105,13 +108,19 @@ def _texts(texts: list[str], scores: list[float]) -> list[Told]:
     return [*foils[:place], right, *foils[place:]]
 
 
-def _look(on: Measured, row: int, told: list[Told], box: tuple[float, float, float, float]) -> Look:
+def _look(
+    on: Measured, row: int, told: list[Told], box: tuple[float, float, float, float], null: list[str]
+) -> Look:
+    """The image with a frame around a region, and the heat of its texts against those of other regions."""
     picture = on.picture(row)
     alt = f"a region of {on.data.keys[row]}"
     if isinstance(picture, Gone):
         return Look(picture, alt, told)
-    heat = on.model.heat(on.given(row, picture), [one.text for one in told]).cpu().numpy()
-    return Look(picture, alt, told, heat, box)
+    said = [one.text for one in told]
+    others = [text for text in dict.fromkeys(null) if text not in said]
+    contrast = len(others) >= FEWEST
+    heat = on.model.heat(on.given(row, picture), said, others if contrast else None).cpu().numpy()
+    return Look(picture, alt, told, heat, box, contrast=contrast)
 
 
 def most_changed(on: Measured, number: int = SHOWN) -> list[Disturbed]:
@@ -201,7 +210,9 @@ def _covered(on: Measured, row: int, region: int, text: str) -> Look:
     assert mask is not None, "expressions have masks"
     outline = np.asarray(Image.fromarray(mask).resize(picture.size, Image.Resampling.NEAREST))
     told = [Told(text, float(on.model.score([given], [text])))]
-    return Look(picture, alt, told, on.model.heat(given, [text]).cpu().numpy(), None, outline)
+    heat = on.model.heat(given, [text]).cpu().numpy()
+    # What is measured is a threshold of the map, whatever its level; minus its mean it shows just that.
+    return Look(picture, alt, told, heat - heat.mean(), None, outline)
 
 
 def least_apart(on: Measured, number: int = SHOWN) -> list[Emptied]:

@@ -18,10 +18,17 @@ PHRASES = 30  # of these sentences: as many as beta-CLIP takes of a caption
 MARKS = " .!?…"  # what a sentence may have around a phrase that is all it says
 
 
-def look_at(model: Model, picture: Image.Image | Gone, text: str, description: str | None = None) -> Look:
+def look_at(
+    model: Model,
+    picture: Image.Image | Gone,
+    text: str,
+    description: str | None = None,
+    null: Sequence[str] | None = None,
+) -> Look:
     """The sentences of a text in a picture, with their scores.
 
     description  of the picture, for a model that reads it
+    null         other texts that heat is measured against, as in `Model.heat`
 
     Where the method has heat, so has each sentence, and each phrase that the built-in rules find in it.
     """
@@ -39,9 +46,9 @@ def look_at(model: Model, picture: Image.Image | Gone, text: str, description: s
         Told(one.text, next(score), phrases=[Told(phrase, next(score)) for phrase in inside])
         for one, inside in zip(shown, kept, strict=True)
     ]
-    heat = None if without else model.heat(asked, said).cpu().numpy()
+    heat = None if without else model.heat(asked, said, null).cpu().numpy()
     left_out = _left_out((len(shown), len(every)), (sum(map(len, kept)), sum(map(len, found))))
-    return Look(picture, "the right picture", told, heat, left_out=left_out)
+    return Look(picture, "the right picture", told, heat, left_out=left_out, contrast=null is not None)
 
 
 def phrases_of(text: str, among: Sequence[Sentence]) -> list[list[str]]:

@@ -62,7 +62,7 @@ def _look(on: Measured, one: Choice, chosen: Box | None, name: str) -> Look:
         picture,
         alt,
         [Told(text, score, role=name)],
-        heat.cpu().numpy(),
+        (heat - heat.mean()).cpu().numpy(),  # boxes are chosen by where the map is above the rest of it
         true,
         others=others,
         chosen=None if chosen is None else mine,

@@ -9,7 +9,6 @@ from grainline.data.record import Damaged
 from grainline.errors import UserError
 from grainline.index.answer import Answer, Hit, Options
 from grainline.index.search import Index
-from grainline.model import given
 from grainline.viz.found import Answered, Found, answered
 from grainline.viz.look import Look, Told
 from grainline.viz.page import Gone, hint, render_page, summary, write_page
@@ -70,8 +69,9 @@ def _reading(options: Options, pictures: bool) -> list[str]:
     if not pictures:
         out.append(
             "A sentence is supported where its own chance, among sentences that speak of other pictures, is "
-            f"{options.support:g} or below. Heat is orange where a patch speaks for the sentence, blue where "
-            "it speaks against it; all sentences of a picture share one scale."
+            f"{options.support:g} or below. Heat is orange where the image shows more of the sentence "
+            "than of the null sentences of the index, blue where less; 1 is what one of five of these "
+            "reaches, and less than that has no colour."
         )
     return out
 
@@ -85,10 +85,9 @@ def _found(index: Index, hit: Hit) -> Found:
         return Found(hit.path, hit.score, hit.chance, hit.sure, Look(Gone(why), "", told))
     heat = None
     if told and index.model.method.placed:
-        row = index.opened.rows[index.opened.numbers[hit.path]]
-        asked = given(data, row.description)
-        heat = index.model.heat(asked, [one.text for one in told]).cpu().numpy()
-    seen = Look(index.model.seen(data), hit.path, told, heat)
+        row = index.opened.numbers[hit.path]
+        heat = index.heat([(row, [one.text for one in told])])[0].numpy()
+    seen = Look(index.model.seen(data), hit.path, told, heat, contrast=True)
     return Found(hit.path, hit.score, hit.chance, hit.sure, seen)
 
 

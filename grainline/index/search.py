@@ -5,6 +5,7 @@ a shortlist of candidates with their stored tokens; a shortlist of all pictures 
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from grainline.index.null import DRAWN, FEWEST, chance, shown, standard
 from grainline.index.opened import Opened
 from grainline.index.pictures import unchanged
 from grainline.index.segment import VECTORS
-from grainline.model import ImageLike, Model, given
+from grainline.model import ImageLike, Model, given, heat_of
 from grainline.types import Encoded, rows, to
+from grainline.viz.heat import FEWEST as FEWEST_NULL
+from grainline.viz.heat import NULL_TEXTS
 
 AT_ONCE = 256  # pictures whose tokens are scored at a time
 SPARE = 16  # candidates beyond k: products in float32 may swap neighbours
@@ -188,6 +191,9 @@ class Index:
 
         size  (H, W); None: the side of the square
 
+        Heat is what a text shows beyond the null sentences of the index, in units in which 1 is what few of
+        them reach (`viz.heat.contrast`).
+
         Reads the picture files. UserError if one is no longer what was indexed, or if tokens have no places.
         """
         method = self.model.method
@@ -203,10 +209,18 @@ class Index:
         encoded = self.model.encode(texts=texts)
         out = []
         for row, told in asked:
-            picture = rows(images, torch.full((len(told),), at[row]))
+            picture = rows(images, slice(at[row], at[row] + 1))
             own = rows(encoded, torch.tensor([place[text] for text in told]))
-            out.append(method.on_pixels(picture, method.heat(picture, own), size).cpu())
+            out.append(heat_of(method, picture, own, self._others, size).cpu())
         return out
+
+    @cached_property
+    def _others(self) -> Encoded:
+        """Null texts to measure heat against: single sentences, where there are enough of them."""
+        null = self.opened.null
+        said = null.asides if len(null.asides) >= FEWEST_NULL else null.texts
+        some = np.linspace(0, len(said) - 1, min(NULL_TEXTS, len(said))).astype(int)
+        return self.model.encode(texts=[said[i] for i in some])
 
     def _read(self, row: int) -> bytes:
         """The file of a row. UserError if it is no longer what was indexed."""

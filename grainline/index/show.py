@@ -12,6 +12,7 @@ from grainline.errors import UserError, plain
 from grainline.files import WRITE_ERRORS, reason, write_text
 from grainline.index.answer import Answer, as_json, unsupported
 from grainline.index.search import Index
+from grainline.viz.heat import FLOOR, FULL
 from grainline.viz.overlay import overlay
 from grainline.viz.page import short
 
@@ -72,7 +73,8 @@ def write_heat(folder: Path, answers: Sequence[Answer], index: Index) -> int:
                 seen = index.model.seen(index.root / hit.path)
                 for s, sentence in enumerate(hit.sentences, 1):
                     assert sentence.heat is not None
-                    overlay(seen, sentence.heat.numpy()).save(folder / f"{i}-{j}-{s}.png")
+                    drawn = overlay(seen, sentence.heat.numpy(), FULL, FLOOR)
+                    drawn.save(folder / f"{i}-{j}-{s}.png")
                     number += 1
     except WRITE_ERRORS as error:
         raise UserError(f"cannot write into {folder}: {reason(error)}; choose another --heat") from None

@@ -46,7 +46,7 @@ def together(picture: Image.Image, first: np.ndarray, second: np.ndarray, side: 
 
 
 def shares(picture: Image.Image, share: np.ndarray, limit: float, side: int) -> Image.Image:
-    """The picture in grey with shares of patches in orange, and a frame around the greatest one.
+    """The image with shares of patches in orange, and a frame around the greatest one.
 
     share  [G, G] >= 0; limit: the share that has the full colour
     """

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from grainline.viz.heat import place
+from grainline.viz.heat import FLOOR, FULL, NOTHING, place
 from grainline.viz.marked import marked
 from grainline.viz.overlay import Box, dashed, framed, limit_of, outlined, overlay, ruled, scale_bar
 from grainline.viz.page import Gone, hint, img
@@ -45,6 +45,7 @@ class Look(NamedTuple):
     chosen: Box | None = None  # the one that was chosen
     left_out: str = ""  # which sentences and phrases of the text are not shown, in words
     limit: float | None = None  # end of the range of colours; None: the largest size of any heat
+    contrast: bool = False  # heat is `viz.heat.contrast`: its range is that of all such maps
 
     def texts(self) -> list[Told]:
         """What has heat, if anything has: each sentence, and right behind it its phrases."""
@@ -53,7 +54,19 @@ class Look(NamedTuple):
     def range(self) -> float:
         """The end of the range of colours of all maps."""
         assert self.heat is not None, "there is heat"
+        if self.contrast:
+            return FULL
         return limit_of(self.heat) if self.limit is None else self.limit
+
+    @property
+    def floor(self) -> float:
+        """The size of heat up to which there is no colour."""
+        return FLOOR if self.contrast else 0.0
+
+    def scale(self) -> tuple[str, Image.Image, str]:
+        """What stands before the colour scale, the scale, and what stands behind it."""
+        limit, unit = self.range(), " times the reach of other texts" * self.contrast
+        return f"-{limit:.2g}", scale_bar(floor=self.floor / limit), f"+{limit:.2g}{unit}"
 
     def shown(self) -> Image.Image | Gone:
         """The picture with its box or outline, enlarged where it is small: lines must hide little."""
@@ -62,7 +75,7 @@ class Look(NamedTuple):
     def map(self, heat: np.ndarray, limit: float) -> Image.Image:
         """The picture with one of the maps, and box and outline laid over it."""
         assert isinstance(self.picture, Image.Image), "there is a picture"
-        return self._framed(overlay(self.picture, heat, limit))
+        return self._framed(overlay(self.picture, heat, limit, self.floor))
 
     def _framed(self, image: Image.Image) -> Image.Image:
         if self.box is None and self.outline is None and not self.others:
@@ -98,7 +111,7 @@ def _sentences(one: Look, name: str) -> str:
         return f"<div><ol>{_items(one, [_said(told) for told in one.texts()])}</ol>{left_out}</div>"
     limit = one.range()  # one scale for all, so that they can be compared
     choices = [
-        _choice(told, _map(one, told, heat, limit), f"{name}-{i}", name)
+        _choice(told, _flat(one, heat) + _map(one, told, heat, limit), f"{name}-{i}", name)
         for i, (told, heat) in enumerate(zip(one.texts(), one.heat, strict=True), 1)
     ]
     alone = (
@@ -106,10 +119,11 @@ def _sentences(one: Look, name: str) -> str:
         f'<label for="{name}-0">the picture alone</label></li>'
     )
     what = "a sentence or a phrase" if any(told.phrases for told in one.told) else "a sentence"
-    bar = img(scale_bar(), "colour scale from blue, against, to orange, for", "bar")
+    low, bar, high = one.scale()
+    shown = img(bar, "colour scale from blue, against, to orange, for", "bar")
     return (
         f"<fieldset><legend>Point at {what}, or choose it, to see where it shows</legend>"
-        f'<ol>{alone}{_items(one, choices)}</ol><p class="scale">-{limit:.2g} {bar} +{limit:.2g}</p>'
+        f'<ol>{alone}{_items(one, choices)}</ol><p class="scale">{low} {shown} {high}</p>'
         f"{left_out}</fieldset>"
     )
 
@@ -135,8 +149,13 @@ def _choice(told: Told, shown: str, key: str, name: str) -> str:
 
 def _map(one: Look, told: Told, heat: np.ndarray, limit: float) -> str:
     judged = {None: "", True: ", supported", False: ", not supported"}[told.supported]
-    alt = f"heat of '{told.text}': {place(heat)}{judged}"
+    alt = f"heat of '{told.text}': {place(heat, one.floor)}{judged}"
     return img(one.map(heat, limit), alt, "over")
+
+
+def _flat(one: Look, heat: np.ndarray) -> str:
+    """Says so where a map has no colour, which would look like a map that failed to load."""
+    return f'<small class="flat">{NOTHING}</small>' * (place(heat, one.floor) == NOTHING)
 
 
 def _said(told: Told) -> str:

@@ -15,8 +15,9 @@ from PIL import Image
 
 from grainline.files import replacing
 from grainline.viz.figure import DPI, INK, SMALL, SOFT
+from grainline.viz.heat import NOTHING
+from grainline.viz.heat import place as where
 from grainline.viz.look import Look, Told
-from grainline.viz.overlay import scale_bar
 from grainline.viz.page import Gone, short
 
 MAPS = 5  # in a line, beside the picture
@@ -32,8 +33,9 @@ LARGE = SMALLER + ABOVE
 LONG, NARROW = 170, 22  # characters in a line of a sentence, and above the map of a phrase
 IN_LINE = int((MAPS * (SIDE + SPACE) - LARGE) / (SMALLER + BESIDE))  # phrases
 RULE = (
-    "Orange: the patch speaks for the text, blue: against it; the strength of the colour is the size. All"
-    " maps of a picture share one range, which stands below it."
+    "Orange: the patch speaks for the text, blue: against it; the strength of the colour is the size, from"
+    " the reach of other texts on where there are enough of them. The range of colours stands below each"
+    " image."
 )
 
 
@@ -86,7 +88,8 @@ def write_maps(path: str | Path, shown: Sequence[Look], title: str) -> None:
             for place, heat in zip(places, one.heat, strict=True):
                 left = 2 * SPACE + SIDE + place.left
                 sheet.draw(left, top + place.top, (place.side, place.side), one.map(heat, limit))
-                sheet.write(left, top + place.top - GAP, place.words)
+                flat = f", {NOTHING}" * (where(heat, one.floor) == NOTHING)
+                sheet.write(left, top + place.top - GAP, place.words + flat)
         top += height
     with warnings.catch_warnings(), replacing(Path(path)) as beside:
         warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a script that the font lacks shows as boxes
@@ -133,10 +136,10 @@ def _picture(sheet: Sheet, top: float, one: Look) -> None:
     sheet.draw(SPACE, top + WORDS, (SIDE, SIDE), picture.convert("RGB"))
     foot = top + WORDS + SIDE + 0.13
     if one.heat is not None:
-        limit = one.range()
-        sheet.draw(SPACE + 0.28 * SIDE, foot - 0.05, (0.44 * SIDE, 0.1), scale_bar())
-        for x, sign, side in ((0.26, "-", "right"), (0.74, "+", "left")):
-            sheet.write(SPACE + x * SIDE, foot, f"{sign}{limit:.2g}", SMALL, ha=side, va="center", color=SOFT)
+        low, bar, high = one.scale()
+        sheet.draw(SPACE + 0.28 * SIDE, foot - 0.05, (0.44 * SIDE, 0.1), bar)
+        for x, words, side in ((0.26, low, "right"), (0.74, high, "left")):
+            sheet.write(SPACE + x * SIDE, foot, words, SMALL, ha=side, va="center", color=SOFT)
     left_out = textwrap.fill(one.left_out, COLUMNS)
     sheet.write(SPACE, foot + 0.15, left_out, TEXT, va="top", color=SOFT)
 

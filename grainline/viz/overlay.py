@@ -1,7 +1,8 @@
-"""Signed heat over a picture, in two colours that colour-blind readers can tell apart.
+"""Signed heat over an image, in two colours that colour-blind readers can tell apart.
 
-Orange is for, blue is against, no heat is no colour: the strength of the colour is the size of the heat. The
-range is symmetric around zero, so that the sign is never lost; say it beside the picture (`limit_of`).
+Orange is for, blue is against; no heat is no colour, and the image shows in its own colours there. The
+strength of the colour is the size of the heat. The range is symmetric around zero, so that the sign is never
+lost; say it beside the image (`limit_of`).
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ GREY = 160
 DASH = 6  # pixels
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom in pixels; right and bottom are one past the last one."""
-STRENGTH = 0.8  # opacity where the heat reaches the limit: the picture stays visible
+STRENGTH = 0.7  # opacity where the heat reaches the limit: the image stays visible
 
 
 def limit_of(heat: np.ndarray) -> float:
@@ -28,35 +29,39 @@ def limit_of(heat: np.ndarray) -> float:
     return max(float(np.abs(heat).max()), float(np.finfo(np.float32).tiny))
 
 
-def colours(heat: np.ndarray, limit: float) -> np.ndarray:
+def colours(heat: np.ndarray, limit: float, floor: float = 0.0) -> np.ndarray:
     """Heat as colour with opacity: [..., 4] uint8.
 
     heat   [...] signed; sizes beyond the limit are drawn like the limit
-    limit  > 0
+    limit  > floor
+    floor  the size up to which there is no colour
 
     >>> colours(np.array([0.0, 2.0, -0.5]), limit=1.0).tolist()
-    [[230, 97, 1, 0], [230, 97, 1, 204], [33, 102, 172, 102]]
+    [[230, 97, 1, 0], [230, 97, 1, 178], [33, 102, 172, 89]]
+    >>> colours(np.array([1.0, -2.0]), limit=3.0, floor=1.0).tolist()
+    [[230, 97, 1, 0], [33, 102, 172, 89]]
     """
-    assert limit > 0, limit
+    assert limit > floor >= 0, (limit, floor)
     out = np.empty((*heat.shape, 4), np.uint8)
     out[..., :3] = np.where((heat < 0)[..., None], AGAINST, FOR)
-    out[..., 3] = np.rint(255 * STRENGTH * np.clip(np.abs(heat) / limit, 0, 1))
+    out[..., 3] = np.rint(255 * STRENGTH * np.clip((np.abs(heat) - floor) / (limit - floor), 0, 1))
     return out
 
 
-def overlay(image: Image.Image, heat: np.ndarray, limit: float | None = None) -> Image.Image:
-    """The picture in grey with the heat laid over it in colour: RGB, of the size of the picture.
+def overlay(
+    image: Image.Image, heat: np.ndarray, limit: float | None = None, floor: float = 0.0
+) -> Image.Image:
+    """The image with the heat laid over it in colour: RGB, of the size of the image.
 
-    heat   [H, W] signed, H and W those of the picture
+    heat   [H, W] signed, H and W those of the image
     limit  end of the symmetric range; None: the largest size in this map. Give the same limit to maps that
            are compared with each other
+    floor  the size up to which there is no colour
     """
     heat = np.asarray(heat, np.float64)
     assert heat.shape == (image.height, image.width), (heat.shape, image.size)
-    # The picture gives up its colours: two meanings of orange would be one too many.
-    base = image.convert("L").convert("RGBA")
-    layer = Image.fromarray(colours(heat, limit_of(heat) if limit is None else limit))
-    return Image.alpha_composite(base, layer).convert("RGB")
+    layer = Image.fromarray(colours(heat, limit_of(heat) if limit is None else limit, floor))
+    return Image.alpha_composite(image.convert("RGBA"), layer).convert("RGB")
 
 
 def framed(image: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
@@ -121,7 +126,10 @@ def _shrunk(mask: np.ndarray) -> np.ndarray:
     return mask & around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
 
 
-def scale_bar(width: int = 120, height: int = 10) -> Image.Image:
-    """The colour scale from minus the limit to the limit, over white: RGB of the given size."""
+def scale_bar(width: int = 120, height: int = 10, floor: float = 0.0) -> Image.Image:
+    """The colour scale from minus the limit to the limit, over white: RGB of the given size.
+
+    floor  the share of the limit up to which there is no colour
+    """
     ramp = np.tile(np.linspace(-1, 1, width), (height, 1))
-    return overlay(Image.new("L", (width, height), 255), ramp, 1.0)
+    return overlay(Image.new("RGB", (width, height), "white"), ramp, 1.0, floor)

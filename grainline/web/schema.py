@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from grainline.viz.heat import FLOOR, FULL
 from grainline.viz.overlay import limit_of
 from grainline.web.engine import Found, Heat
 from grainline.web.limits import CHARACTERS, HITS
@@ -84,10 +85,12 @@ class AnswerOut(BaseModel):
 
 
 class HeatMap(BaseModel):
-    """Where one sentence shows, row by row from the top left; above 0 speaks for it, below against."""
+    """Where one sentence shows more (above 0) or less than other texts, row by row from the top left."""
 
     text: str
-    limit: float = Field(description="The largest size of any value, in units of the score.")
+    limit: float = Field(
+        description="The largest size of any value, in units in which 1 is what few other texts reach."
+    )
     values: list[int] = Field(description="-127 to 127, in units of limit / 127.")
 
 
@@ -97,6 +100,8 @@ class HeatOut(BaseModel):
     rows: int
     columns: int
     part: Literal["middle", "whole"] = Field(description="The middle square of the picture, or all of it.")
+    floor: float = Field(FLOOR, description="Values below it show nothing, and are not drawn.")
+    full: float = Field(FULL, description="Values from here on have the full colour.")
     maps: list[HeatMap]
 
 

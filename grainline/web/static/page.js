@@ -1,7 +1,7 @@
 "use strict";
 // The page of `grainline serve`. What comes from texts, files or answers is set as text, never as HTML.
 
-const FOR = [230, 97, 1], AGAINST = [33, 102, 172], STRENGTH = 0.8; // as in viz/overlay.py
+const FOR = [230, 97, 1], AGAINST = [33, 102, 172], STRENGTH = 0.7; // as in viz/overlay.py
 const SIDE = 768; // of the pictures, sharp in a card on a dense screen
 const FINE = 192; // side of a heat map in pixels, before the browser scales it
 const PAUSE = 250; // milliseconds without a key until sentences are counted
@@ -153,7 +153,7 @@ function line(sentence, number, heat, describedBy) {
   return made;
 }
 
-// Heat of one card: fetched when the first of its sentences is looked at, drawn over the picture in grey.
+// Heat of one card: fetched when the first of its sentences is looked at, drawn over the image.
 class Heat {
   constructor(card, hit, query) {
     Object.assign(this, { card, hit, query, on: null, number: -1, maps: null });
@@ -209,26 +209,26 @@ class Heat {
     const wide = image.naturalWidth * zoom, tall = image.naturalHeight * zoom;
     const left = (width - wide) / 2, top = (height - tall) / 2;
     const paper = canvas.getContext("2d");
-    paper.filter = "grayscale(1)";
     paper.drawImage(image, left, top, wide, tall);
-    paper.filter = "none";
     const short = Math.min(wide, tall), whole = heat.part === "whole";
     const w = whole ? wide : short, h = whole ? tall : short;
     paper.imageSmoothingQuality = "high";
-    paper.drawImage(coloured(heat, map.values), left + (wide - w) / 2, top + (tall - h) / 2, w, h);
+    paper.drawImage(coloured(heat, map), left + (wide - w) / 2, top + (tall - h) / 2, w, h);
     canvas.hidden = false;
-    this.say(`Strongest ${place(heat, map.values)}.`);
+    this.say(where(heat, map));
   }
 }
 
-function coloured(heat, values) {
+// Heat is in units in which 1 is what few other texts reach; below `floor` nothing is drawn.
+function coloured(heat, { values, limit }) {
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = FINE;
   const paper = canvas.getContext("2d"), picture = paper.createImageData(FINE, FINE);
   for (let y = 0; y < FINE; y++)
     for (let x = 0; x < FINE; x++) {
-      const value = between(heat, values, (x + 0.5) / FINE, (y + 0.5) / FINE) / 127;
-      picture.data.set([...(value < 0 ? AGAINST : FOR), 255 * STRENGTH * Math.abs(value)], 4 * (y * FINE + x));
+      const value = between(heat, values, (x + 0.5) / FINE, (y + 0.5) / FINE) * limit / 127;
+      const strength = Math.min(Math.max((Math.abs(value) - heat.floor) / (heat.full - heat.floor), 0), 1);
+      picture.data.set([...(value < 0 ? AGAINST : FOR), 255 * STRENGTH * strength], 4 * (y * FINE + x));
     }
   paper.putImageData(picture, 0, 0);
   return canvas;
@@ -241,6 +241,12 @@ function between({ rows, columns }, values, right, down) {
   const x1 = Math.min(x0 + 1, columns - 1), y1 = Math.min(y0 + 1, rows - 1);
   const along = (row) => values[row * columns + x0] * (1 - x + x0) + values[row * columns + x1] * (x - x0);
   return along(y0) * (1 - y + y0) + along(y1) * (y - y0);
+}
+
+function where(heat, { values, limit }) {
+  if (Math.max(...values) * limit / 127 >= heat.floor) return `Strongest ${place(heat, values)}.`;
+  if (-Math.min(...values) * limit / 127 < heat.floor) return "No contrast: other texts show as much here.";
+  return `Less than other texts ${place(heat, values.map((value) => -value))}.`;
 }
 
 function place({ rows, columns }, values) {
