@@ -4,11 +4,13 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from grainline.data.captions import sentences
 from grainline.data.check import Spread, check, render, spread, suggestions
+from grainline.data.near import image_hash, near_copies
 from grainline.data.record import Damaged, Record
 from grainline.data.sources import open_source
 
@@ -71,6 +73,65 @@ def test_everything_is_counted_once() -> None:
     assert report.same_image == (("a", "c"),)
     assert report.same_caption == 1
     assert report.longest[:2] == (("a", 5), ("a", 4))
+
+
+def blocks(seed: int, size: tuple[int, int] = (320, 240)) -> Image.Image:
+    """An image of twenty random rectangles."""
+    draw = np.random.default_rng(seed)
+    image = Image.new("RGB", size, "white")
+    pen = ImageDraw.Draw(image)
+    for _ in range(20):
+        x, y = draw.integers(0, size[0]), draw.integers(0, size[1])
+        w, h = draw.integers(10, 120, 2)
+        pen.rectangle((int(x), int(y), int(x + w), int(y + h)), fill=tuple(draw.integers(0, 256, 3).tolist()))
+    return image
+
+
+def jpeg(image: Image.Image, quality: int = 90) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "jpeg", quality=quality)
+    return file.getvalue()
+
+
+def test_crops_and_smaller_copies_are_found_and_strangers_are_not() -> None:
+    one, two = blocks(1), blocks(2)
+    images = {
+        "one": one,
+        "small": one.resize((160, 120)),
+        "crop": one.crop((5, 4, 315, 236)),
+        "two": two,
+        "red": Image.new("RGB", (80, 60), "red"),
+        "green": Image.new("RGB", (80, 60), "green"),
+    }
+    records = [Record(key, jpeg(image), (key,)) for key, image in images.items()]
+    records += [Record("poor", jpeg(one, 20), ("poor",)), Record("same", jpeg(one), ("same",))]
+    report = check(Listed(*records), sentences)
+    assert report.same_image == (("one", "same"),)
+    family = ("one", "small", "crop", "poor")
+    wanted = {(a, b) for i, a in enumerate(family) for b in family[i + 1 :]}
+    assert set(report.near_copies) == wanted
+    assert len(report.near_copies) == 6, "each pair once"
+    page = render(report)
+    assert "images that look the same: 6" in page
+    assert "6 pairs of images look like crops or smaller copies of each other" in page
+
+
+def test_hashes_of_strangers_differ_in_about_half_of_their_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = [image_hash(blocks(seed)) for seed in range(12)]
+    apart = [int((a != b).sum()) for i, a in enumerate(hashes) for b in hashes[:i]]
+    assert 90 < np.median(apart) < 166
+    by_loops = [
+        (i, j, int((hashes[i] != hashes[j]).sum()))
+        for i in range(12)
+        for j in range(i + 1, 12)
+        if (hashes[i] != hashes[j]).sum() <= 110
+    ]
+    assert by_loops
+    monkeypatch.setattr("grainline.data.near.BLOCK", 5)
+    assert [tuple(pair) for pair in near_copies(hashes, most=110)] == by_loops
+    both = near_copies(hashes, [None, *hashes], most=0)
+    assert [tuple(pair) for pair in both] == [(i, i + 1, 0) for i in range(12)]
+    assert near_copies([None], hashes) == near_copies([], []) == []
 
 
 def test_the_page_says_what_is_wrong_and_what_to_do() -> None:

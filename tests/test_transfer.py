@@ -9,6 +9,7 @@ import yaml
 from indexes import TEXTS, photo, saved, tiny_model
 from PIL import Image
 from runs import call, complaint
+from test_check import blocks
 from test_viz import Page
 
 from grainline.data.sources import open_source, open_sources
@@ -92,9 +93,38 @@ def test_pictures_of_both_are_counted_byte_by_byte_and_keys_beside_them(tmp_path
     assert found.fingerprints == (open_source(str(train)).fingerprint(),)
     assert found.samples == (6,)
     apart = set_of(tmp_path / "apart", range(20, 23))
-    assert compared(run, str(apart))[5:] == (0, 0, 3)
+    assert compared(run, str(apart))[5:8] == (0, 0, 3)
     two = run_of(tmp_path / "two", data={"paths": [str(apart), str(train)]})
-    assert compared(two, str(test))[5:] == (2, 2, 4)
+    assert compared(two, str(test))[5:8] == (2, 2, 4)
+
+
+def test_crops_of_training_images_are_counted_apart_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, test = tmp_path / "train", tmp_path / "test"
+    for folder, seeds in ((train, range(5)), (test, range(3, 8))):
+        folder.mkdir()
+        for seed in seeds:
+            image = blocks(seed) if folder == train or seed == 3 else blocks(seed).crop((6, 4, 314, 236))
+            image.save(folder / f"{folder.name}{seed}.png")
+            (folder / f"{folder.name}{seed}.txt").write_text("Rectangles.")
+    run = run_of(tmp_path / "run", data={"paths": [str(train)]})
+    found = compared(run, str(test))
+    assert (found.pictures, found.compared) == (1, 5), "the same file is no near copy"
+    assert [(Path(a).stem, Path(b).stem) for a, b in found.near] == [("test4", "train4")]
+    model = tiny_model("clip")
+    result = surveyed(run, model, str(test))
+    assert result.settings["card"]["in both"] == "1 of 5 pictures, byte by byte; 1 more look the same; 0 keys"
+    assert any(
+        note.startswith("1 of 5 pictures look like crops or smaller copies of training images")
+        for note in result.notes
+    )
+    monkeypatch.setattr("grainline.evaluate.trained.LIMIT", 3)
+    assert compared(run, str(test)).unlike == 1
+    assert any(
+        "1 training images were compared by their bytes alone" in note
+        for note in surveyed(run, model, str(test)).notes
+    )
 
 
 def test_prefixes_of_joined_sources_hide_nothing(tmp_path: Path) -> None:
@@ -136,7 +166,7 @@ def test_scenes_are_compared_by_their_keys(tmp_path: Path, monkeypatch: pytest.M
     more = compared(run, "scenes:train?count=12")
     assert (more.keys, more.pictures, more.compared) == (9, 9, 12)
     for other in ("scenes:dev?count=9", "scenes:train?count=9&seed=1"):
-        assert compared(run, other)[5:] == (0, 0, 9)
+        assert compared(run, other)[5:] == (0, 0, 9, (), 0)
 
 
 def test_training_data_that_are_gone_end_in_one_line_and_may_lie_elsewhere(tmp_path: Path) -> None:
@@ -163,7 +193,7 @@ def test_the_metrics_are_those_of_retrieval_with_what_was_trained_on(tmp_path: P
     card = result.settings["card"]
     assert card["trained on"].startswith(f"{train}: 4 samples, fingerprint ")
     assert card["began with"] == "the checkpoint x/y"
-    assert card["in both"] == "1 of 9 pictures, byte by byte; 1 keys"
+    assert card["in both"] == "1 of 9 pictures, byte by byte; 0 more look the same; 1 keys"
     assert "1 of 9 pictures were trained on, byte by byte" in result.notes
     assert "what the checkpoint x/y learnt from is not known here, nor compared" in result.notes
     short = surveyed(run, model, str(test), Options("default", resamples=20, shortlist=3, exact=True))

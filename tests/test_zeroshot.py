@@ -21,7 +21,7 @@ from grainline.errors import UserError
 from grainline.evaluate.against import against, noted
 from grainline.evaluate.classes import TEMPLATES, number_classes, read_classes, read_templates
 from grainline.evaluate.encode import Encodings, encode_source
-from grainline.evaluate.intervals import Interval, interval, replicates, replicates_within, wilson
+from grainline.evaluate.intervals import Interval, interval, replicates, replicates_of_classes, wilson
 from grainline.evaluate.outcome import Options, metrics_of
 from grainline.evaluate.pool import pooled
 from grainline.evaluate.ranking import probes_suite
@@ -238,25 +238,39 @@ def test_accuracy_at_five_is_left_out_where_it_could_not_fail() -> None:
     assert len(zeroshot_cells([outcomes([1, 5], [0, 1], 6)], Options())) == 3
 
 
-def test_draws_within_classes_keep_every_class_at_its_size() -> None:
-    values, strata = np.array([1.0, 0, 0, 0, 1, 1, 7]), np.array([4, 4, 4, 4, 2, 2, 9])
-    drawn = replicates_within(values, strata, resamples=20000, seed=1)
-    assert set(np.round(3 * (drawn - (1 + 7) / 3) * 4).astype(int)) <= {0, 1, 2, 3, 4}
-    assert drawn.mean() == pytest.approx((0.25 + 1 + 7) / 3, abs=0.003)
-    assert drawn.std() == pytest.approx((0.25 * 0.75 / 4) ** 0.5 / 3, rel=0.03)
-    again = replicates_within(values, strata, resamples=20000, seed=1)
-    assert np.array_equal(drawn, again)
-    double = replicates_within(2 * values, strata, resamples=20000, seed=1)
-    np.testing.assert_allclose(double, 2 * drawn)
+def classes_by_loops(values: list[float], classes: list[int], drawn: list[int]) -> float:
+    """The mean over the classes that were drawn of the mean of what was drawn of each."""
+    of: dict[int, list[float]] = {}
+    for i in drawn:
+        of.setdefault(classes[i], []).append(values[i])
+    return sum(sum(mine) / len(mine) for mine in of.values()) / len(of)
 
 
-def test_large_classes_are_drawn_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    values, strata = np.arange(10.0), np.array([0] * 6 + [1] * 4)
+def test_resamples_of_classes_are_those_of_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, classes = np.array([1.0, 0, 0, 0, 1, 1, 7]), np.array([4, 4, 4, 4, 2, 2, 9])
+    drawn = replicates_of_classes(values, classes, resamples=50, seed=1)
+    chosen = np.random.default_rng(1).integers(0, 7, size=(50, 7)).tolist()
+    wanted = [classes_by_loops(values.tolist(), classes.tolist(), one) for one in chosen]
+    np.testing.assert_allclose(drawn, wanted)
     monkeypatch.setattr("grainline.evaluate.intervals.CHUNK", 12)
-    drawn = replicates_within(values, strata, resamples=501, seed=1)
-    assert drawn.shape == (501,)
-    assert drawn.mean() == pytest.approx((2.5 + 7.5) / 2, abs=0.15)
-    assert drawn.min() > 0
+    assert replicates_of_classes(values, classes, resamples=501, seed=1).shape == (501,), "in blocks"
+
+
+def test_one_picture_a_class_is_not_certain() -> None:
+    right = np.arange(200) < 60
+    drawn = replicates_of_classes(right, np.arange(200), resamples=4000, seed=1)
+    assert drawn.mean() == pytest.approx(0.3, abs=0.01)
+    # Of n draws about 63 % are different: the standard error of their mean, given who was drawn.
+    assert 0.7 < drawn.std() / (0.3 * 0.7 / 200) ** 0.5 < 1.1
+
+
+def test_in_large_classes_the_spread_is_that_within_them() -> None:
+    generator = np.random.default_rng(0)
+    classes = np.repeat(np.arange(4), 500)
+    values = (generator.random(2000) < np.array([0.1, 0.4, 0.6, 0.9])[classes]).astype(float)
+    drawn = replicates_of_classes(values, classes, resamples=4000, seed=1)
+    within = sum(values[classes == k].var() / 500 for k in range(4)) ** 0.5 / 4
+    assert drawn.std() == pytest.approx(within, rel=0.06)
 
 
 def test_a_tie_with_another_class_is_wrong_and_named_as_confusion() -> None:
@@ -469,7 +483,7 @@ def test_a_difference_is_that_of_the_same_pictures() -> None:
         wanted = interval(change, resamples=400)
         assert (found.value, found.low, found.high) == pytest.approx(tuple(wanted))
     label = np.array(after.queries["label"])
-    drawn = replicates_within((a == 1).astype(float) - (b == 1), label, resamples=400)
+    drawn = replicates_of_classes((a == 1).astype(float) - (b == 1), label, resamples=400)
     assert (mean.low, mean.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])))
     alone = after.metric(one.name)
     assert one.high - one.low < 2 * (alone.high - alone.low)

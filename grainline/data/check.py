@@ -1,7 +1,7 @@
 """What a source holds and what is wrong with it, found by reading it: `grainline data check PATH`.
 
-`check` reads and decodes every sample, or an even choice of them (JPEGs at an eighth of their size, which
-still meets every byte); `render` makes a page of its report. Damage is counted by cause, never raised.
+`check` reads and decodes every sample, or an even choice of them (JPEGs at down to an eighth of their size,
+which still meets every byte); `render` makes a page of its report. Damage is counted by cause, never raised.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from grainline.data.decode import decode, picture_size
+from grainline.data.near import LIMIT, PIXELS, image_hash, near_copies
 from grainline.data.record import Damaged, Record, Source, content_of
 from grainline.data.sources.joined import remarks
 from grainline.errors import plain
@@ -58,6 +59,7 @@ class CheckReport(NamedTuple):
     faults: tuple[Fault, ...]
     same_key: tuple[str, ...]  # keys that come more than once
     same_image: tuple[tuple[str, ...], ...]  # keys of pictures that are equal byte by byte
+    near_copies: tuple[tuple[str, str], ...]  # keys of images that look the same and are other bytes
     same_caption: int  # captions that stand at more than one picture, counted once each
     longest: tuple[tuple[str, int], ...]  # key and words of the longest texts
     remarks: tuple[str, ...]  # what the source said when it was opened
@@ -82,16 +84,20 @@ class _Tally:
         self.faults: dict[str, list[str]] = defaultdict(list)
         self.keys: Counter[str] = Counter()
         self.images: dict[bytes, list[str]] = defaultdict(list)
+        self.hashes: list[np.ndarray | None] = []  # of the first image of each entry of `images`
         self.pictures_of: dict[bytes, set[bytes]] = defaultdict(set)  # from a caption to its pictures
         self.longest: list[tuple[str, int]] = []
 
     def add(self, record: Record, split: Callable[[str], Sequence[object]]) -> None:
         """Count one sample. Raises Damaged if its picture is."""
-        with decode(record, draft=1):
+        with decode(record, draft=PIXELS) as picture:
             width, height = picture_size(record)
+            look = image_hash(picture)
         self.sides.append((min(width, height), max(width, height)))
         self.keys[record.key] += 1
         image = _hash(record.image)
+        if image not in self.images:
+            self.hashes.append(look)
         self.images[image].append(record.key)
         self.captions.append(len(record.captions))
         self.longs += bool(record.longs)
@@ -146,12 +152,19 @@ def check(
         ),
         same_key=tuple(key for key, times in tally.keys.items() if times > 1),
         same_image=tuple(tuple(keys) for keys in tally.images.values() if len(keys) > 1),
+        near_copies=tuple(_near(tally)),
         same_caption=sum(len(pictures) > 1 for pictures in tally.pictures_of.values()),
         longest=tuple(tally.longest),
         remarks=remarks(source),
         suggestions=(),
     )
     return report._replace(suggestions=tuple(suggestions(report)))
+
+
+def _near(tally: _Tally) -> list[tuple[str, str]]:
+    """Keys of images that look the same; of equal files the first one alone."""
+    keys = [same[0] for same in tally.images.values()]
+    return [(keys[pair.first], keys[pair.second]) for pair in near_copies(tally.hashes)]
 
 
 def usable(report: CheckReport, damage: float) -> bool:
@@ -182,19 +195,7 @@ def suggestions(report: CheckReport) -> list[str]:
             f"{share:.1%} of the samples cannot be used. Training replaces and counts them, and stops where"
             " they are too many; mend or remove the files named above."
         )
-    if report.same_key:
-        found.append("Keys that come twice make reports ambiguous. Give each picture a name of its own.")
-    if report.same_image:
-        copies = sum(len(keys) - 1 for keys in report.same_image)
-        found.append(
-            f"{copies} pictures are copies of others: wrong answers in retrieval, and a leak where one is in"
-            " the training set and one in the test set. Remove them, or list all captions under one picture."
-        )
-    if report.same_caption:
-        found.append(
-            f"{report.same_caption} captions stand at more than one picture. No model can tell those apart;"
-            " make them say more, or expect a lower best score."
-        )
+    found += _of_copies(report)
     if report.words and report.words.high > CLIP_WORDS:
         found.append(
             f"One caption in ten has {report.words.high} words or more; CLIP's 77 tokens hold about"
@@ -212,6 +213,30 @@ def suggestions(report: CheckReport) -> list[str]:
     if report.checked < report.samples:
         found.append(
             f"Only {report.checked} of {report.samples} samples were read; check all of them before training."
+        )
+    return found
+
+
+def _of_copies(report: CheckReport) -> list[str]:
+    """What may be done about keys, images and captions that come more than once."""
+    found: list[str] = []
+    if report.same_key:
+        found.append("Keys that come twice make reports ambiguous. Give each picture a name of its own.")
+    if report.same_image:
+        copies = sum(len(keys) - 1 for keys in report.same_image)
+        found.append(
+            f"{copies} pictures are copies of others: wrong answers in retrieval, and a leak where one is in"
+            " the training set and one in the test set. Remove them, or list all captions under one picture."
+        )
+    if report.near_copies:
+        found.append(
+            f"{len(report.near_copies)} pairs of images look like crops or smaller copies of each other. Look"
+            " at them: one of a pair in the training set and the other in the test set is a leak."
+        )
+    if report.same_caption:
+        found.append(
+            f"{report.same_caption} captions stand at more than one picture. No model can tell those apart;"
+            " make them say more, or expect a lower best score."
         )
     return found
 
@@ -251,6 +276,8 @@ def render(report: CheckReport) -> str:
         lines += [f"      and {fault.number - len(fault.first)} more"] * (fault.number > len(fault.first))
     lines += _copies("key of several samples", [(key,) for key in report.same_key])
     lines += _copies("equal pictures", report.same_image)
+    beyond = f", among the first {LIMIT:,}" * (report.checked > LIMIT)
+    lines += _copies(f"images that look the same{beyond}", report.near_copies)
     lines += [f"  note: {remark}" for remark in report.remarks]
     lines += [""] * bool(report.suggestions) + [f"  * {line}" for line in report.suggestions]
     return "\n".join(map(plain, lines))

@@ -104,28 +104,33 @@ def replicates(
     return np.concatenate(parts)
 
 
-def replicates_within(
-    values: np.ndarray, strata: np.ndarray, *, resamples: int = 1000, seed: int = 0
+def replicates_of_classes(
+    values: np.ndarray, classes: np.ndarray, *, resamples: int = 1000, seed: int = 0
 ) -> np.ndarray:
-    """The mean over strata of the mean inside each, of every resample: [R]
+    """The mean over classes of the mean inside each, of every resample: [R]
 
-    values  [Q] one number per query
-    strata  [Q] id of the class of each query; queries are drawn within their class, so that none is empty
+    values   [Q] one number per query
+    classes  [Q] id of the class of each query
 
-    Equal seeds and strata mean equal draws.
+    Queries are drawn from all, as they are elsewhere, and a class of which none is drawn does not count in
+    that resample. Drawing inside each class would say that a class of one query is certain, and with one
+    query a class give an interval of width zero. For large classes both come to the same; for small ones this
+    interval is the wider one, since classes differ from each other as well.
+
+    Equal seeds and classes mean equal draws.
     """
     values = np.asarray(values, np.float64)
     assert len(values) > 0, "no values to resample"
-    generator = np.random.default_rng(seed)
-    kinds = np.unique(strata)
-    total = np.zeros(resamples)
-    for kind in kinds:
-        mine = values[strata == kind]
-        block = max(1, CHUNK // len(mine))
-        for start in range(0, resamples, block):
-            drawn = generator.integers(0, len(mine), size=(min(block, resamples - start), len(mine)))
-            total[start : start + block] += mine[drawn].mean(1)
-    return total / len(kinds)
+    order = np.argsort(classes, kind="stable")
+    _, first = np.unique(np.asarray(classes)[order], return_index=True)  # of each class in that order
+    parts = []
+    for block in _draws(len(values), resamples, seed):
+        times = block[:, order]
+        drawn = np.add.reduceat(times, first, axis=1)  # [c, C] queries of each class
+        total = np.add.reduceat(times * values[order], first, axis=1)
+        there = drawn > 0
+        parts.append((total / np.where(there, drawn, 1.0)).sum(1) / there.sum(1))
+    return np.concatenate(parts)
 
 
 def wilson(right: int, number: int, level: float = 0.95) -> Interval:

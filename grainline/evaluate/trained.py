@@ -2,7 +2,8 @@
 
 The recipe of the run names its data, and those of the runs that it began with. They are opened again, so that
 their fingerprints are those of what lies there now. Pictures are the same if their files are, byte by byte,
-and drawn scenes if their keys are. What checkpoints of others were trained on, nobody knows here.
+and drawn scenes if their keys are. Images of other bytes that look the same are counted apart: near copies,
+by a perceptual hash (data/near.py). What checkpoints of others were trained on, nobody knows here.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from grainline.config import read_yaml
+from grainline.data.decode import decode
+from grainline.data.near import LIMIT, PIXELS, image_hash, near_copies
 from grainline.data.record import Damaged, Source, content_of, keys_of
 from grainline.data.scenes import VERSION
 from grainline.data.sources import open_source, takes_images
@@ -53,6 +58,8 @@ class Overlap(NamedTuple):
     keys: int  # pictures of the test data whose key is one of training
     pictures: int  # pictures of the test data that are pictures of training
     compared: int  # pictures of the test data that could be read
+    near: tuple[tuple[str, str], ...]  # keys of test and training images that look the same, of other bytes
+    unlike: int  # training images beyond those that were compared by their looks
 
 
 def taught(model: str, lies: Sequence[str] | None = None) -> Taught:
@@ -112,13 +119,17 @@ def overlap(told: Taught, source: Source, size: int, progress: Progress | None =
     same = sum(key in every for key in _keys(source))
     total = len(source) + sum(map(len, opened))
     count = _Counter(total, progress)
-    mine = list(_contents(source, None, count))
-    sizes = {length for length, _ in mine}
-    wanted = {content for _, content in mine}
+    mine = list(_contents(source, count))
+    wanted = {one.content for one in mine}
     hit: set[str] = set()
+    others: list[_Content] = []
     for one in opened:
-        hit |= {content for _, content in _contents(one, sizes, count) if content in wanted}
-    pictures = sum(content in hit for _, content in mine)
+        for content in _contents(one, count):
+            if content.content in wanted:
+                hit.add(content.content)
+            else:
+                others.append(content)
+    pictures = sum(one.content in hit for one in mine)
     if told.data:
         why = f"each of its {len(mine):,} pictures is among those of training"
         _refuse_if(bool(mine) and pictures == len(mine), source, told.data[0], why)
@@ -131,7 +142,28 @@ def overlap(told: Taught, source: Source, size: int, progress: Progress | None =
         same,
         pictures,
         len(mine),
+        _near(mine, others, hit),
+        max(0, len(others) - LIMIT),
     )
+
+
+def _near(
+    mine: Sequence["_Content"], others: Sequence["_Content"], hit: set[str]
+) -> tuple[tuple[str, str], ...]:
+    """Keys of test images, each with the training image of other bytes that looks most like it."""
+    tested = [None if one.content in hit else one.look for one in mine]
+    best: dict[int, tuple[int, int]] = {}
+    for first, second, distance in near_copies(tested, [one.look for one in others]):
+        best[first] = min(best.get(first, (distance, second)), (distance, second))
+    return tuple((mine[i].key, others[j].key) for i, (_, j) in sorted(best.items()))
+
+
+class _Content(NamedTuple):
+    """A picture, as far as it is compared."""
+
+    key: str
+    content: str  # equal for equal pictures
+    look: np.ndarray | None  # its perceptual hash
 
 
 class _Counter:
@@ -195,23 +227,20 @@ def _keys(source: Source) -> Iterator[str]:
     return chain.from_iterable(map(keys_of, parts_of(source)))
 
 
-def _contents(source: Source, sizes: set[int] | None, count: Callable[[], None]) -> Iterator[tuple[int, str]]:
-    """Length in bytes and digest of every picture that can be read; those of other lengths are left out.
-
-    sizes  the lengths that are asked for; None: all
-    """
+def _contents(source: Source, count: Callable[[], None]) -> Iterator[_Content]:
+    """Every picture that can be read. Drawn scenes have no look: they are alike by design."""
     for part in parts_of(source):
         if isinstance(part, TextsAlone):
             continue
         for i, key in enumerate(_keys(part) if isinstance(part, Scenes) else [""] * len(part)):
             count()
             if isinstance(part, Scenes):  # not drawn: the key says all but the size
-                yield 0, f"scene {VERSION} {key}"
+                yield _Content(key, f"scene {VERSION} {key}", None)
                 continue
             try:
-                image = part[i].image
+                record = part[i]
+                data = content_of(record.image)
+                look = image_hash(decode(record, draft=PIXELS))
             except Damaged:
                 continue
-            data = content_of(image)
-            if sizes is None or len(data) in sizes:
-                yield len(data), blake2b(data, digest_size=16).hexdigest()
+            yield _Content(record.key, blake2b(data, digest_size=16).hexdigest(), look)

@@ -13,6 +13,7 @@ from grainline.evaluate.score import Scorer
 from grainline.evaluate.trained import Overlap
 
 TRANSFER = "transfer"
+SHOWN = 5  # pairs of images that look the same
 
 
 def transfer_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: B008
@@ -43,7 +44,8 @@ def _card(both: Overlap, tested: dict[str, object]) -> dict[str, str]:
         "trained on": "; ".join(trained) or "nothing that a recipe names",
         **({"began with": ", ".join(both.unknown)} if both.unknown else {}),
         "tested on": f"{tested['path']}: {tested['pictures']:,} pictures, fingerprint {mine}",
-        "in both": f"{both.pictures:,} of {both.compared:,} pictures, byte by byte; {both.keys:,} keys",
+        "in both": f"{both.pictures:,} of {both.compared:,} pictures, byte by byte; {len(both.near):,} more"
+        f" look the same; {both.keys:,} keys",
     }
 
 
@@ -52,6 +54,16 @@ def _notes(both: Overlap) -> tuple[str, ...]:
     notes = []
     if both.pictures:
         notes.append(f"{both.pictures:,} of {both.compared:,} pictures were trained on, byte by byte")
+    if both.near:
+        pairs = ", ".join(f"{mine} = {other}" for mine, other in both.near[:SHOWN])
+        notes.append(
+            f"{len(both.near):,} of {both.compared:,} pictures look like crops or smaller copies of training"
+            f" images; look at them: {pairs}" + ", ..." * (len(both.near) > SHOWN)
+        )
+    if both.unlike:
+        notes.append(
+            f"{both.unlike:,} training images were compared by their bytes alone, not by their looks"
+        )
     if both.keys and both.keys != both.pictures:
         notes.append(f"{both.keys:,} keys of pictures are keys of training data too")
     if both.unknown:

@@ -22,7 +22,7 @@ from grainline.data.sources.common import some
 from grainline.errors import UserError
 from grainline.evaluate.classes import HOLE, TEMPLATES, ClassTexts, number_classes
 from grainline.evaluate.encode import Encoder, Encodings
-from grainline.evaluate.intervals import replicates, replicates_within, wilson
+from grainline.evaluate.intervals import replicates, replicates_of_classes, wilson
 from grainline.evaluate.outcome import Cell, Options, only_plain, result_of
 from grainline.evaluate.result import Result
 from grainline.evaluate.retrieval import Ranks, ranks
@@ -141,8 +141,7 @@ def contests(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) 
 def zeroshot_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:
     """Accuracies from ranks.
 
-    The bootstrap draws pictures; for the mean per-class accuracy it draws them within their class. With five
-    classes or fewer accuracy at 5 is left out: it could not fail.
+    The bootstrap draws pictures. With five classes or fewer accuracy at 5 is left out: it could not fail.
     """
     first = runs[0]
     label = np.array(first["label"])
@@ -159,7 +158,9 @@ def zeroshot_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Ce
         out[f"top-{k} accuracy"] = Cell(float(hit.mean()), drawn, number, k / classes, ties, "share", ends)
     hit = (rank == 1).mean(0)
     mean = float(np.mean([hit[label == kind].mean() for kind in np.unique(label)]))
-    out[PER_CLASS] = Cell(mean, replicates_within(hit, label, **settings), number, 1 / classes, ties, "share")
+    out[PER_CLASS] = Cell(
+        mean, replicates_of_classes(hit, label, **settings), number, 1 / classes, ties, "share"
+    )
     return out
 
 
