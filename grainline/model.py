@@ -36,6 +36,7 @@ from grainline.start import (
     read_description,
     scored,
     start,
+    with_patches,
 )
 from grainline.types import Encoded, Images, Texts, concat, rows, to
 from grainline.weights import MODEL, load_weights
@@ -182,23 +183,27 @@ class Model:
         return concat([self.method.encode_texts(rows(padded, slice(i, i + self.batch))) for i in starts])
 
 
-def load(path: str | Path, *, device: str | None = None, scoring: str | None = None) -> Model:
+def load(
+    path: str | Path, *, device: str | None = None, scoring: str | None = None, patches: str | None = None
+) -> Model:
     """The model in a run folder or in a folder inside one: `runs/x`, `runs/x/best`, `runs/x/checkpoints/...`
 
     A run folder gives its last weights: `last/` when training has ended, else its newest checkpoint. Anything
     else is a CLIP or SigLIP as `load_pretrained` takes it: a folder, a file of weights, a name of the hub.
     device   "cpu", "cuda", ...; None takes CUDA where there is one
     scoring  how the method scores pairs, where it has several ways; None: as its config says
+    patches  what image tokens take up in the last layer of a CLIP, "attention" or "values" (as FG-OVD is
+             measured on CLIP); None: as its config says
     """
     run = find_run(Path(path))
-    model = load_named(path, scoring) if run is None else _of_run(*run, scoring)
+    model = load_named(path, scoring, patches) if run is None else _of_run(*run, scoring, patches)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model.method.to(device)
     return model
 
 
-def load_named(name: str | Path, scoring: str | None = None) -> Model:
-    """A CLIP or SigLIP that others trained, as the method of that name. scoring: as in `load`"""
+def load_named(name: str | Path, scoring: str | None = None, patches: str | None = None) -> Model:
+    """A CLIP or SigLIP that others trained, as the method of that name. scoring, patches: as in `load`"""
     place = Path(name)
     settings = {"pretrained": str(place.resolve() if place.exists() else name)}
     found = load_pretrained(settings["pretrained"])
@@ -210,7 +215,7 @@ def load_named(name: str | Path, scoring: str | None = None) -> Model:
             f"{name} is a {kind}, which has {why}, so it cannot score; train a recipe that begins with it"
         )
     described = Description(kind, method_config(kind, settings, str(name)))
-    begun = start(scored(described, scoring), found)
+    begun = start(with_patches(scored(described, scoring), patches), found)
     return Model(begun.description, begun.method(), begun.tokenizer())
 
 
@@ -240,8 +245,8 @@ def find_run(path: Path) -> tuple[Path, Path] | None:
     return home, _weights(home, place, there)
 
 
-def _of_run(home: Path, weights: Path, scoring: str | None) -> Model:
-    description = scored(read_description(home), scoring)
+def _of_run(home: Path, weights: Path, scoring: str | None, patches: str | None) -> Model:
+    description = with_patches(scored(read_description(home), scoring), patches)
     method = build(description)
     load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
     return Model(description, method, read_tokenizer(home))

@@ -78,6 +78,7 @@ def _regions(on: Measured, number: int, sign: int) -> list[Judged]:
     lead = leads(scores)
     order = np.argsort(sign * lead, kind="stable")
     _, first = np.unique(np.array(told["picture"])[order], return_index=True)  # one of each picture
+    on = on._replace(model=on.model.pressed()) if regions.squash else on
     out = []
     for i in order[np.sort(first)[:number]].tolist():
         question = regions.questions[i]
