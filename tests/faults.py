@@ -767,7 +767,7 @@ REGIONS = [
           'if other == thing or (scene.split != "compose" and held_out(other.shape, other.colour)):',
           "if other == thing:"),
     Fault("evaluate/ask.py", "tests/test_regions.py", "regions are measured in the middle square",
-          "asked.suite == FG_OVD and asked.resize == SQUASH", "asked.suite == FG_OVD and asked.resize != SQUASH"),
+          "FG_OVD and asked.resize == SQUASH", "FG_OVD and asked.resize != SQUASH"),
     Fault("evaluate/regions.py", "tests/test_regions.py", "a pixel that a box cuts counts whole",
           "(ends / step).clamp(min=0)", "(ends > 0).to(ends.dtype)"),
     Fault("evaluate/regions.py", "tests/test_regions.py", "the mean over a box is not divided by its pixels",

@@ -3,9 +3,9 @@
 The feature of a region is the mean over its box of the image tokens of the method: by RoIAlign on their grid,
 and of segments over the pixels of the box. At length 1 it is compared with the vectors of the texts. Where
 image tokens are compared with texts through a pooling alone (CAFT), the mean is one token that each text
-pools, or looks past, and the score is the mean cosine of the parts of the text with what they pool. How CAFT's
-paper scores a box in its table 8 is not said there; this is our reading. How the method scores whole images
-does not count.
+pools, or looks past, and the score is the mean cosine of the parts of the text with what they pool. How the
+paper of CAFT scores a box in its table 8 is not said there; this is our reading. How the method scores whole
+images does not count.
 """
 
 from collections.abc import Callable, Sequence
