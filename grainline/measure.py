@@ -89,6 +89,20 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
             help="comprehension: attention adds the map of the last attention to those by tokens (gradient)."
         ),
     ] = None,
+    resize: Annotated[
+        str | None,
+        typer.Option(
+            help="fg-ovd: squash (default) presses whole images into the square, as published; model: what"
+            " the model sees elsewhere."
+        ),
+    ] = None,
+    patches: Annotated[
+        str | None,
+        typer.Option(
+            help="Image tokens of a CLIP: values takes those of the last layer without its attention, as"
+            " published for fg-ovd (default: as the model has them)."
+        ),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write settings, data, versions and numbers.")] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write a page: the numbers, and outcomes from best to worst.")
@@ -111,7 +125,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     """Measure a model, with intervals and chance."""
     from rich.console import Console
 
-    from grainline.evaluate.ask import ask, encoded, measured, with_files, with_map
+    from grainline.evaluate.ask import ask, encoded, measured, with_files, with_map, with_resize
     from grainline.evaluate.examples import Measured
     from grainline.evaluate.figure import besides, draw, refuse_unplaced
     from grainline.evaluate.outcome import Options
@@ -124,11 +138,11 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
 
     options = Options(protocol, seed, memory=memory * 2**20, shortlist=shortlist, exact=exact)
     asked = ask(suite, options, captions, prompts, classes, noise_seed, against, scoring)
-    asked = with_map(with_files(asked, model, trained, boxes), map)
+    asked = with_resize(with_map(with_files(asked, model, trained, boxes), map), resize)
     others = besides(suite, (png, html), beside, samples)
     for path in filter(None, (json, html, png)):
         writable(path)
-    loaded = load(model, scoring=scoring)
+    loaded = load(model, scoring=scoring, patches=patches)
     refuse_unplaced(png, suite, loaded)
     told = descriptions_for(loaded, model, descriptions)
     source = _open(data, images, loaded.method.size)

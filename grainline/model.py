@@ -36,6 +36,7 @@ from grainline.start import (
     read_description,
     scored,
     start,
+    with_patches,
 )
 from grainline.types import Encoded, Images, Texts, concat, rows, to
 from grainline.viz.heat import contrast
@@ -212,7 +213,9 @@ def heat_of(
     return method.on_pixels(same, heat, size)
 
 
-def load(path: str | Path, *, device: str | None = None, scoring: str | None = None) -> Model:
+def load(
+    path: str | Path, *, device: str | None = None, scoring: str | None = None, patches: str | None = None
+) -> Model:
     """The model in a run folder or in a folder inside one: `runs/x`, `runs/x/best`, `runs/x/checkpoints/...`
 
     A run folder gives its last weights: `last/` when training has ended, else its newest checkpoint. Anything
@@ -220,16 +223,18 @@ def load(path: str | Path, *, device: str | None = None, scoring: str | None = N
     the hub.
     device   "cpu", "cuda", ...; None takes CUDA where there is one
     scoring  how the method scores pairs, where it has several ways; None: as its config says
+    patches  what image tokens take up in the last layer of a CLIP, "attention" or "values" (as FG-OVD is
+             measured on CLIP); None: as its config says
     """
     run = find_run(Path(path))
-    model = load_named(path, scoring) if run is None else _of_run(*run, scoring)
+    model = load_named(path, scoring, patches) if run is None else _of_run(*run, scoring, patches)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model.method.to(device)
     return model
 
 
-def load_named(name: str | Path, scoring: str | None = None) -> Model:
-    """A CLIP, SigLIP or GroupViT that others trained, as a method. scoring: as in `load`"""
+def load_named(name: str | Path, scoring: str | None = None, patches: str | None = None) -> Model:
+    """A CLIP, SigLIP or GroupViT that others trained, as a method. scoring, patches: as in `load`"""
     place = Path(name)
     settings = {"pretrained": str(place.resolve() if place.exists() else name)}
     found = load_pretrained(settings["pretrained"])
@@ -242,7 +247,7 @@ def load_named(name: str | Path, scoring: str | None = None) -> Model:
         )
     method = "clip" if kind == "groupvit" else kind  # its scores are cosines too
     described = Description(method, method_config(method, settings, str(name)))
-    begun = start(scored(described, scoring), found)
+    begun = start(with_patches(scored(described, scoring), patches), found)
     return Model(begun.description, begun.method(), begun.tokenizer())
 
 
@@ -272,8 +277,8 @@ def find_run(path: Path) -> tuple[Path, Path] | None:
     return home, _weights(home, place, there)
 
 
-def _of_run(home: Path, weights: Path, scoring: str | None) -> Model:
-    description = scored(read_description(home), scoring)
+def _of_run(home: Path, weights: Path, scoring: str | None, patches: str | None) -> Model:
+    description = with_patches(scored(read_description(home), scoring), patches)
     method = build(description)
     load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
     return Model(description, method, read_tokenizer(home))

@@ -161,6 +161,18 @@ def scored(description: Description, scoring: str | None) -> Description:
     return description._replace(config=method_config(description.method, values, "--scoring"))
 
 
+def with_patches(description: Description, patches: str | None) -> Description:
+    """The description with other image tokens (`model.image.patches`); as it is for None.
+
+    Weights are the same for both, so a model can be measured either way without training. Raises UserError
+    where the image encoder has no such choice.
+    """
+    if patches is None:
+        return description
+    values = override(description.config.model_dump(mode="json"), [f"image.patches={patches}"])
+    return description._replace(config=method_config(description.method, values, "--patches"))
+
+
 def _loaded(config: TowersConfig) -> tuple[Pretrained | None, Pretrained | None]:
     """The checkpoints of both sides; one that serves both is read once."""
     image = config.image if isinstance(config.image, PretrainedImageConfig) else None

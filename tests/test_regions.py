@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from indexes import saved, tiny_model
+from make import SEGMENTS
 from PIL import Image
 from runs import call, complaint, recipe
 from test_roi import slow
@@ -17,15 +18,16 @@ from test_scenes import fits
 from test_scenes import read as understood
 from test_viz import EVIL, Page
 
+from grainline.data.decode import decode
 from grainline.data.record import Damaged, Foil, Region
 from grainline.data.scenes import held_out
 from grainline.data.sources import open_source, open_sources
-from grainline.data.sources.fgovd import FgOvd
+from grainline.data.sources.fgovd import FgOvd, FgOvdLines
 from grainline.data.sources.scenes import Scenes
 from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
 from grainline.evaluate.against import against
-from grainline.evaluate.ask import ask, encoded
+from grainline.evaluate.ask import ask, encoded, with_resize
 from grainline.evaluate.encode import Encodings, encode_source
 from grainline.evaluate.examples import Measured
 from grainline.evaluate.extremes import TEXTS, best_regions, worst_regions
@@ -37,7 +39,7 @@ from grainline.evaluate.regions import margins, outcomes, question_scores
 from grainline.evaluate.result import Result, read
 from grainline.evaluate.suite import SUITES
 from grainline.experiment import run
-from grainline.model import Model
+from grainline.model import Model, load
 from grainline.recipe import read_recipe
 from grainline.viz.figure import DPI
 from grainline.viz.look import Look, Told, look
@@ -105,8 +107,10 @@ def opened(
     return source
 
 
-def surveyed(model: Model, source: Any, **options: Any) -> tuple[Encodings, Result]:
-    asked = ask("fg-ovd", Options(resamples=50, **options))
+def surveyed(
+    model: Model, source: Any, resize: str | None = None, **options: Any
+) -> tuple[Encodings, Result]:
+    asked = with_resize(ask("fg-ovd", Options(resamples=50, **options)), resize)
     data = encoded(asked, model, source, batch=2, damage=0.5)
     return data, fgovd_suite(model.method, data, asked.options)
 
@@ -210,6 +214,135 @@ def test_the_official_files_are_as_they_are_described(
         for region in found
     )
     assert {foil.kind for region in found for foil in region.foils} == {kind}
+
+
+def line(box: Sequence[float], number: int = 0, name: str = "a.png") -> dict[str, Any]:
+    """A line of FG-OVD as JSON Lines."""
+    wrong = [f"A {word} cup, number {number}." for word in COLOURS[1:]]
+    right = [f"A red cup, number {number}."]
+    return {
+        "img_path": f"val2017/{name}",
+        "bbox": list(box),
+        "pos_expression": right,
+        "neg_expression": wrong,
+    }
+
+
+def test_json_lines_say_the_same_as_the_file_of_the_authors(tmp_path: Path) -> None:
+    source = opened(tmp_path, name="3_attributes")
+    lines = [line(box, i, name) for i, (name, box) in enumerate(BOXES)]
+    file = tmp_path / "easy.jsonl"
+    file.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    drawn(tmp_path / "coco", [])
+    drawn(tmp_path / "coco/val2017", ["a.png", "b.png", "c.png"])
+    for path in (str(file), f"fg-ovd:{file}"):
+        found = open_source(path, images=str(tmp_path / "coco"))
+        assert isinstance(found, FgOvdLines)
+        assert list(found.keys()) == list(source.keys())
+        assert [record.regions for record in found] == [record.regions for record in source]
+    _, one = surveyed(tiny_model("clip"), source)
+    _, two = surveyed(tiny_model("clip"), open_source(str(file), images=str(tmp_path / "coco")))
+    assert one.metrics == two.metrics
+    wrong = [{**lines[0], "bbox": [1, 2, 0, 3]}, {**lines[1], "pos_expression": ["a", "b"]}, lines[2]]
+    file.write_text("".join(json.dumps(one) + "\n" for one in wrong))
+    broken = open_source(str(file), images=str(tmp_path / "coco"))
+    for i, said in enumerate(
+        (r"row 1 \(.*bbox is \[1, 2, 0, 3\]", r"row 2 \(pos_expression must be one text")
+    ):
+        with pytest.raises(Damaged, match=said):
+            broken[i]
+    assert broken[2].regions == (source[1].regions[0],)
+
+
+def test_images_are_pressed_into_the_square_unless_asked_otherwise(tmp_path: Path, capsys: Capture) -> None:
+    source, model = opened(tmp_path), tiny_model("clip")
+    side = model.method.size
+    pressed, result = surveyed(model, source)
+    assert pressed.regions is not None
+    assert len(pressed.regions.box) == len(BOXES), "no box lies outside, none is cut"
+    assert pressed.regions.counts == (0, 0, 0)
+    wanted = [
+        [x * side / 60, y * side / 40, (x + w) * side / 60, (y + h) * side / 40] for _, (x, y, w, h) in BOXES
+    ]
+    np.testing.assert_allclose(pressed.regions.box.numpy(), wanted, atol=1e-4)
+    assert result.settings["resize"] == "squash"
+    cropped, other = surveyed(model, source, "model")
+    assert cropped.regions is not None
+    assert (cropped.regions.counts.outside, other.settings["resize"]) == (1, "crop")
+    with pytest.raises(UserError, match="results with number of regions 4 and 5 cannot be compared"):
+        against(other, result, "before.json")
+    said = complaint(capsys, "evaluate", "x", "--data", "y", "--suite", "fg-ovd", "--resize", "crop")
+    assert said.endswith("--resize is 'crop'; allowed are squash, model")
+    said = complaint(capsys, "evaluate", "x", "--data", "y", "--resize", "squash")
+    assert said.endswith("--resize goes with --suite fg-ovd, not with retrieval")
+
+
+def segmented_model(method: str) -> Model:
+    own = ["heads=2", "composer.depth=1", "composer.heads=2"] if method == "caft" else []
+    return tiny_model(method, values=SEGMENTS, changes=["image.superpixels.steps=1", *own])
+
+
+def segment_mean(tokens: np.ndarray, places: np.ndarray, box: Sequence[float], side: int) -> np.ndarray:
+    """The mean over a fine lattice of points of the box of the token whose segment is there."""
+    fine = 16
+    total, number = np.zeros(tokens.shape[1]), 0
+    step = side / len(places) / fine
+    for y in np.arange(step / 2, side, step):
+        for x in np.arange(step / 2, side, step):
+            if box[0] <= x < box[2] and box[1] <= y < box[3]:
+                total += tokens[places[int(y * len(places) / side), int(x * len(places) / side)]]
+                number += 1
+    return total / number
+
+
+@pytest.mark.parametrize("method", ["caft", "flair"])
+def test_segments_are_scored_by_their_mean_over_the_pixels_of_a_box(method: str, tmp_path: Path) -> None:
+    boxes = [
+        ("a.png", (15.0, 0.0, 30.0, 20.0)),
+        ("b.png", (3.75, 10.0, 15.0, 7.5)),
+        ("c.png", (7.5, 5.0, 45.0, 30.0)),
+    ]
+    model, source = segmented_model(method), opened(tmp_path, boxes)
+    data, result = surveyed(model, source)
+    regions = data.regions
+    assert regions is not None
+    assert model.method.grid is None
+    pressed = model.pressed()
+    images = pressed.encode(images=[decode(record) for record in source])
+    assert images.places is not None
+    for i, of in enumerate(regions.picture.tolist()):
+        wanted = segment_mean(
+            images.tokens[of].numpy(), images.places[of].numpy(), regions.box[i].tolist(), model.method.size
+        )
+        got = regions.vector[i].numpy()
+        scale = 1.0 if not model.method.matched else np.linalg.norm(wanted)
+        np.testing.assert_allclose(got, wanted / scale, atol=2e-5)
+    assert all(np.isfinite(one.numpy()).all() for one in question_scores(regions))
+    if model.method.matched:
+        return
+    pool: Any = model.method.pool
+    for question, scores in zip(regions.questions, question_scores(regions), strict=True):
+        texts = model.encode(texts=[regions.told.strings[t] for t in question.texts])
+        token = regions.vector[question.region][None, None]
+        for j in range(len(question.texts)):
+            parts = texts.tokens[j][texts.mask[j]]
+            with torch.no_grad():
+                seen = pool(parts[None], token, torch.ones(1, 1).bool())[0][0]
+            cosines = torch.cosine_similarity(seen, parts, dim=-1)
+            assert float(scores[j]) == pytest.approx(float(cosines.sum()) / model.method.parts, abs=1e-5)
+    assert result.metric("accuracy").queries == len(boxes)
+
+
+def test_a_clip_is_measured_by_the_values_of_its_patches_without_training(tmp_path: Path) -> None:
+    model = saved(tiny_model("clip", changes=["image.pool=class"]), tmp_path / "model")
+    plain, values = load(model), load(model, patches="values")
+    assert values.description.config.image.patches == "values"  # type: ignore[attr-defined]
+    images = [np.full((8, 8, 3), 9, np.uint8)]
+    one, two = (x.encode(images=[Image.fromarray(images[0])]) for x in (plain, values))
+    torch.testing.assert_close(one.vector, two.vector, msg="the summary is the same")
+    assert not torch.allclose(one.tokens, two.tokens)
+    with pytest.raises(UserError, match=r"--patches: .*image.patches"):
+        load(model, patches="keys")
 
 
 def test_regions_of_a_json_row_have_foils_of_their_own(tmp_path: Path) -> None:
@@ -343,7 +476,7 @@ def slow_scores(model: Model, source: Any) -> list[tuple[str, int, list[float]]]
 @pytest.mark.parametrize("method", ["clip", "maxsim"])
 def test_outcomes_are_those_of_a_loop_in_float64(method: str, tmp_path: Path) -> None:
     model, source = tiny_model(method), opened(tmp_path)
-    data, result = surveyed(model, source)
+    data, result = surveyed(model, source, "model")
     wanted = slow_scores(model, source)
     assert data.regions is not None
     found = question_scores(data.regions)
@@ -411,7 +544,7 @@ def test_equal_files_are_one_picture_for_the_interval(tmp_path: Path) -> None:
         opened(tmp_path, name=name)
     paths = [str(tmp_path / f"{name}.json") for name in ("3_attributes", "1_attributes")]
     source = open_sources(paths, images=str(tmp_path / "pictures"))
-    _, result = surveyed(tiny_model("clip"), source)
+    _, result = surveyed(tiny_model("clip"), source, "model")
     assert result.queries["picture"] == [0, 1, 2, 2] * 2
     assert result.queries["kind"] == ["easy"] * 4 + ["hard"] * 4
     assert [m.name for m in result.metrics][2::2] == ["accuracy, hard", "accuracy, easy"]
@@ -457,7 +590,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     ):
         encoded(asked, model, open_source(str(plain)), 4, 0.0)
     with pytest.raises(UserError, match=r"^all 1 regions of .* lie outside the square that the model sees"):
-        encoded(asked, model, opened(tmp_path, BOXES[1:2]), 4, 0.0)
+        encoded(with_resize(asked, "model"), model, opened(tmp_path, BOXES[1:2]), 4, 0.0)
     with pytest.raises(UserError, match="was encoded without regions"):
         fgovd_suite(model.method, encode_source(model, open_source(str(plain))))
     source = opened(tmp_path)
@@ -466,7 +599,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^--captions is 'each'; fg-ovd reads the texts of regions"):
         ask("fg-ovd", Options(), captions="each")
     model.method.grid = None
-    with pytest.raises(UserError, match=r"^the image tokens of clip lie on no grid, so it has no features"):
+    with pytest.raises(UserError, match=r"^the image tokens of clip have no places, so it has no features"):
         encoded(asked, model, source, 4, 0.0)
 
 
@@ -574,7 +707,7 @@ def test_maps_need_a_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsy
     said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2", "--png", tmp_path / "x.png")
     assert "--png draws heat maps, and the image tokens of this model have no places in the picture" in said
     said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2&size=32", "--suite", "fg-ovd")
-    assert "the image tokens of clip lie on no grid" in said
+    assert "the image tokens of clip have no places" in said
 
 
 def test_maps_of_a_picture_share_one_range_and_keep_the_sign(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from grainline.evaluate.zeroshot import with_classes
 from grainline.model import Model
 
 ZEROSHOT = "zeroshot"
+SQUASH, AS_TRAINED = "squash", "model"  # ways to make a square of an image whose regions are measured
 SUBTEXTS = (MONOTONICITY, STABILITY)  # suites of the subtexts of one caption a picture
 POOLED = (SIMILARITY, OWN_CAPTION, INACTIVITY)  # suites of pictures as texts see them
 OF_REGIONS = (FG_OVD, REFERRING)  # suites of the texts of regions
@@ -70,6 +71,7 @@ class Asked(NamedTuple):
     taught: Taught | None = None  # what the model was trained on
     proposals: Proposals | None = None  # boxes to choose from; None: those that the data know
     attention: bool = False  # whether maps of attention choose boxes beside the others
+    resize: str = SQUASH  # how images become squares for regions
 
 
 def ask(
@@ -130,6 +132,17 @@ def with_map(asked: Asked, given: str | None) -> Asked:
     return asked._replace(attention=given == ATTENTION)
 
 
+def with_resize(asked: Asked, given: str | None) -> Asked:
+    """What is asked for, with how images become squares. Raises UserError for a way that is not known."""
+    if given is None:
+        return asked
+    if asked.suite != FG_OVD:
+        raise UserError(f"--resize goes with --suite {FG_OVD}, not with {asked.suite}")
+    if given not in (SQUASH, AS_TRAINED):
+        raise UserError(f"--resize is {given!r}; allowed are {SQUASH}, {AS_TRAINED}")
+    return asked._replace(resize=given)
+
+
 def with_files(asked: Asked, model: str, trained: Sequence[str] | None, boxes: str | None) -> Asked:
     """What is asked for, with what stands in further files: what a run was trained on, boxes to choose from.
 
@@ -172,6 +185,7 @@ def encoded(
         return encode_phrases(model, source, batch, damage, progress)
     _refuse_bare(asked.suite, source)
     items = items_file(source) if asked.suite == COLA else None
+    model = model.pressed() if asked.suite == FG_OVD and asked.resize == SQUASH else model
     regions = view(model) if asked.suite == FG_OVD else None
     judging = None
     if asked.suite in (REFERRING, COMPREHENSION):
@@ -202,13 +216,13 @@ def encoded(
         data = with_classes(model, data, asked.templates, asked.listed, batch)
     if asked.suite == STABILITY:
         data = with_noise(model, data, asked.noise_seed, batch)
-    if alike is not None:
-        data = data._replace(likeness=alike.found())
-    if own is not None:
-        data = data._replace(own=own.pair())
-    if inactive is not None:
-        data = data._replace(looked=inactive.found())
-    data = data._replace(card=card, overlap=both)
+    data = data._replace(
+        likeness=alike.found() if alike else None,
+        own=own.pair() if own else None,
+        looked=inactive.found() if inactive else None,
+        card=card,
+        overlap=both,
+    )
     return data if items is None else with_items(data, items, damage)
 
 

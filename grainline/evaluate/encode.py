@@ -226,7 +226,9 @@ class _Run:
         self.probing = None if probed is None else Probing(probed, told)
         self.steps = Rows(lambda items: kept(model.encode(texts=items)), batch)
         self.gathered = Gathered(model.read, self.steps.add) if subtexts else None
-        self.phrases = Rows(lambda items: vectors_only(model.encode(texts=items)), batch)
+        pooled = regions is not None and regions.scorer.pairwise
+        of_regions = without_places if pooled else vectors_only
+        self.phrases = Rows(lambda items: of_regions(model.encode(texts=items)), batch)
         self.collected = None if regions is None else Collected(regions, model.read, self.phrases.add)
         self.pooling, self.pooled = pooling, 0  # pictures so far
         self.judging = judging

@@ -81,6 +81,7 @@ def _regions(on: Measured, number: int, sign: int) -> list[Judged]:
     _, first = np.unique(np.array(told["picture"])[order], return_index=True)  # one of each picture
     strings = regions.told.strings
     null = [strings[j] for j in spread(np.arange(len(strings)), NULL_TEXTS)]
+    on = on._replace(model=on.model.pressed()) if regions.squash else on
     out = []
     for i in order[np.sort(first)[:number]].tolist():
         question = regions.questions[i]

@@ -1,8 +1,9 @@
 """Fine-grained descriptions of regions: does the right one score higher than all that are almost right?
 
 Bianchi et al., arXiv 2311.17518, judge open-vocabulary detectors so; Xie et al., arXiv 2505.05071 (FG-CLIP),
-take the boxes as given and ask the image tokens inside. A question is a region with one right text and its
-foils of one difficulty, or of one kind. Differs from theirs: a tie is wrong.
+take the boxes as given and ask the image tokens inside, of images that are pressed into the square, as here.
+A question is a region with one right text and its foils of one difficulty, or of one kind. Differs from
+theirs: a tie is wrong.
 """
 
 from typing import Any
@@ -63,7 +64,8 @@ def fgovd_suite(method: Scorer, data: Encodings, options: Options = Options()) -
     notes = _notes(regions.counts)
     result = result_of(FG_OVD, data, options, fgovd_cells([queries], options), queries, notes)
     told = {"texts": len(regions.told.strings), "regions": len(picture), **regions.counts._asdict()}
-    return result._replace(data=result.data | told)
+    resize = "squash" if regions.squash else "crop"
+    return result._replace(data=result.data | told, settings=result.settings | {"resize": resize})
 
 
 def fgovd_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:

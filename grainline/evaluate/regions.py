@@ -1,8 +1,11 @@
 """Regions of pictures: which of several texts speaks of what is in a box?
 
-The feature of a region is the mean over its box of the image tokens of the method, by RoIAlign on their
-grid, at length 1. It is compared with the vectors of the texts; how the method scores whole pictures does not
-count.
+The feature of a region is the mean over its box of the image tokens of the method: by RoIAlign on their grid,
+and of segments over the pixels of the box. At length 1 it is compared with the vectors of the texts. Where
+image tokens are compared with texts through a pooling alone (CAFT), the mean is one token that each text
+pools, or looks past, and the score is the mean cosine of the parts of the text with what they pool. How the
+paper of CAFT scores a box in its table 8 is not said there; this is our reading. How the method scores whole
+images does not count.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +22,11 @@ from grainline.data.record import Record, Region
 from grainline.data.transforms import Rectangle
 from grainline.errors import UserError
 from grainline.evaluate.retrieval import refuse_nan
-from grainline.evaluate.score import Cosine, pair_scores
+from grainline.evaluate.score import Cosine, Scorer, pair_scores
 from grainline.evaluate.subtexts import Gathered, Subtexts
+from grainline.methods.parts import pooled_cosines
 from grainline.model import Model
+from grainline.nn.condition import ConditionedPool
 from grainline.nn.roi import roi_align
 from grainline.types import Encoded, full, rows
 
@@ -32,9 +37,11 @@ ASKED = "regions"  # the name of the texts among those that are gathered
 class View(NamedTuple):
     """How a model sees a place in a picture."""
 
-    grid: tuple[int, int]  # rows and columns of its image tokens
+    grid: tuple[int, int] | None  # rows and columns of its image tokens; None: they are segments
     side: int  # of the square that it sees, in pixels
     place: Callable[[Rectangle, tuple[int, int]], Rectangle]  # box in a picture of a size -> in the square
+    scorer: Scorer  # of regions with texts
+    squash: bool  # whether the square is the whole image, pressed into it
 
 
 class Question(NamedTuple):
@@ -58,11 +65,13 @@ class Regions(NamedTuple):
 
     picture: Tensor  # [R] int64, row of the picture
     box: Tensor  # [R, 4] float32, left, top, right, bottom in pixels of the square that the model sees
-    vector: Tensor  # [R, D] unit length
+    vector: Tensor  # [R, D] of unit length where the scorer compares vectors
     same: tuple[int, ...]  # [N] the first picture that is the same, byte by byte
     told: Subtexts  # the texts
     questions: tuple[Question, ...]
     counts: Counts
+    scorer: Scorer
+    squash: bool  # as in View
 
 
 class Outcome(NamedTuple):
@@ -75,16 +84,35 @@ class Outcome(NamedTuple):
 def view(model: Model) -> View:
     """How a model sees a place in a picture.
 
-    Raises UserError where its image tokens lie on no grid, or not in the space of texts.
+    Raises UserError where its image tokens have no places, or no loss makes them like texts.
     """
-    name = model.description.method
-    if model.method.grid is None:
-        raise UserError(f"the image tokens of {name} lie on no grid, so it has no features of regions")
-    if not model.method.matched:
+    name, method = model.description.method, model.method
+    if not method.placed:
+        raise UserError(f"the image tokens of {name} have no places, so it has no features of regions")
+    pool = getattr(method, "pool", None)
+    if not method.matched and not isinstance(pool, ConditionedPool):
         raise UserError(
             f"no loss of {name} makes its image tokens like texts, so they say nothing of regions"
         )
-    return View(model.method.grid, model.method.size, model.transform.place)
+    scorer = Cosine() if method.matched else PooledRegions(pool)
+    grid = None if method.segmented else method.grid
+    return View(grid, method.size, model.transform.place, scorer, model.transform.resize == "squash")
+
+
+class PooledRegions:
+    """Scores regions that are one image token each, by what the parts of a text pool of it."""
+
+    pairwise = blockwise = True
+
+    def __init__(self, pool: ConditionedPool) -> None:
+        self.pool = pool
+
+    def held(self, images: Encoded) -> Encoded:
+        return images
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        """images with one token each -> [N, M]"""
+        return pooled_cosines(self.pool, images, texts)
 
 
 class Collected:
@@ -137,19 +165,42 @@ class Collected:
 
     def pool(self, images: Encoded) -> None:
         """The features of all regions of the next pictures that were added. images: N rows with tokens"""
-        grid, n = self._view.grid, len(images.vector)
+        n = len(images.vector)
         boxes = self._boxes[self._pooled : self._pooled + n]
         self._pooled += n
-        on_grid = images.tokens[:, : grid[0] * grid[1]]
-        assert on_grid.shape[1] == grid[0] * grid[1], (images.tokens.shape, grid)
         device = images.tokens.device
         flat = torch.tensor([box for one in boxes for box in one], device=device).view(-1, 4)
         of = torch.arange(n, device=device).repeat_interleave(
             torch.tensor([len(one) for one in boxes], device=device)
         )
+        mean = (
+            self._of_segments(images, flat, of)
+            if self._view.grid is None
+            else self._of_grid(images, flat, of)
+        )
+        self._vectors.append(mean if self._view.scorer.pairwise else F.normalize(mean, dim=-1))
+
+    def _of_grid(self, images: Encoded, boxes: Tensor, of: Tensor) -> Tensor:
+        """The mean of patches over boxes [R, 4] of the square: [R, D]. of: [R] the row of each"""
+        grid = self._view.grid
+        assert grid is not None, "patches lie on a grid"
+        on_grid = images.tokens[:, : grid[0] * grid[1]]
+        assert on_grid.shape[1] == grid[0] * grid[1], (images.tokens.shape, grid)
         scale = (grid[0] / self._view.side, grid[1] / self._view.side)
-        maps = full(on_grid).unflatten(1, grid)
-        self._vectors.append(F.normalize(roi_align(maps, flat, of, scale=scale)[:, 0, 0], dim=-1))
+        return roi_align(full(on_grid).unflatten(1, grid), boxes, of, scale=scale)[:, 0, 0]
+
+    def _of_segments(self, images: Encoded, boxes: Tensor, of: Tensor) -> Tensor:
+        """The mean of segments over the pixels of boxes, a pixel that is cut counts by its part: [R, D]"""
+        assert images.places is not None, "segments without places"
+        places = images.places.flatten(1).long()  # [N, h * w]
+        height, width = images.places.shape[1:]
+        down = _covered(boxes[:, 1], boxes[:, 3], self._view.side / height, height)  # [R, h]
+        across = _covered(boxes[:, 0], boxes[:, 2], self._view.side / width, width)
+        out = []
+        for i, (y, x) in zip(of.tolist(), zip(down, across, strict=True), strict=True):
+            share = y.new_zeros(images.tokens.shape[1]).index_add(0, places[i], (y[:, None] * x).flatten())
+            out.append((share / share.sum()).to(images.tokens.dtype) @ images.tokens[i])
+        return full(torch.stack(out)) if out else full(images.tokens[:0, 0])
 
     def refuse_none(self, path: str) -> None:
         """Raise UserError where there is no region to measure."""
@@ -181,6 +232,8 @@ class Collected:
             told,
             tuple(questions),
             self._counts,
+            self._view.scorer,
+            self._view.squash,
         )
 
     def _placed(self, region: Region, size: tuple[int, int]) -> Rectangle | None:
@@ -214,8 +267,18 @@ def choices_of(region: Region) -> dict[str, list[str]]:
     return {kind: list(texts) for kind, texts in found.items() if len(texts) > 1}
 
 
+def _covered(low: Tensor, high: Tensor, step: float, number: int) -> Tensor:
+    """How much of each of `number` steps along one side lies between two ends: [R, number], 0 to 1
+
+    low, high  [R] in the units of `step`
+    """
+    edge = step * torch.arange(number + 1, device=low.device)
+    ends = torch.minimum(high[:, None], edge[1:]) - torch.maximum(low[:, None], edge[:-1])
+    return (ends / step).clamp(min=0)
+
+
 def question_scores(regions: Regions) -> list[Tensor]:
-    """The cosines of each question's region with its texts, the right one first: Q tensors [1 + foils].
+    """The scores of each question's region with its texts, the right one first: Q tensors [1 + foils].
 
     Texts that the model reads alike score the same.
     """
@@ -223,8 +286,8 @@ def question_scores(regions: Regions) -> list[Tensor]:
     region = torch.tensor([question.region for question in regions.questions]).repeat_interleave(number)
     place = torch.tensor([text for question in regions.questions for text in question.texts])
     texts = rows(regions.told.texts, regions.told.row[place].to(regions.vector.device))
-    asked = _as_images(regions.vector)
-    score = pair_scores(Cosine(), asked, texts, region.to(regions.vector.device))
+    asked = _as_images(regions.vector, regions.scorer.pairwise)
+    score = pair_scores(regions.scorer, asked, texts, region.to(regions.vector.device))
     return list(score.cpu().split(number.tolist()))
 
 
@@ -244,6 +307,8 @@ def margins(scores: Sequence[Tensor]) -> np.ndarray:
     return np.array([float(one[0] - one[1:].max()) for one in scores])
 
 
-def _as_images(vector: Tensor) -> Encoded:
-    number = torch.arange(len(vector), device=vector.device)
-    return Encoded(vector, vector[:, None, :][:, :0], vector.new_zeros(len(vector), 0).bool(), number, number)
+def _as_images(vector: Tensor, token: bool) -> Encoded:
+    """Regions in the place of images: vectors alone, or the same as their one token."""
+    number, width = torch.arange(len(vector), device=vector.device), int(token)
+    mask = vector.new_ones(len(vector), width).bool()
+    return Encoded(vector, vector[:, None, :][:, :width], mask, number, number)

@@ -11,7 +11,7 @@
     coco-karpathy:dataset_coco.json?images=DIR&split=test
     coco-val2017:captions_val2017.json?images=DIR
     cola:COLA_multiobjects_matching_benchmark.json?images=DIR
-    fg-ovd:3_attributes.json?images=DIR
+    fg-ovd:3_attributes.json?images=DIR, fg-ovd:easy.jsonl
     refcoco:DIR?split=testA&images=DIR            refs(unc).p or .json with instances.json
     flickr30k-entities:DIR?split=val&images=DIR   captions with the noun phrases in them
     foil-coco:foilv1.0_test_2017.json?images=DIR
@@ -35,7 +35,7 @@ from grainline.data.sources.coco import CocoKarpathy, CocoVal2017
 from grainline.data.sources.cola import Cola
 from grainline.data.sources.common import HELP, divide, read_text, some
 from grainline.data.sources.entities import Entities
-from grainline.data.sources.fgovd import FgOvd
+from grainline.data.sources.fgovd import FgOvd, FgOvdLines
 from grainline.data.sources.foilcoco import FoilCoco
 from grainline.data.sources.folder import Folder, files_below, suffix
 from grainline.data.sources.held import HeldBack, held_back
@@ -114,6 +114,11 @@ def _rows(path: str, images: str | None, rows: list[Row]) -> Source:
     return (kind_of_rows(rows) or Table)(path, images, rows)
 
 
+def _fgovd(path: str, images: str | None, _size: int | None) -> Source:
+    lines = divide(path)[0].endswith(".jsonl")
+    return FgOvdLines(path, images) if lines else FgOvd(path, images)
+
+
 def _named(kind: Callable[[str, str | None], Source]) -> Opener:
     """The opener of a kind that takes a path and the folder of its pictures."""
     return lambda path, images, _size: kind(path, images)
@@ -130,7 +135,7 @@ SOURCES: dict[str, Opener] = {
     "coco-karpathy": _named(CocoKarpathy),
     "coco-val2017": _named(CocoVal2017),
     "cola": _named(Cola),
-    "fg-ovd": _named(FgOvd),
+    "fg-ovd": _fgovd,
     "refcoco": _named(RefCoco),
     "flickr30k-entities": _named(Entities),
     "hexagons": _named(Hexagons),

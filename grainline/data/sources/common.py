@@ -72,7 +72,7 @@ class Said(NamedTuple):
 
     def record(self, key: str, image: bytes) -> Record:
         """The record of this description; a long text alone serves as the caption."""
-        assert self.regions or not self.silent, "no text"
+        assert not self.empty, "no text"
         captions, long = self.captions, self.long
         if long and not captions:
             captions, long = (long,), long if self.others else None
@@ -89,6 +89,11 @@ class Said(NamedTuple):
     def silent(self) -> bool:
         """Whether there is no text of the whole picture."""
         return not self.captions and not self.long
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no text at all, of no region either."""
+        return self.silent and not self.regions
 
 
 def said(fields: Mapping[str, Any], where: str) -> Said:

@@ -1,6 +1,7 @@
 """Regions with one right and several wrong descriptions, as the benchmark FG-OVD has them.
 
-    fg-ovd:3_attributes.json?images=DIR
+    fg-ovd:3_attributes.json?images=DIR    as its authors published it
+    easy.jsonl, with --images DIR          as FG-CLIP (arXiv 2505.05071) published it, an object a line
 
 Bianchi et al., arXiv 2311.17518. Each file holds one difficulty: images[] with id and file_name,
 annotations[] with a box, the category that is right and those that are wrong, categories[] with a description
@@ -11,7 +12,7 @@ they are all in.
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from grainline.data.causes import DAMAGED_REGION
@@ -27,6 +28,7 @@ from grainline.data.sources.common import (
     split_query,
     strings,
 )
+from grainline.data.sources.table import Row, Table, read_rows
 from grainline.errors import UserError
 
 DIFFICULTY = {
@@ -37,6 +39,7 @@ DIFFICULTY = {
 }
 """What the benchmark calls its files; the others are known by what is wrong, such as `transparency`."""
 
+LINE = ("img_path", "bbox", "pos_expression", "neg_expression")  # fields of a line
 FIELDS = {
     "images": ("id", "file_name", "width", "height"),
     "annotations": ("id", "image_id", "bbox", "category_id", "neg_category_ids"),
@@ -95,6 +98,45 @@ class FgOvd(FileSource):
             for region in regions:
                 parts += [str(region.box), region.phrase, *(foil.text for foil in region.foils)]
         return digest(parts)
+
+
+class FgOvdLines(Table):
+    """FG-OVD as JSON Lines: img_path, bbox (left, top, width, height), pos_expression, neg_expression.
+
+    The lines of one image become one record. Their kind is the name of the file: easy, medium, hard, trivial.
+    """
+
+    which = ", the folder that the paths of the file begin in"
+
+    def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
+        file, _ = split_query(path, ("root",))
+        rows = read_rows(file) if rows is None else rows
+        if not is_fgovd_lines(rows):
+            raise UserError(f"{file} is not FG-OVD as JSON Lines: rows with {', '.join(LINE)}; {HELP}")
+        kind = os.path.splitext(os.path.basename(file))[0]
+        super().__init__(path, images, [_line(row, kind, file) for row in rows])
+
+
+def is_fgovd_lines(rows: Sequence[Row]) -> bool:
+    """Whether the first sound row of a file has the form of FG-OVD as JSON Lines."""
+    first = next((row.fields for row in rows if not row.error), {})
+    return all(name in first for name in LINE)
+
+
+def _line(row: Row, kind: str, file: str) -> Row:
+    """The row in the names of `common`; one of another form is damaged."""
+    if row.error:
+        return row
+    right, wrong = (strings(row.fields.get(name)) for name in LINE[2:])
+    if len(right) != 1 or not wrong:
+        return Row(row.number, {}, "pos_expression must be one text, and neg_expression one or more")
+    try:
+        box = _box(row.fields.get("bbox"), f"row {row.number} of {file}")
+    except UserError as error:
+        return Row(row.number, {}, str(error))
+    foils = [{"text": text, "kind": kind} for text in wrong]
+    region = {"phrase": right[0], "box": list(box), "foils": foils}
+    return row._replace(fields={"image": row.fields.get("img_path"), "caption": "", "regions": [region]})
 
 
 def is_fgovd(data: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 from grainline.data.record import Source
 from grainline.data.sources.coco import CocoKarpathy, CocoVal2017, is_karpathy, is_official
 from grainline.data.sources.cola import Cola, is_cola
-from grainline.data.sources.fgovd import FgOvd, is_fgovd
+from grainline.data.sources.fgovd import FgOvd, FgOvdLines, is_fgovd, is_fgovd_lines
 from grainline.data.sources.foilcoco import FoilCoco, is_foil_coco
 from grainline.data.sources.hexagons import Hexagons, is_hexagons
 from grainline.data.sources.himo import HimoDocci, is_himo
@@ -37,6 +37,7 @@ _ROWS: tuple[tuple[Callable[[Sequence[Row]], bool], Kind], ...] = (
     (is_iiw, IIW),
     (is_hexagons, Hexagons),
     (is_svo, SvoProbes),
+    (is_fgovd_lines, FgOvdLines),
 )
 
 

@@ -86,7 +86,7 @@ class Table(FileSource):
         folder = os.path.dirname(os.path.abspath(self._file))
         self._root = os.path.abspath(images) if images else os.path.join(folder, options.get("root", ""))
         self._pictures = list(_merge(found, columns, self._file))
-        if all(picture.said.silent for picture in self._pictures if not picture.damage):
+        if all(picture.said.empty for picture in self._pictures if not picture.damage):
             raise UserError(
                 f"{self._file} has no text in any row (column {columns.get('caption', '')}); {HELP}"
             )
@@ -107,7 +107,7 @@ class Table(FileSource):
             raise Damaged(*picture.damage)
         if not picture.path:
             raise Damaged(MISSING_IMAGE, where)
-        if picture.said.silent:
+        if picture.said.empty:
             raise Damaged(MISSING_CAPTION, where)
         return picture.said.record(picture.key, read_picture(self._places(picture), where))
 

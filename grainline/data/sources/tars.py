@@ -81,7 +81,7 @@ class Tars(FileSource):
         if second != ABSENT and texts.silent:
             captions = strings(text_of(_read(shard, second, second_size, where)))
             texts = texts._replace(captions=tuple(captions))
-        if texts.silent and not texts.regions:
+        if texts.empty:
             raise Damaged(TRUNCATED_TAR if cut else MISSING_CAPTION, where)
         return texts.record(self._prefixes[number] + shard.keys[row], _read(shard, image, image_size, where))
 
