@@ -90,11 +90,13 @@ def view(model: Model) -> View:
     if not method.placed:
         raise UserError(f"the image tokens of {name} have no places, so it has no features of regions")
     pool = getattr(method, "pool", None)
-    if not method.matched and not isinstance(pool, ConditionedPool):
+    scorer: Scorer = Cosine()
+    if not method.matched and isinstance(pool, ConditionedPool):
+        scorer = PooledRegions(pool)
+    elif not method.matched:
         raise UserError(
             f"no loss of {name} makes its image tokens like texts, so they say nothing of regions"
         )
-    scorer = Cosine() if method.matched else PooledRegions(pool)
     grid = None if method.segmented else method.grid
     return View(grid, method.size, model.transform.place, scorer, model.transform.resize == "squash")
 
