@@ -81,7 +81,7 @@ class Server:
     async def _life(self, _: FastAPI) -> AsyncIterator[None]:
         self.batcher.start()
         yield
-        await to_thread.run_sync(self.batcher.close)
+        await to_thread.run_sync(self.batcher.close, self.limits.grace)
 
     def _add_questions(self, app: FastAPI) -> None:
         """What the model answers."""
