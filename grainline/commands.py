@@ -114,7 +114,9 @@ def search(  # noqa: PLR0913 - each is an option of the command
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures and heat maps.")] = None,
     qdrant: Annotated[
         str | None,
-        typer.Option(help="Find candidates with the Qdrant server at this URL; it is synced first."),
+        typer.Option(
+            help="Find candidates with the Qdrant server at this URL or host:port; it is synced first."
+        ),
     ] = None,
     descriptions: Annotated[
         list[str] | None,

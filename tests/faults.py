@@ -508,7 +508,7 @@ SERVE = [
           "if not before or not is_listed(address, proxies):", "if not before:"),
     Fault("web/shares.py", "grainline/web/shares.py", "an address may use all there is",
           "if over_share or self", "if self"),
-    Fault("web/connections.py", "tests/test_serve_connections.py", "a connection waits for ever for its first byte",
+    Fault("web/connections.py", "tests/test_serve_connections.py", "a connection waits for ever",
           "        self._in(self.limits.idle, self._late)\n        self.places", "        self.places"),
     Fault("web/connections.py", "tests/test_serve_connections.py", "each byte of a header wins time",
           "if self.waits and not self.begun:", "if self.waits:"),

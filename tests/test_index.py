@@ -426,6 +426,9 @@ def test_what_was_removed_stays_away_until_it_is_added(copy: Path, model: Model)
     assert (report.removed, report.pictures) == (8, 12)
     assert (root / "01.png").exists()
     assert refresh(index, model=model).pictures == 12
+    again = remove(index, ["below", "01.png", "02.png"])
+    assert (again.removed, again.pictures) == (1, 11)
+    add(index, ["02.png"], model=model)
     assert "01.png" not in content(index)
     report = add(index, [root / "01.png", root / "below"], model=model)
     assert report.added == 8
