@@ -60,7 +60,7 @@ class Qdrant:
     def sync(self) -> tuple[int, int]:
         """Make the collection that of the index; how many points were sent and deleted."""
         if not self.client.collection_exists(self.collection):
-            size = self.opened.vectors[0].shape[1]
+            size = self.opened.segments[0].arrays[VECTORS].shape[1]
             config = self.models.VectorParams(size=size, distance=self.models.Distance.DOT)
             self.client.create_collection(self.collection, vectors_config=config)
         there = self._ids()
