@@ -18,6 +18,8 @@ from grainline.files import seal
 from grainline.index import inverted, pages
 from grainline.index.answer import Hit
 from grainline.index.folder import new_part, read_manifest, write_manifest
+from grainline.index.inverted import nearest
+from grainline.index.opened import Opened
 from grainline.index.pages import Column
 from grainline.index.search import open_index
 from grainline.index.segment import TOKENS
@@ -129,6 +131,17 @@ def test_what_is_damaged_is_never_copied(made: Path, tmp_path: Path) -> None:
                 mine, said = expected, str(error)
         assert mine == expected, name
         assert path.name in said, name
+
+
+def test_a_scan_of_all_vectors_is_refused_where_one_of_them_is_damaged(made: Path) -> None:
+    index = made / "index"
+    for path in sorted((index / "segments").glob("*/vectors.npy")):
+        with flipped(path, 1.0, bit=3):
+            opened = Opened(index)
+            with pytest.raises(UserError, match=r"vectors\.npy is not what was written"):
+                nearest(index, opened.segments)
+            with pytest.raises(UserError, match=r"vectors\.npy is not what was written"):
+                _ = opened.vectors
 
 
 def test_a_server_says_that_its_index_is_damaged_and_where(made: Path, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def open_segment(target: Path, part: Part, *, thorough: bool = False) -> Segment
     arrays = {name.removesuffix(NPY): Column(target / name, sealed) for name in large}
     for row in rows:
         inside(row.path)
-    if any(len(x) != part.rows for x in (rows, *arrays.values())) or VECTORS not in arrays:
+    if {len(rows), *(len(array) for array in arrays.values())} != {part.rows} or VECTORS not in arrays:
         raise Corrupt(f"segment {part.name} does not hold {part.rows} rows")
     return Segment(part, rows, arrays)
 
