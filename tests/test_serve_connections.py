@@ -167,7 +167,10 @@ def readable(one: socket.socket) -> bool:
 def answer_of_any(many: list[socket.socket]) -> tuple[int, str]:
     """The answer to one that sent nothing, which was closed before it could ask."""
     for one in many:
-        head, _, body = one.recv(2**16, socket.MSG_PEEK).partition(b"\r\n\r\n")
+        try:
+            head, _, body = one.recv(2**16, socket.MSG_PEEK).partition(b"\r\n\r\n")
+        except ConnectionError:  # closed before the server had read what it sent
+            continue
         if b"connection: close" in head.lower():
             return int(head.split()[1]), json.loads(body)["error"]
     return 0, ""
@@ -264,7 +267,8 @@ def answer(engine, asked):
     time.sleep({seconds})
     return real(engine, asked)
 Engine.answer = answer
-serve(Path(sys.argv[1]), sys.argv[2], "127.0.0.1", 0, Limits(grace={grace}))
+limits = Limits(grace={grace}, idle=600, headers=600, sending=600)
+serve(Path(sys.argv[1]), sys.argv[2], "127.0.0.1", 0, limits)
 """
 
 
