@@ -11,6 +11,7 @@ for /api/health; any other request gets 503. Of connections without a place the 
 import asyncio
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import h11
@@ -119,21 +120,9 @@ class Connection(H11Protocol):
 
     def close(self, refusal: Refusal | None = None) -> None:
         """Close the connection, and say why to a client that asks, or may be about to for the first time."""
-        if (
-            refusal
-            and (self.begun or self.cycle is None)
-            and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE)
-        ):
-            fixed = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-            headers, body = json_of(refusal)
-            headers = [*self.server_state.default_headers, *fixed, *headers, (b"connection", b"close")]
-            reason = STATUS_PHRASES[refusal.status]
-            events = (
-                h11.Response(status_code=refusal.status, headers=headers, reason=reason),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            )
-            self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        asks = self.begun or self.cycle is None
+        if refusal and asks and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(_bytes_of(refusal))
         self.transport.close()
         self._in(self.limits.idle, self.transport.abort)
 
@@ -165,3 +154,13 @@ class Connection(H11Protocol):
         elif self.waits:
             late = Refusal(408, f"the headers were not sent within {self.limits.headers:g} s")
             self.close(late if self.begun else None)
+
+
+@lru_cache(maxsize=1)  # of many refusals at once all are alike
+def _bytes_of(refusal: Refusal) -> bytes:
+    """A whole answer of HTTP/1.1."""
+    headers, body = json_of(refusal)
+    fixed = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+    lines = [b"HTTP/1.1 %d %s" % (refusal.status, STATUS_PHRASES[refusal.status])]
+    lines += [name + b": " + value for name, value in (*fixed, *headers, (b"connection", b"close"))]
+    return b"\r\n".join([*lines, b"", body])

@@ -10,7 +10,8 @@ import uvicorn
 from grainline.web.app import Server
 from grainline.web.connections import Connection, Places
 
-BACKLOG = 256  # connections that wait to be accepted; so many may be accepted at once
+ACCEPTED = 128  # connections that are accepted at once: open files before the first of them can be refused
+QUEUE = 4096  # connections that wait for that; a client that finds no room there tries again after seconds
 
 
 class Program(uvicorn.Server):
@@ -27,11 +28,16 @@ class Program(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            backlog=BACKLOG,
+            backlog=ACCEPTED,
             timeout_keep_alive=math.ceil(server.limits.idle),
             timeout_graceful_shutdown=math.ceil(server.limits.grace) + 2,
         )
         super().__init__(settings)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(QUEUE)  # asyncio has one number for both
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()

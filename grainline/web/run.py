@@ -24,9 +24,9 @@ def serve(folder: Path, model: str | None, host: str, port: int, limits: Limits)
     from grainline.web.connections import SPARE
     from grainline.web.engine import Engine
     from grainline.web.guard import local
-    from grainline.web.program import BACKLOG, Program
+    from grainline.web.program import ACCEPTED, Program
 
-    room = openable(limits.connections + SPARE + BACKLOG + OTHERS) - SPARE - BACKLOG - OTHERS
+    room = openable(limits.connections + SPARE + ACCEPTED + OTHERS) - SPARE - ACCEPTED - OTHERS
     if room < limits.connections:
         limits = limits.model_copy(update={"connections": max(1, room)})
         print(f"this system lets few files be open: at most {limits.connections} connections at a time")
