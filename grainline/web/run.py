@@ -27,14 +27,19 @@ def serve(folder: Path, model: str | None, host: str, port: int, limits: Limits)
     from grainline.web.program import ACCEPTED, Program
 
     room = openable(limits.connections + SPARE + ACCEPTED + OTHERS) - SPARE - ACCEPTED - OTHERS
-    if room < limits.connections:
+    few = room < limits.connections
+    if few:
         limits = limits.model_copy(update={"connections": max(1, room)})
-        print(f"this system lets few files be open: at most {limits.connections} connections at a time")
     listener = listening(host, port)  # before the model is loaded, which takes longer
     with listener:
         server = Server(Engine(folder, model), limits, host)
         shown = f"[{host}]" if ":" in host else host
         print(f"serving {folder} at http://{shown}:{listener.getsockname()[1]}/ (Ctrl-C ends it)", flush=True)
+        if few:
+            print(
+                f"this system lets few files be open: at most {limits.connections} connections at a time",
+                flush=True,
+            )
         if not local(host):
             print("everyone who can reach this address can search it and see its pictures", flush=True)
         signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn ends in order, then sends itself the signal
