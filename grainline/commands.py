@@ -114,7 +114,9 @@ def search(  # noqa: PLR0913 - each is an option of the command
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures and heat maps.")] = None,
     qdrant: Annotated[
         str | None,
-        typer.Option(help="Find candidates with the Qdrant server at this URL; it is synced first."),
+        typer.Option(
+            help="Find candidates with the Qdrant server at this URL or host:port; it is synced first."
+        ),
     ] = None,
     descriptions: Annotated[
         list[str] | None,
@@ -169,12 +171,22 @@ def serve(
     queue: Annotated[
         int, typer.Option(min=1, help="Requests that may wait; beyond it they are turned away.")
     ] = 64,
+    share: Annotated[
+        float,
+        typer.Option(min=0.001, max=1, help="Share of connections and requests that one address may have."),
+    ] = 0.25,
+    behind_proxy: Annotated[
+        list[str] | None,
+        typer.Option(help="A proxy before the server, or a network of them: X-Forwarded-For counts."),
+    ] = None,
 ) -> None:
     """Search an index in the browser: a page and a JSON interface, on this machine only unless told."""
+    from grainline.config import parse
     from grainline.web.limits import Limits
     from grainline.web.run import serve as run
 
-    run(folder, model, host, port, Limits(batch=batch, queue=queue))
+    values = {"batch": batch, "queue": queue, "share": share, "behind_proxy": behind_proxy or []}
+    run(folder, model, host, port, parse(Limits, values, "the options"))
 
 
 def export(

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor
 from grainline.errors import UserError
 
 STATE = "state.json"
+PAGE = 2**16  # bytes that are checked together, in files too large to be read whole
 
 _SAVING, _REPLACED = ".saving-", ".replaced-"  # hidden: not yet in place, and set aside to make place
 
@@ -97,7 +99,18 @@ def unseal(
     only     the files to check, where others are not needed and may be missing; None: all
     """
     body = read_sealed(folder / STATE)
-    for name, expected in body.pop("files").items():
+    check_files(folder, body.pop("files"), by_size, only)
+    return body
+
+
+def check_files(
+    folder: Path,
+    files: Mapping[str, Any],
+    by_size: Collection[str] = (),
+    only: Collection[str] | None = None,
+) -> None:
+    """Compare files with what `seal` noted of them; raises Corrupt. by_size and only as for `unseal`."""
+    for name, expected in files.items():
         if only is not None and name not in only:
             continue
         try:
@@ -108,7 +121,20 @@ def unseal(
                 raise Corrupt(f"{name} does not have the sha256 it was written with")
         except OSError as error:
             raise Corrupt(f"{name} cannot be read ({reason(error)})") from None
-    return body
+
+
+def page_sums(path: Path) -> str:
+    """The crc32 of every PAGE bytes of a file, in order, 8 hexadecimal digits each."""
+    with path.open("rb") as file:
+        return "".join(crc32(piece) for piece in iter(lambda: file.read(PAGE), b""))
+
+
+def crc32(piece: Any) -> str:
+    """
+    >>> crc32(b"123456789")
+    'cbf43926'
+    """
+    return f"{zlib.crc32(piece):08x}"
 
 
 def sealed(body: Mapping[str, Any]) -> str:

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from indexes import content, photo, photos, texts, tiny_model, tree
 
-from grainline.errors import UserError
 from grainline.index import inverted
 from grainline.index.folder import MANIFEST, NEAR, SEGMENTS, read_manifest
 from grainline.index.inverted import Inverted, nearest
@@ -125,11 +124,7 @@ class Trial:
 
     def finish(self, out: Path) -> None:
         """The same command again, and what a user does next."""
-        try:
-            self.act(out)
-        except UserError as error:
-            if self.operation != "remove" or "is not in index" not in str(error):
-                raise  # a removal that had been committed cannot be repeated
+        self.act(out)
         if self.operation != "build":
             refresh(out, model=self.model, chunk=CHUNK)
 

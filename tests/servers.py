@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from grainline.web.app import Server
 from grainline.web.engine import Engine
 from grainline.web.limits import Limits
+from grainline.web.program import Program
 
 PATIENCE = 20.0  # seconds
 
@@ -22,9 +22,8 @@ PATIENCE = 20.0  # seconds
 def running(engine: Engine, limits: Limits | None = None, host: str = "127.0.0.1") -> Iterator[httpx.Client]:
     """A client of a server that answers from this engine. host  what the server believes it listens at"""
     server = Server(engine, limits or Limits(), host)
-    config = uvicorn.Config(server.app, log_level="critical", access_log=False, timeout_graceful_shutdown=2)
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
-        program = uvicorn.Server(config)
+        program = Program(server, log_level="critical")
         thread = threading.Thread(target=program.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

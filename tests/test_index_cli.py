@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +115,43 @@ def test_qdrant_finds_what_the_index_finds_and_is_kept_in_step(tmp_path: Path) -
     later = Qdrant(client, Opened(folder))
     assert later.sync() == (1, 2)
     assert later.sync() == (0, 0)
+
+
+class Answering(BaseHTTPRequestHandler):
+    """As much of a Qdrant server as says that it holds nothing."""
+
+    def do_GET(self) -> None:
+        assert self.path == "/collections"
+        body = json.dumps({"result": {"collections": []}, "status": "ok", "time": 0.0}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_host_and_port_mean_a_qdrant_server_and_never_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("qdrant_client")
+    from grainline.index.qdrant import connect
+
+    monkeypatch.chdir(tmp_path)
+    with HTTPServer(("127.0.0.1", 0), Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        where = f"127.0.0.1:{server.server_port}"
+        for way in (where, f"http://{where}"):
+            assert connect(way).get_collections().collections == []
+        server.shutdown()
+    for wrong in (where, "localhost", "grpc://localhost:6334"):
+        with pytest.raises(UserError, match=f"no Qdrant at {wrong}: .*; give the URL of a server that runs"):
+            connect(wrong)
+    assert list(tmp_path.iterdir()) == []
+    connect("./local").close()
+    assert [path.name for path in tmp_path.iterdir()] == ["local"]
 
 
 def test_without_the_client_qdrant_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

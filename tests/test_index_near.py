@@ -149,7 +149,7 @@ def buried(segment: Segment, rows: list[int]) -> Segment:
 
 
 def exact_of(segments: list[Segment]) -> Exact:
-    return Exact([s.arrays[VECTORS] for s in segments], [s.live for s in segments])
+    return Exact([s.arrays[VECTORS].whole() for s in segments], [s.live for s in segments])
 
 
 def agrees(segments: list[Segment], folder: Path, k: int = 10) -> float:
@@ -185,8 +185,9 @@ def test_removed_rows_are_never_found_and_new_ones_are_before_they_are_added(tmp
     segments += parts(tmp_path, [5], first=2)
     assert agrees(segments, tmp_path) > 0.95
     finder = nearest(tmp_path, segments)
-    newest = exact_of(segments).top(segments[2].arrays[VECTORS], 1)
-    assert finder.top(segments[2].arrays[VECTORS], 1).row.tolist() == newest.row.tolist()
+    new = segments[2].arrays[VECTORS].whole()
+    newest = exact_of(segments).top(new, 1)
+    assert finder.top(new, 1).row.tolist() == newest.row.tolist()
     assert newest.row.min() >= 570, "they are their own neighbours"
     finder.how.nprobe = finder.index.nlist
     gone = finder.top(segments[0].arrays[VECTORS][::10], 5)
@@ -272,7 +273,9 @@ def test_without_faiss_every_vector_is_compared_and_a_note_says_what_helps(
     finder = nearest(tmp_path, segments)
     assert "pip install 'grainline[search]'" in finder.note
     queries = clusters(5, 0.5, seed=8)
-    expected = best(np.concatenate([s.arrays[VECTORS] for s in segments]), np.ones(300, bool), queries, 10)
+    expected = best(
+        np.concatenate([s.arrays[VECTORS].whole() for s in segments]), np.ones(300, bool), queries, 10
+    )
     assert finder.top(queries, 10).row.tolist() == expected.tolist()
     segments += parts(tmp_path, [300], first=1)
     keep(tmp_path, segments)  # and a writer without it does its work

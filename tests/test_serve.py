@@ -387,7 +387,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(made: Path) -> None:
 
 
 def test_bodies_together_are_limited(made: Path) -> None:
-    with running(Engine(made / "index", MODEL), Limits(held=1000, sending=5)) as client:
+    with running(Engine(made / "index", MODEL), Limits(held=1000, share=1, sending=5)) as client:
         address = (client.base_url.host, client.base_url.port)
         with socket.create_connection(address, timeout=PATIENCE) as slow:
             slow.sendall(

@@ -10,7 +10,8 @@
                              hold pictures for it (`Method.held`), such as keys and values, [R, L, 2 D]
         null.npy             [R, Q] float16, scores with the texts of the null distribution
         asides.npy           [R, P] float16, scores with its single sentences
-        state.json           size and sha256 of each of these, and of itself
+        state.json           size and sha256 of each of these, and of itself; "pages": the crc32 of every page
+                             of the arrays (pages.py)
       nulls/00000000/        texts.json: the texts of the null distribution; state.json
         null-vector.npy ...  the texts, and as asides-... the sentences, encoded
       near/00000001/         an inverted file for many pictures, derived from the segments (inverted.py)
@@ -41,6 +42,7 @@ from grainline.files import (
     aside,
     clear_leftovers,
     discard,
+    page_sums,
     put,
     read_sealed,
     reason,
@@ -50,6 +52,7 @@ from grainline.files import (
 )
 
 VERSION = 3
+NPY = ".npy"  # the arrays, checked page by page; all other files are read and checked whole
 MANIFEST, SEGMENTS, NULLS, NEAR, LOCK = "manifest.json", "segments", "nulls", "near", "lock"
 OURS = (MANIFEST, SEGMENTS, NULLS, NEAR, LOCK)
 
@@ -143,7 +146,9 @@ def new_part(target: Path, body: Mapping[str, Any]) -> Iterator[Path]:
     folder.mkdir(parents=True)
     try:
         yield folder
-        seal(folder, body)
+        seal(
+            folder, {**body, "pages": {path.name: page_sums(path) for path in sorted(folder.glob(f"*{NPY}"))}}
+        )
         put(target)
     except OSError:
         discard(folder)
@@ -167,9 +172,15 @@ def clear(folder: Path, manifest: Manifest) -> None:
     discard(aside(folder / MANIFEST))
 
 
-def corrupt(folder: Path, error: object) -> UserError:
+class CorruptIndex(UserError):
+    """What is on disk is not what was written."""
+
+
+def corrupt(folder: Path, error: object) -> CorruptIndex:
     """The error that says that an index cannot be trusted."""
-    return UserError(f"index {folder} is corrupt: {error}; build it anew from its pictures in another folder")
+    return CorruptIndex(
+        f"index {folder} is corrupt: {error}; build it anew from its pictures in another folder"
+    )
 
 
 def cannot_write(folder: Path, error: Exception) -> UserError:

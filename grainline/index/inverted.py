@@ -69,7 +69,7 @@ class Inverted:
         for i, first in covered.items():
             self.number[first : first + len(live[i])] = np.where(live[i], number[i], -1)
         rest = [i for i in range(len(segments)) if i not in covered]
-        self.rest = Exact([segments[i].arrays[VECTORS] for i in rest], [live[i] for i in rest])
+        self.rest = Exact([segments[i].arrays[VECTORS].whole() for i in rest], [live[i] for i in rest])
         self.rest_number = np.concatenate([np.zeros(0, np.int64), *(number[i][live[i]] for i in rest)])
         self.alive = np.packbits(self.number >= 0, bitorder="little")
         self.selector = faiss.IDSelectorBitmap(self.alive)
@@ -88,17 +88,17 @@ class Inverted:
 
 def nearest(folder: Path, segments: Sequence[Segment]) -> Nearest:
     """What suits the number of pictures, and what the folder of the index holds."""
-    exact = Exact([segment.arrays[VECTORS] for segment in segments], [segment.live for segment in segments])
-    if exact.living <= EXACT:
-        return exact
-    if not available():
+    number, advice = sum(int(segment.live.sum()) for segment in segments), ""
+    if number > EXACT and not available():
         advice = "`pip install 'grainline[search]'` and `grainline index refresh` make it faster"
-    else:
+    elif number > EXACT:
         kept = read_kept(folder)
         if kept is not None:
             return Inverted(kept, segments)
         advice = f"`grainline index refresh {folder}` makes it faster"
-    exact.note = LACKING.format(exact.living, advice)
+    whole = [segment.arrays[VECTORS].whole() for segment in segments]
+    exact = Exact(whole, [segment.live for segment in segments])
+    exact.note = LACKING.format(number, advice) if advice else ""
     return exact
 
 

@@ -43,8 +43,9 @@ from grainline.data.sources import open_source
 from grainline.data.sources.common import read_lines
 from grainline.errors import UserError
 from grainline.files import Corrupt, write_text
-from grainline.index.folder import Part, new_part, seal_of
-from grainline.index.segment import ASIDES, NULL, save_array
+from grainline.index.folder import NPY, Part, new_part, seal_of
+from grainline.index.pages import Column
+from grainline.index.segment import ASIDES, NULL, check_part, save_array
 from grainline.model import Model
 from grainline.types import Encoded, vectors_only
 
@@ -113,15 +114,13 @@ def write_null(target: Path, null: NullTexts, encoded: Mapping[str, Encoded]) ->
     return Part(target.name, seal_of(target), len(null.texts))
 
 
-def read_encoded(target: Path) -> dict[str, Encoded]:
-    """The encoded texts that `write_null` wrote. Raises Corrupt."""
+def read_encoded(target: Path, part: Part) -> dict[str, Encoded]:
+    """The encoded texts that `write_null` wrote. Raises Corrupt, and UserError for damage."""
+    sealed = check_part(target, part)
     out = {}
-    try:
-        for name in (NULL, ASIDES):
-            arrays = [np.load(target / f"{name}-{field}.npy", allow_pickle=False) for field in FIELDS]
-            out[name] = Encoded(*map(torch.from_numpy, arrays))
-    except (OSError, ValueError) as error:
-        raise Corrupt(f"the encoded null texts cannot be read ({error})") from None
+    for name in (NULL, ASIDES):
+        arrays = [Column(target / f"{name}-{field}{NPY}", sealed).whole() for field in FIELDS]
+        out[name] = Encoded(*(torch.from_numpy(array.copy()) for array in arrays))
     return out
 
 

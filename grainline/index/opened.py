@@ -36,7 +36,7 @@ class Opened:
     """Live rows of an index."""
 
     def __init__(self, folder: Path, *, thorough: bool = False) -> None:
-        """thorough  check the tokens too, which reads all there is. Raises UserError."""
+        """thorough  check the arrays too, which reads all there is. Raises UserError."""
         self.folder = folder
         self.manifest, self.segments, self.null = _read(folder, thorough)
         self.live = [segment.live for segment in self.segments]
@@ -53,7 +53,7 @@ class Opened:
     @property
     def vectors(self) -> list[np.ndarray]:
         """[R, D] of each segment, removed rows included"""
-        return [segment.arrays[VECTORS] for segment in self.segments]
+        return [segment.arrays[VECTORS].whole() for segment in self.segments]
 
     def take(self, name: str, rows: np.ndarray) -> np.ndarray:
         """An array of some live rows: [K, ...]"""
@@ -126,7 +126,7 @@ def read_parts(
 ) -> tuple[NullTexts, list[Segment]]:
     """The null texts and the segments that a manifest names; raises Corrupt."""
     where = folder / NULLS / manifest.null.name
-    check_part(where, manifest.null)
+    check_part(where, manifest.null, thorough=thorough)
     null = read_null(where)
     parts = manifest.segments
     return null, [open_segment(folder / SEGMENTS / part.name, part, thorough=thorough) for part in parts]

@@ -4,7 +4,9 @@ The server holds a copy of the vectors with the paths and hashes of their pictur
 counts. `sync` sends what the server lacks and deletes what it has too many. Scores come from the index.
 """
 
+import re
 import uuid
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,16 +20,26 @@ AT_ONCE = 256  # points sent or read at a time
 
 
 def connect(where: str) -> Any:
-    """A client of the server at a URL; ":memory:" or a folder for the local mode. UserError without one."""
+    """A client of a server; ":memory:" or a folder for the local mode. UserError without one.
+
+    where  a URL, or host:port; whatever holds a slash, or is there, is a folder
+    """
     client = _library()
     try:
-        if where.startswith(("http://", "https://")):
-            found = client.QdrantClient(url=where)
+        url = f"http://{where}" if re.fullmatch(r"([\w.-]+|\[[\da-fA-F:.]+\]):\d+", where) else where
+        if url.startswith(("http://", "https://")):
+            found = client.QdrantClient(url=url, check_compatibility=False)  # it only warns, from a thread
+        elif where == ":memory:":
+            found = client.QdrantClient(where)
+        elif "://" not in where and ("/" in where or Path(where).is_dir()):
+            found = client.QdrantClient(path=where)
         else:
-            found = client.QdrantClient(where) if where == ":memory:" else client.QdrantClient(path=where)
+            raise ValueError("neither a URL, nor host:port, nor a folder")
         found.get_collections()
     except Exception as error:  # the client raises what its transport raises
-        raise UserError(f"no Qdrant at {where}: {error}; give the URL of a server that runs") from None
+        raise UserError(
+            f"no Qdrant at {where}: {error}; give the URL of a server that runs, such as http://localhost:6333"
+        ) from None
     return found
 
 
@@ -48,7 +60,7 @@ class Qdrant:
     def sync(self) -> tuple[int, int]:
         """Make the collection that of the index; how many points were sent and deleted."""
         if not self.client.collection_exists(self.collection):
-            size = self.opened.vectors[0].shape[1]
+            size = self.opened.segments[0].arrays[VECTORS].shape[1]
             config = self.models.VectorParams(size=size, distance=self.models.Distance.DOT)
             self.client.create_collection(self.collection, vectors_config=config)
         there = self._ids()

@@ -287,5 +287,5 @@ def open_index(
 
 
 def check(folder: str | Path) -> int:
-    """Compare every file of an index with its sha256; the number of pictures. UserError where one differs."""
+    """Compare every file of an index with its sha256; the number of pictures. UserError for damage."""
     return len(Opened(Path(folder), thorough=True))

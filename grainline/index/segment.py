@@ -7,12 +7,13 @@ taken together by `take`, whatever segment they lie in.
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from grainline.files import Corrupt, sync, unseal
-from grainline.index.folder import Part, inside, new_part, seal_of
+from grainline.files import STATE, Corrupt, check_files, read_sealed, sync
+from grainline.index.folder import NPY, Part, inside, new_part, seal_of
+from grainline.index.pages import Column
 
 VECTORS, TOKENS, MASK, NULL, ASIDES = "vectors", "tokens", "mask", "null", "asides"
 ROWS = "rows.jsonl"
@@ -38,7 +39,7 @@ class Segment(NamedTuple):
 
     part: Part
     rows: tuple[Row, ...]
-    arrays: Mapping[str, np.ndarray]  # memory-mapped, [R, ...] each
+    arrays: Mapping[str, Column]  # memory-mapped, [R, ...] each
 
     @property
     def live(self) -> np.ndarray:
@@ -71,33 +72,41 @@ def save_array(path: Path, array: np.ndarray) -> None:
 def open_segment(target: Path, part: Part, *, thorough: bool = False) -> Segment:
     """Check and map a segment; raises Corrupt.
 
-    thorough  read the tokens too, which may be many gigabytes; otherwise only their size is checked
+    thorough  read the arrays too, which may be many gigabytes; otherwise each page is checked when it is read
     """
-    check_part(target, part, () if thorough else (f"{TOKENS}.npy",))
+    sealed = check_part(target, part, thorough=thorough)
     try:
         lines = (target / ROWS).read_text(encoding="utf-8").splitlines()
         rows = tuple(Row(**values) for values in json.loads(f"[{','.join(lines)}]"))  # at once: half the time
-        arrays = {
-            path.stem: np.load(path, mmap_mode="r", allow_pickle=False)
-            for path in sorted(target.glob("*.npy"))
-        }
     except (OSError, ValueError, TypeError) as error:
         raise Corrupt(f"segment {part.name} cannot be read ({error})") from None
+    large = [name for name in sorted(sealed["files"]) if name.endswith(NPY)]
+    arrays = {name.removesuffix(NPY): Column(target / name, sealed) for name in large}
     for row in rows:
         inside(row.path)
-    if any(len(x) != part.rows for x in (rows, *arrays.values())) or VECTORS not in arrays:
+    if {len(rows), *(len(array) for array in arrays.values())} != {part.rows} or VECTORS not in arrays:
         raise Corrupt(f"segment {part.name} does not hold {part.rows} rows")
     return Segment(part, rows, arrays)
 
 
-def check_part(target: Path, part: Part, by_size: Sequence[str] = ()) -> None:
-    """Check a sealed folder against the manifest that names it; raises Corrupt."""
+def check_part(target: Path, part: Part, *, thorough: bool = False) -> dict[str, Any]:
+    """Check a sealed folder against the manifest that names it; what is sealed. Raises Corrupt.
+
+    thorough  read the arrays too; otherwise only their sizes are checked
+    """
+    name = f"{target.parent.name}/{part.name}"
     try:
         if seal_of(target) != part.sha256:
-            raise Corrupt(f"{target.parent.name}/{part.name} is not the one that was written")
+            raise Corrupt(f"{name} is not the one that was written ({STATE})")
     except OSError as error:
-        raise Corrupt(f"{target.parent.name}/{part.name} cannot be read ({error.strerror})") from None
-    unseal(target, by_size)
+        raise Corrupt(f"{name} cannot be read ({error.strerror})") from None
+    try:
+        sealed = read_sealed(target / STATE)
+        large = [file for file in sealed["files"] if file.endswith(NPY)]
+        check_files(target, sealed["files"], () if thorough else large)
+    except Corrupt as error:
+        raise Corrupt(f"{name}/{error}") from None
+    return sealed
 
 
 def take(segments: Sequence[Segment], name: str, where: np.ndarray) -> np.ndarray:

@@ -88,14 +88,15 @@ def add(
 def remove(index: str | Path, paths: Sequence[str | Path]) -> Report:
     """Take pictures, or folders of them, out of the index, and leave them out of every later refresh.
 
-    Files are not touched. Only `add` brings them back.
+    Files are not touched. Only `add` brings them back. What was removed before may be named again, so that a
+    command that was killed can be repeated.
     """
     folder = Path(index)
     with writing(_there(folder)):
         manifest = read_manifest(folder)
         root = Path(manifest.root)
         writer = Writer(folder, manifest)
-        known = sorted({*writer.rows, *(one.path for one in manifest.damaged)})
+        known = sorted({*writer.rows, *(one.path for one in manifest.damaged), *manifest.left_out})
         wanted = [relative(root, path) for path in paths]
         for name in wanted:
             if not covered(known, [name]):

@@ -94,7 +94,10 @@ class Writer:
     def texts(self) -> dict[str, Encoded]:
         """The null texts and single sentences, encoded."""
         if not self._texts:
-            kept = read_encoded(self.folder / NULLS / self.manifest.null.name)
+            try:
+                kept = read_encoded(self.folder / NULLS / self.manifest.null.name, self.manifest.null)
+            except Corrupt as error:
+                raise corrupt(self.folder, error) from None
             self._texts = to(kept, self.model.device)
         return self._texts
 

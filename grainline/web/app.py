@@ -19,6 +19,7 @@ from grainline import __version__
 from grainline.data.captions import sentences
 from grainline.data.record import Damaged
 from grainline.errors import UserError
+from grainline.index.folder import CorruptIndex
 from grainline.index.null import DRAWN, FEWEST
 from grainline.web.batch import Batcher, Busy
 from grainline.web.engine import ByPicture, ByText, Engine, Gone, Where
@@ -73,6 +74,7 @@ class Server:
         )
         _add_page(app)
         _add_errors(app)
+        _add_errors_of_images(app)
         self._add_questions(app)
         self._add_facts(app)
         self.app = Guard(app, limits, names_of(host))
@@ -81,7 +83,7 @@ class Server:
     async def _life(self, _: FastAPI) -> AsyncIterator[None]:
         self.batcher.start()
         yield
-        await to_thread.run_sync(self.batcher.close)
+        await to_thread.run_sync(self.batcher.close, self.limits.grace)
 
     def _add_questions(self, app: FastAPI) -> None:
         """What the model answers."""
@@ -223,6 +225,20 @@ def _add_errors(app: FastAPI) -> None:
     async def busy(_: Request, error: Exception) -> Response:  # noqa: ARG001
         return _failed(503, "the server has too much to do; try again in a moment", {"Retry-After": "1"})
 
+    @app.exception_handler(Damaged)
+    @app.exception_handler(UserError)
+    async def wrong(_: Request, error: Exception) -> Response:
+        return _failed(400, str(error))
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> Response:
+        log.error("a request failed", exc_info=error)
+        return _failed(500, "the server failed at this; its log says why")
+
+
+def _add_errors_of_images(app: FastAPI) -> None:
+    """Images, sent or indexed, that cannot be used."""
+
     @app.exception_handler(Gone)
     async def gone(_: Request, error: Exception) -> Response:
         assert isinstance(error, Gone)
@@ -235,15 +251,10 @@ def _add_errors(app: FastAPI) -> None:
         assert isinstance(error, Refused)
         return _failed(error.status, str(error))
 
-    @app.exception_handler(Damaged)
-    @app.exception_handler(UserError)
-    async def wrong(_: Request, error: Exception) -> Response:
-        return _failed(400, str(error))
-
-    @app.exception_handler(Exception)
-    async def failed(_: Request, error: Exception) -> Response:
-        log.error("a request failed", exc_info=error)
-        return _failed(500, "the server failed at this; its log says why")
+    @app.exception_handler(CorruptIndex)
+    async def corrupt(_: Request, error: Exception) -> Response:
+        log.error("%s", error)
+        return _failed(500, "a file of the index is damaged; /api/health says which")
 
 
 def _failed(status: int, why: str, headers: dict[str, str] | None = None) -> Response:

@@ -53,15 +53,20 @@ class Batcher:
         with self._news:
             return len(self._living())
 
+    @property
+    def works(self) -> bool:
+        """Whether the worker runs."""
+        return self._worker.is_alive()
+
     def start(self) -> None:
         self._worker.start()
 
-    def close(self) -> None:
-        """Let the batch at hand end and drop what waits."""
+    def close(self, patience: float | None = None) -> None:
+        """Let the batch at hand end, within some seconds, and drop what waits."""
         with self._news:
             self._closed = True
             self._news.notify()
-        self._worker.join()
+        self._worker.join(patience)
         while self._waiting:
             self._waiting.popleft().answer.cancel()
 

@@ -15,7 +15,7 @@ from grainline.data.captions import sentences
 from grainline.data.record import Damaged
 from grainline.errors import UserError
 from grainline.index.answer import Answer
-from grainline.index.folder import MANIFEST
+from grainline.index.folder import MANIFEST, CorruptIndex
 from grainline.index.opened import Opened
 from grainline.index.pictures import unchanged
 from grainline.index.search import Index, open_index
@@ -118,11 +118,25 @@ class Engine:
                 raise UserError("the index was built anew with another model; start the server again")
             self.now, self.problem = _shown(Index(opened, model)), ""
         except Exception as error:  # whatever it is, the old one can still be searched
-            said = str(error).replace(str(self.folder), self.folder.name)  # strangers may read it
-            self.problem = " ".join(said.split()) or type(error).__name__
+            self.problem = self._said(error)
+
+    def _said(self, error: Exception) -> str:
+        """What an error says, in one line and without the place of the index: strangers may read it."""
+        said = str(error).replace(str(self.folder), self.folder.name)
+        return " ".join(said.split()) or type(error).__name__
 
     def answer(self, asked: list[Any]) -> list[Any]:
-        """A `Found` for each text and picture, a `Heat` for each `Where`; those of a kind and k together."""
+        """A `Found` for each text and picture, a `Heat` for each `Where`; those of a kind and k together.
+
+        Raises CorruptIndex where a file of the index is damaged; `problem` says so from then on.
+        """
+        try:
+            return self._answer(asked)
+        except CorruptIndex as error:
+            self.problem = self._said(error)
+            raise
+
+    def _answer(self, asked: list[Any]) -> list[Any]:
         index = self.now.searched
         out: list[Any] = [None] * len(asked)
         kinds = {(type(one), one.k if not isinstance(one, Where) else 0): None for one in asked}

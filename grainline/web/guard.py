@@ -5,6 +5,8 @@ A server on this machine is within reach of every page that the browser shows. T
      rebinding) gets nothing;
   2. where the browser says that another site asks (Sec-Fetch-Site, Origin), the interface does not answer;
   3. a body must be of the content type of its route.
+
+When the server ends, `Guard.end` answers every request that still runs with 503.
 """
 
 import asyncio
@@ -19,6 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from grainline.web.limits import Limits
+from grainline.web.shares import Pool, client_of
 
 UPLOAD = "/api/search/image"
 HEALTH = "/api/health"
@@ -44,13 +47,19 @@ class Refusal(Exception):
         self.status = status
 
 
+ENDING = Refusal(503, "the server is ending; try again in a moment")
+
+
 class Guard:
     """Lets requests through to the application, one body in memory each."""
 
     def __init__(self, app: ASGIApp, limits: Limits, mine: Callable[[str], bool]) -> None:
         """mine  whether a host name means this server"""
         self.app, self.limits, self.mine = app, limits, mine
-        self.running, self.held = 0, 0
+        self.requests = Pool(limits.requests, limits.share)
+        self.bytes = Pool(limits.held, limits.share)
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.ending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,26 +67,49 @@ class Guard:
             return
         sent: list[str] = []
         send = _with_headers(send, scope["path"], sent)
-        counted = scope["path"] != HEALTH
-        self.running += counted
+        client = client_of(scope, self.limits.behind_proxy)
+        counted = scope["path"] != HEALTH and self.requests.take(client)
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.add(task)
         sizes: list[int] = []
         try:
             self._admit(scope, counted)
-            body = await self._body(scope, receive, sizes)
+            body = await self._body(scope, receive, client, sizes)
             await self.app(scope, _replayed(body, receive), send)
         except Refusal as refusal:
             await _refuse(send, refusal)
+        except asyncio.CancelledError:
+            if not self.ending:
+                raise
+            task.uncancel()
+            if not sent:
+                await _refuse(send, ENDING)
         except Exception:
             # The application has logged and answered, and raises nevertheless (starlette's way). Passed on,
             # uvicorn would close the connection under the client's next request.
             if not sent:
                 raise
         finally:
-            self.running -= counted
-            self.held -= sum(sizes)
+            self.tasks.discard(task)
+            if counted:
+                self.requests.give(client)
+            self.bytes.give(client, sum(sizes))
+
+    async def refuse(self, scope: Scope, send: Send, refusal: Refusal) -> None:
+        """Answer with a refusal, without a look at the request."""
+        await _refuse(_with_headers(send, scope["path"], []), refusal)
+
+    def end(self) -> None:
+        """Answer all requests that still run, and all that come, with 503."""
+        self.ending = True
+        for task in self.tasks:
+            task.cancel()
 
     def _admit(self, scope: Scope, counted: bool) -> None:
-        """Raises Refusal."""
+        """Raises Refusal. counted  whether the request has its place among those that may run"""
+        if self.ending:
+            raise ENDING
         headers = Headers(scope=scope)
         host = _name(headers.get("host", ""))
         if not self.mine(host):
@@ -85,15 +117,15 @@ class Guard:
         path = scope["path"]
         if path.startswith("/api/") and not _same_site(headers):
             raise Refusal(403, "requests from other sites are not answered")
-        if counted and self.running > self.limits.requests:
+        if not counted and path != HEALTH:
             raise Refusal(503, "too many requests at a time; try again in a moment")
         if scope["method"] == "POST":
             wanted = "multipart/form-data" if path == UPLOAD else "application/json"
             if headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
                 raise Refusal(415, f"the content type must be {wanted}")
 
-    async def _body(self, scope: Scope, receive: Receive, sizes: list[int]) -> bytes:
-        """The whole body. sizes  gets the size of every piece. Raises Refusal."""
+    async def _body(self, scope: Scope, receive: Receive, client: str, sizes: list[int]) -> bytes:
+        """The whole body. sizes  gets the number of bytes of every piece. Raises Refusal."""
         most = self.limits.upload if scope["path"] == UPLOAD else self.limits.body
         too_large = Refusal(413, f"the request is too large; at most {most:,} bytes are allowed")
         length = Headers(scope=scope).get("content-length", "0")
@@ -106,13 +138,13 @@ class Guard:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise Refusal(400, "the request was broken off")
-                    pieces.append(message.get("body", b""))
-                    sizes.append(len(pieces[-1]))
-                    self.held += sizes[-1]
-                    if sum(sizes) > most:
+                    piece = message.get("body", b"")
+                    if sum(sizes) + len(piece) > most:
                         raise too_large
-                    if self.held > self.limits.held:
+                    if not self.bytes.take(client, len(piece)):
                         raise Refusal(503, "too much is being sent at a time; try again in a moment")
+                    pieces.append(piece)
+                    sizes.append(len(piece))
                     if not message.get("more_body", False):
                         return b"".join(pieces)
         except TimeoutError:
@@ -194,10 +226,16 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return next_message
 
 
-async def _refuse(send: Send, refusal: Refusal) -> None:
+def json_of(refusal: Refusal) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Headers and body of a refusal."""
     body = json.dumps({"error": str(refusal)}).encode()
-    headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if refusal.status == 503:
         headers.append((b"retry-after", b"1"))
+    return headers, body
+
+
+async def _refuse(send: Send, refusal: Refusal) -> None:
+    headers, body = json_of(refusal)
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

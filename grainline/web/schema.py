@@ -133,7 +133,9 @@ class IndexOut(BaseModel):
 class Health(BaseModel):
     """How the server is."""
 
-    status: Literal["ok", "stale"] = Field(description="stale: the index on disk cannot be opened.")
+    status: Literal["ok", "stale"] = Field(
+        description="stale: the index on disk cannot be opened, or is damaged."
+    )
     waiting: int
     problem: str
 

@@ -1,0 +1,252 @@
+"""A bit that flips in any file of an index: found before it changes an answer, or copied anywhere."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from indexes import TEXTS, content, photo, photos, texts, tiny_model
+from servers import running, until
+
+from grainline import files
+from grainline.errors import UserError
+from grainline.files import seal
+from grainline.index import inverted, pages
+from grainline.index.answer import Hit
+from grainline.index.folder import new_part, read_manifest, write_manifest
+from grainline.index.inverted import nearest
+from grainline.index.opened import Opened
+from grainline.index.pages import Column
+from grainline.index.search import open_index
+from grainline.index.segment import TOKENS
+from grainline.index.write import add, build, remove
+from grainline.web.engine import Engine
+
+MODEL = tiny_model()
+QUERIES = ["A red dog runs. The sand is green. A blue cat sleeps.", "A green bird."]
+PAGE = 256
+PLACES = (0.0, 0.02, 0.5, 1.0)  # share of the file: its magic, its header, its middle, its last byte
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_pages() -> Iterator[None]:
+    """Every array here has several pages, as arrays have in an index of real size."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (files, pages):
+            patch.setattr(module, "PAGE", PAGE)
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `photos` and `index`: two segments, and an inverted file where FAISS is."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inverted, "EXACT", 15)
+        build(photos(folder / "photos", 18), folder / "index", model=MODEL, null=texts(folder), chunk=10)
+    return folder
+
+
+@contextmanager
+def flipped(path: Path, place: float, bit: int) -> Iterator[None]:
+    """A file with one bit changed."""
+    data = path.read_bytes()
+    changed = bytearray(data)
+    changed[round(place * (len(data) - 1))] ^= 1 << bit
+    path.write_bytes(changed)
+    try:
+        yield
+    finally:
+        path.write_bytes(data)
+
+
+def files_of(index: Path) -> list[Path]:
+    return [path for path in sorted(index.rglob("*")) if path.is_file() and path.name != "lock"]
+
+
+def answers(index: Path, picture: Path) -> list[tuple[Hit, ...]]:
+    found = open_index(index, MODEL)
+    return [answer.hits for answer in (*found.search(QUERIES, 18), *found.search_images([picture], 18))]
+
+
+def test_a_flipped_bit_in_any_file_is_found_or_changes_no_answer(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inverted, "EXACT", 15)
+    index, picture = made / "index", made / "photos" / "04.png"
+    expected = answers(index, picture)
+    found: dict[str, int] = {}
+    for i, path in enumerate(files_of(index)):
+        name = path.relative_to(index).as_posix()
+        found[name] = 0
+        for j, place in enumerate(PLACES):
+            with flipped(path, place, bit=(i + 3 * j) % 8):
+                try:
+                    mine, said = answers(index, picture), ""
+                except UserError as error:
+                    mine, said = expected, str(error)
+            assert mine == expected, (name, place)
+            if said:
+                found[name] += 1
+                assert f"index {index} is corrupt: " in said, name
+                assert "build it anew" in said, name
+                assert path.name in said, name
+                assert name == "manifest.json" or path.parent.name in said, name
+    unread = {name for name, number in found.items() if not number}
+    texts_only = {name for name in found if name.startswith("nulls/") and name.endswith(".npy")}
+    derived = {name for name in found if name.startswith("near/")}
+    assert unread == texts_only | derived, "the first are read by writers, the second are made again"
+    assert all(number == len(PLACES) for name, number in found.items() if name not in unread)
+
+
+def test_what_is_damaged_is_never_copied(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path / "copy")
+    root, index = tmp_path / "copy" / "photos", tmp_path / "copy" / "index"
+    write_manifest(index, read_manifest(index)._replace(root=str(root.resolve())))
+    shutil.rmtree(index / "near", ignore_errors=True)
+    photo(root / "new.png", 77)
+    shutil.copyfile(root / "04.png", root / "twin.png")  # its arrays are copied from those of 04.png
+    gone = [
+        root / name for name in ("01.png", "02.png", "05.png", "07.png", "10.png")
+    ]  # of the second segment
+
+    def changed(out: Path) -> dict[str, Any]:
+        shutil.copytree(index, out)
+        add(out, [root / "new.png", root / "twin.png"], model=MODEL, chunk=9)
+        remove(out, gone)  # more than a quarter: the segment is written anew
+        return {path: digest for path, (_, digest) in content(out).items()}
+
+    expected = changed(tmp_path / "whole")
+    assert len(read_manifest(tmp_path / "whole").segments) == 3
+    for i, path in enumerate(files_of(index)):
+        name = path.relative_to(index).as_posix()
+        with flipped(path, 0.75, bit=i % 8):
+            try:
+                mine, said = changed(tmp_path / f"{i}"), ""
+            except UserError as error:
+                mine, said = expected, str(error)
+        assert mine == expected, name
+        assert path.name in said, name
+
+
+def test_a_scan_of_all_vectors_is_refused_where_one_of_them_is_damaged(made: Path) -> None:
+    index = made / "index"
+    for path in sorted((index / "segments").glob("*/vectors.npy")):
+        with flipped(path, 1.0, bit=3):
+            opened = Opened(index)
+            with pytest.raises(UserError, match=r"vectors\.npy is not what was written"):
+                nearest(index, opened.segments)
+            with pytest.raises(UserError, match=r"vectors\.npy is not what was written"):
+                _ = opened.vectors
+
+
+def test_a_server_says_that_its_index_is_damaged_and_where(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "index", tmp_path / "index")
+    engine = Engine(tmp_path / "index", MODEL)
+    opened = engine.now.searched.opened
+    column = opened.segments[0].arrays[TOKENS]
+    with running(engine) as client:
+        column._unchecked[:] = True  # as if no page had been read yet
+        column._sums = "0" * len(column._sums)
+        response = client.post("/api/search", json={"text": QUERIES[0], "k": 18})
+        assert response.status_code == 500
+        assert response.json() == {"error": "a file of the index is damaged; /api/health says which"}
+        until(lambda: client.get("/api/health").json()["status"] == "stale")
+        problem = client.get("/api/health").json()["problem"]
+        assert "index index is corrupt: segments/00000001/tokens.npy is not what was written" in problem
+        assert str(tmp_path) not in problem
+
+
+# Pages
+
+
+def part(folder: Path, array: np.ndarray, *, sums: bool = True) -> tuple[Path, dict[str, Any]]:
+    """An array in a sealed folder, and what is sealed; without sums as folders of before."""
+    target = folder / "segments" / "00000001"
+    with new_part(target, {"rows": len(array)}) as new:
+        np.save(new / "vectors.npy", array)
+    if not sums:
+        (target / "state.json").unlink()
+        seal(target, {"rows": len(array)})
+    return target / "vectors.npy", json.loads((target / "state.json").read_text())
+
+
+def damaged(path: Path, byte: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 4
+    path.write_bytes(data)
+
+
+def test_only_pages_that_are_read_are_checked_and_each_of_them_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = np.random.default_rng(0).standard_normal((1000, 100)).astype(np.float32)
+    path, sealed = part(tmp_path, array)
+    offset = path.stat().st_size - array.nbytes
+    damaged(path, 300 * PAGE + 5)
+    read: list[int] = []
+    real = pages.crc32
+    monkeypatch.setattr(pages, "crc32", lambda piece: read.append(len(piece)) or real(piece))
+    column = Column(path, sealed)
+    hurt = range((300 * PAGE - offset) // 400, (301 * PAGE - 1 - offset) // 400 + 1)  # rows with a byte there
+    for row in range(1000):
+        if row in hurt:
+            with pytest.raises(
+                UserError, match=r"segments/00000001/vectors.npy is not what .* 76,800 to 77,055"
+            ):
+                column[np.array([row])]
+        else:
+            assert (column[np.array([row])] == array[row]).all()
+    pieces = [length for length in read if length]
+    others = (
+        -(-path.stat().st_size // PAGE) - 2
+    )  # without the damaged page and the next, of a damaged row alone
+    assert len(pieces) == others + len(hurt), "whole pages once, the damaged one each time"
+    for rows in (slice(0, 400, 100), np.arange(1000) == 0, 0, np.array([], int)):
+        assert (column[rows] == array[rows]).all()
+    for way in (
+        lambda: column[:],
+        lambda: column[np.ones(1000, bool)],
+        lambda: column[hurt[0]],
+        column.whole,
+    ):
+        with pytest.raises(UserError, match="is corrupt"):
+            way()
+
+
+def test_rows_of_many_pages_are_checked_to_their_end(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).standard_normal((5, 50_000)).astype(np.float32)
+    path, sealed = part(tmp_path, array)
+    damaged(path, 128 + 2 * 200_000 + 100_000)  # the middle of the third row
+    column = Column(path, sealed)
+    for row in (0, 1, 3, 4):
+        assert (column[np.array([row])] == array[row]).all()
+    with pytest.raises(UserError, match="is corrupt"):
+        column[np.array([0, 2])]
+
+
+def test_a_folder_without_checksums_of_pages_is_checked_by_the_sha256_of_its_files(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).standard_normal((1000, 100)).astype(np.float32)
+    path, sealed = part(tmp_path, array, sums=False)
+    assert "pages" not in sealed
+    assert (Column(path, sealed).whole() == array).all()
+    damaged(path, path.stat().st_size - 1)
+    with pytest.raises(UserError, match=r"is corrupt: segments/00000001/vectors\.npy"):
+        Column(path, sealed)
+
+
+def test_arrays_keep_no_file_open(made: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
+    opened = open_index(made / "index", MODEL).opened
+    assert len(opened) == 18
+    assert not before or len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_an_index_whose_folder_has_a_name_in_no_encoding_is_read(made: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "\udcff index"
+    shutil.copytree(made / "index", odd)
+    assert len(open_index(odd, MODEL).search([TEXTS[0]], 3)[0].hits) == 3
