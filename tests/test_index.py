@@ -13,7 +13,8 @@ from PIL import Image
 
 from grainline.data.causes import MISSING_IMAGE
 from grainline.data.record import Damaged
-from grainline.data.sources.common import MOST_BYTES, read_picture
+from grainline.data.sources.common import read_picture
+from grainline.data.sources.plain import MOST_BYTES
 from grainline.errors import UserError
 from grainline.files import Corrupt
 from grainline.index import writer

@@ -511,7 +511,7 @@ ROW = {"image": "a.jpg", "caption": "A."}
         (
             {"t.json": [["a.jpg", "A.", "sub/b.png", "B."], ["a.jpg", "A.", "sub/b.png"]]},
             "t.json",
-            r"row 2 of t\.json is \['a\.jpg', 'A\.', 'sub/b\.png'\], not \[url, caption, url, caption\]",
+            r'row 2 of t\.json is \["a\.jpg", "A\.", "sub/b\.png"\], not \[url, caption, url, caption\]',
         ),
         ({"t.json": [["a.jpg", "A.", "b.png", " "]]}, "t.json", r"row 1 of .*, four texts"),
         ({"t.json": [["a.jpg", "A.", "x/", "B."]]}, "t.json", r"row 1 of t\.json: x/ has no file name"),
