@@ -13,9 +13,11 @@ import numpy as np
 from PIL import Image
 
 from grainline.data.decode import decode, picture_size
-from grainline.data.record import Damaged, Record, Source, content_of
+from grainline.data.record import Damaged, Record, Source, content_of, misplaced
+from grainline.data.sources.common import some
 from grainline.data.sources.joined import remarks
 from grainline.errors import plain
+from grainline.wording import amount
 
 EXAMPLES = 5  # files named for each kind of damage, and longest texts shown
 CLIP_WORDS = 55  # what CLIP's 77 tokens hold of ordinary English, roughly
@@ -84,12 +86,15 @@ class _Tally:
         self.images: dict[bytes, list[str]] = defaultdict(list)
         self.pictures_of: dict[bytes, set[bytes]] = defaultdict(set)  # from a caption to its pictures
         self.longest: list[tuple[str, int]] = []
+        self.misplaced: list[str] = []  # the first misplaced region of each image that has one
 
     def add(self, record: Record, split: Callable[[str], Sequence[object]]) -> None:
         """Count one sample. Raises Damaged if its picture is."""
         with decode(record, draft=1):
             width, height = picture_size(record)
         self.sides.append((min(width, height), max(width, height)))
+        wrong = misplaced(record, (width, height))
+        self.misplaced += [f"{record.key} ({wrong})"] if wrong else []
         self.keys[record.key] += 1
         image = _hash(record.image)
         self.images[image].append(record.key)
@@ -148,10 +153,15 @@ def check(
         same_image=tuple(tuple(keys) for keys in tally.images.values() if len(keys) > 1),
         same_caption=sum(len(pictures) > 1 for pictures in tally.pictures_of.values()),
         longest=tuple(tally.longest),
-        remarks=remarks(source),
+        remarks=(*remarks(source), *_outside(tally.misplaced)),
         suggestions=(),
     )
     return report._replace(suggestions=tuple(suggestions(report)))
+
+
+def _outside(found: Sequence[str]) -> list[str]:
+    """A remark on regions that no suite can measure; for training by captions they do not count."""
+    return [f"regions without a place, in {amount(len(found), 'image')}: {some(found)}"] if found else []
 
 
 def usable(report: CheckReport, damage: float) -> bool:

@@ -25,12 +25,11 @@ from grainline.data.sources.checked import Fields, Stretch, Text, Upright, strin
 from grainline.data.sources.masks import Mask
 from grainline.data.sources.plain import HELP, parse_json, read_plain, text_of
 from grainline.data.sources.recaptioned import is_recaptioned, renamed
-from grainline.errors import UserError, plain
+from grainline.errors import UserError
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif")
 LONG_FIELDS = ("long", "long_caption", "description")
 
-LONGEST = 300  # letters of a path that a message names
 _PROBES = 10_000  # how many picture paths are looked up, at most, before a set is said to have no pictures
 
 
@@ -179,8 +178,8 @@ def read_picture(candidates: Sequence[str], where: str) -> bytes:
             continue
         except (OSError, ValueError) as error:  # ValueError: a path with a null character
             why = error.strerror if isinstance(error, OSError) else error
-            raise Damaged(UNREADABLE_FILE, f"{path[:LONGEST]} ({why})") from error
-    raise Damaged(MISSING_IMAGE, f"{where} (looked for {candidates[0][:LONGEST]})")
+            raise Damaged(UNREADABLE_FILE, f"{path} ({why})") from error
+    raise Damaged(MISSING_IMAGE, f"{where} (looked for {candidates[0]})")
 
 
 def require_pictures(candidates: Sequence[Sequence[str]], source: str, root: str, which: str = "") -> None:
@@ -194,7 +193,7 @@ def require_pictures(candidates: Sequence[Sequence[str]], source: str, root: str
         )
     step = max(1, len(candidates) // _PROBES)
     if not any(os.path.isfile(path) for paths in candidates[::step] for path in paths):
-        first = plain(next((paths[0] for paths in candidates if paths), root))[:LONGEST]
+        first = next((paths[0] for paths in candidates if paths), root)
         raise UserError(
             f"none of the {len(candidates)} pictures of {source} is under {root} (the first was looked for at"
             f" {first}): say where they lie with --images DIR{which}; {HELP}"
