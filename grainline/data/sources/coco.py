@@ -140,17 +140,18 @@ class CocoVal2017(_Coco):
         pictures: list[_Picture] = []
         of: dict[int | str, _Picture] = {}
         for place, image, wrong in checked(_Image, data["images"], "images"):
-            if image and image.id in of:
-                image, wrong = None, f"another image has its id {image.id}"
-            pictures.append(_Picture(_official_places(image, file) if image else (place,), [], wrong))
-            if image:
+            if image is None or image.id in of:
+                wrong = f"another image has its id {image.id}" if image else wrong
+                pictures.append(_Picture((place,), [], wrong))
+            else:
+                pictures.append(_Picture(_official_places(image, file), []))
                 of[image.id] = pictures[-1]
         notes: list[_Note] = []
         for place, note, wrong in checked(_Note, data["annotations"], "annotations"):
             if note and note.image_id in of:
                 notes.append(note)
             else:
-                wrong = f"image {note.image_id} is not listed" if note else wrong
+                wrong = f"image {note.image_id} is not listed, or wrong there" if note else wrong
                 pictures.append(_Picture((place,), [], wrong))
         for note in sorted(notes, key=lambda note: (isinstance(note.id, str), note.id)):
             of[note.image_id].captions.extend(strings(note.caption))

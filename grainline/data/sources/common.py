@@ -178,7 +178,8 @@ def read_picture(candidates: Sequence[str], where: str) -> bytes:
             continue
         except (OSError, ValueError) as error:  # ValueError: a path with a null character
             why = error.strerror if isinstance(error, OSError) else error
-            raise Damaged(UNREADABLE_FILE, f"{path} ({why})") from error
+            named = path if path == where else f"{where}: {path}"
+            raise Damaged(UNREADABLE_FILE, f"{named} ({why})") from error
     raise Damaged(MISSING_IMAGE, f"{where} (looked for {candidates[0]})")
 
 

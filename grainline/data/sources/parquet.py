@@ -175,7 +175,8 @@ def _opened(file: str) -> Any:
         regular(file)
         return ParquetFile(file)
     except (OSError, ArrowInvalid) as error:
-        raise UserError(f"{file} cannot be read as parquet ({str(error).splitlines()[0]}); {HELP}") from error
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(f"{file} cannot be read as parquet ({why}); {HELP}") from error
 
 
 def _read(group: _Group, columns: Sequence[str]) -> list[dict[str, Any]]:

@@ -66,6 +66,7 @@ class Row(NamedTuple):
 
 
 class _Picture(NamedTuple):
+    row: int  # the first that names it
     key: str
     path: str  # as the table writes it; empty where no row names one
     said: Said
@@ -101,7 +102,7 @@ class Table(FileSource):
 
     def __getitem__(self, index: int) -> Record:
         picture = self._pictures[index]
-        where = f"{self._file}: {picture.key}"
+        where = f"{self._file}: row {picture.row}"
         if picture.damage:
             raise Damaged(*picture.damage)
         if not picture.path:
@@ -189,13 +190,17 @@ def _merge(rows: Sequence[Row], columns: Mapping[str, str], file: str) -> Iterat
         line = f"row {row.number}"
         path = row.fields.get(columns["image"])
         if row.error:
-            pictures[line] = _Picture(line, "", Said(), (DAMAGED_ROW, f"{file}: {line} ({row.error})"))
+            pictures[line] = _Picture(
+                row.number, line, "", Said(), (DAMAGED_ROW, f"{file}: {line} ({row.error})")
+            )
         elif not isinstance(path, str) or not path.strip():
-            pictures[line] = _Picture(line, "", Said())
+            pictures[line] = _Picture(row.number, line, "", Said())
         else:
             path = path.strip()
             place = os.path.normpath(path)
-            pictures[place] = _joined(pictures.get(place) or _Picture(path, path, Said()), row, columns, file)
+            pictures[place] = _joined(
+                pictures.get(place) or _Picture(row.number, path, path, Said()), row, columns, file
+            )
     yield from pictures.values()
 
 
