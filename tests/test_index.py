@@ -556,7 +556,7 @@ def test_pipes_giants_and_links_in_a_circle_are_damage(copy: Path, model: Model)
     assert report.pictures == 20
     with pytest.raises(UserError, match="no picture at"):
         add(index, [root / "circle.png"], model=model)
-    with pytest.raises(Damaged, match="no plain file"):
+    with pytest.raises(Damaged, match="not a regular file"):
         read_picture([str(root / "pipe.png")], "")
 
 

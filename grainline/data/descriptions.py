@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from grainline.data.record import Record, Source
 from grainline.data.sources.joined import Over
-from grainline.data.sources.plain import parse_json, read_plain, text_of
+from grainline.data.sources.plain import parse_json, read_plain, regular, text_of
 from grainline.errors import UserError
 from grainline.files import reason
 
@@ -144,6 +144,7 @@ def read(path: str, data: bytes) -> dict[str, str]:
 def header(path: Path) -> dict[str, Any]:
     """The first line of a file that `grainline data describe` wrote; UserError where it is another file."""
     try:
+        regular(path)
         with path.open("rb") as file:
             first = _row(str(path), 1, file.readline())
     except OSError as error:

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from grainline.data.causes import DAMAGED_REGION, DAMAGED_TEXT, MISSING_IMAGE, UNREADABLE_FILE
 from grainline.data.record import Damaged, Foil, Record, Region
-from grainline.data.sources.checked import Fields, Stretch, Text, Upright, strings
+from grainline.data.sources.checked import Fields, Stretch, Text, Upright, Words, strings
 from grainline.data.sources.masks import Mask
 from grainline.data.sources.plain import HELP, parse_json, read_plain, text_of
 from grainline.data.sources.recaptioned import is_recaptioned, renamed
@@ -90,14 +90,14 @@ class _Wrong(Fields):
     """A foil of a region; what it is compared with is the phrase, unless it says otherwise."""
 
     text: Text
-    true: Text | None = None
-    kind: Text
+    true: Words | None = None
+    kind: Words
 
 
 class _Foil(Fields):
     text: Text
-    true: Text
-    kind: Text
+    true: Words
+    kind: Words
 
 
 class _Region(Fields):
@@ -108,7 +108,10 @@ class _Region(Fields):
     foils: tuple[_Wrong, ...] | None = None
 
     def region(self) -> Region:
-        foils = tuple(Foil(one.text, one.true or self.phrase, one.kind) for one in self.foils or ())
+        foils = tuple(
+            Foil(one.text, self.phrase if one.true is None else one.true, one.kind)
+            for one in self.foils or ()
+        )
         return Region(self.phrase, self.box, self.mask, self.span, foils)
 
 
@@ -157,7 +160,7 @@ def said(fields: Mapping[str, Any], where: str) -> Said:
 
 def described(data: bytes, where: str) -> Said:
     """The texts of a JSON file beside a picture; none where it holds no object. Raises Damaged."""
-    fields = beside(lambda data: parse_json(text_of(data)), data, where)
+    fields = beside(lambda data: parse_json(text_of(data, "surrogatepass")), data, where)
     return said(fields, where) if isinstance(fields, dict) else Said()
 
 
@@ -178,7 +181,7 @@ def read_picture(candidates: Sequence[str], where: str) -> bytes:
             continue
         except (OSError, ValueError) as error:  # ValueError: a path with a null character
             why = error.strerror if isinstance(error, OSError) else error
-            named = path if path == where else f"{where}: {path}"
+            named = path if where in ("", path) else f"{where}: {path}"
             raise Damaged(UNREADABLE_FILE, f"{named} ({why})") from error
     raise Damaged(MISSING_IMAGE, f"{where} (looked for {candidates[0]})")
 

@@ -36,14 +36,16 @@ def read_plain(path: str | Path, most: int = MOST_BYTES) -> bytes:
     return Path(path).read_bytes()
 
 
-def text_of(data: bytes) -> str:
+def text_of(data: bytes, errors: str = "strict") -> str:
     """The text of a file in UTF-8. Raises ValueError.
+
+    errors  "surrogatepass" takes halves of surrogate pairs too, which JSON may hold
 
     >>> text_of("\\ufeffCaf\\u00e9".encode())
     'Café'
     """
     try:
-        return data.decode("utf-8-sig")
+        return data.decode("utf-8-sig", errors)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 text ({error.reason} at byte {error.start})") from None
 
