@@ -232,11 +232,11 @@ def test_a_hostile_value_in_any_field_is_damage_or_one_line(kind: Kind, tmp_path
     for place in places(content):
         if name == "hexagons" and len(place) > 4 and place[-1] > 1:
             continue  # digits that are alike
-        for value in HOSTILE:
+        for number, value in enumerate(HOSTILE):
             path.write_text(write(changed(content, place, value)))
             walked(f"{name}:{path}", images)
-            if name not in ("texts", "refcoco"):
-                walked(str(path), images)
+            if name not in ("texts", "refcoco") and number % 3 == 0:
+                walked(str(path), images)  # its kind is found by a look inside
 
 
 def test_hostile_annotations_of_expressions_are_damage_or_one_line(tmp_path: Path) -> None:
@@ -253,10 +253,12 @@ def test_hostile_descriptions_beside_images_are_damage_or_one_line(tmp_path: Pat
     folder = pictures(tmp_path / "images")
     (folder / "b.txt").write_text("A cat.")
     for place in places(SAID):
-        for value in HOSTILE:
+        for number, value in enumerate(HOSTILE):
             said = dumped(changed(SAID, place, value))
             (folder / "a.json").write_text(said)
             walked(str(folder), None)
+            if number % 3:
+                continue
             with tarfile.open(tmp_path / "t.tar", "w") as tar:
                 for name in ("a.png", "a.json", "b.png", "b.txt"):
                     tar.add(folder / name, name)
