@@ -126,7 +126,7 @@ def search(  # noqa: PLR0913 - each is an option of the command
     """Search an index by text or by picture."""
     from rich.console import Console
 
-    from grainline.data.sources.common import read_lines
+    from grainline.data.sources.plain import read_lines
     from grainline.evaluate.result import writable
     from grainline.index.answer import Options
     from grainline.index.query import queries as asked

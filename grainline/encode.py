@@ -16,7 +16,7 @@ from torch import Tensor
 
 from grainline.data.descriptions import Descriptions
 from grainline.data.sources import SOURCES, open_source
-from grainline.data.sources.common import read_lines
+from grainline.data.sources.plain import read_lines
 from grainline.errors import UserError
 from grainline.evaluate.encode import encode_source
 from grainline.files import WRITE_ERRORS, reason

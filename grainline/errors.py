@@ -1,7 +1,9 @@
 """Errors that are the user's to mend: one line with what was found, what is allowed and where to look."""
 
+import re
 import unicodedata
 
+_LONG = re.compile(r"\S{401,}")
 TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # change the direction of what follows
 
 
@@ -12,7 +14,16 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(plain(" ".join(message.split())))
+        super().__init__(plain(brief(" ".join(message.split()))))
+
+
+def brief(text: str) -> str:
+    """A text whose words of more than 400 letters, such as a path from a damaged file, are cut.
+
+    >>> brief("x" * 5000 + " b")[395:]
+    'xxxxx... (5000 letters) b'
+    """
+    return _LONG.sub(lambda word: f"{word[0][:400]}... ({len(word[0])} letters)", text)
 
 
 def plain(text: str) -> str:

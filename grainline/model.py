@@ -19,6 +19,7 @@ from grainline.data.collate import described, texts_of
 from grainline.data.descriptions import Described
 from grainline.data.parts import Parted, encode_parts, windows
 from grainline.data.record import Damaged
+from grainline.data.sources.plain import read_plain
 from grainline.data.tokenized import TextTokenizer
 from grainline.data.tokenizer import read_tokenizer
 from grainline.data.transforms import EvalTransform
@@ -306,7 +307,7 @@ def _opened(image: str | Path | bytes | Image.Image) -> bytes | Image.Image:
     if not isinstance(image, str | Path):
         raise UserError(f"a picture is a path, bytes or a PIL image, not a {type(image).__name__}")
     try:
-        return Path(image).read_bytes()
+        return read_plain(image)
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         why = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"picture {image} cannot be read: {why}") from None

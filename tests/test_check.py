@@ -189,6 +189,23 @@ def test_the_way_to_split_is_the_callers() -> None:
     assert report.sentences.most == 3
 
 
+def test_regions_outside_their_image_or_text_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png(1, (30, 20)))
+    right = {"phrase": "dog", "box": [-3, 0, 35, 9], "mask": [[1] * 30] * 20, "span": ["captions.0", 2, 5]}
+    for wrong, why in (
+        ({}, ""),
+        ({"box": [30, 0, 31, 9]}, "its box is outside the image of 30 x 20 pixels"),
+        ({"box": [-3, -9, 31, 0]}, "its box is outside the image of 30 x 20 pixels"),
+        ({"mask": [[1] * 20] * 30}, "its mask of 20 x 30 pixels does not fit the image of 30 x 20 pixels"),
+        ({"span": ["captions.0", 2, 7]}, "no text at captions.0 2 to 7"),
+        ({"span": ["captions.1", 0, 1]}, "no text at captions.1 0 to 1"),
+    ):
+        (tmp_path / "a.json").write_text(json.dumps({"caption": "A dog.", "regions": [{**right, **wrong}]}))
+        said = check(open_source(str(tmp_path)), sentences)
+        place = f"regions without a place, in 1 image: a.png (dog: {why})"
+        assert (said.remarks, said.damaged) == ((place,) if why else (), 0)
+
+
 def test_a_spread_takes_values_that_occur() -> None:
     assert spread(list(range(101))) == Spread(0, 10, 50, 90, 100)
     assert spread([]) is None

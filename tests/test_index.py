@@ -13,7 +13,8 @@ from PIL import Image
 
 from grainline.data.causes import MISSING_IMAGE
 from grainline.data.record import Damaged
-from grainline.data.sources.common import MOST_BYTES, read_picture
+from grainline.data.sources.common import read_picture
+from grainline.data.sources.plain import MOST_BYTES
 from grainline.errors import UserError
 from grainline.files import Corrupt
 from grainline.index import writer
@@ -562,7 +563,7 @@ def test_pipes_giants_and_links_in_a_circle_are_damage(copy: Path, model: Model)
     assert report.pictures == 20
     with pytest.raises(UserError, match="no picture at"):
         add(index, [root / "circle.png"], model=model)
-    with pytest.raises(Damaged, match="no plain file"):
+    with pytest.raises(Damaged, match="not a regular file"):
         read_picture([str(root / "pipe.png")], "")
 
 

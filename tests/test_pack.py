@@ -86,7 +86,7 @@ FULL = Record(
         Region("mat", foils=(Foil("x", "another phrase", "easy"),)),
         Region("box", (0.0, 0.0, 1.0, 1.0)),
     ),
-    (Foil("A dog sits.", "A cat sits.", "noun"), Foil(" \ud800 ", "", "")),
+    (Foil("A dog sits.", "A cat sits.", "noun"), Foil("sits", "", "")),
     ("A cat", "A cat sits."),
     ("A cat sits there.", "A cat sits."),
 )

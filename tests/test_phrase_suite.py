@@ -405,8 +405,16 @@ def test_damaged_files_of_entities_are_refused_in_one_line(tmp_path: Path) -> No
     (home / "Annotations" / "1000.xml").write_text("<annotation><object>")
     with pytest.raises(Damaged, match="damaged region"):
         open_source(place, images=str(home / "images"))[0]
-    (home / "Sentences" / "3000.txt").write_text("\n")
-    with pytest.raises(UserError, match=r"3000\.txt holds no caption"):
+    sentences = home / "Sentences" / "3000.txt"
+    for text, why in ((b"\n", "missing caption"), (b"[/EN#7 x]", "line 1 of"), (b"\xff", "not UTF-8")):
+        sentences.write_bytes(text)
+        source = open_source(place, images=str(home / "images"))
+        at = list(source.keys()).index("3000.jpg")  # type: ignore[attr-defined]
+        with pytest.raises(Damaged, match=why):
+            source[at]
+    for file in (home / "Sentences").iterdir():
+        file.write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"no caption of .* can be used, the first for damaged text: .*UTF-8"):
         open_source(place)
     (home / "Sentences" / "3000.txt").unlink()
     with pytest.raises(UserError, match=r"has no captions of 3000 of split val"):

@@ -183,10 +183,17 @@ def test_what_is_wrong_with_a_release_is_said(tmp_path: Path) -> None:
         file.write_text(json.dumps([refs[0] | fields, *refs[1:]]))
         return f"refcoco:{file}"
 
-    with pytest.raises(UserError, match=r"expression 0 of .*: picture 1 or annotation 77 is not in"):
-        open_source(changed(ann_id=77))
-    with pytest.raises(UserError, match=r"expression 0 of .*: its sentences are no list"):
-        open_source(changed(sentences=["man"]))
+    for fields, message in (
+        ({"ann_id": 77}, "image 1 or annotation 77 is not in"),
+        ({"sentences": ["man"]}, 'sentences.0 is "man": should be an object'),
+        ({"image_id": {}}, "image_id is an object: an id is a number or a text"),
+        ({"split": ["val"]}, 'split is ["val"]: should be a valid text'),
+    ):
+        source = open_source(changed(**fields))
+        assert len(source) == 3
+        assert source[0].regions
+        with pytest.raises(Damaged, match=rf"damaged row: .*: refs\[0\] \({re.escape(message)}"):
+            source[2]
     with pytest.raises(UserError, match=r"is no file of expressions: a list of rows with ann_id, image_id"):
         open_source(f"refcoco:{tmp_path}/instances.json")
     sentences = [{"sent": " ", "raw": "The Man."}, {"sent": "", "raw": ""}]
@@ -195,7 +202,10 @@ def test_what_is_wrong_with_a_release_is_said(tmp_path: Path) -> None:
     for code, why in (
         ([[1, 2, 3]], "a polygon is a list of three points or more"),
         ({"size": [16, 20], "counts": [3, 4]}, "the runs of a mask add up to 7, not to 16 x 20"),
-        ({"size": [16, 20], "counts": [-1, 321]}, "add up to 320, not"),
+        ({"size": [16, 20], "counts": [-1, 321]}, "counts.0 is -1: should be greater than"),
+        ({"size": [16, 1e999], "counts": [320]}, "size.1 is Infinity: should be a finite number"),
+        ({"size": [10**6, 10**6], "counts": [10**12]}, "pixels, more than 89478485"),
+        ([[1, 2, 3, 4, 5, float("nan")]], "segmentation.0.5 is NaN: should be a finite number"),
         ({"size": [20, 16], "counts": [320]}, "a mask of 16 x 20 pixels, the picture has 20 x 16"),
         ({"size": [16, 20], "counts": "é"}, "characters that are none of theirs"),
     ):

@@ -19,7 +19,7 @@ from test_scenes import read as understood
 from test_viz import EVIL, Page
 
 from grainline.data.decode import decode
-from grainline.data.record import Damaged, Foil, Region
+from grainline.data.record import Damaged, Foil, Region, keys_of
 from grainline.data.scenes import held_out
 from grainline.data.sources import open_source, open_sources
 from grainline.data.sources.fgovd import FgOvd, FgOvdLines
@@ -143,30 +143,60 @@ def test_a_file_gives_boxes_texts_and_its_difficulty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "place", "message"),
     [
-        (lambda x: x["annotations"][0].update(image_id=1), r"annotation 0 of .*: picture 1 is not listed"),
+        (lambda x: x["annotations"][0].update(image_id=1), "annotations[0]", "image 1 is not listed"),
+        (lambda x: x["annotations"][1].update(category_id=1), "annotations[1]", "category 1 is not listed"),
+        (lambda x: x["annotations"][1]["neg_category_ids"].append(2), "annotations[1]", "category 2 is not"),
         (
-            lambda x: x["annotations"][1].update(category_id=1),
-            r"annotation 1 of .*: category 1 is not listed",
+            lambda x: x["annotations"][1].update(neg_category_ids=[]),
+            "annotations[1]",
+            "is []: list",
         ),
-        (lambda x: x["annotations"][1]["neg_category_ids"].append(2), r"category 2 is not listed"),
-        (lambda x: x["annotations"][1].update(neg_category_ids=[]), r"neg_category_ids is \[\], not a list"),
+        (lambda x: x["annotations"][2].update(bbox=[1, 2, 3]), "annotations[2]", "no bbox.3"),
         (
-            lambda x: x["annotations"][2].update(bbox=[1, 2, 3]),
-            r"bbox is \[1, 2, 3\], not \[left, top, width",
+            lambda x: x["annotations"][2].update(bbox=[1, 2, 0, 3]),
+            "annotations[2]",
+            "is [1, 2, 0, 3]: a",
         ),
-        (lambda x: x["annotations"][2].update(bbox=[1, 2, 0, 3]), r"bbox is \[1, 2, 0, 3\]"),
-        (lambda x: x["categories"][0].update(name=" "), r"category 500 is not listed or has no name"),
-        (lambda x: x["categories"][0].pop("name"), r"is not a file of FG-OVD: images\[\] with id, file_name"),
+        (lambda x: x["annotations"][2].update(bbox=[1, 2, 1e999, 3]), "annotations[2]", "bbox.2 is Infinity"),
+        (lambda x: x["annotations"][0].update(id={}), "annotations[0]", "id is an object: an id is a number"),
+        (
+            lambda x: x["categories"][0].update(name=" "),
+            "categories[0]",
+            'name is " ": ',
+        ),
+        (lambda x: x["categories"][0].pop("name"), "categories[0]", "no name"),
+        (lambda x: x["images"].append({"id": [9], "file_name": "x"}), "images[3]", "id is [9]: an id is"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_said(change: Any, message: str, tmp_path: Path) -> None:
+def test_a_wrong_row_is_damage_and_leaves_the_others(
+    change: Any, place: str, message: str, tmp_path: Path
+) -> None:
     data = content(BOXES)
     change(data)
     (tmp_path / "color.json").write_text(json.dumps(data))
-    with pytest.raises(UserError, match=message):
-        open_source(f"fg-ovd:{tmp_path}/color.json", images=str(drawn(tmp_path / "x", ["a.png"])))
+    names = {name for name, _ in BOXES}
+    source = open_source(f"fg-ovd:{tmp_path}/color.json", images=str(drawn(tmp_path / "x", sorted(names))))
+    sound = [key for key in keys_of(source) if "[" not in key]
+    assert sound
+    for index, key in enumerate(keys_of(source)):
+        if key not in sound:
+            with pytest.raises(Damaged, match="damaged row"):
+                source[index]
+        else:
+            assert source[index].regions
+    at = list(keys_of(source)).index(place)
+    with pytest.raises(Damaged, match=rf"color.json: {re.escape(place)} \(.*{re.escape(message)}"):
+        source[at]
+
+
+def test_a_file_without_any_right_region_is_a_mistake(tmp_path: Path) -> None:
+    data = content(BOXES[:1])
+    data["annotations"][0]["bbox"] = None
+    (tmp_path / "color.json").write_text(json.dumps(data))
+    with pytest.raises(UserError, match=r"color.json: annotations\[0\] \(bbox is null: .*no region is right"):
+        open_source(f"fg-ovd:{tmp_path}/color.json", images=str(tmp_path))
 
 
 def test_pictures_that_are_missing_or_of_another_size_are_named(tmp_path: Path) -> None:
@@ -247,7 +277,7 @@ def test_json_lines_say_the_same_as_the_file_of_the_authors(tmp_path: Path) -> N
     file.write_text("".join(json.dumps(one) + "\n" for one in wrong))
     broken = open_source(str(file), images=str(tmp_path / "coco"))
     for i, said in enumerate(
-        (r"row 1 \(.*bbox is \[1, 2, 0, 3\]", r"row 2 \(pos_expression must be one text")
+        (r"row 1 \(.*bbox is \[1, 2, 0, 3\]", r"row 2 \(pos_expression is")
     ):
         with pytest.raises(Damaged, match=said):
             broken[i]
@@ -354,7 +384,7 @@ def test_regions_of_a_json_row_have_foils_of_their_own(tmp_path: Path) -> None:
     assert found == (Region("a red cup", (1, 2, 3, 4), foils=(Foil("a blue cup", "a red cup", "colour"),)),)
     wrong = {**row, "regions": [{**region, "foils": ["a blue cup"]}], "image": "b.png"}
     (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(wrong)}\n")
-    with pytest.raises(Damaged, match="a foil has the fields text, true, kind"):
+    with pytest.raises(Damaged, match=r"row 2 \(regions.0.foils.0 is \"a blue cup\": should be an object"):
         open_source(str(tmp_path / "rows.jsonl"))[1]
 
 

@@ -511,7 +511,7 @@ ROW = {"image": "a.jpg", "caption": "A."}
         (
             {"t.json": [["a.jpg", "A.", "sub/b.png", "B."], ["a.jpg", "A.", "sub/b.png"]]},
             "t.json",
-            r"row 2 of t\.json is \['a\.jpg', 'A\.', 'sub/b\.png'\], not \[url, caption, url, caption\]",
+            r'row 2 of t\.json is \["a\.jpg", "A\.", "sub/b\.png"\], not \[url, caption, url, caption\]',
         ),
         ({"t.json": [["a.jpg", "A.", "b.png", " "]]}, "t.json", r"row 1 of .*, four texts"),
         ({"t.json": [["a.jpg", "A.", "x/", "B."]]}, "t.json", r"row 1 of t\.json: x/ has no file name"),
@@ -537,6 +537,74 @@ def test_mistakes_are_told_in_one_line(
         open_source(path)
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith("see docs/data.md")
+
+
+def test_an_open_quote_in_a_csv_is_a_mistake_that_names_its_line(data: Path) -> None:
+    rows = ["image,caption", *["a.jpg,A dog."] * 3, 'a.jpg,"A dog', *["sub/b.png,B."] * 50]
+    for text in (rows, [*rows, 'a.jpg,"A cat, red"'], [*rows[:4], 'a.jpg,"A" dog', *rows[5:]]):
+        with pytest.raises(UserError, match=r"t\.csv cannot be read as a table from line 5 on, where"):
+            open_source(write(data / "t.csv", "\n".join(text)))
+    inside = 'a.jpg,"A dog.\nIt says ""Hi"", and runs."\nsub/b.png,A 12" ruler.'
+    assert told(open_source(write(data / "t.csv", f"image,caption\n{inside}"))) == [
+        ("a.jpg", ('A dog.\nIt says "Hi", and runs.',)),
+        ("sub/b.png", ('A 12" ruler.',)),
+    ]
+    with pytest.raises(UserError, match=r"t\.csv has the column caption more than once"):
+        open_source(write(data / "t.csv", "image,caption,caption\na.jpg,A.,B."))
+
+
+def test_captions_break_at_line_feeds_only(data: Path) -> None:
+    text = "A\u2028dog.\x0b Yes.\x85 It\x1c is.\r\nB\x0c dog."
+    (data / "a.txt").write_bytes(text.encode())
+    source = open_source(str(data))
+    assert source[0].captions == ("A\u2028dog.\x0b Yes.\x85 It\x1c is.", "B\x0c dog.")
+
+
+def test_texts_beside_an_image_that_cannot_be_read_are_damaged_and_named(data: Path) -> None:
+    (data / "a.txt").write_bytes("Caf\u00e9".encode("latin-1"))
+    (data / "sub" / "b.txt").write_text("B.")
+    source = open_source(str(data))
+    with pytest.raises(Damaged, match=r"damaged text: .*a\.txt \(not UTF-8 text \(.* at byte 3\)\)"):
+        source[0]
+    (data / "sub" / "b.json").write_text("{")
+    assert [cause(source, n) for n in (0, 1)] == ["damaged text"] * 2
+
+
+def test_a_span_that_ends_before_it_starts_is_a_damaged_region(data: Path) -> None:
+    for span, right in ((["captions.0", 0, 1], True), (["captions.0", 1, 1], False), (["long", 5, 2], False)):
+        row = {"image": "a.jpg", "caption": "A.", "regions": [{"phrase": "A", "span": span}]}
+        source = open_source(write(data / "t.jsonl", lines([ROW | {"image": "sub/b.png"}, row])))
+        if right:
+            assert source[1].regions[0].span == tuple(span)
+        else:
+            assert cause(source, 1) == "damaged region"
+
+
+def test_wrong_rows_of_coco_are_damage_of_their_own(data: Path) -> None:
+    content = {
+        "images": [
+            {"id": 5, "file_name": "a.jpg"},
+            {"id": [6], "file_name": "b"},
+            {"id": 5, "file_name": "c"},
+        ],
+        "annotations": [
+            {"id": 1, "image_id": 5, "caption": "A."},
+            {"id": {}, "image_id": 5, "caption": "B."},
+            {"id": 2, "image_id": 9, "caption": "B."},
+            {"id": 3, "image_id": 5, "caption": None},
+        ],
+    }
+    source = open_source("coco-val2017:" + write(data / "captions_val2017.json", content))
+    assert source[0][:3] == ("a.jpg", jpeg(1), ("A.",))
+    said = [fault for fault in check(source, sentences).faults if fault.cause == "damaged row"]
+    file = str(data / "captions_val2017.json")
+    assert said[0].first == (
+        f"{file}: images[1] (id is [6]: an id is a number or a text)",
+        f"{file}: images[2] (another image has its id 5)",
+        f"{file}: annotations[1] (id is an object: an id is a number or a text)",
+        f"{file}: annotations[2] (image 9 is not listed, or wrong there)",
+        f"{file}: annotations[3] (caption is null: should be a valid text)",
+    )
 
 
 def test_text_that_is_not_utf8_is_a_mistake(data: Path) -> None:

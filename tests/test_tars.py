@@ -174,12 +174,19 @@ def test_texts_come_from_the_json_and_else_from_the_txt(
     assert (record.captions, record.long) == (captions, long)
 
 
-def test_broken_json_is_a_missing_caption_unless_there_is_a_txt(tmp_path: Path) -> None:
+def test_broken_json_is_named_whether_or_not_there_is_a_txt(tmp_path: Path) -> None:
     files = {"a.jpg": b"j", "a.json": b"{", "b.jpg": b"j", "b.json": b"{", "b.txt": b"B."}
+    files |= {"c.jpg": b"j", "c.json": b'{"caption": "A.", "caption": "B."}'}
+    files |= {"d.jpg": b"j", "d.txt": "Café".encode("latin-1"), "e.jpg": b"j", "e.json": b"[]"}
     source = Tars([str(write_tar(tmp_path / "a.tar", files))])
-    assert causes(source) == ["missing caption", None]
-    with pytest.raises(Damaged, match=r"missing caption: .*a\.tar: a$"):
-        source[0]
+    assert causes(source) == [*["damaged text"] * 4, "missing caption"]
+    for index, message in (
+        (0, r"a\.tar: a\.json \(Expecting property name"),
+        (2, r"a\.tar: c\.json \(one object has the key 'caption' 2 times\)"),
+        (3, r"a\.tar: d\.txt \(not UTF-8 text \(.* at byte 3\)"),
+    ):
+        with pytest.raises(Damaged, match=message):
+            source[index]
 
 
 def test_regions_and_foils_are_read(tmp_path: Path) -> None:

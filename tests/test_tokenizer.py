@@ -438,3 +438,10 @@ def test_files_of_two_tokenizers_side_by_side_are_an_error(toy: Tokenizer, tmp_p
     (tmp_path / "tokenizer.json").write_text(Tokenizer.train(CORPUS, 550).to_json())
     with pytest.raises(UserError, match="are not of one tokenizer"):
         Tokenizer.load(tmp_path)
+
+
+def test_words_of_thousands_of_letters_are_not_learnt_from() -> None:
+    texts = ["a cat sat on a mat"] * 3
+    long = ["qz" * 5000, "a cat " + "zq" * 600]
+    assert Tokenizer.train(texts + long, 700).to_json() == Tokenizer.train([*texts, "a cat"], 700).to_json()
+    assert "qz" in "".join(Tokenizer.train([*texts, "qz" * 500], 700).pieces(range(514, 520)))

@@ -11,6 +11,7 @@ from grainline.data.captions import clean
 
 BEGIN, END = "<|startoftext|>", "<|endoftext|>"
 SUFFIX = "</w>"  # marks the last letter of a word
+LONGEST = 1000  # bytes of a word: learning takes the square of it, a minute for one word of 100 kB
 
 Merges = Sequence[tuple[str, str]]
 
@@ -65,7 +66,7 @@ def splitter() -> pre_tokenizers.PreTokenizer:
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
-    """How often each word occurs in the cleaned, lower-cased texts.
+    """How often each word of up to 1,000 bytes occurs in the cleaned, lower-cased texts.
 
     >>> count_words(["A cat. A dog!", "cat"])
     Counter({'a': 2, 'cat': 2, '.': 1, 'dog': 1, '!': 1})
@@ -76,7 +77,7 @@ def count_words(texts: Iterable[str]) -> Counter[str]:
     cut, words = splitter(), Counter[str]()
     for chunk, number in chunks.items():
         for word, _ in cut.pre_tokenize_str(chunk):
-            if word not in (BEGIN, END):
+            if word not in (BEGIN, END) and len(word) <= LONGEST:
                 words[word] += number
     return words
 

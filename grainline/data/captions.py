@@ -5,7 +5,8 @@ decision reads only the sentence so far and the next word, so that a sentence sp
 
 What the rules choose where captions are ambiguous:
   - a quotation or a bracket that opens inside a sentence is never cut, whatever it holds;
-  - "word. word" is a break even before a small letter, because many sets of captions are lower-cased;
+  - "word. word" and "Word. word" are breaks, because many sets of captions are lower-cased; a capital
+    alone does not make a word of three letters or more an abbreviation;
   - a break in the line is a blank, unless the next line is empty or starts with a list marker;
   - a mark of a list ("1.", "B.") stays with its item; colons and semicolons never end a sentence.
 """
@@ -137,6 +138,10 @@ _LABELS = _words(  # a single letter after one of these is no initial of a name
     vitamin type group section letter step table map class box option line side row column grade plan
     hepatitis diagram graph area region is are and or as to"""
 )
+_SHORTENED = _words(  # abbreviations if they start with a capital; in small letters many are words
+    """Univ Inst Acad Assoc Soc Hosp Intl Natl Suppl Calif Ala Ariz Colo Conn Del Fla Ill Ind Mass Mich Minn
+    Miss Neb Okla Ore Penn Tenn Tex Wash Wis Wyo Mon Tue Tues Wed Thu Thur Thurs Fri"""
+)
 _ABBREVIATIONS = _TITLES | _NUMBERED | _INNER | _EITHER | _FREE
 
 
@@ -257,11 +262,15 @@ def _ends_at_period(stop: _Stop) -> bool:
 
 def _ordinary(stop: _Stop) -> bool:
     """A word that is no abbreviation, as far as a small letter after it allows to say."""
-    word = stop.word
+    word, small = stop.word, stop.word.lower()
     if word.isdigit():
         return True
-    known = word in _ABBREVIATIONS or "." in word or _unit(stop, _UNITS)
-    return len(word) > 1 and word.islower() and not known and _VOWEL.search(word) is not None
+    known = small in _ABBREVIATIONS or word in _SHORTENED or "." in word or _unit(stop, _UNITS)
+    capital = (
+        len(word) > 2 and word[0].isupper() and word[1:].islower()
+    )  # Frisbee. dog, but no NASA. and Ph. d
+    usual = capital or (len(word) > 1 and word.islower())
+    return usual and not known and _VOWEL.search(small) is not None
 
 
 def _unit(stop: _Stop, units: frozenset[str]) -> bool:

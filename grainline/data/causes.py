@@ -6,7 +6,8 @@ MISSING_CAPTION = "missing caption"  # no text, or only white space
 TRUNCATED_TAR = "truncated tar"  # the archive ends before the sample does
 UNREADABLE_FILE = "unreadable file"  # the system refuses: permissions, a disk or network that fails
 DAMAGED_ROW = "damaged row"  # one line of a table that cannot be parsed
-DAMAGED_REGION = "damaged region"  # a box or mask that makes no sense
+DAMAGED_TEXT = "damaged text"  # a file of texts beside an image that is not UTF-8, or not JSON
+DAMAGED_REGION = "damaged region"  # a box, mask, span or foil that makes no sense
 
 CAUSES = (
     DAMAGED_IMAGE,
@@ -15,5 +16,6 @@ CAUSES = (
     TRUNCATED_TAR,
     UNREADABLE_FILE,
     DAMAGED_ROW,
+    DAMAGED_TEXT,
     DAMAGED_REGION,
 )

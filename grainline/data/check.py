@@ -14,9 +14,11 @@ from PIL import Image
 
 from grainline.data.decode import decode, picture_size
 from grainline.data.near import LIMIT, PIXELS, image_hash, near_copies
-from grainline.data.record import Damaged, Record, Source, content_of
+from grainline.data.record import Damaged, Record, Source, content_of, misplaced
+from grainline.data.sources.common import some
 from grainline.data.sources.joined import remarks
 from grainline.errors import plain
+from grainline.wording import amount
 
 EXAMPLES = 5  # files named for each kind of damage, and longest texts shown
 CLIP_WORDS = 55  # what CLIP's 77 tokens hold of ordinary English, roughly
@@ -87,6 +89,7 @@ class _Tally:
         self.hashes: list[np.ndarray | None] = []  # of the first image of each entry of `images`
         self.pictures_of: dict[bytes, set[bytes]] = defaultdict(set)  # from a caption to its pictures
         self.longest: list[tuple[str, int]] = []
+        self.misplaced: list[str] = []  # the first misplaced region of each image that has one
 
     def add(self, record: Record, split: Callable[[str], Sequence[object]]) -> None:
         """Count one sample. Raises Damaged if its picture is."""
@@ -94,6 +97,8 @@ class _Tally:
             width, height = picture_size(record)
             look = image_hash(picture)
         self.sides.append((min(width, height), max(width, height)))
+        wrong = misplaced(record, (width, height))
+        self.misplaced += [f"{record.key} ({wrong})"] if wrong else []
         self.keys[record.key] += 1
         image = _hash(record.image)
         if image not in self.images:
@@ -155,7 +160,7 @@ def check(
         near_copies=tuple(_near(tally)),
         same_caption=sum(len(pictures) > 1 for pictures in tally.pictures_of.values()),
         longest=tuple(tally.longest),
-        remarks=remarks(source),
+        remarks=(*remarks(source), *_outside(tally.misplaced)),
         suggestions=(),
     )
     return report._replace(suggestions=tuple(suggestions(report)))
@@ -165,6 +170,11 @@ def _near(tally: _Tally) -> list[tuple[str, str]]:
     """Keys of images that look the same; of equal files the first one alone."""
     keys = [same[0] for same in tally.images.values()]
     return [(keys[pair.first], keys[pair.second]) for pair in near_copies(tally.hashes)]
+
+
+def _outside(found: Sequence[str]) -> list[str]:
+    """A remark on regions that no suite can measure; for training by captions they do not count."""
+    return [f"regions without a place, in {amount(len(found), 'image')}: {some(found)}"] if found else []
 
 
 def usable(report: CheckReport, damage: float) -> bool:

@@ -12,13 +12,13 @@ To be read, a line needs an image_id, the key of its picture, and a text; the fi
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grainline.data.record import Record, Source
 from grainline.data.sources.joined import Over
+from grainline.data.sources.plain import parse_json, read_plain, regular, text_of
 from grainline.errors import UserError
 from grainline.files import reason
 
@@ -144,6 +144,7 @@ def read(path: str, data: bytes) -> dict[str, str]:
 def header(path: Path) -> dict[str, Any]:
     """The first line of a file that `grainline data describe` wrote; UserError where it is another file."""
     try:
+        regular(path)
         with path.open("rb") as file:
             first = _row(str(path), 1, file.readline())
     except OSError as error:
@@ -161,8 +162,8 @@ def _is_header(path: str, row: dict[str, Any]) -> bool:
 
 def _row(path: str, number: int, line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = parse_json(text_of(line))
+    except ValueError as error:
         raise UserError(f"{path}: line {number} is not JSON ({error}); {AGAIN}") from None
     if not isinstance(row, dict):
         raise UserError(f"{path}: line {number} is no JSON object; {AGAIN}")
@@ -171,6 +172,6 @@ def _row(path: str, number: int, line: bytes) -> dict[str, Any]:
 
 def _bytes(path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return read_plain(path, 2**62)
     except OSError as error:
         raise UserError(f"cannot read the descriptions in {path}: {reason(error)}; {AGAIN}") from None

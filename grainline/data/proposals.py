@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from grainline.data.record import Box
-from grainline.data.sources.common import load_json
+from grainline.data.sources.plain import load_json
 from grainline.errors import UserError
 
 FORM = (

@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 
+from grainline.errors import brief
+
 Span = tuple[str, int, int]
 """Where words stand: ("long", 3, 17) or ("captions.0", 3, 17), characters from 3 up to, not including, 17."""
 
@@ -81,6 +83,7 @@ class Damaged(Exception):
     """A sample that cannot be used. Never reaches the user as an exception: it is replaced and counted."""
 
     def __init__(self, cause: str, where: str) -> None:
+        where = brief(where)
         super().__init__(f"{cause}: {where}")
         self.cause = cause  # one of causes.CAUSES, the key of the counts
         self.where = where  # the file, and the row or member inside it
@@ -143,6 +146,29 @@ def boxes_of(source: Source, index: int, record: Record) -> tuple[Box, ...]:
         return tuple(dict.fromkeys(source.boxes(index)))
     found = (region_box(region) for region in record.regions)
     return tuple(dict.fromkeys(box for box in found if box is not None))
+
+
+def misplaced(record: Record, size: tuple[int, int]) -> str:
+    """The first region that has no place in its image or text, and why; "" where all have one.
+
+    size  width and height of the stored image
+
+    >>> misplaced(Record("a", b"", ("A dog.",), regions=(Region("dog", (9, 0, 12, 4)),)), (8, 8))
+    'dog: its box is outside the image of 8 x 8 pixels'
+    """
+    texts = {f"captions.{i}": text for i, text in enumerate(record.captions)}
+    texts |= {f"others.{i}": text for i, text in enumerate(record.others)}
+    texts |= {"long": record.long} if record.long else {}
+    of = f"the image of {size[0]} x {size[1]} pixels"
+    for region in record.regions:
+        box, mask, span = region.box, region.mask, region.span
+        if box is not None and not (box[0] < size[0] and box[1] < size[1] and box[2] > 0 and box[3] > 0):
+            return f"{region.phrase}: its box is outside {of}"
+        if mask is not None and mask.shape != size[::-1]:
+            return f"{region.phrase}: its mask of {mask.shape[1]} x {mask.shape[0]} pixels does not fit {of}"
+        if span is not None and not 0 <= span[1] < span[2] <= len(texts.get(span[0], "")):
+            return f"{region.phrase}: no text at {brief(span[0])} {span[1]} to {span[2]}"
+    return ""
 
 
 def region_box(region: Region) -> Box | None:

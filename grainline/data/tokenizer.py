@@ -27,6 +27,7 @@ from grainline.data.bpe import BEGIN, END, SUFFIX
 from grainline.data.captions import clean
 from grainline.data.library_files import read_pipeline
 from grainline.data.library_tokenizer import LibraryTokenizer
+from grainline.data.sources.plain import regular
 from grainline.data.tokenized import (
     CONTENT,
     META,
@@ -209,6 +210,7 @@ def read_tokenizer(path: str | Path) -> TextTokenizer:
     """
     file = located(path)
     try:
+        regular(file)
         pipeline = None if file.suffix == ".gz" or file.name == "vocab.json" else read_pipeline(file)
         found = _read_clip(file) if pipeline is None else LibraryTokenizer(pipeline, str(file))
         meta = file.with_name(META)

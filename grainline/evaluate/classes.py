@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from grainline.data.sources.common import read_lines, some
+from grainline.data.sources.common import some
+from grainline.data.sources.plain import read_lines
 from grainline.errors import UserError
 from grainline.types import Encoded
 

@@ -39,7 +39,8 @@ def captions_of(record: Record) -> list[Caption]:
             continue
         name, start, end = region.span
         if name not in named or not 0 <= start < end <= len(named[name]):
-            raise Damaged(DAMAGED_REGION, f"{record.key} ({region.phrase!r}: no text at {region.span})")
+            where = f"{name} {start} to {end}"
+            raise Damaged(DAMAGED_REGION, f"{record.key} ({region.phrase}: no text at {where})")
         found[name].add((start, end))
     return [Caption(text, tuple((run,) for run in sorted(found[name]))) for name, text in named.items()]
 

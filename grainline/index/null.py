@@ -40,7 +40,7 @@ from PIL import Image
 from grainline.data.captions import sentences
 from grainline.data.record import Damaged, Record, Source
 from grainline.data.sources import open_source
-from grainline.data.sources.common import read_lines
+from grainline.data.sources.plain import read_lines
 from grainline.errors import UserError
 from grainline.files import Corrupt, write_text
 from grainline.index.folder import NPY, Part, new_part, seal_of

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from grainline.data.causes import MISSING_IMAGE, UNREADABLE_FILE
 from grainline.data.record import Damaged
-from grainline.data.sources.common import IMAGE_SUFFIXES, read_plain
+from grainline.data.sources.common import IMAGE_SUFFIXES
 from grainline.data.sources.folder import files_below, suffix
+from grainline.data.sources.plain import read_plain
 from grainline.errors import UserError
 from grainline.index.segment import Row
 

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from grainline.data.phrases.base import Phrase
+from grainline.data.sources.plain import regular
 from grainline.errors import UserError
 from grainline.files import reason
 
@@ -94,6 +95,7 @@ class Stored:
 def header(path: Path) -> dict[str, Any]:
     """The first line of a file of phrases; UserError where there is none."""
     try:
+        regular(path)
         with path.open("rb") as file:
             first = json.loads(file.readline())
     except OSError as error:

@@ -33,7 +33,7 @@ from grainline.data.record import Source
 from grainline.data.sources.classes import Classes
 from grainline.data.sources.coco import CocoKarpathy, CocoVal2017
 from grainline.data.sources.cola import Cola
-from grainline.data.sources.common import HELP, divide, read_text, some
+from grainline.data.sources.common import divide, some
 from grainline.data.sources.entities import Entities
 from grainline.data.sources.fgovd import FgOvd, FgOvdLines
 from grainline.data.sources.foilcoco import FoilCoco
@@ -55,10 +55,11 @@ from grainline.data.sources.longsets import (
 from grainline.data.sources.looks import kind_of_json, kind_of_rows
 from grainline.data.sources.parquet import Parquet
 from grainline.data.sources.paths import expand, is_pattern
+from grainline.data.sources.plain import HELP, read_text
 from grainline.data.sources.refcoco import RefCoco, is_refs_folder
 from grainline.data.sources.sugarcrepe import SugarCrepe
 from grainline.data.sources.svo import SvoProbes
-from grainline.data.sources.table import Row, Table, json_rows, parse_json, read_rows
+from grainline.data.sources.table import Row, Table, json_or_rows, json_rows, read_rows
 from grainline.data.sources.tars import Tars
 from grainline.data.sources.texts import TextsAlone
 from grainline.data.sources.valse import Valse
@@ -105,7 +106,7 @@ def _json(path: str, images: str | None, _size: int | None) -> Source:
     file, _ = divide(path)
     if is_sharegpt4v(file):  # first: it is too large to be read whole
         return ShareGPT4V(path, images)
-    data = parse_json(file, read_text(file))
+    data = json_or_rows(file, read_text(file))
     kind = kind_of_json(data)
     return _rows(path, images, json_rows(file, data)) if kind is None else kind(path, images, data)
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 
 from grainline.data.record import Record
 from grainline.data.sources.common import (
-    HELP,
     IMAGE_SUFFIXES,
     FileSource,
     digest,
@@ -21,6 +20,7 @@ from grainline.data.sources.common import (
     some,
 )
 from grainline.data.sources.folder import files_below, suffix
+from grainline.data.sources.plain import HELP
 from grainline.errors import UserError
 
 

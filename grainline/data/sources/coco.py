@@ -10,22 +10,20 @@ Karpathy, by annotation id for the official one. `left_out` counts the others.
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
-from grainline.data.causes import MISSING_CAPTION
+from grainline.data.causes import DAMAGED_ROW, MISSING_CAPTION
 from grainline.data.record import Damaged, Record
+from grainline.data.sources.checked import Fields, Id, Text, Words, checked, has_rows, strings
 from grainline.data.sources.common import (
-    HELP,
     FileSource,
     Said,
     digest,
-    load_json,
     read_picture,
     require_pictures,
     split_query,
-    strings,
 )
+from grainline.data.sources.plain import HELP, load_json
 from grainline.errors import UserError
 
 CAPTIONS = 5
@@ -33,19 +31,36 @@ CAPTIONS = 5
 
 class _Picture(NamedTuple):
     places: tuple[str, ...]  # below the root; the first is the key
-    captions: tuple[str, ...]
+    captions: list[str]
+    damage: str = ""  # what is wrong with the row; its place in the file is then the key
+
+
+class _KarpathyImage(Fields):
+    filename: Text
+    filepath: Words | None = None
+    split: Text
+    sentences: tuple[dict[str, Any], ...]
+
+
+class _Image(Fields):
+    id: Id
+    file_name: Text
+
+
+class _Note(Fields):
+    id: Id
+    image_id: Id
+    caption: Words
 
 
 class _Coco(FileSource):
     """Abstract: pictures with their first captions."""
 
-    def __init__(
-        self, path: str, file: str, root: str | None, pictures: Sequence[tuple[tuple[str, ...], list[str]]]
-    ) -> None:
+    def __init__(self, path: str, file: str, root: str | None, pictures: Sequence[_Picture]) -> None:
         self.path = path
         self._file = file
-        self._pictures = [_Picture(places, tuple(texts[:CAPTIONS])) for places, texts in pictures]
-        self.left_out = sum(len(texts[CAPTIONS:]) for _, texts in pictures)
+        self._pictures = [one._replace(captions=one.captions[:CAPTIONS]) for one in pictures]
+        self.left_out = sum(len(one.captions[CAPTIONS:]) for one in pictures)
         self._root = root or os.path.dirname(os.path.abspath(file))
         if self.left_out:
             self.remarks = (
@@ -53,7 +68,8 @@ class _Coco(FileSource):
             )
         if not any(picture.captions for picture in self._pictures):
             raise UserError(f"{file} has no captions in any of its {len(pictures)} pictures; {HELP}")
-        require_pictures([self._places(picture) for picture in self._pictures], file, self._root)
+        sound = [picture for picture in self._pictures if not picture.damage]
+        require_pictures([self._places(picture) for picture in sound], file, self._root)
 
     def _places(self, picture: _Picture) -> list[str]:
         return [os.path.join(self._root, place) for place in picture.places]
@@ -64,9 +80,13 @@ class _Coco(FileSource):
     def __getitem__(self, index: int) -> Record:
         picture = self._pictures[index]
         where = f"{self._file}: {picture.places[0]}"
+        if picture.damage:
+            raise Damaged(DAMAGED_ROW, f"{where} ({picture.damage})")
         if not picture.captions:
             raise Damaged(MISSING_CAPTION, where)
-        return Said(picture.captions).record(picture.places[0], read_picture(self._places(picture), where))
+        return Said(tuple(picture.captions)).record(
+            picture.places[0], read_picture(self._places(picture), where)
+        )
 
     def keys(self) -> Iterable[str]:
         """The file names of the pictures."""
@@ -90,16 +110,19 @@ class CocoKarpathy(_Coco):
             raise UserError(
                 f"{file} is not Karpathy's file: images[] with filename, split and sentences; {HELP}"
             )
-        splits = Counter(str(image["split"]) for image in data["images"])
+        rows = list(checked(_KarpathyImage, data["images"], "images"))
+        splits = Counter(image.split for _, image, _ in rows if image)
         wanted = options.get("split", "test").split(",")
         unknown = [name for name in wanted if name not in splits]
         if unknown:
             has = ", ".join(f"{name} ({number})" for name, number in sorted(splits.items()))
             raise UserError(f"{file} has no split {unknown[0]}: it has {has}; {HELP}")
         pictures = [
-            (_karpathy_places(image), strings([one.get("raw") for one in image["sentences"]]))
-            for image in data["images"]
-            if image["split"] in wanted
+            _Picture(_karpathy_places(image), strings([one.get("raw") for one in image.sentences]))
+            if image
+            else _Picture((place,), [], wrong)
+            for place, image, wrong in rows
+            if image is None or image.split in wanted
         ]
         super().__init__(path, file, images or options.get("images"), pictures)
 
@@ -114,46 +137,46 @@ class CocoVal2017(_Coco):
             raise UserError(
                 f"{file} is not a caption file of COCO: images[] and annotations[] with captions; {HELP}"
             )
-        texts: dict[Any, list[str]] = {image["id"]: [] for image in data["images"]}
-        for note in sorted(data["annotations"], key=itemgetter("id")):
-            if note["image_id"] not in texts:
-                raise UserError(
-                    f"{file} has a caption of picture {note['image_id']}, which it does not list; {HELP}"
-                )
-            texts[note["image_id"]] += strings(note["caption"])
-        pictures = [(_official_places(image, file), texts[image["id"]]) for image in data["images"]]
+        pictures: list[_Picture] = []
+        of: dict[int | str, _Picture] = {}
+        for place, image, wrong in checked(_Image, data["images"], "images"):
+            if image is None or image.id in of:
+                wrong = f"another image has its id {image.id}" if image else wrong
+                pictures.append(_Picture((place,), [], wrong))
+            else:
+                pictures.append(_Picture(_official_places(image, file), []))
+                of[image.id] = pictures[-1]
+        notes: list[_Note] = []
+        for place, note, wrong in checked(_Note, data["annotations"], "annotations"):
+            if note and note.image_id in of:
+                notes.append(note)
+            else:
+                wrong = f"image {note.image_id} is not listed, or wrong there" if note else wrong
+                pictures.append(_Picture((place,), [], wrong))
+        for note in sorted(notes, key=lambda note: (isinstance(note.id, str), note.id)):
+            of[note.image_id].captions.extend(strings(note.caption))
         super().__init__(path, file, images or options.get("images"), pictures)
 
 
 def is_karpathy(data: Any) -> bool:
     """Whether parsed JSON has the form of Karpathy's files."""
-    return _every(data, "images", ("filename", "split", "sentences"))
+    return has_rows(data, "images", ("filename", "split", "sentences"))
 
 
 def is_official(data: Any) -> bool:
     """Whether parsed JSON has the form of COCO's caption files."""
-    return _every(data, "images", ("id", "file_name")) and _every(
-        data, "annotations", ("id", "image_id", "caption")
-    )
+    notes = ("id", "image_id", "caption")
+    return has_rows(data, "images", ("id", "file_name")) and has_rows(data, "annotations", notes)
 
 
-def _every(data: Any, name: str, fields: Sequence[str]) -> bool:
-    rows = data.get(name) if isinstance(data, dict) else None
-    return (
-        isinstance(rows, list)
-        and bool(rows)
-        and all(isinstance(row, dict) and all(field in row for field in fields) for row in rows)
-    )
-
-
-def _karpathy_places(image: dict[str, Any]) -> tuple[str, ...]:
+def _karpathy_places(image: _KarpathyImage) -> tuple[str, ...]:
     """DIR may be the folder above val2014 and train2014, or the one that the picture is in."""
-    name = str(image["filename"])
-    return (os.path.join(str(image["filepath"]), name), name) if image.get("filepath") else (name,)
+    name = image.filename
+    return (os.path.join(image.filepath, name), name) if image.filepath else (name,)
 
 
-def _official_places(image: dict[str, Any], file: str) -> tuple[str, ...]:
+def _official_places(image: _Image, file: str) -> tuple[str, ...]:
     """DIR may be the folder of the pictures, or the one above it, named as in captions_val2017.json."""
-    name = str(image["file_name"])
+    name = image.file_name
     year = os.path.splitext(os.path.basename(file))[0].removeprefix("captions_")
     return (name, os.path.join(year, name))

@@ -12,17 +12,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from grainline.data.record import Record
-from grainline.data.sources.common import (
-    HELP,
-    FileSource,
-    digest,
-    load_json,
-    read_picture,
-    require_pictures,
-    split_query,
-    strings,
-)
+from grainline.data.sources.checked import shown, strings
+from grainline.data.sources.common import FileSource, digest, read_picture, require_pictures, split_query
 from grainline.data.sources.paths import name_of
+from grainline.data.sources.plain import HELP, load_json
 from grainline.errors import UserError
 
 ROW = "[url, caption, url, caption]"
@@ -76,13 +69,14 @@ class Cola(FileSource):
 
 def is_cola(data: Any) -> bool:
     """Whether parsed JSON has the form of a file of items; its rows may still be wrong."""
-    return isinstance(data, list) and bool(data) and all(isinstance(row, list) for row in data)
+    rows = data if isinstance(data, list) else []
+    return any(isinstance(row, list) for row in rows) and not any(isinstance(row, dict) for row in rows)
 
 
-def _item(row: list[Any], where: str, urls: dict[str, str]) -> Item:
+def _item(row: Any, where: str, urls: dict[str, str]) -> Item:
     texts = strings(row)
-    if len(row) != 4 or len(texts) != 4:
-        raise UserError(f"{where} is {str(row)[:80]}, not {ROW}, four texts; {HELP}")
+    if not isinstance(row, list) or len(row) != 4 or len(texts) != 4:
+        raise UserError(f"{where} is {shown(row)}, not {ROW}, four texts; {HELP}")
     for url in texts[::2]:
         name = name_of(url)
         if not name:

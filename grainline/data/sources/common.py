@@ -1,4 +1,4 @@
-"""What all sources share: the base class, and how texts, boxes and picture files are read.
+"""What all sources share: the base class, and how descriptions and picture files are read.
 
 A description of a picture, in a JSON file beside it or in a row of a table, has these fields:
     caption, captions                 a string or a list of strings
@@ -12,28 +12,23 @@ A mask is what grainline.data.sources.masks reads. Recaptioned data has fields o
 grainline.data.sources.recaptioned.
 """
 
-import errno
 import hashlib
-import json
-import math
 import os
-import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from grainline.data.causes import DAMAGED_REGION, MISSING_IMAGE, UNREADABLE_FILE
+from grainline.data.causes import DAMAGED_REGION, DAMAGED_TEXT, MISSING_IMAGE, UNREADABLE_FILE
 from grainline.data.record import Damaged, Foil, Record, Region
-from grainline.data.sources.masks import read_mask
+from grainline.data.sources.checked import Fields, Stretch, Text, Upright, Words, strings
+from grainline.data.sources.masks import Mask
+from grainline.data.sources.plain import HELP, parse_json, read_plain, text_of
 from grainline.data.sources.recaptioned import is_recaptioned, renamed
 from grainline.errors import UserError
 
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif")
 LONG_FIELDS = ("long", "long_caption", "description")
-HELP = "see docs/data.md"
-MOST_BYTES = 2**30  # of a picture file: the largest that is decoded has 716 MB in 16 bits and four channels
 
 _PROBES = 10_000  # how many picture paths are looked up, at most, before a set is said to have no pictures
 
@@ -96,10 +91,57 @@ class Said(NamedTuple):
         return self.silent and not self.regions
 
 
+class _Wrong(Fields):
+    """A foil of a region; what it is compared with is the phrase, unless it says otherwise."""
+
+    text: Text
+    true: Words | None = None
+    kind: Words
+
+
+class _Foil(Fields):
+    text: Text
+    true: Words
+    kind: Words
+
+
+class _Region(Fields):
+    phrase: Text
+    box: Upright | None = None
+    mask: Mask | None = None
+    span: Stretch | None = None
+    foils: tuple[_Wrong, ...] | None = None
+
+    def region(self) -> Region:
+        foils = tuple(
+            Foil(one.text, self.phrase if one.true is None else one.true, one.kind)
+            for one in self.foils or ()
+        )
+        return Region(self.phrase, self.box, self.mask, self.span, foils)
+
+
+class _Placed(Fields):
+    """What a description says of parts of its picture."""
+
+    regions: tuple[_Region, ...] = ()
+    boxes: tuple[_Region, ...] = ()
+    foils: tuple[_Foil, ...] = ()
+
+
+def _placed(fields: Mapping[str, Any], where: str) -> tuple[tuple[Region, ...], tuple[Foil, ...]]:
+    given = {name: fields[name] for name in _Placed.model_fields if fields.get(name)}
+    try:
+        found = _Placed.of(given) if given else _Placed()
+    except ValueError as error:
+        raise Damaged(DAMAGED_REGION, f"{where} ({error})") from None
+    foils = tuple(Foil(foil.text, foil.true, foil.kind) for foil in found.foils)
+    return tuple(region.region() for region in found.regions or found.boxes), foils
+
+
 def said(fields: Mapping[str, Any], where: str) -> Said:
     """Read the fields named at the top of this file. Texts are stripped, empty ones dropped.
 
-    Raises Damaged("damaged region").
+    Raises Damaged("damaged region"), which names the field.
 
     >>> said({"caption": "A dog.", "captions": ["It runs. ", " "], "description": "A wet dog."}, "a.json")[:2]
     (('A dog.', 'It runs.'), 'A wet dog.')
@@ -110,102 +152,29 @@ def said(fields: Mapping[str, Any], where: str) -> Said:
     captions = [text for text in strings(fields.get("caption")) if text not in several] + several
     long = next((" ".join(texts) for name in LONG_FIELDS if (texts := strings(fields.get(name)))), None)
     longs = ([long] if long else []) + strings(fields.get("longs"))
-    regions = fields.get("regions") or fields.get("boxes") or ()
-    foils = fields.get("foils") or ()
+    regions, foils = _placed(fields, where)
     return Said(
         tuple(captions),
         longs[0] if longs else None,
-        tuple(_region(value, where) for value in _listed(regions, where)),
-        tuple(_foil(value, where) for value in _listed(foils, where)),
+        regions,
+        foils,
         tuple(strings(fields.get("subtexts"))),
         tuple(longs[1:]),
     )
 
 
-def strings(value: Any) -> list[str]:
-    """One text or many as a list of clean, non-empty strings; anything else counts as no text.
-
-    >>> strings(" A dog. "), strings(["A cat.", None, ""]), strings(7)
-    (['A dog.'], ['A cat.'], [])
-    """
-    found = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
-    clean = (printable(text.strip()) for text in found if isinstance(text, str))
-    return [text for text in clean if text]
+def described(data: bytes, where: str) -> Said:
+    """The texts of a JSON file beside a picture; none where it holds no object. Raises Damaged."""
+    fields = beside(lambda data: parse_json(text_of(data, "surrogatepass")), data, where)
+    return said(fields, where) if isinstance(fields, dict) else Said()
 
 
-def printable(text: str) -> str:
-    """JSON can hold halves of surrogate pairs, which no tokenizer and no hash accepts; they become `?`."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-
-
-def text_of(data: bytes) -> str:
-    """The text of a file. Bytes that are not UTF-8 become replacement characters rather than an error."""
-    return data.decode("utf-8-sig", "replace")
-
-
-def _listed(value: Any, where: str) -> Sequence[Any]:
-    if isinstance(value, list | tuple):
-        return value
-    raise Damaged(DAMAGED_REGION, f"{where} (regions and foils are lists, not {type(value).__name__})")
-
-
-def _region(value: Any, where: str) -> Region:
-    if not isinstance(value, Mapping) or not strings(value.get("phrase")):
-        raise Damaged(DAMAGED_REGION, f"{where} (a region without a phrase)")
-    phrase = strings(value["phrase"])[0]
-    box = value.get("box")
+def beside(read: Callable[[bytes], Any], data: bytes, where: str) -> Any:
+    """What a reader makes of a file beside a picture. Raises Damaged where it raises ValueError."""
     try:
-        sides = None if box is None else (float(box[0]), float(box[1]), float(box[2]), float(box[3]))
-        mask = None if value.get("mask") is None else read_mask(value["mask"])
-        span = value.get("span")
-        place = None if span is None else (str(span[0]), int(span[1]), int(span[2]))
-    except (TypeError, ValueError, IndexError, KeyError) as error:
-        raise Damaged(DAMAGED_REGION, f"{where} ({phrase}: {error})") from error
-    if sides is not None and not (
-        len(box or ()) == 4 and all(map(math.isfinite, sides)) and sides[0] < sides[2] and sides[1] < sides[3]
-    ):
-        raise Damaged(DAMAGED_REGION, f"{where} ({phrase}: a box is left, top, right, bottom, not {box})")
-    foils = tuple(_foil_of(phrase, foil, where) for foil in _listed(value.get("foils") or (), where))
-    return Region(phrase, sides, mask, place, foils)
-
-
-def _foil_of(phrase: str, value: Any, where: str) -> Foil:
-    """A foil of a region: what it is compared with is the phrase, unless it says otherwise."""
-    return _foil({"true": phrase, **value} if isinstance(value, Mapping) else value, where)
-
-
-def _foil(value: Any, where: str) -> Foil:
-    if not isinstance(value, Mapping) or not all(isinstance(value.get(name), str) for name in Foil._fields):
-        raise Damaged(DAMAGED_REGION, f"{where} (a foil has the fields text, true, kind)")
-    return Foil(value["text"], value["true"], value["kind"])
-
-
-def load_json(path: str) -> Any:
-    """The content of a JSON file. Raises UserError for what is not JSON, json.JSONDecodeError never."""
-    try:
-        return json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}; {HELP}") from error
-
-
-def read_text(path: str) -> str:
-    """A whole text file in UTF-8. Raises UserError."""
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}): convert it"
-        ) from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
-
-
-def read_lines(path: str) -> list[str]:
-    """The texts of a file with one a line, without blank lines. Raises UserError, also where none is left."""
-    lines = [line.strip() for line in read_text(path).splitlines() if line.strip()]
-    if not lines:
-        raise UserError(f"{path} holds no text; expected one text a line")
-    return lines
+        return read(data)
+    except ValueError as error:
+        raise Damaged(DAMAGED_TEXT, f"{where} ({error})") from None
 
 
 def read_picture(candidates: Sequence[str], where: str) -> bytes:
@@ -216,18 +185,10 @@ def read_picture(candidates: Sequence[str], where: str) -> bytes:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError) as error:  # ValueError: a path with a null character
-            raise Damaged(UNREADABLE_FILE, f"{path} ({error})") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            named = path if where in ("", path) else f"{where}: {path}"
+            raise Damaged(UNREADABLE_FILE, f"{named} ({why})") from error
     raise Damaged(MISSING_IMAGE, f"{where} (looked for {candidates[0]})")
-
-
-def read_plain(path: str | Path) -> bytes:
-    """The bytes of a plain file. OSError for a pipe, which nobody may ever write into, and for a giant."""
-    state = os.stat(path)
-    if not stat.S_ISREG(state.st_mode):
-        raise OSError(errno.EINVAL, "no plain file", str(path))
-    if state.st_size > MOST_BYTES:
-        raise OSError(errno.EFBIG, f"more than {MOST_BYTES:,} bytes", str(path))
-    return Path(path).read_bytes()
 
 
 def require_pictures(candidates: Sequence[Sequence[str]], source: str, root: str, which: str = "") -> None:
@@ -235,12 +196,12 @@ def require_pictures(candidates: Sequence[Sequence[str]], source: str, root: str
 
     which  what else the error says of the folder
     """
-    if not Path(root).is_dir():
+    if not os.path.isdir(root):
         raise UserError(
             f"no folder of pictures at {root}, named for {source}: say where with --images DIR{which}; {HELP}"
         )
     step = max(1, len(candidates) // _PROBES)
-    if not any(Path(path).is_file() for paths in candidates[::step] for path in paths):
+    if not any(os.path.isfile(path) for paths in candidates[::step] for path in paths):
         first = next((paths[0] for paths in candidates if paths), root)
         raise UserError(
             f"none of the {len(candidates)} pictures of {source} is under {root} (the first was looked for at"
@@ -275,13 +236,13 @@ def divide(path: str) -> tuple[str, str]:
     (('rows.csv', 'image=photo'), ('rows-?.csv', ''))
     """
     base, _, query = path.rpartition("?")
-    return (base, query) if base and "=" in query and not Path(path).exists() else (path, "")
+    return (base, query) if base and "=" in query and not os.path.exists(path) else (path, "")
 
 
 def name_and_size(folder: str, name: str) -> list[str | int]:
     """What a fingerprint takes of a picture file; a size of -1 where it is gone."""
-    path = Path(folder, name)
-    return [name, path.stat().st_size if path.exists() else -1]
+    path = os.path.join(folder, name)
+    return [name, os.path.getsize(path) if os.path.exists(path) else -1]
 
 
 def digest(parts: Iterable[str | int]) -> str:

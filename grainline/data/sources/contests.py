@@ -9,8 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from grainline.data.record import Foil, Record, Source
-from grainline.data.sources.common import HELP, FileSource, digest, read_picture, require_pictures, strings
+from grainline.data.sources.checked import shown, strings
+from grainline.data.sources.common import FileSource, digest, read_picture, require_pictures, some
 from grainline.data.sources.joined import Joined
+from grainline.data.sources.plain import HELP
 from grainline.data.sources.scenes import Scenes
 from grainline.errors import UserError
 
@@ -87,11 +89,25 @@ class Foiled(Benchmark):
         return digest(parts)
 
 
+def items_of(data: Any, fields: Sequence[str]) -> bool:
+    """Whether parsed JSON is an object of items, of which one has these fields."""
+    rows = data.values() if isinstance(data, dict) else ()
+    return any(isinstance(row, dict) and all(name in row for name in fields) for row in rows)
+
+
+def whole_item(item: Any, fields: Sequence[str], where: str) -> dict[str, Any]:
+    """An item with all its fields. Raises UserError."""
+    missing = [name for name in fields if not isinstance(item, dict) or name not in item]
+    if missing:
+        raise UserError(f"{where} is {shown(item)}, without {some(missing)}; {HELP}")
+    return dict(item)
+
+
 def one_text(value: Any, field: str, where: str) -> str:
     """The text of a field. Raises UserError where there is none, or several."""
     found = strings(value) if isinstance(value, str) else []
     if not found:
-        raise UserError(f"{where}: {field} is {str(value)[:80]!r}, not a text; {HELP}")
+        raise UserError(f"{where}: {field} is {shown(value)}, not a text; {HELP}")
     return found[0]
 
 

@@ -20,24 +20,37 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 from pathlib import Path
 
-from grainline.data.causes import DAMAGED_REGION, MISSING_IMAGE
+from grainline.data.causes import DAMAGED_REGION, DAMAGED_TEXT, MISSING_CAPTION, MISSING_IMAGE
 from grainline.data.record import Box, Damaged, Record, Region
+from grainline.data.sources.checked import Fields, Pixels
 from grainline.data.sources.common import (
-    HELP,
     FileSource,
     digest,
-    read_lines,
     read_picture,
-    read_text,
     require_pictures,
     some,
     split_query,
 )
+from grainline.data.sources.plain import HELP, read_lines, read_plain, read_text
 from grainline.errors import UserError
 
 SENTENCES, ANNOTATIONS = "Sentences", "Annotations"
 _OPENED = re.compile(r"\[/EN#(\d+)((?:/[^\s/\[\]]+)+)$")
 _USE = "[/EN#NUMBER/TYPE words]"
+
+
+class _Sides(Fields):
+    """A box of an annotation; its pixels count from 1."""
+
+    xmin: Pixels
+    ymin: Pixels
+    xmax: Pixels
+    ymax: Pixels
+
+    @property
+    def box(self) -> Box:
+        return self.xmin, self.ymin, self.xmax, self.ymax
+
 
 Marked = tuple[str, int, int]  # number of the entity, and where its words stand in the caption
 
@@ -51,7 +64,9 @@ class Entities(FileSource):
         if not (Path(self._home) / SENTENCES).is_dir():
             raise UserError(f"{self._home} holds no folder {SENTENCES}, as Flickr30k Entities has; {HELP}")
         self._names = _listed(self._home, options.get("split", "val").split(","))
-        self._told = [self._captions(name) for name in self._names]
+        self._told = [_captions(os.path.join(self._home, SENTENCES, f"{name}.txt")) for name in self._names]
+        if all(isinstance(told, Damaged) for told in self._told):
+            raise UserError(f"no caption of {self._home} can be used, the first for {self._told[0]}; {HELP}")
         self._root = images or options.get("images")
         self._pictured = True
         if self._root is not None:
@@ -60,19 +75,13 @@ class Entities(FileSource):
     def _place(self, name: str) -> str:
         return os.path.join(self._root or "", f"{name}.jpg")
 
-    def _captions(self, name: str) -> list[tuple[str, list[Marked]]]:
-        file = os.path.join(self._home, SENTENCES, f"{name}.txt")
-        lines = enumerate(read_text(file).split("\n"), 1)
-        found = [read_sentence(line, f"line {number} of {file}") for number, line in lines if line.strip()]
-        if not found:
-            raise UserError(f"{file} holds no caption; {HELP}")
-        return found
-
     def __len__(self) -> int:
         return len(self._names)
 
     def __getitem__(self, index: int) -> Record:
         name, told = self._names[index], self._told[index]
+        if isinstance(told, Damaged):
+            raise Damaged(told.cause, told.where)
         boxes = self._boxes(name) if self._pictured else {}
         regions = tuple(
             Region(text[start:end], boxes.get(number), span=(f"captions.{i}", start, end))
@@ -95,13 +104,11 @@ class Entities(FileSource):
             return {}
         found: dict[str, list[Box]] = {}
         try:
-            for thing in ElementTree.fromstring(file.read_bytes()).iter("object"):
+            for thing in ElementTree.fromstring(read_plain(file)).iter("object"):
                 box = thing.find("bndbox")
                 if box is None:
                     continue
-                left, top, right, bottom = (
-                    float(box.findtext(x, "")) for x in ("xmin", "ymin", "xmax", "ymax")
-                )
+                left, top, right, bottom = _Sides.of({side.tag: side.text for side in box}).box
                 for number in thing.iter("name"):
                     found.setdefault(str(number.text).strip(), []).append((left - 1, top - 1, right, bottom))
         except (ElementTree.ParseError, ValueError, OSError) as error:
@@ -122,10 +129,20 @@ class Entities(FileSource):
         """sha256 over names, captions and phrases; neither pictures nor boxes are looked at."""
         parts: list[str | int] = []
         for name, told in zip(self._names, self._told, strict=True):
-            parts += [name, len(told)]
-            for text, marked in told:
+            parts += [name, len(told)] if isinstance(told, list) else [name, told.cause]
+            for text, marked in told if isinstance(told, list) else ():
                 parts += [text, len(marked), *(x for one in marked for x in one)]
         return digest(parts)
+
+
+def _captions(file: str) -> list[tuple[str, list[Marked]]] | Damaged:
+    """The captions of a picture, or why there are none."""
+    try:
+        lines = enumerate(read_text(file).split("\n"), 1)
+        found = [read_sentence(line, f"line {number} of {file}") for number, line in lines if line.strip()]
+    except UserError as error:
+        return Damaged(DAMAGED_TEXT, str(error).removesuffix(f"; {HELP}"))
+    return found or Damaged(MISSING_CAPTION, file)
 
 
 def read_sentence(line: str, where: str) -> tuple[str, list[Marked]]:

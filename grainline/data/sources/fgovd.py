@@ -10,24 +10,18 @@ it has no caption. DIR is the folder of COCO's pictures: the one above val2017 a
 they are all in.
 """
 
-import math
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from grainline.data.causes import DAMAGED_REGION
+from pydantic import Field
+
+from grainline.data.causes import DAMAGED_REGION, DAMAGED_ROW
 from grainline.data.decode import picture_size
 from grainline.data.record import Damaged, Foil, Record, Region
-from grainline.data.sources.common import (
-    HELP,
-    FileSource,
-    digest,
-    load_json,
-    read_picture,
-    require_pictures,
-    split_query,
-    strings,
-)
+from grainline.data.sources.checked import Extent, Fields, Id, Side, Text, around, checked, has_rows
+from grainline.data.sources.common import FileSource, digest, read_picture, require_pictures, split_query
+from grainline.data.sources.plain import HELP, load_json
 from grainline.data.sources.table import Row, Table, read_rows
 from grainline.errors import UserError
 
@@ -39,7 +33,6 @@ DIFFICULTY = {
 }
 """What the benchmark calls its files; the others are known by what is wrong, such as `transparency`."""
 
-LINE = ("img_path", "bbox", "pos_expression", "neg_expression")  # fields of a line
 FIELDS = {
     "images": ("id", "file_name", "width", "height"),
     "annotations": ("id", "image_id", "bbox", "category_id", "neg_category_ids"),
@@ -47,10 +40,38 @@ FIELDS = {
 }
 
 
+class _Image(Fields):
+    id: Id
+    file_name: Text
+    width: Side
+    height: Side
+
+
+class _Category(Fields):
+    id: Id
+    name: Text
+
+
+class _Annotation(Fields):
+    id: Id
+    image_id: Id
+    bbox: Extent
+    category_id: Id
+    neg_category_ids: Annotated[tuple[Id, ...], Field(min_length=1)]
+
+
+class _Line(Fields):
+    img_path: Text
+    bbox: Extent
+    pos_expression: tuple[Text]
+    neg_expression: Annotated[tuple[Text, ...], Field(min_length=1)]
+
+
 class _Picture(NamedTuple):
     name: str
     size: tuple[int, int]  # width and height, which the boxes go by
     regions: list[Region]
+    damage: str = ""  # what is wrong with the row; its place in the file is then the name
 
 
 class FgOvd(FileSource):
@@ -68,7 +89,8 @@ class FgOvd(FileSource):
         stem = os.path.splitext(os.path.basename(file))[0]
         self.difficulty = DIFFICULTY.get(stem, stem)
         self._pictures = _read(data, file, self.difficulty)
-        require_pictures([self._places(picture.name) for picture in self._pictures], file, self._root)
+        names = [picture.name for picture in self._pictures if not picture.damage]
+        require_pictures([self._places(name) for name in names], file, self._root)
 
     def _places(self, name: str) -> list[str]:
         return [os.path.join(self._root, place) for place in (name, os.path.basename(name))]
@@ -77,8 +99,10 @@ class FgOvd(FileSource):
         return len(self._pictures)
 
     def __getitem__(self, index: int) -> Record:
-        name, size, regions = self._pictures[index]
+        name, size, regions, damage = self._pictures[index]
         where = f"{self._file}: {name}"
+        if damage:
+            raise Damaged(DAMAGED_ROW, f"{where} ({damage})")
         record = Record(name, read_picture(self._places(name), where), (), regions=tuple(regions))
         found = picture_size(record)
         if found != size:
@@ -93,7 +117,7 @@ class FgOvd(FileSource):
     def fingerprint(self) -> str:
         """sha256 over names, boxes and texts; pictures are not looked at, so their content does not count."""
         parts: list[str | int] = [self.difficulty]
-        for name, _, regions in self._pictures:
+        for name, _, regions, _ in self._pictures:
             parts += [name, len(regions)]
             for region in regions:
                 parts += [str(region.box), region.phrase, *(foil.text for foil in region.foils)]
@@ -112,78 +136,60 @@ class FgOvdLines(Table):
         file, _ = split_query(path, ("root",))
         rows = read_rows(file) if rows is None else rows
         if not is_fgovd_lines(rows):
-            raise UserError(f"{file} is not FG-OVD as JSON Lines: rows with {', '.join(LINE)}; {HELP}")
+            raise UserError(
+                f"{file} is not FG-OVD as JSON Lines: rows with {', '.join(_Line.model_fields)}; {HELP}"
+            )
         kind = os.path.splitext(os.path.basename(file))[0]
-        super().__init__(path, images, [_line(row, kind, file) for row in rows])
+        super().__init__(path, images, [_line(row, kind) for row in rows])
 
 
 def is_fgovd_lines(rows: Sequence[Row]) -> bool:
     """Whether the first sound row of a file has the form of FG-OVD as JSON Lines."""
     first = next((row.fields for row in rows if not row.error), {})
-    return all(name in first for name in LINE)
+    return all(name in first for name in _Line.model_fields)
 
 
-def _line(row: Row, kind: str, file: str) -> Row:
+def _line(row: Row, kind: str) -> Row:
     """The row in the names of `common`; one of another form is damaged."""
     if row.error:
         return row
-    right, wrong = (strings(row.fields.get(name)) for name in LINE[2:])
-    if len(right) != 1 or not wrong:
-        return Row(row.number, {}, "pos_expression must be one text, and neg_expression one or more")
     try:
-        box = _box(row.fields.get("bbox"), f"row {row.number} of {file}")
-    except UserError as error:
+        one = _Line.of(row.fields)
+    except ValueError as error:
         return Row(row.number, {}, str(error))
-    foils = [{"text": text, "kind": kind} for text in wrong]
-    region = {"phrase": right[0], "box": list(box), "foils": foils}
-    return row._replace(fields={"image": row.fields.get("img_path"), "caption": "", "regions": [region]})
+    foils = [{"text": text, "kind": kind} for text in one.neg_expression]
+    region = {"phrase": one.pos_expression[0], "box": list(around(one.bbox)), "foils": foils}
+    return row._replace(fields={"image": one.img_path, "caption": "", "regions": [region]})
 
 
 def is_fgovd(data: Any) -> bool:
-    """Whether parsed JSON has the form of FG-OVD's files; its boxes and numbers may still be wrong."""
-    return isinstance(data, dict) and all(_every(data.get(name), fields) for name, fields in FIELDS.items())
-
-
-def _every(rows: Any, fields: tuple[str, ...]) -> bool:
-    return (
-        isinstance(rows, list)
-        and bool(rows)
-        and all(isinstance(row, dict) and all(field in row for field in fields) for row in rows)
-    )
+    """Whether parsed JSON has the form of FG-OVD's files; its rows may still be wrong."""
+    return all(has_rows(data, name, fields) for name, fields in FIELDS.items())
 
 
 def _read(data: dict[str, Any], file: str, difficulty: str) -> list[_Picture]:
-    """Pictures with their regions, in the order of the file. Raises UserError."""
-    names = {row["id"]: text for row in data["categories"] for text in strings(row["name"])}
-    pictures = {
-        row["id"]: _Picture(str(row["file_name"]), (row["width"], row["height"]), [])
-        for row in data["images"]
-    }
-    for row in data["annotations"]:
-        where = f"annotation {row['id']} of {file}"
-        if row["image_id"] not in pictures:
-            raise UserError(f"{where}: picture {row['image_id']} is not listed; {HELP}")
-        phrase = _name(names, row["category_id"], where)
-        wrong = row["neg_category_ids"]
-        if not isinstance(wrong, list) or not wrong:
-            raise UserError(f"{where}: neg_category_ids is {wrong}, not a list with a category; {HELP}")
-        foils = tuple(Foil(_name(names, number, where), phrase, difficulty) for number in wrong)
-        pictures[row["image_id"]].regions.append(Region(phrase, _box(row["bbox"], where), foils=foils))
-    return [picture for picture in pictures.values() if picture.regions]
+    """Pictures with their regions, in the order of the file; each row that is wrong stands for itself.
 
-
-def _name(names: dict[Any, str], number: Any, where: str) -> str:
-    if number not in names:
-        raise UserError(f"{where}: category {number} is not listed or has no name; {HELP}")
-    return names[number]
-
-
-def _box(value: Any, where: str) -> tuple[float, float, float, float]:
-    """Left, top, right, bottom from left, top, width, height."""
-    try:
-        left, top, width, height = map(float, value)
-    except (TypeError, ValueError):
-        left = top = width = height = math.nan
-    if not (math.isfinite(left + top) and 0 < width < math.inf and 0 < height < math.inf):
-        raise UserError(f"{where}: bbox is {value}, not [left, top, width, height] in pixels; {HELP}")
-    return left, top, left + width, top + height
+    Raises UserError where no row is right.
+    """
+    broken: list[_Picture] = []
+    rows: dict[str, list[Any]] = {}
+    for name, kind in (("categories", _Category), ("images", _Image), ("annotations", _Annotation)):
+        found = list(checked(kind, data[name], name))
+        rows[name] = [(place, row) for place, row, _ in found if row is not None]
+        broken += [_Picture(place, (0, 0), [], wrong) for place, row, wrong in found if row is None]
+    names = {row.id: row.name for _, row in rows["categories"]}
+    pictures = {row.id: _Picture(row.file_name, (row.width, row.height), []) for _, row in rows["images"]}
+    for place, row in rows["annotations"]:
+        unknown = [number for number in (row.category_id, *row.neg_category_ids) if number not in names]
+        if row.image_id not in pictures or unknown:
+            wrong = f"category {unknown[0]}" if unknown else f"image {row.image_id}"
+            broken.append(_Picture(place, (0, 0), [], f"{wrong} is not listed, or wrong there"))
+            continue
+        phrase = names[row.category_id]
+        foils = tuple(Foil(names[number], phrase, difficulty) for number in row.neg_category_ids)
+        pictures[row.image_id].regions.append(Region(phrase, around(row.bbox), foils=foils))
+    used = [picture for picture in pictures.values() if picture.regions]
+    if not used:
+        raise UserError(f"{file}: {broken[0].name} ({broken[0].damage}), and no region is right; {HELP}")
+    return used + broken

@@ -11,8 +11,10 @@ import os
 from typing import Any
 
 from grainline.data.record import Foil
-from grainline.data.sources.common import HELP, load_json, split_query
-from grainline.data.sources.contests import Foiled, Row, one_text
+from grainline.data.sources.checked import has_rows, shown
+from grainline.data.sources.common import split_query
+from grainline.data.sources.contests import Foiled, Row, one_text, whole_item
+from grainline.data.sources.plain import HELP, load_json
 from grainline.errors import UserError
 
 FOIL_COCO = "foil-coco"
@@ -32,10 +34,13 @@ class FoilCoco(Foiled):
             raise UserError(
                 f"{file} is not a file of FOIL-COCO: annotations[] with {', '.join(FIELDS)}; {HELP}"
             )
-        for row in data["annotations"]:
+        for number, row in enumerate(data["annotations"]):
+            where = f"annotations[{number}] of {file}"
+            whole_item(row, FIELDS, where)
+            if not _is_id(row["id"]):
+                raise UserError(f"{where}: id is {shown(row['id'])}, not a number or a text; {HELP}")
             if not isinstance(row["foil"], bool):
-                where = f"annotation {row['id']} of {file}"
-                raise UserError(f"{where}: foil is {row['foil']!r}, not true or false; {HELP}")
+                raise UserError(f"{where}: foil is {shown(row['foil'])}, not true or false; {HELP}")
         true = {row["id"]: row for row in data["annotations"] if row["foil"] is False}
         false = [row for row in data["annotations"] if row["foil"] is True]
         paired = [row for row in false if row["id"] in true]
@@ -53,14 +58,8 @@ class FoilCoco(Foiled):
 
 
 def is_foil_coco(data: Any) -> bool:
-    """Whether parsed JSON has the form of the files of FOIL-COCO, all rows included."""
-    rows = data.get("annotations") if isinstance(data, dict) else None
-    return (
-        isinstance(rows, list)
-        and bool(rows)
-        and all(isinstance(row, dict) and all(name in row for name in FIELDS) for row in rows)
-        and all(_is_id(row["id"]) for row in rows)
-    )
+    """Whether parsed JSON has the form of the files of FOIL-COCO; its rows may still be wrong."""
+    return has_rows(data, "annotations", FIELDS)
 
 
 def _names(data: dict[str, Any]) -> dict[Any, str]:
@@ -85,11 +84,10 @@ def _row(true: dict[str, Any], false: dict[str, Any], names: dict[Any, str], fil
     where = f"annotation {true['id']} of {file}"
     number = true["image_id"]
     if false["image_id"] != number:
-        raise UserError(
-            f"{where}: its foil is of picture {false['image_id']}, the caption of {number}; {HELP}"
-        )
+        both = f"picture {shown(false['image_id'])}, the caption of {shown(number)}"
+        raise UserError(f"{where}: its foil is of {both}; {HELP}")
     if not isinstance(number, int) and not (isinstance(number, str) and number in names):
-        raise UserError(f"{where}: image_id is {number!r}, not the number of a picture of COCO; {HELP}")
+        raise UserError(f"{where}: image_id is {shown(number)}, not the number of a picture of COCO; {HELP}")
     name = names.get(number) or f"COCO_val2014_{number:012}.jpg"
     foil, caption = (one_text(row["caption"], "caption", where) for row in (false, true))
     return Row(name, Foil(foil, caption, NOUN))

@@ -7,26 +7,24 @@ Keys are the paths of the pictures below the folder, in sorted order. Hidden fil
 A bare folder holds pictures without any text beside them: there is nothing to train on, but much to encode.
 """
 
-import json
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from grainline.data.causes import MISSING_CAPTION, UNREADABLE_FILE
 from grainline.data.record import Damaged, Record
+from grainline.data.sources.checked import strings
 from grainline.data.sources.common import (
-    HELP,
     IMAGE_SUFFIXES,
     FileSource,
     Said,
+    beside,
+    described,
     digest,
     name_and_size,
     read_picture,
-    said,
     some,
-    strings,
-    text_of,
 )
+from grainline.data.sources.plain import HELP, read_plain, text_of
 from grainline.errors import UserError
 
 _TEXT_SUFFIXES = ("json", "txt")
@@ -79,15 +77,12 @@ class Folder(FileSource):
         texts = Said()
         fields = _beside(stem, "json")
         if fields is not None:
-            try:
-                parsed = json.loads(fields)
-            except (ValueError, RecursionError):
-                parsed = None
-            texts = said(parsed, f"{stem}.json") if isinstance(parsed, dict) else texts
+            texts = described(fields, f"{stem}.json")
         if texts.silent:
             lines = _beside(stem, "txt")
             if lines is not None:
-                texts = texts._replace(captions=tuple(strings(text_of(lines).splitlines())))
+                captions = beside(text_of, lines, f"{stem}.txt").split("\n")
+                texts = texts._replace(captions=tuple(strings(captions)))
         return texts
 
     def keys(self) -> Iterable[str]:
@@ -143,7 +138,7 @@ def _beside(stem: str, kind: str) -> bytes | None:
     and cannot be read."""
     for path in (f"{stem}.{kind}", f"{stem}.{kind.upper()}"):
         try:
-            return Path(path).read_bytes()
+            return read_plain(path)
         except FileNotFoundError:
             continue
         except OSError as error:

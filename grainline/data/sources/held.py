@@ -5,8 +5,9 @@ A picture whose description is made of two of its captions is learnt from, and f
 
 from grainline.data.causes import MISSING_CAPTION
 from grainline.data.record import Damaged, Record, Source
-from grainline.data.sources.common import HELP, digest, divide
+from grainline.data.sources.common import digest, divide
 from grainline.data.sources.joined import Over
+from grainline.data.sources.plain import HELP
 from grainline.errors import UserError
 
 OPTION = "skip"

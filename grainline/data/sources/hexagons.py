@@ -10,14 +10,17 @@ Each instruction is a region: the tiles that its step painted, as far as the las
 import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
+from pydantic import Field
 
 from grainline.data.causes import DAMAGED_ROW
 from grainline.data.record import Damaged, Record, Region
-from grainline.data.sources.common import HELP, FileSource, digest, split_query, strings
+from grainline.data.sources.checked import Fields, shown, strings
+from grainline.data.sources.common import FileSource, digest, split_query
+from grainline.data.sources.plain import HELP
 from grainline.data.sources.table import Row, read_rows
 from grainline.errors import UserError
 
@@ -34,6 +37,16 @@ COLOURS = np.array(
     np.uint8,
 )
 GROUND, EDGE = (225, 225, 225), (170, 170, 170)
+
+
+Board = Annotated[
+    tuple[Annotated[int, Field(ge=0, lt=len(COLOURS))], ...],
+    Field(min_length=ROWS * COLUMNS, max_length=ROWS * COLUMNS),
+]
+
+
+class _Procedure(Fields):
+    drawing_procedure: tuple[tuple[Any, Any, Board], ...]
 
 
 class _Step(NamedTuple):
@@ -87,7 +100,8 @@ class Hexagons(FileSource):
 
     @staticmethod
     def _key(row: Row) -> str:
-        return f"hexagons-{row.fields.get('index', f'row-{row.number}')}"
+        number = row.fields.get("index")
+        return f"hexagons-{f'row-{row.number}' if number is None else shown(number).strip(chr(34))}"
 
 
 def is_hexagons(rows: Sequence[Row]) -> bool:
@@ -127,14 +141,10 @@ def tile_map() -> np.ndarray:
 def _steps(value: Any, where: str) -> list[_Step]:
     """The steps of a procedure, the blank board first. Raises Damaged."""
     try:
-        steps = [_Step(" ".join(strings(text)), np.array(board)) for _, text, board in value]
-    except (TypeError, ValueError) as error:
+        found = _Procedure.of({PROCEDURE: value}).drawing_procedure
+    except ValueError as error:
         raise Damaged(DAMAGED_ROW, f"{where} (a step is {STEP}: {error})") from None
-    for step in steps:
-        board = step.board
-        fits = board.shape == (ROWS * COLUMNS,) and board.dtype.kind == "i"
-        if not (fits and board.min() >= 0 and board.max() < len(COLOURS)):
-            raise Damaged(DAMAGED_ROW, f"{where} (a step is {STEP})")
+    steps = [_Step(" ".join(strings(text)), np.array(board)) for _, text, board in found]
     if len(steps) < 2 or not any(step.text for step in steps[1:]):
         raise Damaged(DAMAGED_ROW, f"{where} (a procedure is a blank board and instructions)")
     return steps

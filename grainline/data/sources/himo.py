@@ -10,7 +10,8 @@ always the whole caption.
 from collections.abc import Sequence
 from typing import Any
 
-from grainline.data.sources.common import HELP, split_query
+from grainline.data.sources.common import split_query
+from grainline.data.sources.plain import HELP
 from grainline.data.sources.table import Row, Table, read_rows
 from grainline.errors import UserError
 

@@ -5,14 +5,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from grainline.data.sources.common import HELP
+from grainline.data.sources.plain import HELP, once, regular, whole
 from grainline.errors import UserError
 
 PIECE = 2**20  # characters read at a time
 MOST = 16 * PIECE  # characters of one element: a longer one is taken for damage, so that it fills no memory
 
 _SIGN = re.compile(r"\s*(\S)\s*")
-_decode = json.JSONDecoder().raw_decode
+_decode = json.JSONDecoder(object_pairs_hook=once, parse_int=whole).raw_decode
 
 
 def elements(path: str) -> Iterator[Any]:
@@ -22,6 +22,7 @@ def elements(path: str) -> Iterator[Any]:
     """
     number = 0
     try:
+        regular(path)
         with open(path, encoding="utf-8-sig") as file:
             text, at = file.read(PIECE), 0
             while True:
@@ -63,7 +64,7 @@ def _element(text: str, at: int, mark: str) -> tuple[Any, int] | None:
         return None
     try:
         value, end = _decode(text, end)
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise EOFError(str(error)) from error
     after = _SIGN.match(text, end)
     if after is None:

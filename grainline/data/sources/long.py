@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from grainline.data.causes import DAMAGED_ROW, MISSING_CAPTION
 from grainline.data.record import Damaged, Record
-from grainline.data.sources.common import HELP, FileSource, digest, read_picture, require_pictures
+from grainline.data.sources.common import FileSource, digest, read_picture, require_pictures
+from grainline.data.sources.plain import HELP
 from grainline.errors import UserError
 
 

@@ -15,17 +15,12 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from grainline.data.sources.common import (
-    HELP,
-    IMAGE_SUFFIXES,
-    load_json,
-    printable,
-    read_text,
-    split_query,
-)
+from grainline.data.sources.checked import printable
+from grainline.data.sources.common import IMAGE_SUFFIXES, split_query
 from grainline.data.sources.jsonlist import elements
 from grainline.data.sources.long import LongCaptions, Pair
-from grainline.data.sources.table import Row, read_rows
+from grainline.data.sources.plain import HELP, load_json, read_text
+from grainline.data.sources.table import Row, json_rows, read_rows
 from grainline.errors import UserError
 
 DCI_FIELDS = ("image", "short_caption", "extra_caption")
@@ -100,7 +95,8 @@ class Urban1k(LongCaptions):
             if not is_urban(data):
                 fields = ", ".join(sorted(URBAN_FIELDS))
                 raise UserError(f"{file} is not Urban-1k: annotations[] of {fields}; {HELP}")
-            pairs = [_pair(Row(i, row), "image", "caption") for i, row in enumerate(data["annotations"], 1)]
+            rows = json_rows(file, data["annotations"])
+            pairs = [_pair(row, "image", "caption") for row in rows]
             root = root or _beside(file)
         super().__init__(path, file, root, pairs)
 
@@ -158,11 +154,8 @@ def is_urban_folder(path: str) -> bool:
 def is_urban(data: Any) -> bool:
     """Whether parsed JSON has the form of the file of Urban-1k."""
     rows = data.get("annotations") if isinstance(data, dict) and len(data) == 1 else None
-    return (
-        isinstance(rows, list)
-        and bool(rows)
-        and all(isinstance(row, dict) and row.keys() == URBAN_FIELDS for row in rows)
-        and all(_NUMBER(str(row["image"])) for row in rows)
+    return isinstance(rows, list) and any(
+        isinstance(row, dict) and row.keys() == URBAN_FIELDS and _NUMBER(str(row["image"])) for row in rows
     )
 
 
@@ -242,7 +235,10 @@ def _dci(file: str, name: str) -> Pair:
 
 def _text_file(folder: str, name: str) -> Pair:
     picture = os.path.splitext(name)[0] + ".jpg"
-    return Pair(picture, (picture,), printable(read_text(os.path.join(folder, name))))
+    try:
+        return Pair(picture, (picture,), printable(read_text(os.path.join(folder, name))))
+    except UserError as error:
+        return Pair(picture, (picture,), "", damage=str(error))
 
 
 def _turns(row: Any, number: int) -> Pair:

@@ -7,25 +7,46 @@ rows of 0 and 1
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BeforeValidator
+
+from grainline.data.decode import MAX_PIXELS
+from grainline.data.sources.checked import Fields, Side, Whole
+
+
+def _counted(value: Any) -> Any:
+    return unpacked(value) if isinstance(value, str | bytes) else value
+
+
+class _Runs(Fields):
+    size: tuple[Side, Side]  # height and width
+    counts: Annotated[tuple[Whole, ...], BeforeValidator(_counted)]
 
 
 def read_mask(value: Any) -> np.ndarray:
-    """[H, W] bool from rows or from a run-length code. Raises ValueError, TypeError or KeyError."""
+    """[H, W] bool from rows or from a run-length code. Raises ValueError."""
     if isinstance(value, Mapping):
-        height, width = (int(side) for side in value["size"])
-        given = value["counts"]
-        counts = unpacked(given) if isinstance(given, str | bytes) else [int(run) for run in given]
-        if min(counts, default=0) < 0 or sum(counts) != height * width:  # before that much is allocated
+        code = _Runs.of(value)
+        height, width = code.size
+        counts = code.counts
+        if height * width > MAX_PIXELS:
+            raise ValueError(f"a mask of {height} x {width} pixels, more than {MAX_PIXELS}")
+        if sum(counts) != height * width:  # before that much is allocated
             raise ValueError(f"the runs of a mask add up to {sum(counts)}, not to {height} x {width}")
         flat = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
         return flat.reshape(width, height).T
-    rows = np.asarray(value)
+    try:
+        rows = np.asarray(value)
+    except ValueError:  # rows of unequal length
+        rows = np.empty(0)
     if rows.ndim != 2 or rows.dtype.kind not in "biu":
         raise ValueError("a mask is rows of 0 and 1, or {size, counts}")
     return rows.astype(bool)
+
+
+Mask = Annotated[np.ndarray, BeforeValidator(read_mask)]
 
 
 def run_lengths(mask: np.ndarray) -> dict[str, list[int]]:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from grainline.data.causes import MISSING_CAPTION, MISSING_IMAGE, UNREADABLE_FILE
 from grainline.data.record import Damaged, Record
 from grainline.data.sources.common import (
-    HELP,
     FileSource,
     Said,
     digest,
@@ -28,6 +27,7 @@ from grainline.data.sources.common import (
     said,
     split_query,
 )
+from grainline.data.sources.plain import HELP, regular
 from grainline.data.sources.table import FURTHER, OPTIONS, SPOTS, choose_columns, fields_of
 from grainline.errors import UserError
 
@@ -87,7 +87,10 @@ class Parquet(FileSource):
         return self.__dict__ | {"_cache": OrderedDict()}
 
     def _require_pictures(self) -> None:
-        names = [row[self._columns["image"]] for row in self._rows(0)]
+        try:
+            names = [row[self._columns["image"]] for row in self._rows(0)]
+        except (OSError, ValueError):  # its rows are damaged, each for itself
+            return
         require_pictures([[os.path.join(self._root, name)] for name in names if name], self.path, self._root)
 
     def __len__(self) -> int:
@@ -145,7 +148,12 @@ class Parquet(FileSource):
         wanted += [name for name in self._further if name not in SPOTS]
         parts: list[str | int] = list(self.keys())
         for group in self._groups:
-            for fields in _read(group, wanted):
+            try:
+                rows = _read(group, wanted)
+            except (OSError, ValueError):
+                parts.append(UNREADABLE_FILE)
+                continue
+            for fields in rows:
                 texts = said(fields_of(fields, self._columns), self.path)
                 parts += texts.texts
         return digest(parts)
@@ -164,9 +172,11 @@ def _opened(file: str) -> Any:
     except ImportError as error:
         raise UserError(f"{file} needs pyarrow: pip install 'grainline[data]'; {HELP}") from error
     try:
+        regular(file)
         return ParquetFile(file)
     except (OSError, ArrowInvalid) as error:
-        raise UserError(f"{file} cannot be read as parquet ({str(error).splitlines()[0]}); {HELP}") from error
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(f"{file} cannot be read as parquet ({why}); {HELP}") from error
 
 
 def _read(group: _Group, columns: Sequence[str]) -> list[dict[str, Any]]:

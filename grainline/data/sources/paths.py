@@ -6,9 +6,10 @@ import glob
 import os
 import re
 from itertools import product
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
-from grainline.data.sources.common import HELP, some
+from grainline.data.sources.common import some
+from grainline.data.sources.plain import HELP
 from grainline.errors import UserError
 
 _MOST = 1_000_000  # a typing mistake in a range shall not fill the memory
@@ -68,5 +69,6 @@ def name_of(url: str) -> str:
     >>> name_of("https://a.org/vg/23%20a.jpg?size=2"), name_of("vg/2390970.jpg")
     ('23 a.jpg', '2390970.jpg')
     """
-    path = unquote(urlsplit(url).path) if "://" in url else url
-    return path.rpartition("/")[2]
+    if "://" in url:  # no urlsplit, which is an error for http://[
+        url = unquote(re.split("[?#]", url.partition("://")[2].partition("/")[2])[0])
+    return url.rpartition("/")[2]

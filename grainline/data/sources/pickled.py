@@ -9,7 +9,7 @@ import pickletools
 from io import BytesIO
 from typing import Any
 
-from grainline.data.sources.common import HELP, read_plain
+from grainline.data.sources.plain import HELP, read_plain
 from grainline.errors import UserError
 
 PLAIN = frozenset(
@@ -40,13 +40,13 @@ def read_pickle(path: str) -> Any:
     Raises UserError for one that holds anything else, before any of it is run.
     """
     try:
-        data = read_plain(path)
+        data = read_plain(path, 2**62)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
     try:
         told = _refuse_code(data, path)
         found = _loaded(data)
-        return _with_texts(found) if told else found
+        return _with_texts(found, {}) if told else found
     except _DAMAGE as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path} is no pickle of plain data: {first}; {HELP}") from None
@@ -99,12 +99,19 @@ def _loaded(data: bytes) -> Any:
         return _Reader(BytesIO(data), encoding="latin-1").load()
 
 
-def _with_texts(value: Any) -> Any:
-    """The same with texts for byte strings."""
+def _with_texts(value: Any, done: dict[int, Any]) -> Any:
+    """The same with texts for byte strings.
+
+    done  what became of each value, by its id: a list that stands twice in another one is read once
+    """
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if isinstance(value, dict):
-        return {_with_texts(name): _with_texts(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(_with_texts, value))
-    return value
+    if not isinstance(value, dict | list | tuple):
+        return value
+    if id(value) not in done:
+        if isinstance(value, dict):
+            found: Any = {_with_texts(name, done): _with_texts(inner, done) for name, inner in value.items()}
+        else:
+            found = type(value)(_with_texts(inner, done) for inner in value)
+        done[id(value)] = found
+    return done[id(value)]

@@ -10,49 +10,93 @@ for. A record is a picture with a region for each sentence; it has no caption. `
 commas, and is `val` unless it is told.
 """
 
-import math
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from grainline.data.causes import DAMAGED_REGION
+from grainline.data.causes import DAMAGED_REGION, DAMAGED_ROW
 from grainline.data.decode import picture_size
 from grainline.data.record import Box, Damaged, Record, Region
-from grainline.data.sources.common import (
-    HELP,
-    FileSource,
-    digest,
-    load_json,
-    read_picture,
-    require_pictures,
-    split_query,
+from grainline.data.sources.checked import (
+    Extent,
+    Fields,
+    Id,
+    Pixels,
+    Side,
+    Text,
+    around,
+    checked,
+    has_rows,
     strings,
 )
+from grainline.data.sources.common import FileSource, digest, read_picture, require_pictures, split_query
 from grainline.data.sources.masks import polygons_mask, read_mask
 from grainline.data.sources.pickled import read_pickle
+from grainline.data.sources.plain import HELP, load_json
 from grainline.errors import UserError
 
 REF_FIELDS = ("ann_id", "image_id", "split", "sentences")
 INSTANCES = "instances.json"
+INSTANCE_FIELDS = {
+    "images": ("id", "file_name", "width", "height"),
+    "annotations": ("id", "segmentation"),
+}
+
+
+class _Ref(Fields):
+    """What is said of one annotation."""
+
+    ann_id: Id
+    image_id: Id
+    split: Text
+    sentences: tuple[dict[str, Any], ...]
+
+    @property
+    def texts(self) -> list[str]:
+        """One text of each sentence: cleaned as the release has it, else as it was written."""
+        both = ((strings(one.get("sent")), strings(one.get("raw"))) for one in self.sentences)
+        return [text for sent, raw in both for text in (sent or raw)[:1]]
+
+
+class _Image(Fields):
+    id: Id
+    file_name: Text
+    width: Side
+    height: Side
+
+
+class _Annotation(Fields):
+    id: Id
+    segmentation: Any  # checked when its mask is drawn
+
+
+class _Placed(Fields):
+    image_id: Id
+    bbox: Extent
+
+
+class _Polygons(Fields):
+    segmentation: tuple[tuple[Pixels, ...], ...]
 
 
 class _Picture(NamedTuple):
     name: str
     size: tuple[int, int]  # width and height
-    asked: list[tuple[str, Any]]  # text, id of the annotation
-    number: Any  # its id
+    asked: list[tuple[str, int | str]]  # text, id of the annotation
+    number: int | str  # its id
+    damage: str = ""  # what is wrong with the row; its place in the file is then the name
 
 
 class _Notes(NamedTuple):
     """Annotations."""
 
-    outline: dict[Any, Any]  # of those that an expression speaks of, by their ids
-    box: dict[Any, Box | None]  # of the same
-    around: dict[Any, list[Box | None]]  # of all annotations of a picture, by its id
+    outline: dict[int | str, Any]  # of those that an expression speaks of, by their ids
+    box: dict[int | str, Box | None]  # of the same
+    around: dict[int | str, list[Box | None]]  # of all annotations of a picture, by its id
 
 
 class RefCoco(FileSource):
@@ -70,10 +114,12 @@ class RefCoco(FileSource):
         beside = os.path.dirname(os.path.abspath(self._file))
         instances = options.get("instances") or os.path.join(beside, INSTANCES)
         self._root = images or options.get("images") or beside
-        chosen = _of_split(refs, options.get("split", "val"), self._file)
+        rows = list(checked(_Ref, refs, "refs"))
+        chosen = _of_split(rows, options.get("split", "val"), self._file)
         self._instances = instances
         self._pictures, (self._outlines, self._box, self._around) = _read(chosen, instances, self._file)
-        require_pictures([self._places(one.name) for one in self._pictures], self._file, self._root)
+        names = [one.name for one in self._pictures if not one.damage]
+        require_pictures([self._places(name) for name in names], self._file, self._root)
 
     def _places(self, name: str) -> list[str]:
         """DIR may be the folder of the pictures, or the one above train2014."""
@@ -83,8 +129,10 @@ class RefCoco(FileSource):
         return len(self._pictures)
 
     def __getitem__(self, index: int) -> Record:
-        name, size, asked, _ = self._pictures[index]
+        name, size, asked, _, damage = self._pictures[index]
         where = f"{self._file}: {name}"
+        if damage:
+            raise Damaged(DAMAGED_ROW, f"{where} ({damage})")
         record = Record(name, read_picture(self._places(name), where), ())
         found = picture_size(record)
         if found != size:
@@ -107,11 +155,14 @@ class RefCoco(FileSource):
             )
         return found
 
-    def _mask(self, number: Any, size: tuple[int, int], where: str) -> np.ndarray:
+    def _mask(self, number: int | str, size: tuple[int, int], where: str) -> np.ndarray:
         outline = self._outlines[number]
         try:
-            mask = polygons_mask(outline, *size[::-1]) if isinstance(outline, list) else read_mask(outline)
-        except (TypeError, ValueError, KeyError) as error:
+            if isinstance(outline, list):
+                mask = polygons_mask(_Polygons.of({"segmentation": outline}).segmentation, *size[::-1])
+            else:
+                mask = read_mask(outline)
+        except ValueError as error:
             raise Damaged(DAMAGED_REGION, f"{where} (annotation {number}: {error})") from error
         if mask.shape != size[::-1]:
             told = (
@@ -127,7 +178,7 @@ class RefCoco(FileSource):
     def fingerprint(self) -> str:
         """sha256 over names, texts and outlines; pictures are not looked at, so they do not count."""
         parts: list[str | int] = []
-        for name, _, asked, _ in self._pictures:
+        for name, _, asked, _, _ in self._pictures:
             parts += [name, len(asked)]
             for text, number in asked:
                 parts += [text, str(self._outlines[number])]
@@ -139,7 +190,7 @@ def is_refs(data: Any) -> bool:
     return (
         isinstance(data, list)
         and bool(data)
-        and all(isinstance(row, dict) and all(name in row for name in REF_FIELDS) for row in data)
+        and any(isinstance(row, dict) and all(name in row for name in REF_FIELDS) for row in data)
     )
 
 
@@ -168,65 +219,69 @@ def _refs(file: str) -> Any:
     return load_json(file) if file.endswith(".json") else read_pickle(file)
 
 
-def _of_split(refs: list[dict[str, Any]], split: str, file: str) -> list[dict[str, Any]]:
-    splits = Counter(str(ref["split"]) for ref in refs)
+def _of_split(
+    refs: list[tuple[str, _Ref | None, str]], split: str, file: str
+) -> list[tuple[str, _Ref | None, str]]:
+    """The rows of some splits, and those that are wrong."""
+    splits = Counter(ref.split for _, ref, _ in refs if ref)
     wanted = split.split(",")
     unknown = [name for name in wanted if name not in splits]
     if unknown:
         has = ", ".join(f"{name} ({number})" for name, number in sorted(splits.items()))
         raise UserError(f"{file} has no split {unknown[0]}: it has {has}; {HELP}")
-    return [ref for ref in refs if ref["split"] in wanted]
+    return [row for row in refs if row[1] is None or row[1].split in wanted]
 
 
-def _read(refs: list[dict[str, Any]], instances: str, file: str) -> tuple[list[_Picture], _Notes]:
-    """Pictures with their expressions, and the outlines and boxes of what they speak of. Raises UserError."""
+def _read(
+    refs: list[tuple[str, _Ref | None, str]], instances: str, file: str
+) -> tuple[list[_Picture], _Notes]:
+    """Pictures with their expressions, each row that is wrong for itself, and what expressions speak of.
+
+    Raises UserError.
+    """
     data = load_json(instances)
-    try:
-        listed = {row["id"]: row for row in data["images"]}
-        outlines = {row["id"]: row["segmentation"] for row in data["annotations"]}
-        sizes = {
-            number: (str(row["file_name"]), (row["width"], row["height"])) for number, row in listed.items()
-        }
-    except (KeyError, TypeError) as error:
-        told = "images[] with id, file_name, width, height; annotations[] with id, segmentation"
-        raise UserError(f"{instances} is no file of annotations: {told} ({error!r}); {HELP}") from None
-    pictures: dict[Any, _Picture] = {}
-    for ref in refs:
-        where = f"expression {ref.get('ref_id')} of {file}"
-        if ref["image_id"] not in sizes or ref["ann_id"] not in outlines:
-            raise UserError(
-                f"{where}: picture {ref['image_id']} or annotation {ref['ann_id']} is not in {instances};"
-                f" {HELP}"
-            )
-        name, size = sizes[ref["image_id"]]
-        picture = pictures.setdefault(ref["image_id"], _Picture(name, size, [], ref["image_id"]))
-        picture.asked.extend((text, ref["ann_id"]) for text in _texts(ref["sentences"], where))
+    if not all(has_rows(data, name, fields) for name, fields in INSTANCE_FIELDS.items()):
+        told = "; ".join(f"{name}[] with {', '.join(fields)}" for name, fields in INSTANCE_FIELDS.items())
+        raise UserError(f"{instances} is no file of annotations: {told}; {HELP}")
+    listed = {row.id: row for _, row, _ in checked(_Image, data["images"], "images") if row}
+    rows = checked(_Annotation, data["annotations"], "annotations")
+    outlines = {row.id: row.segmentation for _, row, _ in rows if row}
+    pictures: dict[int | str, _Picture] = {}
+    broken: list[_Picture] = []
+    for place, ref, wrong in refs:
+        if ref and (ref.image_id not in listed or ref.ann_id not in outlines):
+            both = f"image {ref.image_id} or annotation {ref.ann_id}"
+            ref, wrong = None, f"{both} is not in {instances}, or wrong there"
+        if ref is None:
+            broken.append(_Picture(place, (0, 0), [], "", wrong))
+            continue
+        image = listed[ref.image_id]
+        new = _Picture(image.file_name, (image.width, image.height), [], image.id)
+        picture = pictures.setdefault(image.id, new)
+        picture.asked.extend((text, ref.ann_id) for text in ref.texts)
     found = [picture for picture in pictures.values() if picture.asked]
     if not found:
-        raise UserError(f"{file} has no expressions in these splits; {HELP}")
+        first = "".join(f": {one.name} ({one.damage})" for one in broken[:1])
+        raise UserError(f"{file} has no expressions in these splits{first}; {HELP}")
     used = {number for picture in found for _, number in picture.asked}
     notes = _Notes({number: outlines[number] for number in used}, dict.fromkeys(used), {})
     for row in data["annotations"]:
-        box = _box(row.get("bbox"))
-        if row["id"] in used:
-            notes.box[row["id"]] = box
-        if row.get("image_id") in pictures:
-            notes.around.setdefault(row["image_id"], []).append(box)
-    return found, notes
+        _add_box(row, notes, pictures)
+    return found + broken, notes
 
 
-def _box(value: Any) -> Box | None:
-    """A box of COCO, [left, top, width, height], as ours; None for anything else."""
+def _add_box(row: Any, notes: _Notes, pictures: Mapping[int | str, _Picture]) -> None:
+    """The box of an annotation, None where it has none that is right."""
     try:
-        left, top, width, height = (float(x) for x in value)
-    except (TypeError, ValueError):
-        return None
-    sound = math.isfinite(left + top + width + height) and width > 0 and height > 0
-    return (left, top, left + width, top + height) if sound else None
-
-
-def _texts(sentences: Any, where: str) -> list[str]:
-    """One text of each sentence: cleaned as the release has it, else as it was written."""
-    if not isinstance(sentences, list) or not all(isinstance(one, dict) for one in sentences):
-        raise UserError(f"{where}: its sentences are no list of {{sent, raw}}; {HELP}")
-    return [text for one in sentences for text in (strings(one.get("sent")) or strings(one.get("raw")))[:1]]
+        number = _Annotation.of(row).id
+    except ValueError:
+        return
+    try:
+        placed = _Placed.of(row)
+        box, image = around(placed.bbox), placed.image_id
+    except ValueError:
+        box, image = None, row.get("image_id")
+    if number in notes.box:
+        notes.box[number] = box
+    if isinstance(image, int | str) and image in pictures:
+        notes.around.setdefault(image, []).append(box)

@@ -10,8 +10,9 @@ import os
 from typing import Any
 
 from grainline.data.record import Foil
-from grainline.data.sources.common import HELP, load_json, split_query
-from grainline.data.sources.contests import Foiled, Row, one_text
+from grainline.data.sources.common import split_query
+from grainline.data.sources.contests import Foiled, Row, items_of, one_text, whole_item
+from grainline.data.sources.plain import HELP, load_json
 from grainline.errors import UserError
 
 SUGARCREPE = "sugarcrepe"
@@ -38,14 +39,11 @@ class SugarCrepe(Foiled):
 
 def is_sugarcrepe(data: Any) -> bool:
     """Whether parsed JSON has the form of the files of SugarCrepe; its items may still be wrong."""
-    return (
-        isinstance(data, dict)
-        and bool(data)
-        and all(isinstance(item, dict) and all(name in item for name in FIELDS) for item in data.values())
-    )
+    return items_of(data, FIELDS)
 
 
-def _row(item: dict[str, Any], kind: str, where: str) -> Row:
+def _row(item: Any, kind: str, where: str) -> Row:
+    item = whole_item(item, FIELDS, where)
     fields = ("filename", "negative_caption", "caption")
     name, foil, true = (one_text(item[field], field, where) for field in fields)
     return Row(name, Foil(foil, true, kind))

@@ -15,15 +15,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from grainline.data.record import Record
-from grainline.data.sources.common import (
-    HELP,
-    IMAGE_SUFFIXES,
-    digest,
-    read_picture,
-    require_pictures,
-    split_query,
-)
-from grainline.data.sources.contests import Benchmark, Contest, one_text
+from grainline.data.sources.checked import shown
+from grainline.data.sources.common import IMAGE_SUFFIXES, digest, read_picture, require_pictures, split_query
+from grainline.data.sources.contests import Benchmark, Contest, one_text, whole_item
+from grainline.data.sources.plain import HELP
 from grainline.data.sources.table import Row, read_rows
 from grainline.errors import UserError
 
@@ -111,6 +106,7 @@ def _read(rows: Sequence[Row], file: str) -> tuple[list[_Probe], int, int]:
             counts["broken"] += 1
             continue
         where = f"row {row.number} of {file}"
+        whole_item(row.fields, COLUMNS, where)
         wrong = [kind for flag, kind in FLAGS.items() if _flag(row.fields[flag], flag, where)]
         if len(wrong) != 1:
             counts["mixed"] += 1
@@ -124,14 +120,14 @@ def _read(rows: Sequence[Row], file: str) -> tuple[list[_Probe], int, int]:
 def _flag(value: Any, flag: str, where: str) -> bool:
     found = _TRUTH.get(str(value).strip().lower())
     if found is None:
-        raise UserError(f"{where}: {flag} is {value!r}; allowed are True and False; {HELP}")
+        raise UserError(f"{where}: {flag} is {shown(value)}; allowed are True and False; {HELP}")
     return found
 
 
 def _id(value: Any, name: str, where: str) -> str:
-    found = str(value).strip()
-    if not found or os.path.basename(found) != found:
-        raise UserError(f"{where}: {name} is {value!r}, not the id of a picture; {HELP}")
+    found = str(value).strip() if isinstance(value, str | int) else ""
+    if not found or os.path.basename(found) != found or "\0" in found:
+        raise UserError(f"{where}: {name} is {shown(value)}, not the id of a picture; {HELP}")
     return found
 
 

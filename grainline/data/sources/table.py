@@ -9,7 +9,6 @@ grainline.data.sources.common. The whole table is held in memory.
 
 import csv
 import io
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,20 +16,20 @@ from typing import Any, NamedTuple
 
 from grainline.data.causes import DAMAGED_ROW, MISSING_CAPTION, MISSING_IMAGE
 from grainline.data.record import Damaged, Record
+from grainline.data.sources.checked import shown
 from grainline.data.sources.common import (
-    HELP,
     LONG_FIELDS,
     FileSource,
     Said,
     digest,
     read_picture,
-    read_text,
     require_pictures,
     said,
     some,
     split_query,
 )
 from grainline.data.sources.paths import name_of
+from grainline.data.sources.plain import HELP, parse_json, read_text
 from grainline.data.sources.recaptioned import FIELDS as RECAPTIONED
 from grainline.errors import UserError
 
@@ -67,6 +66,7 @@ class Row(NamedTuple):
 
 
 class _Picture(NamedTuple):
+    row: int  # the first that names it
     key: str
     path: str  # as the table writes it; empty where no row names one
     said: Said
@@ -102,7 +102,7 @@ class Table(FileSource):
 
     def __getitem__(self, index: int) -> Record:
         picture = self._pictures[index]
-        where = f"{self._file}: {picture.key}"
+        where = f"{self._file}: row {picture.row}"
         if picture.damage:
             raise Damaged(*picture.damage)
         if not picture.path:
@@ -177,8 +177,8 @@ def _unpacked(value: Any) -> Any:
     if not isinstance(value, str) or not value.startswith("["):
         return value
     try:
-        several = json.loads(value)
-    except (ValueError, RecursionError):
+        several = parse_json(value)
+    except ValueError:
         return value
     return several if isinstance(several, list) and all(isinstance(text, str) for text in several) else value
 
@@ -190,13 +190,17 @@ def _merge(rows: Sequence[Row], columns: Mapping[str, str], file: str) -> Iterat
         line = f"row {row.number}"
         path = row.fields.get(columns["image"])
         if row.error:
-            pictures[line] = _Picture(line, "", Said(), (DAMAGED_ROW, f"{file}: {line} ({row.error})"))
+            pictures[line] = _Picture(
+                row.number, line, "", Said(), (DAMAGED_ROW, f"{file}: {line} ({row.error})")
+            )
         elif not isinstance(path, str) or not path.strip():
-            pictures[line] = _Picture(line, "", Said())
+            pictures[line] = _Picture(row.number, line, "", Said())
         else:
             path = path.strip()
             place = os.path.normpath(path)
-            pictures[place] = _joined(pictures.get(place) or _Picture(path, path, Said()), row, columns, file)
+            pictures[place] = _joined(
+                pictures.get(place) or _Picture(row.number, path, path, Said()), row, columns, file
+            )
     yield from pictures.values()
 
 
@@ -226,7 +230,7 @@ def read_rows(file: str) -> list[Row]:
     kind = Path(file).suffix.lower()
     if kind in (".csv", ".tsv"):
         return list(_csv_rows(file, text))
-    return json_lines(file, text) if kind != ".json" else json_rows(file, parse_json(file, text))
+    return json_lines(file, text) if kind != ".json" else json_rows(file, json_or_rows(file, text))
 
 
 def json_lines(file: str, text: str) -> list[Row]:
@@ -237,11 +241,11 @@ def json_lines(file: str, text: str) -> list[Row]:
     return rows
 
 
-def parse_json(file: str, text: str) -> Any:
+def json_or_rows(file: str, text: str) -> Any:
     """Parsed JSON, or the rows of a .json file that holds JSON Lines after all. Raises UserError."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         rows = [_json_row(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         if not rows or rows[0].error:
             raise UserError(f"{file} is not JSON: {error}; {HELP}") from error
@@ -257,33 +261,42 @@ def json_rows(file: str, data: Any) -> list[Row]:
         if found and not any(isinstance(row, dict) for row in found):
             found = [data]  # JSON Lines of one line
     if not isinstance(found, list) or not found:
-        what = f"an object with {some(list(data), 8)}" if isinstance(data, dict) else type(data).__name__
+        what = f"an object with {some(list(data), 8)}" if isinstance(data, dict) else shown(data)
         raise UserError(
             f"{file} holds {what}: allowed are COCO's and Karpathy's files, and lists of rows; {HELP}"
         )
     if isinstance(found[0], Row):
         return found
     return [
-        Row(number, row) if isinstance(row, dict) else Row(number, {}, f"a {type(row).__name__}")
+        Row(number, row) if isinstance(row, dict) else Row(number, {}, _no_object(row))
         for number, row in enumerate(found, 1)
     ]
 
 
 def _json_row(number: int, line: str) -> Row:
     try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        fields = parse_json(line)
+    except ValueError as error:
         return Row(number, {}, str(error))
-    return Row(number, fields) if isinstance(fields, dict) else Row(number, {}, f"a {type(fields).__name__}")
+    return Row(number, fields) if isinstance(fields, dict) else Row(number, {}, _no_object(fields))
+
+
+def _no_object(row: Any) -> str:
+    return f"{shown(row)}, not an object"
 
 
 def _csv_rows(file: str, text: str) -> Iterator[Row]:
     """The rows of CSV or TSV. Split at what the first line has most of: many a .csv has tabs."""
     head = text.split("\n", 1)[0]
     delimiter = "\t" if Path(file).suffix.lower() == ".tsv" else max(",\t;|", key=head.count)
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-    names = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    line = 1
     try:
+        names = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        twice = [name for name in dict.fromkeys(names) if name and names.count(name) > 1]
+        if twice:
+            raise UserError(f"{file} has the column {some(twice)} more than once; {HELP}")
+        line = reader.line_num + 1
         for number, row in enumerate(reader, 1):
             rest = row.pop(
                 None, ()
@@ -294,5 +307,9 @@ def _csv_rows(file: str, text: str) -> Iterator[Row]:
                     f" ({some(names, 12)}): put quotes around texts that hold '{delimiter}'; {HELP}"
                 )
             yield Row(number, row)
+            line = reader.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{file} cannot be read as a table: {error}; {HELP}") from error
+        raise UserError(
+            f"{file} cannot be read as a table from line {line} on, where a quote does not close or a text"
+            f" holds one: {error}; write a quote inside a text twice; {HELP}"
+        ) from error

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from grainline.data.sources.common import HELP, IMAGE_SUFFIXES
+from grainline.data.sources.common import IMAGE_SUFFIXES
+from grainline.data.sources.plain import HELP, regular
 from grainline.data.sources.tarkeys import HEADER, unquoted
 from grainline.errors import UserError
 
@@ -27,6 +28,7 @@ ABSENT = -1
 SPANS = 6  # numbers per sample in Shard.spans
 
 _BLOCK = 512
+_LARGEST = 2**62  # bytes of a member: places and sizes are kept in 63 bits
 _LONGEST = 1 << 20  # bytes of a header that speaks of the next one: names and attributes, never data
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
@@ -70,6 +72,7 @@ def members(path: str) -> Members:
     """All files of a tar, from its headers. Raises UserError for what is no tar, or a packed one."""
     found: list[Member] = []
     flaw, lost = "ends without an end mark", False
+    regular(path)
     with open(path, "rb", buffering=0) as file:
         handle, end = file.fileno(), os.fstat(file.fileno()).st_size
         _refuse_packed(path, os.pread(handle, 6, 0))
@@ -138,7 +141,7 @@ def _header(block: bytes) -> _Header | None:
         return None
     if block[257:263] == b"ustar\0" and block[345]:  # GNU writes other things where POSIX has the prefix
         name = f"{_text(block[345:500])}/{name}"
-    return _Header(name, size, block[156:157]) if size >= 0 else None
+    return _Header(name, size, block[156:157]) if 0 <= size <= _LARGEST else None
 
 
 def _text(field: bytes) -> str:
@@ -166,12 +169,13 @@ def _extension(handle: int, header: _Header, offset: int) -> dict[str, str] | No
     said: dict[str, str] = {}
     while data and data[0]:
         digits, _, _ = data.partition(b" ")
-        if not digits.isdigit() or not len(digits) < int(digits) <= len(data):
+        if not digits.isdigit() or len(digits) > 8 or not len(digits) < int(digits) <= len(data):
             return None
         name, _, value = data[len(digits) + 1 : int(digits) - 1].partition(b"=")
         said[_text(name)] = value.decode("utf-8", "surrogateescape")
         data = data[int(digits) :]
-    return said if said.get("size", "0").isdigit() else None
+    size = said.get("size", "0")
+    return said if size.isascii() and size.isdigit() and len(size) < 19 else None
 
 
 def load_shard(path: str) -> Shard:

@@ -9,7 +9,6 @@ neighbours. Nothing is open after the constructor and nothing open is pickled, s
 or spawned.
 """
 
-import json
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,9 @@ from pathlib import Path
 
 from grainline.data.causes import MISSING_CAPTION, MISSING_IMAGE, TRUNCATED_TAR, UNREADABLE_FILE
 from grainline.data.record import Damaged, Record
-from grainline.data.sources.common import HELP, FileSource, Said, digest, said, strings, text_of
+from grainline.data.sources.checked import strings
+from grainline.data.sources.common import FileSource, Said, beside, described, digest
+from grainline.data.sources.plain import HELP, text_of
 from grainline.data.sources.tarindex import ABSENT, SPANS, Shard, load_shard
 from grainline.errors import UserError
 from grainline.wording import amount
@@ -77,10 +78,10 @@ class Tars(FileSource):
             raise Damaged(TRUNCATED_TAR if cut else MISSING_IMAGE, where)
         texts = Said()
         if first != ABSENT:
-            texts = _from_json(_read(shard, first, first_size, where), where)
+            texts = described(_read(shard, first, first_size, where), f"{where}.json")
         if second != ABSENT and texts.silent:
-            captions = strings(text_of(_read(shard, second, second_size, where)))
-            texts = texts._replace(captions=tuple(captions))
+            captions = beside(text_of, _read(shard, second, second_size, where), f"{where}.txt")
+            texts = texts._replace(captions=tuple(strings(captions)))
         if texts.empty:
             raise Damaged(TRUNCATED_TAR if cut else MISSING_CAPTION, where)
         return texts.record(self._prefixes[number] + shard.keys[row], _read(shard, image, image_size, where))
@@ -112,15 +113,6 @@ def _prefixes(paths: Sequence[str], shards: Sequence[Shard]) -> list[str]:
     stems = [Path(path).stem for path in paths]
     names = stems if len(set(stems)) == len(stems) else list(paths)
     return [f"{name}/" for name in names]
-
-
-def _from_json(data: bytes, where: str) -> Said:
-    """The texts of a JSON member. One that cannot be read has none, so that a .txt can take its place."""
-    try:
-        fields = json.loads(data)
-    except (ValueError, RecursionError):
-        return Said()
-    return said(fields, where) if isinstance(fields, dict) else Said()
 
 
 class _Handle:

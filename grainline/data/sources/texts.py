@@ -10,15 +10,15 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterable
-from pathlib import Path
 
 from PIL import Image
 
 from grainline.data.causes import DAMAGED_ROW, MISSING_CAPTION
 from grainline.data.record import Damaged, Record, Source
-from grainline.data.sources.common import HELP, FileSource, Said, digest, read_text, said
+from grainline.data.sources.common import FileSource, Said, digest, said
 from grainline.data.sources.joined import parts_of
-from grainline.data.sources.table import Row, json_lines, json_rows, parse_json
+from grainline.data.sources.plain import HELP, read_plain, read_text, text_of
+from grainline.data.sources.table import Row, json_lines, json_or_rows, json_rows
 from grainline.errors import UserError
 
 SIDE = 8  # of the grey square, in pixels
@@ -79,7 +79,7 @@ def _rows(path: str) -> list[Row]:
     if kind in (".jsonl", ".ndjson", ".jsonlines"):
         return json_lines(path, text)
     if kind == ".json":
-        return json_rows(path, parse_json(path, text))
+        return json_rows(path, json_or_rows(path, text))
     lines = enumerate(text.split("\n"), 1)
     return [Row(number, {"caption": line}) for number, line in lines if line.strip()]
 
@@ -93,8 +93,8 @@ def _said(row: Row, path: str) -> Said:
 
 def _unpacked(path: str) -> str:
     try:
-        return gzip.decompress(Path(path).read_bytes()).decode("utf-8-sig")
+        return text_of(gzip.decompress(read_plain(path, 2**62)))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); {HELP}") from error
-    except (EOFError, zlib.error, UnicodeDecodeError) as error:
+    except (EOFError, zlib.error, ValueError) as error:
         raise UserError(f"{path} is no whole gzip file of UTF-8 text ({error}); {HELP}") from error

@@ -12,8 +12,10 @@ import os
 from typing import Any
 
 from grainline.data.record import Foil
-from grainline.data.sources.common import HELP, load_json, split_query
-from grainline.data.sources.contests import Foiled, Row, one_text
+from grainline.data.sources.checked import shown
+from grainline.data.sources.common import split_query
+from grainline.data.sources.contests import Foiled, Row, items_of, one_text, whole_item
+from grainline.data.sources.plain import HELP, load_json
 from grainline.errors import UserError
 
 VALSE = "valse"
@@ -46,17 +48,14 @@ class Valse(Foiled):
 
 def is_valse(data: Any) -> bool:
     """Whether parsed JSON has the form of a piece of VALSE; its items may still be wrong."""
-    return (
-        isinstance(data, dict)
-        and bool(data)
-        and all(isinstance(item, dict) and all(name in item for name in FIELDS) for item in data.values())
-    )
+    return items_of(data, FIELDS)
 
 
-def _votes(item: dict[str, Any], where: str) -> int:
-    votes = item["mturk"].get("caption") if isinstance(item["mturk"], dict) else None
+def _votes(item: Any, where: str) -> int:
+    mturk = whole_item(item, FIELDS, where)["mturk"]
+    votes = mturk.get("caption") if isinstance(mturk, dict) else None
     if not isinstance(votes, int):
-        raise UserError(f"{where}: mturk is {str(item['mturk'])[:80]}, without votes for the caption; {HELP}")
+        raise UserError(f"{where}: mturk is {shown(mturk)}, without votes for the caption; {HELP}")
     return votes
 
 

@@ -1,0 +1,171 @@
+"""Values of a row or a description, checked once: models whose fields say what is allowed.
+
+    class Note(Fields):
+        id: Id
+        bbox: Extent
+
+    Note.of({"id": 7, "bbox": [0, 0, 2, 2]})
+
+`of` raises ValueError with one line that names the field, its value and what is allowed. Checked numbers are
+finite and fit into 64 bits, checked texts can be encoded.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from grainline.data.record import Box
+
+_WORDS = (
+    (re.compile(r"a valid dictionary( or instance of \w+)?"), "an object"),
+    (re.compile(r"\btuple\b", re.IGNORECASE), "list"),
+    (re.compile(r"\bstring\b", re.IGNORECASE), "text"),
+    (re.compile("^(Value error, |Input )"), ""),
+)
+"""From the words of pydantic to those of JSON."""
+
+
+class Fields(BaseModel):
+    """The fields of one object that are read; others are left alone."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+
+    @classmethod
+    def of(cls, value: Any) -> Self:
+        """Checked values. Raises ValueError, one line."""
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            raise ValueError(_complaint(error, value)) from None
+
+
+F = TypeVar("F", bound=Fields)
+
+
+def strings(value: Any) -> list[str]:
+    """One text or many as a list of clean, non-empty strings; anything else counts as no text.
+
+    >>> strings(" A dog. "), strings(["A cat.", None, ""]), strings(7)
+    (['A dog.'], ['A cat.'], [])
+    """
+    found = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+    clean = (printable(text.strip()) for text in found if isinstance(text, str))
+    return [text for text in clean if text]
+
+
+def printable(text: str) -> str:
+    """JSON can hold halves of surrogate pairs, which no tokenizer and no hash accepts; they become `?`."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _stripped(value: Any) -> Any:
+    return next(iter(strings(value)), None) if isinstance(value, str) else value
+
+
+def _encodable(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) else value
+
+
+def _number_or_text(value: Any) -> Any:
+    if not isinstance(value, int | float | str):
+        raise ValueError("an id is a number or a text")
+    return value
+
+
+def _upright(box: Box) -> Box:
+    if not (box[0] < box[2] and box[1] < box[3]):
+        raise ValueError("a box is left, top, right, bottom")
+    return box
+
+
+def _with_area(extent: Box) -> Box:
+    if not (extent[2] > 0 and extent[3] > 0):
+        raise ValueError("a box is left, top, width, height")
+    return extent
+
+
+def _forward(span: tuple[str, int, int]) -> tuple[str, int, int]:
+    if not span[1] < span[2]:
+        raise ValueError("a span is a text, a start and a later end")
+    return span
+
+
+Id = Annotated[Annotated[int, Field(ge=-(2**62), le=2**62)] | str, BeforeValidator(_number_or_text)]
+Whole = Annotated[int, Field(ge=0, le=2**53)]
+Side = Annotated[int, Field(ge=1, le=2**20)]  # of an image, in pixels
+Pixels = Annotated[float, Field(ge=-(2.0**31), le=2.0**31)]
+Text = Annotated[str, BeforeValidator(_stripped)]  # stripped, and not empty
+Words = Annotated[str, BeforeValidator(_encodable)]  # may be empty
+Upright = Annotated[tuple[Pixels, Pixels, Pixels, Pixels], AfterValidator(_upright)]
+Extent = Annotated[tuple[Pixels, Pixels, Pixels, Pixels], AfterValidator(_with_area)]
+Stretch = Annotated[tuple[str, Whole, Whole], AfterValidator(_forward)]
+
+
+def around(extent: Box) -> Box:
+    """Left, top, right and bottom from left, top, width and height.
+
+    >>> around((1.0, 2.0, 3.0, 4.0))
+    (1.0, 2.0, 4.0, 6.0)
+    """
+    left, top, width, height = extent
+    return left, top, left + width, top + height
+
+
+def checked(kind: type[F], rows: Sequence[Any], name: str) -> Iterator[tuple[str, F | None, str]]:
+    """Of each row its place, such as "images[3]", its values or None, and what is wrong with it."""
+    for number, row in enumerate(rows):
+        try:
+            yield f"{name}[{number}]", kind.of(row), ""
+        except ValueError as error:
+            yield f"{name}[{number}]", None, str(error)
+
+
+def has_rows(data: Any, name: str, fields: Sequence[str]) -> bool:
+    """Whether parsed JSON is an object with a list of this name, and one row in it has these fields."""
+    rows = data.get(name) if isinstance(data, dict) else None
+    return isinstance(rows, list) and any(
+        isinstance(row, dict) and all(field in row for field in fields) for row in rows
+    )
+
+
+def shown(value: Any) -> str:
+    """A value as JSON writes it, short enough for a message; what is in a longer list is left out.
+
+    >>> shown(None), shown("a" * 99)[:6], shown([3, 0.5, True]), shown({"a": 1})
+    ('null', '"aaaaa', '[3, 0.5, true]', 'an object')
+    """
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list | tuple):
+        plain = len(value) < 7 and not any(isinstance(one, Mapping | list | tuple) for one in value)
+        return f"[{', '.join(map(shown, value))}]" if plain else f"a list of {len(value)}"
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _complaint(error: ValidationError, value: Any) -> str:
+    """What is wrong first: "regions.0.box is [3, 0, 1, 1]: a box is left, top, right, bottom"."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    names: list[str] = []
+    for part in first["loc"]:
+        inside = isinstance(value, Mapping) and part in value
+        inside = inside or (isinstance(value, list | tuple) and isinstance(part, int) and part < len(value))
+        if not inside:
+            names += [str(part)] if first["type"] == "missing" else []
+            break
+        names, value = [*names, str(part)], value[part]
+    name = ".".join(names)
+    if first["type"] == "missing":
+        return f"no {name}"
+    message = first["msg"]
+    for pattern, word in _WORDS:
+        message = pattern.sub(word, message)
+    return f"{name or 'it'} is {shown(value)}: {message[:1].lower()}{message[1:]}"

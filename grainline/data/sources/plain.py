@@ -1,0 +1,107 @@
+"""Files as bytes, text and JSON: only regular files are read, and JSON says what is wrong with it.
+
+A named pipe has no end until somebody writes into it, and /dev/zero never has one. Both are refused before
+they are opened.
+"""
+
+import errno
+import json
+import math
+import os
+import stat
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from grainline.errors import UserError
+
+HELP = "see docs/data.md"
+
+MOST_BYTES = 2**30  # of an image file: the largest that is decoded has 716 MB in 16 bits and four channels
+_DIGITS = 300  # of an integer in JSON; a longer one is infinite, as 1e999 is, and no check accepts that
+
+
+def regular(path: str | Path) -> int:
+    """The size of a regular file in bytes. Raises OSError, also for a pipe, a device and a folder."""
+    state = os.stat(path)
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return state.st_size
+
+
+def read_plain(path: str | Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a regular file. Raises OSError, also for one of more than `most` bytes."""
+    if regular(path) > most:
+        raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))
+    return Path(path).read_bytes()
+
+
+def text_of(data: bytes, errors: str = "strict") -> str:
+    """The text of a file in UTF-8. Raises ValueError.
+
+    errors  "surrogatepass" takes halves of surrogate pairs too, which JSON may hold
+
+    >>> text_of("\\ufeffCaf\\u00e9".encode())
+    'Café'
+    """
+    try:
+        return data.decode("utf-8-sig", errors)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text ({error.reason} at byte {error.start})") from None
+
+
+def read_text(path: str) -> str:
+    """A whole text file in UTF-8, line ends as they are. Raises UserError."""
+    try:
+        return text_of(read_plain(path, 2**62))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is {error}: convert it; {HELP}") from error
+
+
+def read_lines(path: str) -> list[str]:
+    """The texts of a file with one a line, without blank lines. Raises UserError, also where none is left."""
+    lines = [line.strip() for line in read_text(path).split("\n") if line.strip()]
+    if not lines:
+        raise UserError(f"{path} holds no text; expected one text a line")
+    return lines
+
+
+def load_json(path: str) -> Any:
+    """The content of a JSON file. Raises UserError."""
+    try:
+        return parse_json(read_text(path))
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}; {HELP}") from error
+
+
+def parse_json(text: str) -> Any:
+    """Parsed JSON. Raises ValueError, also for a key that one object has twice and for too deep nesting.
+
+    >>> parse_json('{"a": [1, 1e999]}')
+    {'a': [1, inf]}
+    >>> parse_json('{"a": 1, "a": 2}')
+    Traceback (most recent call last):
+    ValueError: one object has the key 'a' 2 times
+    """
+    try:
+        return json.loads(text, object_pairs_hook=once, parse_int=whole)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError for a key that comes twice: one value would vanish."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name, times = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"one object has the key {name[:40]!r} {times} times")
+    return found
+
+
+def whole(digits: str) -> float:
+    """An integer of JSON. Python refuses thousands of digits, and the whole file with them."""
+    return int(digits) if len(digits) <= _DIGITS else math.copysign(math.inf, -digits.startswith("-"))
