@@ -7,6 +7,7 @@ from torch import Tensor
 
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.library import library, quiet
+from grainline.encoders.pretrained.noise import draw_by_rows
 
 
 class Kind(NamedTuple):
@@ -103,6 +104,7 @@ def whole_model(towers: Pretrained) -> Any:
 
 def split(model: Any, architecture: Mapping[str, Any]) -> Pretrained:
     """The two sides of one of the library's models, in evaluation mode, and what joins them."""
+    draw_by_rows(model)
     name, sides = architecture["kind"], sides_of(architecture)
     kind = KINDS[name]
     image = text = None
