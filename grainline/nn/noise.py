@@ -98,7 +98,7 @@ def number_places(model: nn.Module) -> None:
     """Tell every module its place in a model, from its name: no two draw the same numbers then."""
     for name, module in model.named_modules():
         digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
-        module.place = int.from_bytes(digest, "big")  # type: ignore[assignment]
+        module.place = int.from_bytes(digest, "big")
 
 
 def drop_by_rows(model: nn.Module) -> None:
