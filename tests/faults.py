@@ -76,7 +76,7 @@ ENCODERS = [
     Fault("nn/block.py", "tests/test_attention.py", "in bf16 on a CPU padding is attended to",
           "if seen is not None:", "if causal:"),
     Fault("nn/block.py", "tests/test_encoders.py", "one branch has no residual",
-          "x = x + self._dropped(self.attention(", "x = self._dropped(self.attention("),
+          "x = x + self.skip_attention(self.attention(", "x = self.skip_attention(self.attention("),
     Fault("encoders/text.py", "tests/test_encoders.py", "causal texts see what follows",
           "mask, self.causal)", "mask, False)"),
     Fault("encoders/text.py", "tests/test_encoders.py", "the summary is the token before the end token",
