@@ -395,9 +395,9 @@ def test_drop_path_skips_branches_of_whole_rows_and_makes_up_for_it() -> None:
 
 
 def test_drop_path_grows_to_its_value_at_the_last_block() -> None:
-    rates = [block.drop_path for block in Stack(4, 5, 2, drop_path=0.4).blocks]
+    rates = [block.skip_mlp.rate for block in Stack(4, 5, 2, drop_path=0.4).blocks]
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
-    assert [block.drop_path for block in Stack(4, 1, 2, drop_path=0.4).blocks] == [0.4]
+    assert [block.skip_attention.rate for block in Stack(4, 1, 2, drop_path=0.4).blocks] == [0.4]
 
 
 def test_blocks_begin_with_the_spreads_of_clip() -> None:

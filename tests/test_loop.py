@@ -140,3 +140,13 @@ def test_a_batch_that_cannot_be_made_is_an_error_that_says_why(tmp_path: Path, t
         train(job(tmp_path, tokenizer, batch=12), CPU, None)
     with pytest.raises(ValueError, match="batch 8 is not a multiple of accumulate 3"):
         TrainConfig.model_validate({**SETTINGS, "accumulate": 3})
+
+
+@pytest.mark.parametrize(("processes", "accumulate", "most"), [(3, 1, 2), (7, 1, 4), (3, 2, 2), (16, 1, 8)])
+def test_processes_that_cannot_share_a_batch_learn_how_many_can(
+    processes: int, accumulate: int, most: int
+) -> None:
+    cfg = TrainConfig.model_validate({**SETTINGS, "accumulate": accumulate})
+    with pytest.raises(UserError, match=f"the most processes that share it equally are {most}$"):
+        cfg.require_batch(100, processes)
+    cfg.require_batch(100, most)

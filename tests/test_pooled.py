@@ -12,8 +12,9 @@ from torch import Tensor
 from grainline.losses import conditioned, lists, pooled
 from grainline.losses.blocks import Blocks, Keys
 from grainline.losses.conditioned import Dense, Gram, Outward, PooledCosine
-from grainline.losses.lists import Lists, lots
+from grainline.losses.lists import Lists
 from grainline.losses.pooled import part_loss, part_pairs, pooled_scores, seen
+from grainline.lots import lots
 from grainline.nn.condition import ConditionedPool, Held
 from grainline.types import Clock, Mean
 

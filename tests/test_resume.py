@@ -369,7 +369,7 @@ def test_a_run_that_goes_back_leaves_the_last_and_best_weights_of_the_other_futu
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    start = ("train", recipe(tmp_path), "--out", out, "--set", *BEST)
+    start = ("train", recipe(tmp_path), "--out", out, "--set", *BEST, "train.save_every=1")
     assert call(*start) == 0
     assert step_at(out, "last") == 6
     ends = loop._Training._after

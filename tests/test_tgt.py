@@ -15,6 +15,7 @@ from grainline.config import parse
 from grainline.encoders.decoder import Decoder, DecoderConfig
 from grainline.encoders.grouper import Grouper, GrouperConfig
 from grainline.errors import UserError
+from grainline.lots import share_of
 from grainline.methods.base import Grouping
 from grainline.methods.tgt import TGT
 from grainline.nn.group import (
@@ -25,6 +26,7 @@ from grainline.nn.group import (
     pooled_groups,
     soft_assignment,
 )
+from grainline.nn.noise import IMAGES, TEXTS, number_places, rows_of
 from grainline.train.optim import OptimizerConfig, Rule, build_optimizer, train_mode
 from grainline.train.step import Objective, cached_step, step
 from grainline.types import Encoded, Images, Mean, Pair, Texts, rows
@@ -97,7 +99,7 @@ def test_noise_decides_which_group_a_token_goes_to() -> None:
 
 def test_gumbel_noise_has_the_moments_of_its_distribution_and_no_infinity() -> None:
     torch.manual_seed(0)
-    noise = gumbel(torch.empty(400_000))
+    noise = gumbel(share_of(torch.arange(400_000) * 21))  # of all numbers from the smallest to the largest
     assert noise.isfinite().all()
     assert abs(float(noise.mean()) - 0.5772) < 0.01
     assert abs(float(noise.var()) - math.pi**2 / 6) < 0.02
@@ -463,25 +465,23 @@ def test_reconstruction_at_the_start_is_that_of_chance() -> None:
 
 @pytest.mark.parametrize("case", ["tgt", "tgt-minimal"])
 def test_chunks_have_the_gradients_of_the_whole_with_noise(case: str) -> None:
-    """Every chunk repeats its noise in the second pass: gradients are those of the noise that was drawn."""
+    """Rows have the same noise in chunks, in both passes over each of them, and in the whole batch."""
     images, texts = captions(64)
     method = made(case=case).train()
     twin = copy.deepcopy(method)
-    torch.manual_seed(3)
     cached = cached_step(twin, images, texts, CLOCK, 8)
-    # The same chunks with the same noise, all activations kept.
-    torch.manual_seed(3)
-    seen = [method.encode_images(rows(images, slice(i, i + 8))) for i in range(0, 64, 8)]
-    read, alone = [], []
-    for i in range(0, 64, 8):
-        part = rows(texts, slice(i, i + 8))
-        read.append(method.encode_texts(part))
-        alone.append(method.row_loss(part, read[-1])["reconstruction"].mean)
-    vectors = [torch.cat([x.vector for x in side]) for side in (seen, read)]
+    # The whole batch at once with the same noise, all activations kept.
+    number_places(method)
+    with rows_of(CLOCK, IMAGES, images.image):
+        seen = method.encode_images(images)
+    with rows_of(CLOCK, TEXTS, texts.item):
+        read = method.encode_texts(texts)
+    spoken = method.row_loss(texts, read)["reconstruction"].mean
+    vectors = [seen.vector, read.vector]
     logits = (method.cfg.scale if method.scale is None else method.scale()) * vectors[0] @ vectors[1].T
     right = torch.arange(64)
     contrastive = (F.cross_entropy(logits, right) + F.cross_entropy(logits.T, right)) / 2
-    spoken = torch.stack([x.total for x in alone]).sum() / torch.stack([x.number for x in alone]).sum()
+    spoken = spoken.total / spoken.number
     (contrastive + spoken).backward()
     assert float(cached["reconstruction"]) == pytest.approx(float(spoken.detach()), rel=1e-5)
     assert float(cached["i2t"] + cached["t2i"]) == pytest.approx(float(contrastive.detach()), rel=1e-5)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from grainline.encoders.text import Grouping, SizedConfig, check_length, length_groups
 from grainline.nn.block import PROJECTIONS, Stack
 from grainline.nn.group import Assignment, GroupingBlock
+from grainline.nn.noise import some_rows, stays
 from grainline.nn.pool import mean_pool
 from grainline.nn.static import is_static
 
@@ -78,7 +79,10 @@ class Grouper(Grouping):
             check_length(mask, self.context)
             length = ids.shape[1]
             found = length_groups(mask.sum(1), self.buckets)
-            parts = [self._read(ids[rows, :longest], mask[rows, :longest]) for rows, longest in found]
+            parts = []
+            for rows, longest in found:
+                with some_rows(rows):
+                    parts.append(self._read(ids[rows, :longest], mask[rows, :longest]))
             back = torch.cat([rows for rows, _ in found]).argsort()
             groups = torch.cat([x for x, _, _ in parts])[back]
             soft = torch.cat([F.pad(x, (0, length - x.shape[2])) for _, x, _ in parts])[back]
@@ -119,8 +123,7 @@ class Grouper(Grouping):
         position = self.position[: ids.shape[1]]
         if not self.training or self.position_dropout == 0.0:
             return position
-        kept = torch.empty(*ids.shape, 1, device=ids.device).bernoulli_(1.0 - self.position_dropout)
-        return position * kept
+        return position * stays(self, tuple(ids.shape), ids.device, self.position_dropout)[..., None]
 
 
 def _block(cfg: GrouperConfig) -> Assignment | GroupingBlock:

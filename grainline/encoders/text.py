@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from grainline.config import Config
 from grainline.encoders.base import Layered, TextTokens
 from grainline.nn.block import PROJECTIONS, Stack
+from grainline.nn.noise import some_rows
 from grainline.nn.pool import mean_pool
 from grainline.nn.static import is_static
 
@@ -110,7 +111,10 @@ class TextTransformer(Grouping):
         check_length(mask, self.context)
         length = ids.shape[1]
         groups = length_groups(mask.sum(1), self.buckets)
-        parts = [self._read(ids[group, :longest], mask[group, :longest]) for group, longest in groups]
+        parts = []
+        for group, longest in groups:
+            with some_rows(group):
+                parts.append(self._read(ids[group, :longest], mask[group, :longest]))
         back = torch.cat([group for group, _ in groups]).argsort()
         tokens = torch.cat([nn.functional.pad(x, (0, 0, 0, length - x.shape[1])) for x, _ in parts])
         return TextTokens(torch.cat([pooled for _, pooled in parts])[back], tokens[back], mask)

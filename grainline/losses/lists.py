@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grainline.losses.blocks import EVERYTHING, Blocks, Keys, Tile, Where
+from grainline.lots import lots
 from grainline.types import Clock
 
 
@@ -113,29 +114,3 @@ def _pictures(cols: Keys) -> _Pictures:
     first = fresh.nonzero().flatten()
     count = torch.diff(first, append=first.new_tensor([len(columns)]))
     return _Pictures(columns, group[first], image[first], first, count)
-
-
-def lots(clock: Clock, rows: Tensor, cols: Tensor) -> Tensor:
-    """A number for each pair of ids [n] and [G], as if at random in 0..2**63 - 1: [n, G] int64"""
-    start = mixed(mixed(torch.full_like(rows[:1], _signed(clock.seed))) ^ clock.step)
-    return mixed(mixed(start ^ rows)[:, None] ^ mixed(cols + GOLDEN)) & (2**63 - 1)
-
-
-def _signed(x: int) -> int:
-    """The 64-bit integer with the same last 64 bits.
-
-    >>> _signed(2**64 - 1), _signed(7)
-    (-1, 7)
-    """
-    return (x + 2**63) % 2**64 - 2**63
-
-
-GOLDEN = _signed(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
-FIRST, SECOND = _signed(0xFF51AFD7ED558CCD), _signed(0xC4CEB9FE1A85EC53)
-
-
-def mixed(x: Tensor) -> Tensor:
-    """The last steps of MurmurHash3, int64 to int64, one to one: every bit depends on every bit."""
-    for factor in (FIRST, SECOND):
-        x = (x ^ (x >> 33 & (2**31 - 1))) * factor  # a shift of an int64 repeats its sign: cut that off
-    return x ^ (x >> 33 & (2**31 - 1))

@@ -6,10 +6,8 @@ The same pair gets the same noise however often it is computed, which is what re
 import torch
 from torch import Tensor
 
-from grainline.losses.lists import GOLDEN, lots, mixed
+from grainline.lots import GOLDEN, lots, mixed, share_of
 from grainline.types import Clock
-
-BITS = 23  # half a step below 1 is then still a number of float32
 
 
 def logistic(clock: Clock, image: Tensor, item: Tensor, number: int) -> Tensor:
@@ -22,6 +20,5 @@ def logistic(clock: Clock, image: Tensor, item: Tensor, number: int) -> Tensor:
     place = torch.arange(number, device=image.device)
     of_image = lots(clock, image, image.new_zeros(1))  # [n, 1]
     key = mixed(of_image ^ mixed(item + GOLDEN))
-    lot = mixed(key[..., None] ^ mixed(place + GOLDEN)) & (2**BITS - 1)
-    share = (lot.float() + 0.5) / 2**BITS
+    share = share_of(mixed(key[..., None] ^ mixed(place + GOLDEN)))
     return share.log() - (-share).log1p()

@@ -19,6 +19,7 @@ from grainline.encoders.towers import Towers, TowersConfig
 from grainline.methods.base import Method, dot
 from grainline.methods.common import both_ways
 from grainline.nn.late import distinct_rows, late_heat, late_score
+from grainline.nn.noise import equal_texts
 from grainline.nn.pool import mean_pool, unit
 from grainline.nn.scale import LogitScale
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts, full
@@ -66,7 +67,9 @@ class MaxSim(Method):
         mask = texts.mask.any(-1)
         ids = texts.ids.masked_fill(~texts.mask, -1).flatten(0, 1)  # [M * S, L]
         first, back = distinct_rows(ids)
-        read = self.towers.text(texts.ids.flatten(0, 1)[first], texts.mask.flatten(0, 1)[first])
+        one, real = texts.ids.flatten(0, 1)[first], texts.mask.flatten(0, 1)[first]
+        with equal_texts(one, real):
+            read = self.towers.text(one, real)
         tokens = full(self.towers.to_text(read.pooled))[back].unflatten(0, mask.shape)  # [M, S, D]
         return Encoded(
             unit(mean_pool(tokens, mask).vector),

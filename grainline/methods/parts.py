@@ -12,6 +12,7 @@ from grainline.losses.blocks import Keys
 from grainline.losses.pooled import kept_for, pooled_scores
 from grainline.nn.condition import ConditionedPool, Held
 from grainline.nn.late import distinct_rows
+from grainline.nn.noise import equal_texts
 from grainline.types import Encoded, Texts, full
 
 CHUNKING = Chunking(splitter="period_space")
@@ -33,7 +34,9 @@ def read_parts(towers: Towers, texts: Texts) -> tuple[Tensor, Tensor]:
     """
     mask = texts.mask.any(-1)
     first, back = distinct_rows(texts.ids.masked_fill(~texts.mask, -1).flatten(0, 1))
-    read = towers.text(texts.ids.flatten(0, 1)[first], texts.mask.flatten(0, 1)[first])
+    ids, real = texts.ids.flatten(0, 1)[first], texts.mask.flatten(0, 1)[first]
+    with equal_texts(ids, real):
+        read = towers.text(ids, real)
     vector = full(towers.to_text(read.pooled))[back].unflatten(0, mask.shape)
     return vector.masked_fill(~mask[..., None], 0.0), mask
 

@@ -30,6 +30,7 @@ from grainline.methods.keeping import keeps
 from grainline.methods.patches import PatchesConfig, encoded_patches, encoded_words, summary, triplets
 from grainline.methods.selecting import Selector
 from grainline.methods.triplets import Rule
+from grainline.nn.noise import parts_of_rows
 from grainline.nn.relevance import Matching
 from grainline.nn.static import is_static
 from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts
@@ -107,7 +108,8 @@ class SEPS(Method):
             )
         texts = images.dense
         number, parts = texts.mask.shape[:2]
-        read = self.towers.text(texts.ids.flatten(0, 1), texts.mask.flatten(0, 1))
+        with parts_of_rows(parts):
+            read = self.towers.text(texts.ids.flatten(0, 1), texts.mask.flatten(0, 1))
         words = self.towers.to_text(read.tokens).unflatten(0, (number, parts)).flatten(1, 2)
         mask = read.mask.unflatten(0, (number, parts)).flatten(1, 2)
         if not is_static() and not bool(mask.any(1).all()):

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from grainline.nn.noise import DropPath
+
 PROJECTIONS = r"attention\.(to_qkv|to_out)"
 """Names of the linear projections of attention inside a block."""
 
@@ -105,7 +107,7 @@ class Block(nn.Module):
         attention: type[Attention] = Attention,
     ) -> None:
         super().__init__()
-        self.drop_path = drop_path
+        self.skip_attention, self.skip_mlp = DropPath(drop_path), DropPath(drop_path)
         self.norm1 = nn.LayerNorm(width)
         self.attention = attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
@@ -115,15 +117,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         """x [N, L, W], mask [N, L] -> [N, L, W]"""
-        x = x + self._dropped(self.attention(self.norm1(x), mask, causal))
-        return x + self._dropped(self.mlp(self.norm2(x)))
-
-    def _dropped(self, branch: Tensor) -> Tensor:
-        if not self.training or self.drop_path == 0.0:
-            return branch
-        keep = 1.0 - self.drop_path
-        kept = torch.empty(len(branch), 1, 1, device=branch.device).bernoulli_(keep)
-        return branch * (kept / keep).to(branch.dtype)
+        x = x + self.skip_attention(self.attention(self.norm1(x), mask, causal))
+        return x + self.skip_mlp(self.mlp(self.norm2(x)))
 
 
 class Stack(nn.Module):

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from grainline.nn.block import CrossAttention
+from grainline.nn.noise import shares
 from grainline.types import full
 
 MIXING = 0.5
@@ -65,10 +66,11 @@ def hard_assignment(raw: Tensor, mask: Tensor, noise: Tensor | None = None) -> T
     return (hard - soft.detach() + soft) * mask[:, None]
 
 
-def gumbel(like: Tensor) -> Tensor:
-    """Noise -log(-log u) in the precision of `like`, float32 at least: in half precision u may be 0."""
-    assert like.dtype not in (torch.float16, torch.bfloat16)
-    return torch.empty_like(like).exponential_().clamp_(min=torch.finfo(like.dtype).tiny).log_().neg_()
+def gumbel(share: Tensor) -> Tensor:
+    """Noise -log(-log u) from numbers u strictly between 0 and 1, float32 at least: in half precision u may
+    be 1."""
+    assert share.dtype not in (torch.float16, torch.bfloat16)
+    return -(-share.log()).log()
 
 
 def pooled_groups(hard: Tensor, values: Tensor, eps: float) -> Tensor:
@@ -107,9 +109,12 @@ class Assignment(nn.Module):
         with torch.autocast(query.device.type, enabled=False):  # ties and noise want more than 8 bits
             raw = query @ key.mT * query.shape[-1] ** -0.5
         raw = raw if used is None else raw.masked_fill(~used[..., None], -torch.inf)
-        hard = hard_assignment(raw, mask, gumbel(raw) if self.training else None)
+        hard = hard_assignment(raw, mask, self._noise(raw) if self.training else None)
         taken = pooled_groups(hard, self.to_value(tokens), self.eps)
         return Assigned(groups + self.to_out(taken), hard, soft_assignment(raw.detach(), mask))
+
+    def _noise(self, raw: Tensor) -> Tensor:
+        return gumbel(shares(self, tuple(raw.shape), raw.device))
 
 
 class GroupingBlock(nn.Module):

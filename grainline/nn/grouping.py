@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from grainline.nn.block import Attention
 from grainline.nn.farthest import farthest_points
+from grainline.nn.noise import Dropout
 from grainline.nn.pool import mean_pool, unit
 from grainline.types import full
 
@@ -57,7 +58,7 @@ class GraphPool(nn.Module):
         self.attention = Attention(width, heads)
         self.shift = nn.Parameter(0.01 * torch.randn(width))
         self.widen, self.narrow = nn.Linear(width, hidden), nn.Linear(hidden, width)
-        self.act = nn.Sequential(nn.GELU(), nn.Dropout(dropout))
+        self.act, self.drop, self.drop_cls = nn.GELU(), Dropout(dropout), Dropout(dropout)
         for layer, spread in (
             (self.attention.to_qkv, width**-0.5),
             (self.attention.to_out, width**-0.5),
@@ -72,9 +73,9 @@ class GraphPool(nn.Module):
         picked, mask = farthest_points(x, valid, self.number)
         weight = self._assigned(x, valid, picked, mask)
         share = weight / weight.sum(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
-        hidden = self.act(self.widen(self.norm2(x)))
+        hidden = self.drop(self.act(self.widen(self.norm2(x))))
         tokens = self.narrow(self.norm3(share.mT.to(hidden.dtype) @ hidden)) + taken(x, picked)
-        alone = self.narrow(self.norm3(self.act(self.widen(self.norm2(cls)))))
+        alone = self.narrow(self.norm3(self.drop_cls(self.act(self.widen(self.norm2(cls))))))
         return Grouped(tokens.masked_fill(~mask[..., None], 0.0), cls + alone, mask, weight, picked)
 
     def _assigned(self, x: Tensor, valid: Tensor, picked: Tensor, mask: Tensor) -> Tensor:

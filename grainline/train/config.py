@@ -45,12 +45,18 @@ class TrainConfig(Config):
                 rate(schedule, 0, self.steps)  # complains about a warm-up longer than the run
         return self
 
+    def _most(self, processes: int) -> int:
+        """The largest number of processes, up to this one, that a part of a batch falls into equally."""
+        part = self.batch // self.accumulate
+        return next(number for number in range(processes, 0, -1) if part % number == 0)
+
     def require_batch(self, pictures: int, processes: int) -> None:
         """Raise UserError where a batch does not fall into equal parts, or the data do not fill one."""
         parts = self.accumulate * processes
         if self.batch % parts:
             raise UserError(
-                f"train.batch {self.batch} is not a multiple of processes x train.accumulate = {parts}"
+                f"train.batch {self.batch} is not a multiple of processes x train.accumulate = {parts}; "
+                f"the most processes that share it equally are {self._most(processes)}"
             )
         if self.batch > pictures:
             raise UserError(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +41,7 @@ from grainline.train.optim import (
 from grainline.train.parallel import Unsharded, clip, part_of_batch, replicated, shard
 from grainline.train.process import dtype_of
 from grainline.train.recompute import compile_layers, recompute_layers
-from grainline.train.rng import rng_state, set_rng_state
+from grainline.train.rng import drawn_by_process, rng_state, set_rng_state
 from grainline.train.step import Loss, Objective
 from grainline.types import Clock, to
 
@@ -112,12 +113,12 @@ class _Training:
         self.looked = 0, time.monotonic()  # steps made and the time when terms were last read
 
     def run(self, resume: Path | None) -> Path:
-        torch.manual_seed(
-            self.cfg.seed * 1000 + rank()
-        )  # the noise of encoders; their weights are made already
         state = None if resume is None else self._restore(resume)
         batches = self._batches()
-        if state is not None:
+        before = world_size() if state is None else len(state.rng)
+        # Weights are made already. Few layers draw from this generator (`drawn_by_process`).
+        torch.manual_seed(Random(f"{self.cfg.seed}/{self.made}/{rank()}").getrandbits(63))
+        if state is not None and before == world_size():
             set_rng_state(state.rng[rank()])
         if rank() == 0:
             lines = 0 if state is None else state.log_lines  # a run killed before it saved has lines as well
@@ -127,6 +128,7 @@ class _Training:
                 for remark in remarks(self.job.data.source):
                     self.log.note(remark, 0, 0.0)
             train_mode(self.method)
+            self._note_processes(before)
             self.looked = self.made, time.monotonic()
             while self.made < self.cfg.steps:
                 self._step(batches)
@@ -137,6 +139,20 @@ class _Training:
             checkpoint.mark(self.job.out, newest, "last")
         wait()
         return self.job.out / "last"
+
+    def _note_processes(self, before: int) -> None:
+        """Log another number of processes than before, and noise that differs with their number."""
+        if self.log is None:
+            return
+        now = world_size()
+        if now != before:
+            text = f"goes on from step {self.made} with another number of processes: {now}, before {before}"
+            self.log.note(text, self.made, self._epoch())
+        noise = drawn_by_process(self.method)
+        if noise and (now != before or (now > 1 and self.made == 0)):
+            which = noise[0] + (f" and {len(noise) - 1} more" if noise[1:] else "")
+            text = f"each process draws the noise of {which} for itself; losses depend on how many they are"
+            self.log.note(text, self.made, self._epoch())
 
     def _step(self, batches: Iterator[Batch]) -> None:
         """One update, from `accumulate` parts."""
@@ -270,10 +286,6 @@ class _Training:
 
     def _restore(self, path: Path) -> TrainState:
         state = checkpoint.load(path, self.method, self.optimizer)
-        if len(state.rng) != world_size():
-            raise UserError(
-                f"{path} was written by {len(state.rng)} processes, these are {world_size()}: start as many"
-            )
         pictures = state.extra["pictures"]
         if pictures != len(self.job.data):
             raise UserError(

@@ -20,6 +20,7 @@ from torch import nn
 from grainline.config import Config
 from grainline.encoders.base import Layered
 from grainline.errors import UserError
+from grainline.nn.noise import drop_by_rows
 from grainline.train.depth import encoders, inside
 from grainline.weights import LORA_SCALE, plain
 
@@ -58,6 +59,9 @@ def add_lora(method: nn.Module, cfg: LoraConfig) -> None:
         ),
         method,
     )
+    for module in method.modules():
+        if isinstance(module, Layered):
+            drop_by_rows(module)
     method.register_buffer(LORA_SCALE, torch.tensor(cfg.alpha / cfg.rank))
 
 

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from grainline.encoders.base import Layered
 from grainline.errors import UserError
 from grainline.nn.layers import layer_lists
+from grainline.nn.noise import present, using
 
 VARIANTS = 16
 """How often a layer may be compiled: for training and measuring, the first shapes and then any shape."""
@@ -74,7 +75,13 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Tensors go as positions where the layer was given them so: their device is where noise is repeated."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False)
+    rows = present()  # the backward pass stands outside the block that says which rows they are
+
+    def again(*args: Any) -> Any:
+        with using(rows):
+            return forward(*args, **kwargs)
+
+    return checkpoint(again, *args, use_reentrant=False)
 
 
 def _compiled(forward: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:

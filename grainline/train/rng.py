@@ -1,4 +1,8 @@
-"""The random number generators of a process as tensors, so that a checkpoint can hold them without pickle."""
+"""The random number generators of a process as tensors, so that a checkpoint can hold them without pickle.
+
+Little is drawn from them in training: order, crops, texts and the noise of layers are functions of seed, step
+and ids (`data/`, `nn/noise.py`). `drawn_by_process` names what is left.
+"""
 
 import json
 import random
@@ -7,7 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from grainline.encoders.pretrained.noise import draws_by_process
 
 
 def rng_state() -> dict[str, Tensor]:
@@ -41,6 +48,20 @@ def set_rng_state(state: Mapping[str, Tensor]) -> None:
     for i in range(torch.cuda.device_count()):
         if f"cuda.{i}" in state:
             torch.cuda.set_rng_state(state[f"cuda.{i}"], i)
+
+
+def drawn_by_process(model: nn.Module) -> list[str]:
+    """The modules in training mode that draw noise from the generator of their process, by name.
+
+    That is dropout inside attention that the transformers library writes for one model alone (GroupViT), and
+    dropout of adapters outside the encoders. Their noise differs with the number of processes.
+    """
+    attention = set(draws_by_process(model))
+    return [
+        name
+        for name, module in model.named_modules()
+        if module.training and (name in attention or (isinstance(module, _DropoutNd) and module.p > 0))
+    ]
 
 
 def _as_bytes(value: Any) -> Tensor:

@@ -2,8 +2,8 @@
 
 `cached_step` is GradCache (Gao et al., arXiv 2101.06983): encode without keeping activations, compare the
 whole batch, encode again chunk by chunk to pass the gradients on. Written as recomputation of each chunk, it
-needs no second code path: random numbers, autocast and losses of single rows are repeated as they were, and
-DistributedDataParallel sees one forward and one backward.
+needs no second code path: autocast and losses of single rows are repeated as they were, the noise of layers
+belongs to rows (`nn/noise.py`), and DistributedDataParallel sees one forward and one backward.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from grainline.dist import finish, gather
 from grainline.methods.base import Method
+from grainline.nn.noise import IMAGES, TEXTS, number_places, rows_of
 from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts, concat, rows
 
 T = TypeVar("T", Images, Texts)
@@ -36,6 +37,7 @@ class Objective(nn.Module):
 
     def __init__(self, method: Method, precision: torch.dtype = torch.float32) -> None:
         super().__init__()
+        number_places(method)
         self.method, self.precision = method, precision
 
     def forward(self, images: Images, texts: Texts, clock: Clock, chunk: int | None = None) -> Loss:
@@ -45,9 +47,18 @@ class Objective(nn.Module):
         chunk          rows whose activations are kept at a time; None keeps all
         """
         method = self.method
+
+        def see(part: Images) -> Encoded:
+            with rows_of(clock, IMAGES, part.image):
+                return method.encode_images(part)
+
+        def read_some(part: Texts) -> tuple[Encoded, dict[str, Term]]:
+            with rows_of(clock, TEXTS, part.item):
+                return self._read(part)
+
         with torch.autocast(images.pixels.device.type, self.precision, self.precision != torch.float32):
-            seen = _in_chunks(method.encode_images, images, len(images.image), chunk)
-            read = _in_chunks(self._read, texts, len(texts.item), chunk)
+            seen = _in_chunks(see, images, len(images.image), chunk)
+            read = _in_chunks(read_some, texts, len(texts.item), chunk)
             mine = method.meet(Pair(concat(seen), concat([encoded for encoded, _ in read])))
         alone = [terms for _, terms in read]
         everyone = Pair(gather(mine.images, method.gathers), gather(mine.texts, method.gathers))

@@ -13,6 +13,7 @@ from grainline.encoders.text import Grouping, length_groups
 from grainline.encoders.vit import Colour, normalised
 from grainline.errors import UserError
 from grainline.nn.block import first_attends
+from grainline.nn.noise import some_rows
 from grainline.nn.positions import PartlyFrozen
 from grainline.nn.static import is_static
 
@@ -169,7 +170,10 @@ class TextEncoder(LibraryEncoder, Grouping):
             hidden, pooled = self.read(self.model, ids, mask)
             return TextTokens(pooled * mask.any(1, keepdim=True), hidden, mask)
         groups = length_groups(mask.sum(1), self.buckets)
-        parts = [self.read(self.model, ids[rows, :most], mask[rows, :most]) for rows, most in groups]
+        parts = []
+        for rows, most in groups:
+            with some_rows(rows):
+                parts.append(self.read(self.model, ids[rows, :most], mask[rows, :most]))
         back = torch.cat([rows for rows, _ in groups]).argsort()
         tokens = torch.cat([F.pad(x, (0, 0, 0, length - x.shape[1])) for x, _ in parts])[back]
         pooled = torch.cat([pooled for _, pooled in parts])[back]

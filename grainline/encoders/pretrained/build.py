@@ -8,6 +8,7 @@ from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.library import library, quiet
+from grainline.encoders.pretrained.noise import draw_by_rows
 
 
 class Kind(NamedTuple):
@@ -107,6 +108,7 @@ def whole_model(towers: Pretrained) -> Any:
 
 def split(model: Any, architecture: Mapping[str, Any]) -> Pretrained:
     """The two sides of one of the library's models, in evaluation mode, and what joins them."""
+    draw_by_rows(model)
     name, sides = architecture["kind"], sides_of(architecture)
     kind = KINDS[name]
     image = text = None

@@ -1,0 +1,191 @@
+"""Random numbers of layers in training, from a hash of seed, step, row and place in the model.
+
+A row of a batch has the same noise wherever it stands: among other rows, in a chunk, on any process, and when
+its activations are computed again. For that a layer has to know which rows it works on:
+
+    with rows_of(clock, IMAGES, images.image):     # once around the encoding of a batch, or of a chunk of it
+        ...
+        with some_rows(order): ...                 # where an encoder reads them in another order
+        with parts_of_rows(4): ...                 # where each row becomes several
+
+Layers draw with `drawn`, `Dropout` and `DropPath`. Outside such a block they draw from torch's generator, as
+layers do elsewhere. Rows of equal ids have equal noise.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from grainline.lots import GOLDEN, lots, mixed, share_of
+from grainline.types import Clock
+
+IMAGES, TEXTS = 0, 1
+"""The sides of a batch: an image and a text of the same id have noise of their own."""
+
+
+class Rows(NamedTuple):
+    """Which rows the layers work on just now."""
+
+    start: Tensor  # [1] int64, a hash of seed, step and side
+    key: Tensor  # [N] int64, a hash of these and of the id of each row
+
+
+class _Now:
+    """Not a context variable, which a compiled layer cannot read. One process trains one model at a time."""
+
+    rows: Rows | None = None
+
+
+def present() -> Rows | None:
+    """The rows of the innermost block, for whoever calls a layer again later; None outside all blocks."""
+    return _Now.rows
+
+
+@contextmanager
+def using(rows: Rows | None) -> Iterator[None]:
+    """Layers called inside work on these rows."""
+    before, _Now.rows = _Now.rows, rows
+    try:
+        yield
+    finally:
+        _Now.rows = before
+
+
+@contextmanager
+def rows_of(clock: Clock, side: int, ids: Tensor) -> Iterator[None]:
+    """Layers called inside work on the rows with these ids [N], at this step of a run."""
+    start = lots(clock, ids.new_full((1,), side), ids.new_zeros(1))[0]
+    with using(Rows(start, mixed(start ^ mixed(ids + GOLDEN)))):
+        yield
+
+
+@contextmanager
+def some_rows(index: Tensor) -> Iterator[None]:
+    """Layers called inside work on the rows of this order [n]."""
+    now = _Now.rows
+    with using(now and Rows(now.start, now.key[index])):
+        yield
+
+
+@contextmanager
+def parts_of_rows(number: int) -> Iterator[None]:
+    """Layers called inside work on so many parts of each row, all of the first row first."""
+    now = _Now.rows
+    with using(now and Rows(now.start, _inside(now.key, number).flatten())):
+        yield
+
+
+@contextmanager
+def equal_texts(ids: Tensor, mask: Tensor) -> Iterator[None]:
+    """Layers called inside work on texts that are read once for all rows that hold them.
+
+    ids, mask  [n, L]
+
+    Their noise depends on their tokens, because which row brought a text depends on the batch.
+    """
+    now = _Now.rows
+    token = mixed(mixed(ids) ^ mixed(torch.arange(ids.shape[1], device=ids.device) + GOLDEN))
+    content = (token * mask).sum(1)  # padding, however long, adds nothing
+    with using(now and Rows(now.start, mixed(now.start ^ content))):
+        yield
+
+
+def number_places(model: nn.Module) -> None:
+    """Tell every module its place in a model, from its name: no two draw the same numbers then."""
+    for name, module in model.named_modules():
+        digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
+        module.place = int.from_bytes(digest, "big")
+
+
+def drop_by_rows(model: nn.Module) -> None:
+    """Replace each nn.Dropout inside a model by `Dropout`, in place."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Dropout:
+                setattr(module, name, Dropout(child.p).train(child.training))
+
+
+def drawn(module: nn.Module, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Random 64-bit integers for a module and the present rows: [N * k, ...] int64, at most three axes more
+
+    A row that was cut into k parts has them one after the other. Numbers depend on their place along each
+    axis and not on how long the axes are, so that padding at their ends changes nothing.
+    """
+    now = _Now.rows
+    if now is None:
+        return mixed(torch.randint(-(2**62), 2**62, shape, device=device))
+    number, over = divmod(shape[0], max(1, len(now.key)))
+    if over:
+        raise ValueError(f"{shape[0]} rows cannot be parts of {len(now.key)}: say which rows they are")
+    place: int = getattr(module, "place", 0)
+    index = torch.zeros((), dtype=torch.int64, device=device)
+    for size in (number, *shape[1:]):
+        index = (index << 16)[..., None] + torch.arange(size, device=device)
+    key = mixed(now.key ^ place)
+    return mixed(key.view(-1, *[1] * index.dim()) ^ mixed(index + GOLDEN)).view(shape)
+
+
+def shares(module: nn.Module, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """The same as numbers strictly between 0 and 1: float32"""
+    return share_of(drawn(module, shape, device))
+
+
+def stays(module: nn.Module, shape: tuple[int, ...], device: torch.device, p: float) -> Tensor:
+    """True with a chance of 1 - p, for p in steps of 2**-16: bool of a shape
+
+    Every hash serves four neighbours along the last axis.
+    """
+    *front, last = shape
+    four = drawn(module, (*front, -(-last // 4)), device).view(torch.int16)[..., :last]
+    return four.int() >= round(p * 2**16) - 2**15
+
+
+def dropped(module: nn.Module, x: Tensor, p: float) -> Tensor:
+    """x [N * k, ...] with a share p of its values 0 and the others larger, so that the mean stays."""
+    share = 1.0 - round(p * 2**16) / 2**16
+    if share == 0.0:
+        return torch.zeros_like(x)
+    return x * stays(module, tuple(x.shape), x.device, p) / share
+
+
+class Dropout(nn.Module):
+    """nn.Dropout whose noise belongs to the rows of a batch, wherever they stand."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [N * k, ...] -> the same shape"""
+        return dropped(self, x, self.p) if self.training and self.p else x
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+class DropPath(nn.Module):
+    """In training a share of the rows skips a branch (Huang et al., arXiv 1603.09382)."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, branch: Tensor) -> Tensor:
+        """branch [N * k, ...] -> the same, 0 in the rows that skip it and larger in the others"""
+        if not self.training or self.rate == 0.0:
+            return branch
+        keep = 1.0 - self.rate
+        kept = shares(self, (len(branch),), branch.device) < keep
+        return branch * (kept / keep).to(branch.dtype).view(-1, *[1] * (branch.dim() - 1))
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate}"
+
+
+def _inside(key: Tensor, number: int) -> Tensor:
+    """Keys of so many parts of each row: [N, number]"""
+    return mixed(key[:, None] ^ mixed(torch.arange(number, device=key.device) + GOLDEN))
