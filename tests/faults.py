@@ -394,7 +394,7 @@ INDEX = [
           "if not real.is_relative_to(root):", "if not real.is_absolute():"),
     Fault("index/folder.py", "tests/test_index.py", "a path with dots is taken",
           ' or ".." in path.split("/")', ""),
-    Fault("index/lock.py", "tests/test_index.py", "two processes write at once",
+    Fault("lock.py", "tests/test_index.py", "two processes write at once",
           "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
     Fault("index/writer.py", "tests/test_index_kills.py", "segments are cleared away before the manifest",
           "            self.put(manifest._replace(segments=tuple(kept)))",

@@ -7,7 +7,7 @@ import pytest
 
 LAYERS = [  # lower layers first; modules of one layer may import each other only inside one folder
     {"errors", "types", "wording"},
-    {"config", "files", "bar"},
+    {"config", "files", "lock", "stop", "bar"},
     {"dist", "nn", "losses", "weights", "viz"},
     {"encoders", "data"},
     {"methods"},

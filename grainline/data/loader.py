@@ -11,6 +11,7 @@ from grainline.data.collate import Batch, Batched
 from grainline.data.dataset import TrainSet
 from grainline.data.sampler import Batches
 from grainline.errors import UserError
+from grainline.stop import outlive_first
 
 START = "fork" if sys.platform == "linux" else "spawn"
 """How loaders start: as children of this process, so that they see it die. Those of a fork server do not."""
@@ -34,6 +35,7 @@ def load_batches(data: TrainSet, plan: Batches, workers: int, *, pin: bool = Fal
         pin_memory=pin,
         generator=torch.Generator(),
         prefetch_factor=4 if workers else None,
+        worker_init_fn=outlive_first if workers else None,
     )
     return map(_whole, loader)
 

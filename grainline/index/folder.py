@@ -48,9 +48,10 @@ from grainline.files import (
     sealed,
     write_text,
 )
+from grainline.lock import LOCK
 
 VERSION = 3
-MANIFEST, SEGMENTS, NULLS, NEAR, LOCK = "manifest.json", "segments", "nulls", "near", "lock"
+MANIFEST, SEGMENTS, NULLS, NEAR = "manifest.json", "segments", "nulls", "near"
 OURS = (MANIFEST, SEGMENTS, NULLS, NEAR, LOCK)
 
 
