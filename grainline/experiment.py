@@ -62,6 +62,7 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
     recipe, descriptions = with_descriptions(recipe)
     if not recipe.data.paths:
         raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
+    recipe.data.require_workers()
     with process_group() as device, run_folder(recipe, out, resume):
         come = checkpoint_of(out, at) if resume else None
         begun = _begun(recipe, out, come)

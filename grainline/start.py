@@ -23,6 +23,8 @@ from grainline.methods import METHODS
 from grainline.methods.base import Method
 
 FORMAT = 1
+NO_ROOM = "can't allocate memory", "Storage size calculation overflowed", "out of memory"
+"""What torch says where a tensor is too large."""
 
 
 class Description(NamedTuple):
@@ -106,7 +108,14 @@ def picture_settings(description: Description) -> dict[str, Any]:
 def build(description: Description) -> Method:
     """A method with fresh weights."""
     cls: Any = METHODS[description.method][0]
-    method: Method = cls(description.config)
+    try:
+        method: Method = cls(description.config)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or any(word in str(error) for word in NO_ROOM):
+            raise UserError(
+                f"this {description.method} is too large for the memory here: lower its sizes"
+            ) from None
+        raise
     return method
 
 

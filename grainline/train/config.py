@@ -45,8 +45,11 @@ class TrainConfig(Config):
                 rate(schedule, 0, self.steps)  # complains about a warm-up longer than the run
         return self
 
-    def require_batch(self, pictures: int, processes: int) -> None:
-        """Raise UserError where a batch does not fall into equal parts, or the data do not fill one."""
+    def require_batch(self, pictures: int, processes: int, contrastive: bool) -> None:
+        """Raise UserError where a batch does not fall into equal parts, or the data do not fill one.
+
+        contrastive  the loss compares images with the texts of others, so each part needs two at least
+        """
         parts = self.accumulate * processes
         if self.batch % parts:
             raise UserError(
@@ -55,4 +58,11 @@ class TrainConfig(Config):
         if self.batch > pictures:
             raise UserError(
                 f"train.batch {self.batch} is more than the {pictures} pictures of the data; lower it"
+            )
+        if contrastive and self.batch == self.accumulate:
+            raise UserError(
+                f"train.batch {self.batch} leaves one image in each of {self.accumulate} parts, and a contrastive "
+                f"loss needs others to compare it with: give {2 * self.accumulate} at least"
+                if self.accumulate > 1
+                else "train.batch 1 gives a contrastive loss nothing to compare an image with: give 2 at least"
             )

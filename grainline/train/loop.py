@@ -89,7 +89,7 @@ class _Training:
 
     def __init__(self, run: Run, device: torch.device) -> None:
         cfg = run.cfg
-        cfg.require_batch(len(run.data), world_size())
+        cfg.require_batch(len(run.data), world_size(), run.method.sees)
         self.job, self.cfg, self.device = run, cfg, device
         if cfg.lora is not None:
             add_lora(run.method, cfg.lora)
@@ -127,7 +127,9 @@ class _Training:
         if rank() == 0:
             lines = 0 if state is None else state.log_lines  # a run killed before it saved has lines as well
             self.log = Log(self.job.out, self.cfg.log, self.cfg.steps, step=self.made, lines=lines)
-        answer = "stopping after this step with a checkpoint; a second signal stops at once" if rank() == 0 else ""
+        answer = (
+            "stopping after this step with a checkpoint; a second signal stops at once" if rank() == 0 else ""
+        )
         with requests(answer) as self.request, self.log or nullcontext():
             if self.log is not None and self.made == 0:
                 for remark in remarks(self.job.data.source):
