@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Tag, ValidationError
@@ -11,7 +11,6 @@ from yaml.constructor import ConstructorError
 from yaml.error import MarkedYAMLError
 
 from grainline.errors import UserError
-from grainline.files import reason
 
 MOST_DEEP, MOST_VALUES = 50, 1_000_000
 """Mappings and lists inside each other, and values in all, that a YAML file may hold."""
@@ -76,7 +75,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {_where(error)}") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {reason(error)}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read: byte {error.start} is no UTF-8") from None
     if not isinstance(values, dict):
@@ -93,14 +92,14 @@ TYPES = ("str", "int", "float", "bool", "null", "seq", "map")
 
 
 class _Loader(yaml.SafeLoader):
-    """The types that JSON has, each name once, not too deep; what goes wrong is a YAMLError that says where."""
+    """The types that JSON has, each name once, not too deep. What goes wrong is a YAMLError."""
 
     depth = 0
-    yaml_constructors = {
+    yaml_constructors: ClassVar = {
         tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag and _type(tag) in TYPES
     }
     # What looks like a date is text: the name of a folder, more likely.
-    yaml_implicit_resolvers = {
+    yaml_implicit_resolvers: ClassVar = {
         first: [(tag, form) for tag, form in found if _type(tag) in (*TYPES, "merge")]
         for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -148,9 +147,9 @@ def _where(error: yaml.YAMLError) -> str:
 def _load(text: str) -> Any:
     """What a YAML text says. Raises YAMLError.
 
-    Aliases let a short text hold itself, or a number of values that nothing can walk through: both are refused.
+    Aliases let a short text hold itself, or more values than anything can walk through: both are refused.
     """
-    values = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    values = yaml.load(text, _Loader)
     number, left = 0, [values]
     while left:
         value = left.pop()
@@ -201,12 +200,14 @@ def _first(error: ValidationError, cls: type[BaseModel]) -> str:
         tags = ", ".join(str(c.model_fields[tag].default) for _, c in here)
         return f"field '{field}.{tag}' is missing; allowed are {tags}{more}"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        message = "it must be a mapping of field names to values"
     found = "" if isinstance(first["input"], dict) else f" is {_short(first['input'])}"
     return f"field {field or cls.__name__!r}{found}: {message}{more}"
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -56,8 +56,8 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
     resume  go on from the newest checkpoint of the folder, or from the beginning if it has none yet
     at      name of the checkpoint to go on from instead
 
-    Raises UserError for everything a user can mend; what was there stays. Raises Stopped after SIGINT or SIGTERM,
-    with a checkpoint of the last step.
+    Raises UserError for everything a user can mend; what was there stays. Raises Stopped after SIGINT or
+    SIGTERM, with a checkpoint of the last step.
     """
     recipe, descriptions = with_descriptions(recipe)
     if not recipe.data.paths:

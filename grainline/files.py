@@ -129,7 +129,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
         digest = body.pop("sha256")
     except OSError as error:
         raise Corrupt(f"{path.name} cannot be read ({reason(error)})") from None
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise Corrupt(f"{path.name} is damaged") from None
     if digest != _digest(body):
         raise Corrupt(f"{path.name} has been changed since it was written")

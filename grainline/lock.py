@@ -1,4 +1,4 @@
-"""One writer at a time in a folder. The lock belongs to a process, so a process that dies cannot leave it behind."""
+"""One writer at a time in a folder. The lock belongs to a process and ends with it, however it ends."""
 
 import fcntl
 import os
@@ -26,8 +26,8 @@ def one_writer(folder: Path, what: str, hint: str = "wait until it ends") -> Ite
     what  the folder and what it is, such as "index photos.idx"; it begins the message
     hint  what the user of a folder that is in use can do
 
-    Raises UserError where another process holds the lock, with its number and host, and NoLocks where the file
-    system cannot lock. Children of this process do not keep the lock alive.
+    Raises UserError where another process holds the lock, with its number and host, and NoLocks where the
+    file system cannot lock. Children of this process do not keep the lock alive.
     """
     try:
         file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -62,7 +62,7 @@ _open: set[int] = set()
 
 
 def _close_in_child() -> None:
-    """A lock lives until all copies of its file are closed, and processes that load data outlive ours a little."""
+    """A lock lives until all copies of its file are closed, and processes that load data may outlive ours."""
     for file in _open:
         os.close(file)
     _open.clear()

@@ -30,8 +30,8 @@ BEGUN |= {aside(Path(name)).name for name in ("model.json", "recipe.yaml")}
 def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
     """The folder, checked and locked by the first process as long as the block lasts.
 
-    Nothing is written where it may not be trained into. All processes of the run call it, and what the first one
-    meets is a UserError in each of them.
+    Nothing is written into a folder of anything else. All processes of the run call it, and an error that the
+    first one meets is a UserError in each of them.
     """
     with ExitStack() as stack:
         met = ""

@@ -18,7 +18,7 @@ from grainline.encoders.pretrained.config import PretrainedImageConfig, Pretrain
 from grainline.encoders.superpixels import Superpixels
 from grainline.encoders.towers import WIDTH, Towers, TowersConfig
 from grainline.errors import UserError
-from grainline.files import write_text
+from grainline.files import reason, write_text
 from grainline.methods import METHODS
 from grainline.methods.base import Method
 
@@ -135,14 +135,18 @@ def read_description(folder: Path) -> Description:
     try:
         values = json.loads(where.read_text(encoding="utf-8"))
         name, config = values["method"], values["config"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{where} cannot be read as a model description: {error!r}") from None
+    except OSError as error:
+        raise UserError(f"{where} cannot be read: {reason(error)}; put back a copy of it") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(
+            f"{where} is no model description, so it is damaged or was changed; put back a copy of it"
+        ) from None
     return Description(name, method_config(name, config, str(where)))
 
 
 def method_config(name: str, values: dict[str, Any], where: str) -> Config:
     """The checked config of a method given by name."""
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise UserError(f"{where}: unknown method {name!r}; allowed are {', '.join(METHODS)}")
     return parse(METHODS[name][1], values, where)
 

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request: work stops where it can go on from later. A second signal stops it at once."""
+"""SIGINT and SIGTERM as a request: work stops where it can go on later. A second signal stops it at once."""
 
 import os
 import signal

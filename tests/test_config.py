@@ -131,7 +131,7 @@ def test_a_config_cannot_be_changed_once_made() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("a: [1", "is not valid YAML"), ("- a\n- b", "holds list, not a mapping"), ("", "holds NoneType")],
+    [("a: [1", "is not valid YAML"), ("- a\n- b", "holds a list, not a mapping"), ("", "holds nothing, not")],
 )
 def test_a_file_that_holds_no_mapping_is_named(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(text)

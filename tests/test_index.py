@@ -19,13 +19,13 @@ from grainline.files import Corrupt
 from grainline.index import writer
 from grainline.index.answer import Options
 from grainline.index.folder import inside, read_manifest, write_manifest
-from grainline.lock import one_writer
 from grainline.index.null import best_scores, chance, gather_texts, owned, shown, standard
 from grainline.index.opened import Opened
 from grainline.index.pictures import CHANGED, OUTSIDE, relative, unchanged
 from grainline.index.search import Index, check, open_index
 from grainline.index.segment import TOKENS, VECTORS
 from grainline.index.write import add, build, refresh, remove
+from grainline.lock import one_writer
 from grainline.model import Model
 
 QUERY = "A red dog runs. The sand is green. A blue cat sleeps."

@@ -61,8 +61,6 @@ class TrainConfig(Config):
             )
         if contrastive and self.batch == self.accumulate:
             raise UserError(
-                f"train.batch {self.batch} leaves one image in each of {self.accumulate} parts, and a contrastive "
-                f"loss needs others to compare it with: give {2 * self.accumulate} at least"
-                if self.accumulate > 1
-                else "train.batch 1 gives a contrastive loss nothing to compare an image with: give 2 at least"
+                f"train.batch {self.batch} with train.accumulate {self.accumulate} leaves a contrastive loss "
+                f"no other image to compare with: give a batch of {2 * self.accumulate} at least, or fewer parts"
             )

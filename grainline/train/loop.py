@@ -235,7 +235,8 @@ class _Training:
         how = "interrupted" if number == signal.SIGINT else "terminated"
         raise Stopped(
             number,
-            f"{how} after step {self.made} of {self.cfg.steps}; the checkpoint {path} is saved; go on with --resume",
+            f"{how} after step {self.made} of {self.cfg.steps}; the checkpoint {path} is saved; "
+            "go on with --resume",
         )
 
     def _stop(self, step: int, terms: dict[str, float]) -> None:
