@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Tag, ValidationError
@@ -85,7 +85,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _type(tag: str) -> str:
-    return tag.rpartition(":")[2]
+    return tag.removeprefix("tag:yaml.org,2002:")
 
 
 TYPES = ("str", "int", "float", "bool", "null", "seq", "map")
@@ -95,14 +95,6 @@ class _Loader(yaml.SafeLoader):
     """The types that JSON has, each name once, not too deep. What goes wrong is a YAMLError."""
 
     depth = 0
-    yaml_constructors: ClassVar = {
-        tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag and _type(tag) in TYPES
-    }
-    # What looks like a date is text: the name of a folder, more likely.
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, form) for tag, form in found if _type(tag) in (*TYPES, "merge")]
-        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         mark = self.peek_event().start_mark
@@ -127,13 +119,20 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        if node.tag not in self.yaml_constructors:
+        if _type(node.tag) not in TYPES:
             raise ConstructorError(None, None, f"there is no type {_short(_type(node.tag))}", node.start_mark)
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, OverflowError):  # such as !!int y
             wrong = f"{_short(node.value)} cannot be read as {_type(node.tag)}"
             raise ConstructorError(None, None, wrong, node.start_mark) from None
+
+
+# What looks like a date is text: the name of a folder, more likely.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in found if _type(tag) in (*TYPES, "merge")]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def _where(error: yaml.YAMLError) -> str:

@@ -110,6 +110,8 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
         except (UserError, Stopped, KeyboardInterrupt) as error:
             if stamp(out / LOG) != before:  # else nothing was done, and what was done before stays told
                 _report(job, recipe, str(error) or "interrupted")
+            if isinstance(error, Stopped):
+                wait()  # torchrun ends the others when the first one ends
             raise
         _report(job, recipe, "")
         return last

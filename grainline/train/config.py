@@ -62,5 +62,5 @@ class TrainConfig(Config):
         if contrastive and self.batch == self.accumulate:
             raise UserError(
                 f"train.batch {self.batch} with train.accumulate {self.accumulate} leaves a contrastive loss "
-                f"no other image to compare with: give a batch of {2 * self.accumulate} at least, or fewer parts"
+                f"one image and nothing to compare it with: give a batch of {2 * self.accumulate} at least"
             )

@@ -7,8 +7,8 @@ checkpoint, so that no checkpoint holds weights that came after a loss that was 
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,7 +130,7 @@ class _Training:
         answer = (
             "stopping after this step with a checkpoint; a second signal stops at once" if rank() == 0 else ""
         )
-        with requests(answer) as self.request, self.log or nullcontext():
+        with requests(answer) as self.request, self.log or nullcontext(), closing(batches):
             if self.log is not None and self.made == 0:
                 for remark in remarks(self.job.data.source):
                     self.log.note(remark, 0, 0.0)
@@ -325,7 +325,7 @@ class _Training:
         elif there is None or checkpoint.step_of(there) > self.made:
             self.best = None  # its weights are gone: the next measurement is the best there is
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Generator[Batch, None, None]:
         """The batches from here to the end of the run."""
         cfg, parts = self.cfg, self.cfg.accumulate
         steps = range(self.made * parts, cfg.steps * parts)
