@@ -164,7 +164,7 @@ TRAINING = [
           '        return out / "checkpoints" / name\n    if name not in there:'),
     Fault("files.py", "tests/test_checkpoint.py", "equal weights are unequal bytes",
           "    _sort_metadata(path)\n", ""),
-    Fault("data/tokenizer.py", "tests/test_cli.py", "another tokenizer of the same size passes for that of a run",
+    Fault("data/tokenizer.py", "tests/test_cli.py", "another tokenizer of the same size passes for the own",
           "    if said not in [meta_text", "    if False and said not in [meta_text"),
     Fault("train/config.py", "tests/test_cli.py", "a batch of one image trains nothing and says nothing",
           "if contrastive and self.batch == self.accumulate:", "if False:"),
