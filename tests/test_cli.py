@@ -520,6 +520,7 @@ def test_a_small_journey_from_data_to_vectors(tmp_path: Path, capsys: Capture) -
         "tokenizer.json",
         "tokenizer_meta.json",
         "log.jsonl",
+        "lock",
         "report.html",
         "checkpoints",
         "best",
