@@ -11,10 +11,11 @@ import typer
 from grainline import __version__, commands
 from grainline.bar import progress
 from grainline.describe import describe
-from grainline.errors import UserError
+from grainline.errors import UserError, plain
 from grainline.features import features
 from grainline.measure import Images, Many, encode, evaluate
 from grainline.show import show
+from grainline.stop import Stopped
 
 Sets = Annotated[
     list[str] | None,
@@ -86,7 +87,7 @@ def train(
     given += [f"data.paths={_yaml(data)}"] if data else []
     given += [f"data.validation={_yaml(validation)}"] if validation else []
     given += [f"data.images={_yaml(images)}"] if images else []
-    if checkpoint and not resume:
+    if checkpoint is not None and not resume:
         raise UserError("--checkpoint says where to go on from; give --resume with it")
     last = run(read_recipe(recipe, [*(changes or []), *given]), out, resume=resume, at=checkpoint)
     if os.environ.get("RANK", "0") == "0":  # torchrun starts several of us
@@ -181,6 +182,10 @@ def main() -> NoReturn:
         _fail(f"{error.format_message()} See grainline --help.")
     except UserError as error:
         _fail(str(error))
+    except Stopped as stop:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"grainline: {plain(str(stop))}", file=sys.stderr)
+        sys.exit(stop.code)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer makes this of Ctrl-C by itself, and returns it

@@ -6,8 +6,14 @@ from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Tag, ValidationError
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
+from yaml.error import MarkedYAMLError
 
 from grainline.errors import UserError
+
+MOST_DEEP, MOST_VALUES = 50, 1_000_000
+"""Mappings and lists inside each other, and values in all, that a YAML file may hold."""
 
 NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
@@ -39,8 +45,10 @@ def override(values: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     """
     for change in changes:
         path, sign, text = change.partition("=")
-        if not sign or not path.strip():
-            raise UserError(f"--set {change!r}: write it as name.of.field=value, such as train.steps=500")
+        if not sign or not path.strip() or path.count(".") >= MOST_DEEP:
+            raise UserError(
+                f"--set {_short(change)}: write it as name.of.field=value, such as train.steps=500"
+            )
         values = _replaced(values, path.strip().split("."), _value(text, change))
     return values
 
@@ -61,15 +69,93 @@ def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """The mapping in a YAML file. A name that is given twice is an error."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = _load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+        raise UserError(f"{path} is not valid YAML: {_where(error)}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} cannot be read: byte {error.start} is no UTF-8") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path} holds {type(values).__name__}, not a mapping of field names to values")
+        found = "nothing" if values is None else "a list" if isinstance(values, list) else "a single value"
+        raise UserError(f"{path} holds {found}, not a mapping of field names to values")
+    return values
+
+
+def _type(tag: str) -> str:
+    return tag.removeprefix("tag:yaml.org,2002:")
+
+
+TYPES = ("str", "int", "float", "bool", "null", "seq", "map")
+
+
+class _Loader(yaml.SafeLoader):
+    """The types that JSON has, each name once, not too deep. What goes wrong is a YAMLError."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        mark = self.peek_event().start_mark
+        if self.depth == MOST_DEEP:
+            raise ComposerError(
+                None, None, f"more than {MOST_DEEP} lists and mappings inside each other", mark
+            )
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        names: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise ComposerError(None, None, "a name is a list or a mapping", key.start_mark)
+            if key.value in names:
+                raise ComposerError(None, None, f"{_short(key.value)} is given twice", key.start_mark)
+            names.add(key.value)
+        return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if _type(node.tag) not in TYPES:
+            raise ConstructorError(None, None, f"there is no type {_short(_type(node.tag))}", node.start_mark)
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, OverflowError):  # such as !!int y
+            wrong = f"{_short(node.value)} cannot be read as {_type(node.tag)}"
+            raise ConstructorError(None, None, wrong, node.start_mark) from None
+
+
+# What looks like a date is text: the name of a folder, more likely.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in found if _type(tag) in (*TYPES, "merge")]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _where(error: yaml.YAMLError) -> str:
+    """What is wrong, and where."""
+    if not isinstance(error, MarkedYAMLError) or error.problem_mark is None:
+        return str(error)
+    mark = error.problem_mark
+    return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})"
+
+
+def _load(text: str) -> Any:
+    """What a YAML text says. Raises YAMLError.
+
+    Aliases let a short text hold itself, or more values than anything can walk through: both are refused.
+    """
+    values = yaml.load(text, _Loader)
+    number, left = 0, [values]
+    while left:
+        value = left.pop()
+        number += 1
+        if number > MOST_VALUES:
+            raise yaml.YAMLError(f"it holds more than {MOST_VALUES:,} values, or itself")
+        left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
     return values
 
 
@@ -83,9 +169,9 @@ def _replaced(values: dict[str, Any], path: list[str], value: Any) -> dict[str, 
 
 def _value(text: str, change: str) -> Any:
     try:
-        value = yaml.safe_load(text)
+        value = _load(text)
     except yaml.YAMLError as error:
-        raise UserError(f"--set {change!r}: the value is not valid YAML: {error}") from None
+        raise UserError(f"--set {_short(change)}: the value is not valid YAML: {_where(error)}") from None
     # YAML 1.1 reads 1e-4 as text; what stands in quotes is meant as text.
     return float(text) if isinstance(value, str) and NUMBER.fullmatch(text.strip()) else value
 
@@ -113,12 +199,14 @@ def _first(error: ValidationError, cls: type[BaseModel]) -> str:
         tags = ", ".join(str(c.model_fields[tag].default) for _, c in here)
         return f"field '{field}.{tag}' is missing; allowed are {tags}{more}"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        message = "it must be a mapping of field names to values"
     found = "" if isinstance(first["input"], dict) else f" is {_short(first['input'])}"
     return f"field {field or cls.__name__!r}{found}: {message}{more}"
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

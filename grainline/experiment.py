@@ -28,7 +28,7 @@ from grainline.methods.base import Method
 from grainline.model import load
 from grainline.origin import image_fingerprint
 from grainline.recipe import Recipe, with_descriptions, write_recipe
-from grainline.run_folder import check_folder, checkpoint_of, flat, is_run, stamp, writing
+from grainline.run_folder import checkpoint_of, flat, is_run, run_folder, stamp, writing
 from grainline.start import (
     Description,
     Start,
@@ -40,6 +40,7 @@ from grainline.start import (
     start,
     write_description,
 )
+from grainline.stop import Stopped
 from grainline.train.log import NAME as LOG
 from grainline.train.loop import Run, train
 from grainline.train.process import process_group
@@ -55,12 +56,15 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
     resume  go on from the newest checkpoint of the folder, or from the beginning if it has none yet
     at      name of the checkpoint to go on from instead
 
-    Raises UserError for everything a user can mend; what was there stays.
+    Raises UserError for everything a user can mend; what was there stays. Raises Stopped after SIGINT or
+    SIGTERM, with a checkpoint of the last step.
     """
     recipe, descriptions = with_descriptions(recipe)
+    if not recipe.data.paths:
+        raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
+    recipe.data.require_workers()
     provider = phrase_provider(recipe.data.texts)  # first of all: a checkpoint may be gigabytes to fetch
-    check_folder(recipe, out, resume)
-    with process_group() as device:
+    with process_group() as device, run_folder(recipe, out, resume):
         come = checkpoint_of(out, at) if resume else None
         begun = _begun(recipe, out, come)
         earlier = read_earlier_run(recipe.begin) if recipe.begin and come is None else None
@@ -105,9 +109,11 @@ def run(recipe: Recipe, out: Path, *, resume: bool = False, at: str | None = Non
         before = stamp(out / LOG)
         try:
             last = train(job, device, come)
-        except (UserError, KeyboardInterrupt) as error:
+        except (UserError, Stopped, KeyboardInterrupt) as error:
             if stamp(out / LOG) != before:  # else nothing was done, and what was done before stays told
                 _report(job, recipe, str(error) or "interrupted")
+            if isinstance(error, Stopped):
+                wait()  # torchrun ends the others when the first one ends
             raise
         _report(job, recipe, "")
         return last

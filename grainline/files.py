@@ -4,6 +4,7 @@ A sealed folder holds `state.json` with the size and sha256 of every other file 
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -33,7 +34,10 @@ class Corrupt(Exception):
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A synced safetensors file. Tied tensors are written once for each name: the format knows no sharing."""
+    """A synced safetensors file; equal tensors and metadata give equal bytes.
+
+    Tied tensors are written once for each name: the format knows no sharing.
+    """
     seen: set[int] = set()
     flat = {}
     for name, tensor in tensors.items():
@@ -42,6 +46,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         flat[name] = tensor.clone() if start in seen else tensor
         seen.add(start)
     save_file(flat, path, metadata={"format": "pt", **metadata})
+    _sort_metadata(path)
     # safetensors makes files that only their owner can read; the folder has what the user's umask allows.
     os.chmod(path, path.parent.stat().st_mode & 0o666)
     sync(path)
@@ -74,7 +79,7 @@ def replacing(target: Path) -> Iterator[Path]:
         put(target)
     except WRITE_ERRORS as error:
         raise UserError(
-            f"cannot write {target}: {reason(error)}; free some space, or choose another place"
+            f"cannot write {target}: {reason(error)}; {remedy(error, 'choose another place')}"
         ) from None
     finally:
         discard(aside(target))
@@ -150,7 +155,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
         digest = body.pop("sha256")
     except OSError as error:
         raise Corrupt(f"{path.name} cannot be read ({reason(error)})") from None
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise Corrupt(f"{path.name} is damaged") from None
     if digest != _digest(body):
         raise Corrupt(f"{path.name} has been changed since it was written")
@@ -242,10 +247,34 @@ def reason(error: Exception) -> str:
     >>> reason(OSError(28, "x")), reason(SafetensorError("Error: I/O error: No space left (os error 28)"))
     ('no space left on device', 'no space left on device')
     """
-    number = error.errno if isinstance(error, OSError) else None
-    inside = re.search(r"os error (\d+)", str(error))
-    number = int(inside[1]) if inside else number
+    number = _number(error)
     return os.strerror(number).lower() if number else str(error)
+
+
+def remedy(error: Exception, other: str) -> str:
+    """What helps against a write that failed: space only where that is short, `other` always.
+
+    >>> remedy(OSError(28, "x"), "choose another --out"), remedy(OSError(13, "x"), "choose another --out")
+    ('free some space, or choose another --out', 'choose another --out')
+    """
+    return f"free some space, or {other}" if _number(error) in (errno.ENOSPC, errno.EDQUOT) else other
+
+
+def _number(error: Exception) -> int | None:
+    inside = re.search(r"os error (\d+)", str(error))
+    return int(inside[1]) if inside else error.errno if isinstance(error, OSError) else None
+
+
+def _sort_metadata(path: Path) -> None:
+    """Write the metadata in the order of their names. safetensors writes them in an order of chance."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= length, "the same fields take the same room"
+        file.seek(8)
+        file.write(text.ljust(length))  # the format fills up with blanks
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

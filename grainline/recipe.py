@@ -3,6 +3,7 @@
 A file may say `base: NAME` and then only what differs from that recipe. A run keeps it whole.
 """
 
+import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import resources
@@ -39,6 +40,15 @@ class DataConfig(Config):
     descriptions_sha256: tuple[str, ...] = ()  # of these files; a run writes it, and another file is an error
     workers: int = Field(1, ge=0)  # processes that load pictures, for each training process
     damage: float = Field(0.02, ge=0, le=1)  # share of samples that may be damaged before the run stops
+
+    def require_workers(self) -> None:
+        """Raise UserError for more processes than this machine can start and feed."""
+        cores = len(os.sched_getaffinity(0))
+        most = max(16, 4 * cores)
+        if self.workers > most:
+            raise UserError(
+                f"data.workers is {self.workers}; with the {cores} cores of this machine {most} are the most"
+            )
 
     @field_validator("descriptions", mode="before")
     @classmethod

@@ -4,13 +4,16 @@ It is complete from its first second: recipe.yaml, model.json and tokenizer.json
 step, checkpoints/ and log.jsonl grow, best/ and last/ hold the weights to use.
 """
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from grainline.dist import everyones, rank
 from grainline.errors import UserError
-from grainline.files import aside, reason
+from grainline.files import aside, reason, remedy
+from grainline.lock import LOCK, NoLocks, one_writer
 from grainline.recipe import Recipe, read_recipe
 from grainline.train import checkpoint
 from grainline.train.log import NAME as LOG
@@ -18,26 +21,59 @@ from grainline.train.log import NAME as LOG
 MAY_CHANGE = ("data.workers", "data.damage", "train.keep", "train.log", "train.log_every")
 """Recipe fields that do not change what a run computes, so that a resumed run may have others."""
 
-BEGUN = {"tokenizer.json", "tokenizer_meta.json", "model.json", "recipe.yaml"}
+BEGUN = {LOCK, "tokenizer.json", "tokenizer_meta.json", "model.json", "recipe.yaml"}
 BEGUN |= {aside(Path(name)).name for name in ("model.json", "recipe.yaml")}
 """What stands in a folder before its log makes it a run; what was killed or stopped there is begun anew."""
 
 
-def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
-    """The folder is new, or it holds this very recipe and --resume was asked for."""
-    if not recipe.data.paths:
-        raise UserError("no data to train on; give --data PATH..., or data.paths in the recipe")
-    if not is_run(out):
-        there = {path.name for path in out.iterdir()} if out.is_dir() else set()
-        if resume and "checkpoints" in there:
-            lost = " and ".join(name for name in ("recipe.yaml", LOG) if name not in there)
-            raise UserError(f"{out} has checkpoints but no {lost}, so it cannot be resumed; put it back")
-        if resume and not there & BEGUN:
-            raise UserError(f"{out} holds no run to resume; leave out --resume to begin one")
-        if not there <= BEGUN or (out.exists() and not out.is_dir()):
-            raise UserError(f"{out} is not an empty folder; choose another --out")
-        _made(out)
+@contextmanager
+def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
+    """The folder, checked and locked by the first process as long as the block lasts.
+
+    Nothing is written into a folder of anything else. All processes of the run call it, and an error that the
+    first one meets is a UserError in each of them.
+    """
+    with ExitStack() as stack:
+        met = ""
+        if rank() == 0:
+            try:
+                _require_place(out, resume)
+                _made(out)
+                _lock(out, stack)
+                _require_place(out, resume)  # it may have become a run before it was locked
+                if is_run(out):
+                    _require_same(recipe, out, resume)
+            except UserError as error:
+                met = str(error)
+        met = everyones(met)[0]
+        if met:
+            raise UserError(met)
+        yield
+
+
+def _lock(out: Path, stack: ExitStack) -> None:
+    try:
+        stack.enter_context(one_writer(out, f"run {out}", "wait until it ends, or choose another --out"))
+    except NoLocks as error:  # as on some file systems of clusters, where runs have to be possible
+        print(f"{error}; nothing keeps another process from training into it", file=sys.stderr)
+
+
+def _require_place(out: Path, resume: bool) -> None:
+    """The folder holds a run, or the beginning of one, or nothing."""
+    if is_run(out):
         return
+    there = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if resume and "checkpoints" in there:
+        lost = " and ".join(name for name in ("recipe.yaml", LOG) if name not in there)
+        raise UserError(f"{out} has checkpoints but no {lost}, so it cannot be resumed; put it back")
+    if resume and not out.exists():
+        raise UserError(f"{out} holds no run to resume; leave out --resume to begin one")
+    if not there <= BEGUN or (out.exists() and not out.is_dir()):
+        raise UserError(f"{out} is not an empty folder; choose another --out")
+
+
+def _require_same(recipe: Recipe, out: Path, resume: bool) -> None:
+    """The folder holds a run of this very recipe, and --resume was asked for."""
     if not resume:
         raise UserError(f"{out} holds a run already; go on with --resume, or choose another --out")
     differ = sorted(_differences(read_recipe(str(out / "recipe.yaml"), []), recipe))
@@ -55,7 +91,7 @@ def is_run(out: Path) -> bool:
 
 def checkpoint_of(out: Path, at: str | None) -> Path | None:
     """What a run goes on from: the checkpoint of that name, else the newest, if there is one."""
-    return checkpoint.find(out, at) if at else checkpoint.newest(out)
+    return checkpoint.find(out, at) if at is not None else checkpoint.newest(out)
 
 
 @contextmanager
@@ -65,7 +101,7 @@ def writing(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"cannot write into {out}: {reason(error)}; free some space, or choose another --out"
+            f"cannot write into {out}: {reason(error)}; {remedy(error, 'choose another --out')}"
         ) from None
 
 

@@ -18,11 +18,13 @@ from grainline.encoders.pretrained.config import PretrainedImageConfig, Pretrain
 from grainline.encoders.superpixels import Superpixels
 from grainline.encoders.towers import WIDTH, Towers, TowersConfig
 from grainline.errors import UserError
-from grainline.files import write_text
+from grainline.files import reason, write_text
 from grainline.methods import METHODS
 from grainline.methods.base import Method
 
 FORMAT = 1
+NO_ROOM = "can't allocate memory", "Storage size calculation overflowed", "out of memory"
+"""What torch says where a tensor is too large."""
 
 
 class Description(NamedTuple):
@@ -106,7 +108,14 @@ def picture_settings(description: Description) -> dict[str, Any]:
 def build(description: Description) -> Method:
     """A method with fresh weights."""
     cls: Any = METHODS[description.method][0]
-    method: Method = cls(description.config)
+    try:
+        method: Method = cls(description.config)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or any(word in str(error) for word in NO_ROOM):
+            raise UserError(
+                f"this {description.method} is too large for the memory here: lower its sizes"
+            ) from None
+        raise
     return method
 
 
@@ -126,14 +135,18 @@ def read_description(folder: Path) -> Description:
     try:
         values = json.loads(where.read_text(encoding="utf-8"))
         name, config = values["method"], values["config"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{where} cannot be read as a model description: {error!r}") from None
+    except OSError as error:
+        raise UserError(f"{where} cannot be read: {reason(error)}; put back a copy of it") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(
+            f"{where} is no model description, so it is damaged or was changed; put back a copy of it"
+        ) from None
     return Description(name, method_config(name, config, str(where)))
 
 
 def method_config(name: str, values: dict[str, Any], where: str) -> Config:
     """The checked config of a method given by name."""
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise UserError(f"{where}: unknown method {name!r}; allowed are {', '.join(METHODS)}")
     return parse(METHODS[name][1], values, where)
 

@@ -396,6 +396,18 @@ def test_an_optimizer_of_other_rules_is_refused_before_any_weight_is_changed(tmp
 # Weights alone
 
 
+def test_equal_weights_are_equal_bytes(tmp_path: Path) -> None:
+    """safetensors orders metadata by chance, in one file like in one process."""
+    method, _ = fresh()
+    for i in range(12):
+        save_weights(tmp_path / f"{i}.safetensors", method)
+    first = (tmp_path / "0.safetensors").read_bytes()
+    assert all((tmp_path / f"{i}.safetensors").read_bytes() == first for i in range(12))
+    with safetensors.safe_open(tmp_path / "0.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "class": "Small"}
+        assert file.keys() == sorted(method.state_dict())
+
+
 def test_weights_alone_come_back_bit_for_bit(tmp_path: Path) -> None:
     method, other = Small(), Small()
     save_weights(tmp_path / "new" / "model.safetensors", method)

@@ -112,6 +112,15 @@ def test_an_unknown_recipe_names_the_built_in_ones_and_the_nearest(tmp_path: Pat
         ("train.validate_every=2", "data.validation names no source to measure on"),
         ("data.validation=[scenes]", "train.validate_every is 0; set it to a number of steps"),
         ("data.paths=[]", "no data to train on; give --data PATH..."),
+        ("train.batch=1", "train.batch 1 with train.accumulate 1 leaves a contrastive loss one image"),
+        ("train.accumulate=8", "train.batch 8 with train.accumulate 8 leaves a contrastive loss one image"),
+        ("data.workers=1000", "data.workers is 1000; with the "),
+        ("model.text.vocab=1e11", "'text.vocab' is 100000000000.0: Input should be less than or equal to 10"),
+        (
+            "model.text.depth=1e11",
+            "'text.depth' is 100000000000.0: Input should be less than or equal to 1000",
+        ),
+        ("model.text.context=1e14", "this clip is too large for the memory here: lower its sizes"),
         ("train.steps", "--set 'train.steps': write it as name.of.field=value"),
         ("train.steps=[1", "--set 'train.steps=[1': the value is not valid YAML"),
     ],
@@ -270,6 +279,42 @@ def test_weights_of_another_method_are_an_error(model: Path, capsys: Capture) ->
 def test_a_damaged_description_is_an_error(text: str, model: Path, capsys: Capture) -> None:
     (model / "model.json").write_text(text)
     assert "model.json" in complaint(capsys, "evaluate", model, "--data", "scenes:dev?count=4")
+
+
+NESTED = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "null", "3", "{}", '{"model": []}', "{ half", NESTED], ids=lambda x: x[:9]
+)
+def test_damage_of_a_model_is_said_in_plain_words(text: str, model: Path, capsys: Capture) -> None:
+    whole = {name: (model / name).read_text() for name in ("model.json", "tokenizer.json")}
+    for name, said in (
+        (
+            "model.json",
+            "model.json is no model description, so it is damaged or was changed; put back a copy",
+        ),
+        ("tokenizer.json", "tokenizer.json is damaged; copy it and tokenizer_meta.json again"),
+    ):
+        (model / name).write_text(text)
+        assert said in complaint(capsys, "evaluate", model, "--data", "scenes:dev?count=4")
+        (model / name).write_text(whole[name])
+
+
+def test_a_bit_of_a_tokenizer_that_changed_is_noticed(model: Path, capsys: Capture) -> None:
+    text = (model / "tokenizer.json").read_text()
+    content = json.loads(text)
+    words = content["model"]["vocab"]
+    words["a</w>"], words["b</w>"] = words["b</w>"], words["a</w>"]  # still a tokenizer, of other ids
+    (model / "tokenizer.json").write_text(json.dumps(content, indent=2) + "\n")
+    said = complaint(capsys, "evaluate", model, "--data", "scenes:dev?count=4")
+    assert "damaged" in said
+    assert "copy" in said
+    meta = json.loads((model / "tokenizer_meta.json").read_text())
+    del meta["sha256"]  # as older versions wrote it
+    (model / "tokenizer.json").write_text(text)
+    (model / "tokenizer_meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+    assert call("evaluate", model, "--data", "scenes:dev?count=4") == 0
 
 
 def test_a_model_without_its_tokenizer_is_an_error(model: Path, capsys: Capture) -> None:
@@ -475,6 +520,7 @@ def test_a_small_journey_from_data_to_vectors(tmp_path: Path, capsys: Capture) -
         "tokenizer.json",
         "tokenizer_meta.json",
         "log.jsonl",
+        "lock",
         "report.html",
         "checkpoints",
         "best",

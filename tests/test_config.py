@@ -85,6 +85,70 @@ def test_a_value_that_is_no_yaml_is_named() -> None:
     assert "\n" not in str(error.value)
 
 
+DEEP = 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("!!int y", "'y' cannot be read as int (line 1, column 1)"),
+        ('!!int ""', "'' cannot be read as int"),
+        ("!!bool maybe", "'maybe' cannot be read as bool"),
+        ("9" * DEEP, "cannot be read as int"),
+        ("!!set {a, b}", "there is no type 'set'"),
+        ("!!python/object:os.system x", "there is no type 'python/object:os.system'"),
+        ("[" * DEEP + "]" * DEEP, "more than 50 lists and mappings inside each other"),
+        ("{a: " * DEEP, "more than 50 lists and mappings inside each other"),
+        ("- " * DEEP + "a", "more than 50 lists and mappings inside each other"),
+        ("&a [*a]", "more than 1,000,000 values, or itself"),
+        ("{a: 1, b: 2, 'a': 3}", "'a' is given twice (line 1, column 14)"),
+        ("[{x: {a: 1, a: 1}}]", "'a' is given twice"),
+        ("{[1]: 2}", "a name is a list or a mapping"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_what_no_recipe_holds_is_one_short_line(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(f"x: {text}" if not text.startswith("- ") else text)
+    for read, where in (
+        (lambda: override({}, [f"x={text}"]), "--set 'x="),
+        (lambda: read_yaml(tmp_path / "r.yaml"), f"{tmp_path / 'r.yaml'} is not valid YAML: "),
+    ):
+        with pytest.raises(UserError) as error:
+            read()
+        assert where in str(error.value).replace('"', "'")
+        assert said.partition(" (line")[0] in str(error.value)
+        assert len(str(error.value)) < 250 + len(str(tmp_path))
+        if where.startswith("--set"):
+            assert said in str(error.value)
+
+
+def test_aliases_cannot_make_more_values_than_can_be_read() -> None:
+    rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    rows += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    with pytest.raises(UserError, match="more than 1,000,000 values"):
+        override({}, [f"x={{{', '.join(rows)}}}"])
+
+
+def test_aliases_merges_and_dates_are_read() -> None:
+    assert override({}, ["x={a: &a {b: 1, c: 2}, d: {<<: *a, b: 3}, e: *a}"]) == {
+        "x": {"a": {"b": 1, "c": 2}, "d": {"b": 3, "c": 2}, "e": {"b": 1, "c": 2}}
+    }
+    assert override({}, ["x=[2020-01-01, 2020-99-99]"]) == {"x": ["2020-01-01", "2020-99-99"]}
+
+
+@pytest.mark.parametrize("value", ["[]", "{a: 1}", "{1: 2}", "[[1]]"])
+@pytest.mark.parametrize("side", ["image", "text"])
+def test_a_name_of_an_encoder_that_is_no_text_is_one_line(side: str, value: str, tmp_path: Path) -> None:
+    assert "recipe field model: " in mistake(tmp_path, f"model.{side}.name={value}")
+
+
+def test_values_are_shown_as_yaml_writes_them() -> None:
+    assert wrong(Outer, {"steps": None}).startswith("here: field 'steps' is null: ")
+    assert wrong(Outer, {"steps": 1, "inner": True}) == (
+        "here: field 'inner' is true: it must be a mapping of field names to values"
+    )
+
+
 # Mistakes
 
 
@@ -131,7 +195,7 @@ def test_a_config_cannot_be_changed_once_made() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("a: [1", "is not valid YAML"), ("- a\n- b", "holds list, not a mapping"), ("", "holds NoneType")],
+    [("a: [1", "is not valid YAML"), ("- a\n- b", "holds a list, not a mapping"), ("", "holds nothing, not")],
 )
 def test_a_file_that_holds_no_mapping_is_named(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(text)

@@ -20,13 +20,13 @@ from grainline.files import Corrupt
 from grainline.index import writer
 from grainline.index.answer import Options
 from grainline.index.folder import inside, read_manifest, write_manifest
-from grainline.index.lock import writing
 from grainline.index.null import best_scores, chance, gather_texts, owned, shown, standard
 from grainline.index.opened import Opened
 from grainline.index.pictures import CHANGED, OUTSIDE, relative, unchanged
 from grainline.index.search import Index, check, open_index
 from grainline.index.segment import TOKENS, VECTORS
 from grainline.index.write import add, build, refresh, remove
+from grainline.lock import one_writer
 from grainline.model import Model
 
 QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
@@ -529,8 +529,8 @@ def test_a_layout_of_another_version_is_not_guessed_at(copy: Path, monkeypatch: 
 def test_two_writers_at_once_are_one_line(copy: Path, model: Model) -> None:
     index = copy / "index"
     with (
-        writing(index),
-        pytest.raises(UserError, match=f"being written by another process .number {os.getpid()}"),
+        one_writer(index, "index"),
+        pytest.raises(UserError, match=f"being written by process {os.getpid()} on "),
     ):
         refresh(index, model=model)
     (index / "lock").write_text("99999")  # of a process that died

@@ -7,8 +7,8 @@ import pytest
 
 LAYERS = [  # lower layers first; modules of one layer may import each other only inside one folder
     {"errors", "types", "wording"},
-    {"config", "files", "bar", "lots"},
-    {"dist", "nn", "losses", "weights", "viz"},
+    {"config", "files", "stop", "bar", "lots"},
+    {"dist", "lock", "nn", "losses", "weights", "viz"},
     {"encoders", "data"},
     {"methods"},
     {"start"},

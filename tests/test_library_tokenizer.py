@@ -1,6 +1,7 @@
 """Tokenizers of BERT, SigLIP 2 and SigLIP against the transformers library and a slow sentencepiece."""
 # ruff: noqa: RUF001 (typographic marks are what is tested)
 
+import hashlib
 import importlib.util
 import json
 import pickle
@@ -244,6 +245,7 @@ def test_pickling_saving_and_loading_change_nothing(tokenizer: LibraryTokenizer,
         "vocab": tokenizer.vocab,
         "begin": tokenizer.begin,
         "end": tokenizer.end,
+        "sha256": hashlib.sha256((tmp_path / "a" / "tokenizer.json").read_bytes()).hexdigest(),
     }
 
 

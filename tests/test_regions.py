@@ -276,9 +276,7 @@ def test_json_lines_say_the_same_as_the_file_of_the_authors(tmp_path: Path) -> N
     wrong = [{**lines[0], "bbox": [1, 2, 0, 3]}, {**lines[1], "pos_expression": ["a", "b"]}, lines[2]]
     file.write_text("".join(json.dumps(one) + "\n" for one in wrong))
     broken = open_source(str(file), images=str(tmp_path / "coco"))
-    for i, said in enumerate(
-        (r"row 1 \(.*bbox is \[1, 2, 0, 3\]", r"row 2 \(pos_expression is")
-    ):
+    for i, said in enumerate((r"row 1 \(.*bbox is \[1, 2, 0, 3\]", r"row 2 \(pos_expression is")):
         with pytest.raises(Damaged, match=said):
             broken[i]
     assert broken[2].regions == (source[1].regions[0],)

@@ -16,7 +16,6 @@ import pytest
 import torch
 from PIL import Image
 from runs import call, complaint, logged, recipe, steps_done
-from safetensors.torch import load_file
 
 from grainline.experiment import run
 from grainline.model import load
@@ -52,10 +51,11 @@ def train(arguments: list[str], said: Path) -> None:
     main()
 
 
-def started(arguments: list[str], out: Path) -> BaseProcess:
+def started(arguments: list[str], out: Path, told: str = "") -> BaseProcess:
+    """told  the file beside `out` that gets its output; else the name of `out` with .txt"""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*SLOW])
-    said = out.with_name(f"{out.name}.txt")
+    said = out.with_name(told or f"{out.name}.txt")
     process = context.Process(target=train, args=([*arguments, "--out", str(out)], said))
     process.start()
     return process
@@ -91,9 +91,8 @@ def killed(arguments: list[str], out: Path, step: int, everyone: bool) -> tuple[
     return process.pid, number
 
 
-def weights(out: Path, place: str = "last") -> dict[str, list[float]]:
-    """Numbers by name: the bytes of two files may differ where safetensors orders its header as it likes."""
-    return {name: x.flatten().tolist() for name, x in load_file(out / place / MODEL).items()}
+def weights(out: Path, place: str = "last") -> bytes:
+    return (out / place / MODEL).read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +189,18 @@ def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(
     text = complaint(capsys, *resume(copy, "--checkpoint", "step-00000003"))
     assert "no checkpoint 'step-00000003'" in text
     assert "there are: step-00000002, step-00000004, step-00000006, last" in text
+
+
+@pytest.mark.parametrize(
+    "path", ["../../run/checkpoints/step-00000002", "../last", "{}/last", "", ".", "../.saving-x"]
+)
+def test_a_checkpoint_is_named_and_never_a_path(
+    path: str, copy: Path, done: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copy / ".saving-x").mkdir()
+    path = path.format(done)
+    text = complaint(capsys, *resume(copy, f"--checkpoint={path}"))
+    assert f"no checkpoint {path!r} in {copy}; there are: step-00000002" in text
 
 
 def test_a_named_checkpoint_without_resume_is_an_error(

@@ -2,6 +2,7 @@
 # ruff: noqa: RUF001 (typographic marks are what is tested)
 
 import gzip
+import hashlib
 import html
 import itertools
 import json
@@ -254,7 +255,8 @@ def test_pickling_saving_and_loading_change_nothing(toy: Tokenizer, tmp_path: Pa
         assert other.to_json() == toy.to_json()
         assert (other.vocab, other.begin, other.end, other.pad) == (toy.vocab, toy.begin, toy.end, toy.pad)
     meta = json.loads((tmp_path / "tokenizer_meta.json").read_text())
-    assert meta == {"kind": "clip", "vocab": 600, "begin": 598, "end": 599, "pad": 0}
+    digest = hashlib.sha256((tmp_path / "tokenizer.json").read_bytes()).hexdigest()
+    assert meta == {"kind": "clip", "vocab": 600, "begin": 598, "end": 599, "pad": 0, "sha256": digest}
 
 
 def test_other_libraries_read_the_saved_file(toy: Tokenizer, tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def learn(words: Counter[str], number: int) -> list[tuple[str, str]]:
     letters that end a word in the order of a hash table, another one in every process. So here the last
     letter of each word is replaced by a letter of its own, and the library sorts those like all others.
     """
+    number = min(number, sum(len(word) - 1 for word in words))  # each shortens a word; room is made for all
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.BpeTrainer(

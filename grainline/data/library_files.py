@@ -91,7 +91,7 @@ def read_pipeline(file: Path) -> Pipeline | None:
 def _parsed(text: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -1,7 +1,7 @@
 """Batches made in processes of their own, ahead of the steps that use them."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
@@ -11,13 +11,18 @@ from grainline.data.collate import Batch, Batched
 from grainline.data.dataset import TrainSet
 from grainline.data.sampler import Batches
 from grainline.errors import UserError
+from grainline.stop import outlive_first
 
 START = "fork" if sys.platform == "linux" else "spawn"
 """How loaders start: as children of this process, so that they see it die. Those of a fork server do not."""
 
 
-def load_batches(data: TrainSet, plan: Batches, workers: int, *, pin: bool = False) -> Iterator[Batch]:
+def load_batches(
+    data: TrainSet, plan: Batches, workers: int, *, pin: bool = False
+) -> Generator[Batch, None, None]:
     """The batches of a plan in order, however many workers; no global random number is used.
+
+    Close it to end the workers.
 
     workers  processes that make batches; 0 makes them here
     pin      copy them to pinned memory, from where a GPU fetches them faster
@@ -34,8 +39,9 @@ def load_batches(data: TrainSet, plan: Batches, workers: int, *, pin: bool = Fal
         pin_memory=pin,
         generator=torch.Generator(),
         prefetch_factor=4 if workers else None,
+        worker_init_fn=outlive_first if workers else None,
     )
-    return map(_whole, loader)
+    return _whole(iter(loader))
 
 
 def _unchanged(batch: Any) -> Any:
@@ -43,8 +49,12 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def _whole(batch: Batch | UserError) -> Batch:
-    """The batch, or the user's error that a worker met instead."""
-    if isinstance(batch, UserError):
-        raise batch
-    return batch
+def _whole(batches: Iterator[Batch | UserError]) -> Generator[Batch, None, None]:
+    """The batches, or the user's error that a worker met instead of one."""
+    try:
+        for batch in batches:
+            if isinstance(batch, UserError):
+                raise batch
+            yield batch
+    finally:
+        del batches  # nobody else has it, so that its workers end here

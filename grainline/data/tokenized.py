@@ -1,5 +1,6 @@
 """What the rest of the package asks of a tokenizer, and what all tokenizers share: files and checks."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -107,13 +108,15 @@ def write(tokenizer: TextTokenizer, folder: str | Path) -> None:
     """The two files of `TextTokenizer.save`."""
     home = Path(folder)
     home.mkdir(parents=True, exist_ok=True)
-    (home / CONTENT).write_text(tokenizer.to_json() + "\n", encoding="utf-8")
-    (home / META).write_text(meta_text(tokenizer), encoding="utf-8")
+    content = (tokenizer.to_json() + "\n").encode()
+    (home / CONTENT).write_bytes(content)
+    (home / META).write_text(meta_text(tokenizer, content), encoding="utf-8")
 
 
-def meta_text(tokenizer: TextTokenizer) -> str:
-    """The content of `tokenizer_meta.json`."""
-    return json.dumps(tokenizer.meta(), indent=2) + "\n"
+def meta_text(tokenizer: TextTokenizer, content: bytes | None) -> str:
+    """The content of `tokenizer_meta.json`, with the sha256 of that of `tokenizer.json` if it is given."""
+    seal = {} if content is None else {"sha256": hashlib.sha256(content).hexdigest()}
+    return json.dumps(tokenizer.meta() | seal, indent=2) + "\n"
 
 
 def check_full(vocabulary: Mapping[str, int], where: str) -> None:

@@ -164,8 +164,8 @@ class Tokenizer:
             vocabulary = dict(model["vocab"]) | {x["content"]: x["id"] for x in content["added_tokens"]}
             merges = bpe.pairs(x if isinstance(x, str) else " ".join(x) for x in model["merges"])
             suffix = model["end_of_word_suffix"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise _unlike_clip(where, f"no byte-pair encoding in it ({error!r})") from error
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise _unlike_clip(where, "no byte-pair encoding in it") from error
         if suffix != SUFFIX:
             raise _unlike_clip(where, f"its words end in {suffix!r}, not {SUFFIX!r}")
         return Tokenizer(vocabulary, merges, where)
@@ -209,16 +209,20 @@ def read_tokenizer(path: str | Path) -> TextTokenizer:
     vocab.txt of BERT. Raises UserError for what cannot be read, or was saved as another tokenizer.
     """
     file = located(path)
+    meta = file.with_name(META)
+    if file.name != CONTENT or not meta.is_file():
+        return _read(file)
     try:
-        regular(file)
-        pipeline = None if file.suffix == ".gz" or file.name == "vocab.json" else read_pipeline(file)
-        found = _read_clip(file) if pipeline is None else LibraryTokenizer(pipeline, str(file))
-        meta = file.with_name(META)
-        if file.name == CONTENT and meta.is_file() and meta.read_text(encoding="utf-8") != meta_text(found):
-            raise UserError(f"{file} and {meta.name} beside it are not of one tokenizer; copy both again")
-        return found
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the tokenizer {file}: {error}") from error
+        found, said = _read(file), meta.read_bytes()
+        contents = file.read_bytes(), None  # None: as older versions wrote it
+    except (OSError, UserError) as error:  # `save` wrote it whole
+        raise UserError(f"the tokenizer {file} is damaged; copy it and {meta.name} again") from error
+    if said not in [meta_text(found, content).encode() for content in contents]:
+        raise UserError(
+            f"{file} and {meta.name} beside it are not of one tokenizer: one is damaged or was changed; "
+            "copy both again"
+        )
+    return found
 
 
 def load_tokenizer(
@@ -257,6 +261,15 @@ def load_tokenizer(
             stacklevel=2,
         )
     return found
+
+
+def _read(file: Path) -> TextTokenizer:
+    try:
+        regular(file)
+        pipeline = None if file.suffix == ".gz" or file.name == "vocab.json" else read_pipeline(file)
+        return _read_clip(file) if pipeline is None else LibraryTokenizer(pipeline, str(file))
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the tokenizer {file}: {error}") from error
 
 
 def _read_clip(file: Path) -> Tokenizer:

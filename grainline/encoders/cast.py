@@ -64,7 +64,7 @@ class CastConfig(Config):
         name = values.get("name") if isinstance(values, dict) else None
         if name is None:
             return values
-        if name not in SIZES:
+        if not isinstance(name, str) or name not in SIZES:
             raise ValueError(f"name {name!r} is not known; allowed are {', '.join(SIZES)}")
         return SIZES[name] | values
 

@@ -36,10 +36,10 @@ class SizedConfig(Config):
 
     name: str | None = None
     width: int = Field(gt=0)
-    depth: int = Field(gt=0)
+    depth: int = Field(gt=0, le=1000)
     heads: int = Field(gt=0)
     vocab: int = Field(
-        8192, gt=256
+        8192, gt=256, le=10_000_000
     )  # entries of the tokenizer; training replaces it by what its tokenizer holds
     context: int = Field(77, gt=2)  # longest text in tokens; longer ones are cut, counted and reported
     drop_path: float = Field(0.0, ge=0.0, lt=1.0)
@@ -51,7 +51,7 @@ class SizedConfig(Config):
         name = values.get("name") if isinstance(values, dict) else None
         if name is None:
             return values
-        if name not in SIZES:
+        if not isinstance(name, str) or name not in SIZES:
             raise ValueError(f"allowed names of text encoders are {', '.join(SIZES)}")
         return SIZES[name] | values
 

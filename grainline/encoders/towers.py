@@ -28,7 +28,7 @@ def image_kind(value: Any) -> str:
     kind = is_pretrained(value)
     if kind == "scratch":
         fields = value if isinstance(value, dict) else {}
-        named = fields.get("name") in CAST_SIZES  # those of a ViT have a slash
+        named = fields.get("name") in [*CAST_SIZES]  # those of a ViT have a slash
         kind = "cast" if isinstance(value, CastConfig) or "superpixels" in fields or named else "vit"
     return kind
 

@@ -36,7 +36,7 @@ class ViTConfig(Config):
 
     name: str | None = None
     width: int = Field(gt=0)
-    depth: int = Field(gt=0)
+    depth: int = Field(gt=0, le=1000)
     heads: int = Field(gt=0)
     patch: int = Field(gt=0)
     size: int = Field(224, gt=0)  # side of the square input in pixels

@@ -50,10 +50,11 @@ from grainline.files import (
     sealed,
     write_text,
 )
+from grainline.lock import LOCK
 
 VERSION = 3
 NPY = ".npy"  # the arrays, checked page by page; all other files are read and checked whole
-MANIFEST, SEGMENTS, NULLS, NEAR, LOCK = "manifest.json", "segments", "nulls", "near", "lock"
+MANIFEST, SEGMENTS, NULLS, NEAR = "manifest.json", "segments", "nulls", "near"
 OURS = (MANIFEST, SEGMENTS, NULLS, NEAR, LOCK)
 
 

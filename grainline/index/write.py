@@ -21,12 +21,12 @@ from grainline.index.folder import (
     read_manifest,
     write_manifest,
 )
-from grainline.index.lock import writing
 from grainline.index.mark import mark_of, model_of
 from grainline.index.null import encode_null, gather_texts, write_null
 from grainline.index.pictures import chosen, covered, pictures_below, relative, root_of
 from grainline.index.walk import Progress, Report, Walk
 from grainline.index.writer import CHUNK, Change, Writer
+from grainline.lock import one_writer
 from grainline.model import Model, load
 
 
@@ -52,7 +52,7 @@ def build(
         raise UserError(f"{images} holds no pictures; name the folder that the pictures lie in")
     loaded = load(model) if isinstance(model, str) else model
     _ours(folder)
-    with writing(folder):
+    with one_writer(folder, f"index {folder}"):
         if not (folder / MANIFEST).is_file():
             _begin(folder, loaded, mark_of(loaded, model if isinstance(model, str) else ""), str(root), null)
         manifest = read_manifest(folder)
@@ -74,7 +74,7 @@ def add(
 ) -> Report:
     """Take in pictures, or folders of pictures, below the root of the index."""
     folder = Path(index)
-    with writing(_there(folder)):
+    with one_writer(_there(folder), f"index {folder}"):
         manifest = read_manifest(folder)
         root = root_of(manifest.root)
         wanted = chosen(root, paths)
@@ -92,7 +92,7 @@ def remove(index: str | Path, paths: Sequence[str | Path]) -> Report:
     command that was killed can be repeated.
     """
     folder = Path(index)
-    with writing(_there(folder)):
+    with one_writer(_there(folder), f"index {folder}"):
         manifest = read_manifest(folder)
         root = Path(manifest.root)
         writer = Writer(folder, manifest)
@@ -124,7 +124,7 @@ def refresh(
                   description has changed.
     """
     folder = Path(index)
-    with writing(_there(folder)):
+    with one_writer(_there(folder), f"index {folder}"):
         manifest = read_manifest(folder)
         root = root_of(manifest.root)
         writer = Writer(folder, manifest, model_of(folder, manifest, model), chunk)

@@ -136,11 +136,11 @@ def newest(out: Path) -> Path | None:
 
 def find(out: Path, name: str) -> Path:
     """The checkpoint that `--checkpoint` names: a step folder such as step-00000200, or best or last."""
-    path = marked(out, name) if name in MARKS else placed(out / "checkpoints" / name)
-    if path is None:
-        there = [name_of(step) for step in _steps(out).values()] + [x for x in MARKS if marked(out, x)]
+    there = {name_of(step): step for step in _steps(out).values()}
+    there |= {mark: path for mark in MARKS if (path := marked(out, mark)) is not None}
+    if name not in there:  # a path as well, even one that leads to a checkpoint
         raise UserError(f"no checkpoint {name!r} in {out}; there are: {', '.join(there) or 'none'}")
-    return path
+    return there[name]
 
 
 def verify(path: Path) -> dict[str, Any]:

@@ -50,8 +50,11 @@ class TrainConfig(Config):
         part = self.batch // self.accumulate
         return next(number for number in range(processes, 0, -1) if part % number == 0)
 
-    def require_batch(self, pictures: int, processes: int) -> None:
-        """Raise UserError where a batch does not fall into equal parts, or the data do not fill one."""
+    def require_batch(self, pictures: int, processes: int, contrastive: bool) -> None:
+        """Raise UserError where a batch does not fall into equal parts, or the data do not fill one.
+
+        contrastive  the loss compares images with the texts of others, so each part needs two at least
+        """
         parts = self.accumulate * processes
         if self.batch % parts:
             raise UserError(
@@ -61,4 +64,9 @@ class TrainConfig(Config):
         if self.batch > pictures:
             raise UserError(
                 f"train.batch {self.batch} is more than the {pictures} pictures of the data; lower it"
+            )
+        if contrastive and self.batch == self.accumulate:
+            raise UserError(
+                f"train.batch {self.batch} with train.accumulate {self.accumulate} leaves a contrastive loss "
+                f"one image and nothing to compare it with: give a batch of {2 * self.accumulate} at least"
             )

@@ -5,7 +5,7 @@ Each line of log.jsonl is one JSON object: `kind` ("train", "validation", "epoch
 A number that is not finite is null, and `non_finite` says what it was: {"terms.loss": "nan"}.
 
 On resume the file is cut back to the lines that the checkpoint had seen, so that the log is that of an
-uninterrupted run, but for the fields in TIMES.
+uninterrupted run, but for the fields in TIMES, and a "train" line more where a signal stopped it between two.
 """
 
 import json

@@ -5,9 +5,10 @@ checkpoint, so that no checkpoint holds weights that came after a loss that was 
 """
 
 import math
+import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from grainline.dist import average, everyones, most, rank, wait, world_size
 from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.nn.scale import clamp_scales
+from grainline.stop import Request, Stopped, requests
 from grainline.train import checkpoint
 from grainline.train.account import Account
 from grainline.train.checkpoint import TrainState
@@ -77,6 +79,8 @@ def train(run: Run, device: torch.device, resume: Path | None) -> Path:
     """Train to the end and return OUT/last. `resume` is the checkpoint to go on from; None begins anew.
 
     Under torchrun every process calls it; the result is that of one process with the same global batch.
+
+    SIGINT or SIGTERM to any process saves a checkpoint after the step under way and raises Stopped in all.
     """
     return _Training(run, device).run(resume)
 
@@ -86,7 +90,7 @@ class _Training:
 
     def __init__(self, run: Run, device: torch.device) -> None:
         cfg = run.cfg
-        cfg.require_batch(len(run.data), world_size())
+        cfg.require_batch(len(run.data), world_size(), run.method.sees)
         self.job, self.cfg, self.device = run, cfg, device
         if cfg.lora is not None:
             add_lora(run.method, cfg.lora)
@@ -110,6 +114,7 @@ class _Training:
         self.kept: list[Kept] = []
         self.best: float | None = None
         self.log: Log | None = None  # of the first process
+        self.request = Request()
         self.looked = 0, time.monotonic()  # steps made and the time when terms were last read
 
     def run(self, resume: Path | None) -> Path:
@@ -123,13 +128,18 @@ class _Training:
         if rank() == 0:
             lines = 0 if state is None else state.log_lines  # a run killed before it saved has lines as well
             self.log = Log(self.job.out, self.cfg.log, self.cfg.steps, step=self.made, lines=lines)
-        with self.log or nullcontext():
+        answer = (
+            "stopping after this step with a checkpoint; a second signal stops at once" if rank() == 0 else ""
+        )
+        with requests(answer) as self.request, self.log or nullcontext(), closing(batches):
             if self.log is not None and self.made == 0:
                 for remark in remarks(self.job.data.source):
                     self.log.note(remark, 0, 0.0)
             train_mode(self.method)
             self._note_processes(before)
             self.looked = self.made, time.monotonic()
+            if state is not None and state.extra.get("unmeasured"):
+                self._save(best=self._measure())
             while self.made < self.cfg.steps:
                 self._step(batches)
                 self._after()
@@ -180,7 +190,10 @@ class _Training:
         self.made += 1
 
     def _after(self) -> None:
-        """What a number of steps made calls for: a look at the terms, a measurement, a checkpoint."""
+        """What a number of steps made calls for: a look at the terms, a measurement, a checkpoint.
+
+        Where a signal came the measurement is left to the run that goes on: it may take long.
+        """
         cfg, made = self.cfg, self.made
         end = made == cfg.steps
         measure = (
@@ -188,15 +201,19 @@ class _Training:
             and self.job.validate is not None
             and (made % cfg.validate_every == 0 or end)
         )
-        save = made % cfg.save_every == 0 or end
+        # Of all processes: they have to stop after the same step.
+        asked = int(most(torch.tensor(self.request.number)))
+        save = made % cfg.save_every == 0 or end or bool(asked)
         epoch_ends = (made * cfg.batch) // len(self.job.data) > ((made - 1) * cfg.batch) // len(self.job.data)
         if made % cfg.log_every == 0 or measure or save or epoch_ends:
             self._look()
         if epoch_ends or end:
             self._report()
-        better = self._measure() if measure else False
+        better = self._measure() if measure and not asked else False
         if save or better:
-            self._save(best=better)
+            path = self._save(best=better, unmeasured=measure and bool(asked))
+            if asked:
+                self._stop_for(asked, path)
 
     def _look(self) -> None:
         """Read the kept terms; stop where one is not finite, else log their mean. Facts may be anything."""
@@ -229,6 +246,14 @@ class _Training:
                 images_per_s=round(speed, 1),
             )
             self.log.progress(self.made, loss, speed)
+
+    def _stop_for(self, number: int, path: Path) -> None:
+        how = "interrupted" if number == signal.SIGINT else "terminated"
+        raise Stopped(
+            number,
+            f"{how} after step {self.made} of {self.cfg.steps}; the checkpoint {path} is saved; "
+            "go on with --resume",
+        )
 
     def _stop(self, step: int, terms: dict[str, float]) -> None:
         good = checkpoint.newest(self.job.out)
@@ -271,18 +296,24 @@ class _Training:
         self.looked = self.made, time.monotonic()
         return bool(most(better))
 
-    def _save(self, best: bool) -> None:
+    def _save(self, best: bool, unmeasured: bool = False) -> Path:
         state = TrainState(
             step=self.made,
             rng=tuple(everyones(rng_state())),
             best=self.best,
             log_lines=0 if self.log is None else self.log.sync(),
-            extra={"account": self.account.state(), "best": best, "pictures": len(self.job.data)},
+            extra={
+                "account": self.account.state(),
+                "best": best,
+                "pictures": len(self.job.data),
+                "unmeasured": unmeasured,
+            },
         )
         path = checkpoint.save(self.job.out, self.method, self.optimizer, state, self.cfg.keep)
         if best and rank() == 0:
             checkpoint.mark(self.job.out, path, "best")
         wait()  # nobody may go on while the first one writes
+        return path
 
     def _restore(self, path: Path) -> TrainState:
         state = checkpoint.load(path, self.method, self.optimizer)
@@ -306,7 +337,7 @@ class _Training:
         elif there is None or checkpoint.step_of(there) > self.made:
             self.best = None  # its weights are gone: the next measurement is the best there is
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Generator[Batch, None, None]:
         """The batches from here to the end of the run."""
         cfg, parts = self.cfg, self.cfg.accumulate
         steps = range(self.made * parts, cfg.steps * parts)

@@ -20,7 +20,7 @@ def process_group() -> Iterator[torch.device]:
     """The device of this process; joins the others for as long as the block lasts.
 
     torchrun sets RANK, WORLD_SIZE and LOCAL_RANK. Without them this is the only process.
-    nccl carries tensors between GPUs, gloo between CPUs.
+    nccl carries tensors between GPUs, gloo those between CPUs.
     """
     device = torch.device("cpu")
     keep_pages()
@@ -29,7 +29,8 @@ def process_group() -> Iterator[torch.device]:
         torch.cuda.set_device(device)
     many = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
     if many:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        # With GPUs both: what is on the CPU, such as a request to stop, waits for no GPU.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         yield device
     finally:

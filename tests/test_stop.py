@@ -1,0 +1,195 @@
+"""Ctrl-C and SIGTERM save a checkpoint after the step under way; a second one ends at once."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from runs import call, logged, recipe, steps_done
+from test_resume import ended, started
+
+from grainline.train import loop
+from grainline.train.checkpoint import newest, verify
+
+LONG = ("train.steps=30", "train.save_every=25", "data.workers=2")
+WEIGHTS = "model.safetensors"
+MEASURED = ('data.validation=["scenes:dev?count=6"]', "train.validate_every=2", "train.save_every=4")
+BOTH = (signal.SIGINT, signal.SIGTERM)
+
+
+def at_step(patch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
+    """Do something in the middle of a step of every run of this process."""
+    whole = loop._Training._step
+
+    def acting(self: loop._Training, batches: object) -> None:
+        if self.made + 1 == step:
+            act()
+        whole(self, batches)  # type: ignore[arg-type]
+
+    patch.setattr(loop._Training, "_step", acting)
+
+
+def sent(*numbers: int) -> Callable[[], None]:
+    def act() -> None:
+        for number in numbers:
+            os.kill(os.getpid(), number)
+
+    return act
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is left alone."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert call("train", recipe(folder), "--out", folder / "run", "--set", *LONG) == 0
+    return folder / "run"
+
+
+@pytest.mark.parametrize("number", BOTH, ids=lambda number: number.name)
+def test_a_signal_to_all_processes_of_a_run_saves_a_checkpoint_that_it_goes_on_from(
+    number: signal.Signals, whole: Path, tmp_path: Path
+) -> None:
+    """As terminals and torchrun send it: to the processes that load data as well."""
+    out, arguments = tmp_path / "run", [recipe(tmp_path), "--set", *LONG]
+    process = started(arguments, out)
+    while steps_done(out) < 5:
+        assert process.is_alive(), (tmp_path / "run.txt").read_text()
+    assert process.pid is not None
+    os.killpg(process.pid, number)
+    process.join(timeout=120)
+    assert process.exitcode == 128 + number
+    said = (tmp_path / "run.txt").read_text()
+    found = re.search(
+        r"grainline: (\w+) after step (\d+) of 30; the checkpoint (\S+) is saved; go on with", said
+    )
+    assert found is not None, said
+    assert "Traceback" not in said
+    assert found[1] == {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[number]
+    good = newest(out)
+    assert str(good) == found[3]
+    assert good is not None
+    assert verify(good)["state"]["step"] == int(found[2]) == steps_done(out)
+    ended(started([*arguments, "--resume"], out), out)
+    assert (out / "last" / WEIGHTS).read_bytes() == (whole / "last" / WEIGHTS).read_bytes()
+    assert logged(out) == logged(whole)
+
+
+def test_a_measurement_that_is_due_is_made_by_the_run_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = ["train", recipe(tmp_path), "--set", *MEASURED, "--out"]
+    assert call(*start, tmp_path / "whole") == 0
+    for step in (2, 6):  # the second one at the end
+        with monkeypatch.context() as patch:
+            at_step(patch, step, sent(signal.SIGTERM))
+            assert call(*start, tmp_path / "run", *(["--resume"] if step > 2 else [])) == 143
+        assert f"terminated after step {step} of 6" in capsys.readouterr().err
+        assert not (tmp_path / "run" / "last").exists()
+        assert max(line["step"] for line in logged(tmp_path / "run") if line["kind"] == "train") == step
+        assert [x["step"] for x in logged(tmp_path / "run") if x["kind"] == "validation"] == list(
+            range(2, step, 2)
+        )
+    assert call(*start, tmp_path / "run", "--resume") == 0
+    assert logged(tmp_path / "run") == logged(tmp_path / "whole")
+    for place in ("last", "best"):
+        run, whole = (tmp_path / name / place for name in ("run", "whole"))
+        assert (run / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes(), place
+        assert verify(run)["state"] == verify(whole)["state"]
+
+
+def test_a_second_interrupt_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_step(monkeypatch, 3, sent(signal.SIGINT, signal.SIGINT))
+    out = tmp_path / "run"
+    assert call("train", recipe(tmp_path), "--out", out, "--set", "train.save_every=2") == 130
+    assert "grainline: interrupted; a training run goes on with --resume" in capsys.readouterr().err
+    good = newest(out)
+    assert good is not None
+    assert good.name == "step-00000002"
+
+
+def test_signals_mean_what_they_did_once_a_run_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [signal.getsignal(number) for number in BOTH]
+    at_step(monkeypatch, 1, sent(signal.SIGINT))
+    assert call("train", recipe(tmp_path), "--out", tmp_path / "run") == 130
+    assert [signal.getsignal(number) for number in BOTH] == before
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nohup and shells that start something in the background have it."""
+    at_step(monkeypatch, 1, sent(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert call("train", recipe(tmp_path), "--out", tmp_path / "run") == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def codes(said: str) -> set[str]:
+    """The exit codes that torchrun reports."""
+    return set(re.findall(r"exitcode *: (-?\d+)", said))
+
+
+TWO = """
+import os, signal, sys
+from grainline.cli import main
+from grainline.train import loop
+
+whole = loop._Training._step
+
+def acting(self, batches):
+    if self.made + 1 == 5 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGTERM)
+    whole(self, batches)
+
+loop._Training._step = acting
+main()
+"""
+
+
+def test_two_processes_stop_after_the_same_step_when_one_gets_the_signal(tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(TWO)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    start = ["train", recipe(tmp_path), "--out", str(tmp_path / "run"), "--set", "train.save_every=4"]
+    done = subprocess.run(
+        [*launcher, str(tmp_path / "two.py"), *start],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    good = newest(tmp_path / "run")
+    assert good is not None, done.stderr
+    said = f"grainline: terminated after step 5 of 6; the checkpoint {good} is saved; go on with --resume"
+    assert done.stderr.count(said) == 1, done.stderr
+    assert verify(good)["state"]["step"] == 5
+    assert verify(good)["ranks"] == 2
+    assert codes(done.stderr) <= {"143", "-15"}, done.stderr  # torchrun ends whom it finds left
+
+
+def test_a_folder_in_use_ends_both_processes(tmp_path: Path) -> None:
+    from grainline.lock import one_writer
+
+    out = tmp_path / "run"
+    out.mkdir()
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with one_writer(out, "run"):
+        done = subprocess.run(
+            [*launcher, "-m", "grainline", "train", recipe(tmp_path), "--out", str(out)],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+    assert f"run {out} is being written by process {os.getpid()} on" in done.stderr
+    assert {"2"} <= codes(done.stderr) <= {"2", "-15"}, done.stderr
+    assert [path.name for path in out.iterdir()] == ["lock"]
