@@ -148,5 +148,5 @@ def test_processes_that_cannot_share_a_batch_learn_how_many_can(
 ) -> None:
     cfg = TrainConfig.model_validate({**SETTINGS, "accumulate": accumulate})
     with pytest.raises(UserError, match=f"the most processes that share it equally are {most}$"):
-        cfg.require_batch(100, processes)
-    cfg.require_batch(100, most)
+        cfg.require_batch(100, processes, True)
+    cfg.require_batch(100, most, True)

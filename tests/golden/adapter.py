@@ -3,6 +3,7 @@
 `CASES` has a function for each kind of case. It takes the inputs of a case and returns an `Outcome`.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -328,9 +329,19 @@ def text_groups(c: Case, **changes: Any) -> tuple[Any, Images, Texts]:
 def gradcache(c: Case) -> Outcome:
     """The loss of a step in chunks, by all parameters in the order of their names, as one vector."""
     method, images, texts = text_groups(c, reconstruction=0.0)
-    torch.manual_seed(c["noise"])
-    found = Objective(method.train())(images, texts, Clock(), c["chunk"]).total
-    found.backward()
+    torch.manual_seed(c["noise"])  # the noise of each chunk, as torch draws it in the first pass
+    noise: list[torch.Tensor] = []
+    calls = itertools.count()
+
+    def drawn(share: torch.Tensor) -> torch.Tensor:
+        call = next(calls)
+        if call < -(-len(images.image) // c["chunk"]):
+            noise.append(-torch.empty(share.shape, dtype=FLOAT).exponential_().log())
+        return noise[call % len(noise)]
+
+    with patch("grainline.nn.group.gumbel", drawn):
+        found = Objective(method.train())(images, texts, Clock(), c["chunk"]).total
+        found.backward()
     each = [p.grad.flatten() for _, p in sorted(method.named_parameters()) if p.grad is not None]
     return Outcome(found.detach(), (torch.cat(each),))
 
