@@ -329,15 +329,16 @@ def text_groups(c: Case, **changes: Any) -> tuple[Any, Images, Texts]:
 def gradcache(c: Case) -> Outcome:
     """The loss of a step in chunks, by all parameters in the order of their names, as one vector."""
     method, images, texts = text_groups(c, reconstruction=0.0)
-    torch.manual_seed(c["noise"])  # the noise of each chunk, as torch draws it in the first pass
-    noise: list[torch.Tensor] = []
+    torch.manual_seed(c["noise"])
+    number = -(-len(images.image) // c["chunk"])
+    noise: list[torch.Tensor] = []  # of each chunk, as torch draws it in the first pass
     calls = itertools.count()
 
     def drawn(share: torch.Tensor) -> torch.Tensor:
         call = next(calls)
-        if call < -(-len(images.image) // c["chunk"]):
+        if call < number:
             noise.append(-torch.empty(share.shape, dtype=FLOAT).exponential_().log())
-        return noise[call % len(noise)]
+        return noise[call] if call < number else noise[2 * number - 1 - call]  # backward goes back
 
     with patch("grainline.nn.group.gumbel", drawn):
         found = Objective(method.train())(images, texts, Clock(), c["chunk"]).total
