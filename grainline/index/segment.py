@@ -14,7 +14,7 @@ import numpy as np
 from grainline.files import Corrupt, sync, unseal
 from grainline.index.folder import Part, inside, new_part, seal_of
 
-VECTORS, TOKENS, MASK, NULL, ASIDES = "vectors", "tokens", "mask", "null", "asides"
+VECTORS, TOKENS, MASK, NULL, ASIDES, SPANNED = "vectors", "tokens", "mask", "null", "asides", "spans"
 ROWS = "rows.jsonl"
 
 
