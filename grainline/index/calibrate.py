@@ -45,7 +45,7 @@ import numpy as np
 BACKGROUND = 256
 SAME = 1e-5  # from 1: closer vectors are of one image; encoding it again moves them by 2e-7
 FEWEST = 16  # images that a mean and a std need
-TOP = 0.1  # share of the background that says what a sentence scores where it is shown
+TOP = 0.2  # share of the background that says what a sentence scores where it is shown
 RANKS = 10  # hits of a null text that are looked at; hits behind them are judged as the last of these
 NEAR = 300  # null texts that judge the sentences of a query
 ENOUGH = 20  # true sentences that a power is measured on, at least
@@ -198,7 +198,7 @@ def shown(score: np.ndarray, seen: np.ndarray | None = None) -> np.ndarray:
     seen   [B, P] bool, scores that count; all if None
 
     >>> shown(np.arange(20.0)[:, None]).tolist()
-    [18.5]
+    [17.5]
     """
     if len(score) < FEWEST:
         return np.zeros(score.shape[1])
