@@ -18,7 +18,7 @@ from grainline.errors import UserError
 from grainline.files import Corrupt
 from grainline.index import writer
 from grainline.index.answer import Options
-from grainline.index.calibrate import owned, p_value, shown, standard, top_scores
+from grainline.index.calibrate import best_hits, owned, p_value, shown, standard
 from grainline.index.folder import inside, read_manifest, write_manifest
 from grainline.index.lock import writing
 from grainline.index.null import gather_texts
@@ -215,7 +215,7 @@ def test_chances_are_shares_of_null_texts_counted_by_hand() -> None:
     score = np.array([[0.1, 0.9], [0.5, 0.2], [0.3, 0.4]])
     own = owned(["a", "b", "c"], ["", "a"])
     assert own.tolist() == [[False, True], [False, False], [False, False]]
-    best = top_scores([(score[:2], own[:2]), (score[2:], own[2:])], 1).score[0]
+    best = best_hits([(score[:2], own[:2]), (score[2:], own[2:])]).score
     assert best.tolist() == [0.5, 0.4]
     assert p_value(np.sort(best), np.array([0.4, 0.45, 0.6])).tolist() == [1.0, 2 / 3, 1 / 3]
 

@@ -18,7 +18,7 @@ class Sentence(NamedTuple):
 
     text: str
     score: float
-    p: float  # share of sentences about other images that score as high in hits of this rank (calibrate.py)
+    p: float  # share of sentences about other images that do as well in the best hits of their texts
     verdict: Verdict
     heat: Tensor | None = None  # [size, size], where it shows in the square that the model sees
 

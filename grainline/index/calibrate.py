@@ -16,21 +16,22 @@ among hits a high score of a sentence says less than among all images. In five s
   1. the score of a sentence is taken relative to its level, the mean of its TOP best scores over the
      background: what an image gives it that shows it, or nearly so;
   2. tail(x) is the share of pairs of a null sentence and a background image that reach x;
-  3. a query without a match usually has its hit of rank r at the standardised score c_r, the median over null
-     texts; without this sentence's help, need = score - sentences * (score of the hit - c_r), the hit would
-     not stand where it stands;
-  4. help = tail(score) / tail(need): of the null sentences that would have brought the image there, the share
+  3. a query without a match usually has its best hit at the standardised score c, the median over null
+     texts; had this sentence scored less than need = score - sentences * (score of the hit - c), the hit
+     would not even stand there;
+  4. help = tail(score) / tail(need): of the null sentences that would have brought the image there the share
      that scores as high. It is a test given the choice (selective inference: Fithian, Sun & Taylor, arXiv
      1410.2597, for a score that is the mean of its sentences; for others it is an approximation);
-  5. p is the share of null texts whose own sentence has a help as small, in the hit of the same rank of their
-     own search. This holds the level whatever step 4 approximates. It uses the NEAR null texts whose number
-     of sentences is nearest to that of the query: the fewer sentences, the more each of them chooses.
+  5. p is the share of null texts whose own sentence has a help as small, in the best hit of their own search.
+     This holds the level in best hits whatever step 4 approximates, and more than holds it in those behind.
+     It uses the NEAR null texts whose number of sentences is nearest to that of the query: the fewer
+     sentences, the more each of them chooses.
 Where the other sentences alone would have brought the image there, as they do in the right image, need is
 low and nothing is lost; where the sentence itself did, p is large. The verdict on the query plays no part.
 
-Texts with images of their own say what is true as well: their sentences in their images, where these come
-into the first RANKS, give the power, the share of true sentences with p <= level, and the scores that so few
-true sentences have that an image is said not to show them.
+Texts with images of their own say what is true as well. Their sentences in their images, where these come
+into the first RANKS hits, give the power, the share of true sentences with p <= level. They also give the
+scores that so few true sentences have that an image is said not to show them.
 
 The level holds as well as the null texts are many: with n of them the true share of false alarms at the level
 0.05 has a std of sqrt(0.05 * 0.95 / n) between sets of null texts, 1.3 points for 300 and 0.7 for 1,000.
@@ -46,7 +47,7 @@ BACKGROUND = 256
 SAME = 1e-5  # from 1: closer vectors are of one image; encoding it again moves them by 2e-7
 FEWEST = 16  # images that a mean and a std need
 TOP = 0.2  # share of the background that says what a sentence scores where it is shown
-RANKS = 10  # hits of a null text that are looked at; hits behind them are judged as the last of these
+RANKS = 10  # hits that users look at
 NEAR = 300  # null texts that judge the sentences of a query
 ENOUGH = 20  # true sentences that a power is measured on, at least
 WEAK = 0.2  # of true sentences: a model that tells fewer judges none
@@ -64,20 +65,20 @@ class Standard(NamedTuple):
         return standard
 
 
-class Tops(NamedTuple):
-    """The best hits of the null texts, best first."""
+class Best(NamedTuple):
+    """The best hit of each null text."""
 
-    score: np.ndarray  # [K, Q] float64
-    row: np.ndarray  # [K, Q]
+    score: np.ndarray  # [Q] float64
+    row: np.ndarray  # [Q]
 
 
 class Known(NamedTuple):
     """What is known of null texts, each with one sentence of its own that is tested."""
 
     counts: np.ndarray  # [M] sentences
-    best: np.ndarray  # [K, M] standardised scores of their hits, best first; -inf where there are fewer
+    best: np.ndarray  # [M] standardised scores of their best hits
     standard: Standard  # [M] of their scores
-    tested: np.ndarray  # [K, M] scores of the tested sentences in these hits, minus their levels
+    tested: np.ndarray  # [M] scores of the tested sentences in these hits, minus their levels
     pool: np.ndarray  # sorted: scores of null sentences over the background, minus their levels
 
 
@@ -95,28 +96,22 @@ class Calibration:
 
     def __init__(self, known: Known, own: Own) -> None:
         self.known, self.own = known, own
-        self._helps: dict[int, np.ndarray] = {}
-        self._usual: dict[int, np.ndarray] = {}
+        self._null: dict[int, np.ndarray] = {}
+        self._usual: dict[int, float] = {}
 
-    def p(
-        self, count: int, rank: np.ndarray, score: np.ndarray, of: Standard, tested: np.ndarray
-    ) -> np.ndarray:
-        """p of sentences of one query in its hits: [K, S]
+    def p(self, count: int, score: np.ndarray, of: Standard, tested: np.ndarray) -> np.ndarray:
+        """p of the sentences of one query in its hits: [K, S]
 
         count   sentences of the query
-        rank    [K] from 0
         score   [K] of the hits
         of      mean and std of the query's scores, [1] each
         tested  [K, S] scores of the sentences in the hits, minus their levels
         """
-        rank = np.minimum(rank, len(self.known.best) - 1)
-        usual = of.mean + of.spread * self.usual(count)[rank]
-        help = self.help(tested, (score - usual)[:, None], count)
-        null = self.null(count)
-        return np.stack([share_below(null[r], row) for r, row in zip(rank, help, strict=True)])
+        margin = score - (of.mean + of.spread * self.usual(count))
+        return share_below(self.null(count), self.help(tested, margin[:, None], count))
 
     def help(self, tested: np.ndarray, margin: np.ndarray, count: int | np.ndarray) -> np.ndarray:
-        """tail(score) / tail(need), at most 1. margin: how far a hit is above the usual one of its rank"""
+        """tail(score) / tail(need), at most 1. margin: how far a hit is above the usual best one"""
         pool = self.known.pool
         ratio: np.ndarray = p_value(pool, tested) / p_value(pool, tested - count * margin)
         return np.minimum(1.0, ratio)
@@ -127,21 +122,21 @@ class Calibration:
         order = np.argsort(np.where(self.known.counts > 1, apart, np.inf), kind="stable")
         return order[: min(NEAR, int((self.known.counts > 1).sum()))]
 
-    def usual(self, count: int) -> np.ndarray:
-        """Standardised scores of the hits that a query of so many sentences has without a match: [K]"""
+    def usual(self, count: int) -> float:
+        """The standardised score of the best hit that a query of so many sentences has without a match."""
         if count not in self._usual:
-            self._usual[count] = np.median(self.known.best[:, self.near(count)], 1)
+            self._usual[count] = float(np.median(self.known.best[self.near(count)]))
         return self._usual[count]
 
     def null(self, count: int) -> np.ndarray:
-        """What help the tested sentences of the nearest null texts are, by rank, sorted: [K, NEAR]"""
-        if count not in self._helps:
+        """What help the tested sentences of the nearest null texts are, sorted: [NEAR]"""
+        if count not in self._null:
             near, known = self.near(count), self.known
             counts = known.counts[near]
-            usual = np.stack([self.usual(int(number)) for number in counts], 1)  # [K, NEAR]
-            margin = (known.best[:, near] - usual) * known.standard.spread[near]
-            self._helps[count] = np.sort(self.help(known.tested[:, near], margin, counts), 1)
-        return self._helps[count]
+            usual = np.array([self.usual(int(number)) for number in counts])
+            margin = (known.best[near] - usual) * known.standard.spread[near]
+            self._null[count] = np.sort(self.help(known.tested[near], margin, counts))
+        return self._null[count]
 
     @cached_property
     def _right(self) -> np.ndarray:
@@ -149,10 +144,9 @@ class Calibration:
         found = []
         for which, rank, score, tested in zip(*self.own, strict=True):
             count = int(self.known.counts[which])
-            if rank < len(self.known.best) and count > 1:
+            if rank < RANKS and count > 1:
                 of = Standard(*(values[which : which + 1] for values in self.known.standard))
-                place, value = np.array([rank]), np.array([score])
-                found.append(self.p(count, place, value, of, np.array([[tested]]))[0, 0])
+                found.append(self.p(count, np.array([score]), of, np.array([[tested]]))[0, 0])
         return np.array(found)
 
     def power(self, level: float) -> float | None:
@@ -208,31 +202,21 @@ def shown(score: np.ndarray, seen: np.ndarray | None = None) -> np.ndarray:
     return best
 
 
-def top_scores(blocks: Iterable[tuple[np.ndarray, np.ndarray]], k: int) -> Tops:
-    """The k best scores of each null text and their rows, -inf and -1 where there are fewer.
+def best_hits(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> Best:
+    """The best hit of each null text; of equal ones the first.
 
-    blocks  scores [R, Q] of some images, and [R, Q] bool, whose own image each is; rows count on
+    blocks  scores [K, Q] of some images, and [K, Q] bool, whose own image each is; rows count on
     """
-    best: np.ndarray | None = None
-    place, start = np.empty(0), 0
+    best, row, start = np.array(-np.inf), np.array(-1), 0
     for score, own in blocks:
-        if best is None:
-            best, place = np.full((k, score.shape[1]), -np.inf), np.full((k, score.shape[1]), -1)
-        seen = score.astype(np.promote_types(score.dtype, np.float32))  # numpy is slow at float16
-        seen[own] = -np.inf
-        row, column = np.nonzero(seen > best[-1])  # after the first block few are left
-        order = np.lexsort((row, -seen[row, column], column))
-        row, column = row[order], column[order]
-        turn = np.arange(len(column)) - np.searchsorted(column, column)  # the how-manieth of its column
-        row, column, turn = row[turn < k], column[turn < k], turn[turn < k]
-        more, where = np.full(best.shape, -np.inf), np.full(best.shape, -1)
-        more[turn, column], where[turn, column] = seen[row, column], row + start
-        both, rows = np.concatenate([best, more]), np.concatenate([place, where])
-        first = np.argsort(-both, 0, kind="stable")[:k]
-        best, place = np.take_along_axis(both, first, 0), np.take_along_axis(rows, first, 0)
+        if len(score):
+            seen = score.astype(np.promote_types(score.dtype, np.float32))  # numpy is slow at float16
+            seen[own] = -np.inf
+            first = seen.argmax(0)
+            top = np.take_along_axis(seen, first[None], 0)[0].astype(np.float64)
+            best, row = np.maximum(best, top), np.where(top > best, first + start, row)
         start += len(score)
-    assert best is not None, "an index has a segment"
-    return Tops(best, place)
+    return Best(best, row)
 
 
 def p_value(null: np.ndarray, value: np.ndarray) -> np.ndarray:

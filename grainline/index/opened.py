@@ -4,6 +4,7 @@ A reader takes no lock. Segments never change, and one that a writer clears away
 mapped. Only between reading the manifest and mapping the files can one vanish; then both are read again.
 """
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -12,18 +13,17 @@ import torch
 
 from grainline.files import Corrupt
 from grainline.index.calibrate import (
-    RANKS,
     SAME,
+    Best,
     Calibration,
     Known,
     Own,
     Standard,
-    Tops,
     background,
+    best_hits,
     owned,
     shown,
     standard,
-    top_scores,
 )
 from grainline.index.folder import NULLS, SEGMENTS, Manifest, corrupt, read_manifest
 from grainline.index.null import NullTexts, read_null
@@ -61,7 +61,7 @@ class Opened:
         self.rows: list[Row] = [self.segments[i].rows[row] for i, row in self.where.tolist()]
         self.hashes = [row.sha256 for row in self.rows]
         self.numbers = {row.path: i for i, row in enumerate(self.rows)}
-        self._best: dict[str, Tops] = {}
+        self._best: dict[str, Best] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -94,12 +94,12 @@ class Opened:
     @cached_property
     def null_texts(self) -> np.ndarray:
         """Standardised best scores of the null texts, sorted: [Q]"""
-        return np.sort(self._standard(NULL).apply(self._tops(NULL).score[:1])[0])
+        return np.sort(self._standard(NULL).apply(self._hits(NULL).score))
 
     @cached_property
     def null_sentences(self) -> np.ndarray:
         """The same of single sentences, for queries of one sentence: [P]"""
-        return np.sort(self._standard(ASIDES).apply(self._tops(ASIDES).score[:1])[0])
+        return np.sort(self._standard(ASIDES).apply(self._hits(ASIDES).score))
 
     @cached_property
     def null_images(self) -> np.ndarray:
@@ -123,15 +123,15 @@ class Opened:
         score = self.take(ASIDES, self.ground).astype(np.float64)
         level = shown(score, ~self._own_ground)
         pool = np.sort((score - level)[~self._own_ground])
-        tops = [self._tops(name) for name in (NULL, SPANNED)]
+        hits = [self._hits(name) for name in (NULL, SPANNED)]
         of = [self._standard(name) for name in (NULL, SPANNED)]
         place = np.arange(len(level))
-        tested = [np.stack([self.take(ASIDES, row)[place, place] for row in top.row]) for top in tops]
+        tested = [self.take(ASIDES, one.row)[place, place] - level for one in hits]
         known = Known(
             np.array([*self.null.counts, *self.null.span_counts]),
-            np.concatenate([one.apply(top.score) for one, top in zip(of, tops, strict=True)], 1),
+            np.concatenate([one.apply(hit.score) for one, hit in zip(of, hits, strict=True)]),
             Standard(*map(np.concatenate, zip(*of, strict=True))),
-            np.concatenate(tested, 1).astype(np.float64) - np.concatenate([level, level]),
+            np.concatenate(tested),
             pool,
         )
         return Calibration(known, self._own(level))
@@ -140,7 +140,9 @@ class Opened:
         """The null texts with images of their own, as if these stood in the index. level: [Q] of asides"""
         which = np.array([i for i, one in enumerate(self.null.own) if one is not None], dtype=np.int64)
         score, tested = np.array([self.null.own[i] for i in which], dtype=np.float64).reshape(-1, 2).T
-        rank = (self._tops(NULL).score[:, which] > score).sum(0)
+        rank = np.zeros(len(which), dtype=np.int64)
+        for block, own in self._blocks(NULL):
+            rank += ((block[:, which] > score) & ~own[:, which]).sum(0)
         return Own(which, rank, score, tested - level[which])
 
     @cached_property
@@ -151,18 +153,17 @@ class Opened:
     def _standard(self, name: str) -> Standard:
         return standard(self.take(name, self.ground), ~self._own_ground)
 
-    def _tops(self, name: str) -> Tops:
+    def _hits(self, name: str) -> Best:
         """The best hits of the null texts, without their own images."""
         if name not in self._best:
-            blocks = (
-                (segment.arrays[name][live], [segment.rows[i].sha256 for i in np.flatnonzero(live)])
-                for segment, live in zip(self.segments, self.live, strict=True)
-            )
-            depth = min(RANKS, len(self)) if name != ASIDES else 1
-            self._best[name] = top_scores(
-                ((score, owned(hashes, self.null.owners)) for score, hashes in blocks), depth
-            )
+            self._best[name] = best_hits(self._blocks(name))
         return self._best[name]
+
+    def _blocks(self, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Segment by segment what null texts score, and whether with their own image: [R, Q] both"""
+        for segment, live in zip(self.segments, self.live, strict=True):
+            hashes = [segment.rows[i].sha256 for i in np.flatnonzero(live)]
+            yield segment.arrays[name][live], owned(hashes, self.null.owners)
 
 
 def read_parts(

@@ -71,7 +71,7 @@ def _reading(options: Options, pictures: bool) -> list[str]:
     if not pictures:
         out.append(
             f"An image shows a sentence where its p is {options.support:g} or below: so few sentences that "
-            "speak of other images score as high in hits of the same rank. It does not where at most "
+            "speak of other images do as well in the best hits of their texts. It does not where at most "
             f"{100 * options.lack:g} % of true sentences score as low. Otherwise the model cannot tell."
         )
         out.append(

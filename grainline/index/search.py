@@ -211,7 +211,7 @@ class Index:
             p = np.array([[hit.p] for hit in hits])
         else:
             best = np.array([hit.score for hit in hits])
-            p = self.opened.calibration.p(count, np.arange(len(hits)), best, of, tested)
+            p = self.opened.calibration.p(count, best, of, tested)
         power = self._power(options)
         if power is not None and power < WEAK:
             return [(row.tolist(), ["cannot tell"] * count) for row in p]

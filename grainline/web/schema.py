@@ -61,7 +61,7 @@ class SentenceOut(BaseModel):
     text: str
     score: float
     p: float = Field(
-        description="Share of sentences about other images that score as high in hits of this rank."
+        description="Share of sentences about other images that do as well in the best hits of their texts."
     )
     verdict: Verdict = Field(description="Whether the image shows it.")
 

@@ -147,7 +147,7 @@ function line(sentence, number, heat, describedBy) {
   made.querySelector(".mark").textContent = mark;
   made.querySelector(".said").textContent = sentence.text;
   made.querySelector(".verdict").textContent = `${said} ${sentence.score.toFixed(2)}`;
-  button.title = `${percent(sentence.p)} of the sentences about other images score as high in such a hit`;
+  button.title = `${percent(sentence.p)} of the sentences about other images do as well in a best hit`;
   if (!canShow) return made;
   button.setAttribute("aria-describedby", describedBy);
   for (const event of ["mouseenter", "focus", "click"]) button.addEventListener(event, () => heat.over(button, number));
