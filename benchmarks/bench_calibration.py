@@ -63,7 +63,7 @@ class Item(NamedTuple):
     key: str
     image: bytes | Image.Image
     text: str
-    foils: tuple[tuple[str, str], ...] = ()  # caption with one altered sentence, and that sentence
+    foil: tuple[str, str] | None = None  # the caption with one sentence altered, and that sentence
 
 
 class Data(NamedTuple):
@@ -103,18 +103,17 @@ def drawn(images: int, queries: int, seed: int, size: int, most: int | None) -> 
     facts: dict[str, Callable[[Scene], bool]] = {}
     for i in range(queries):
         facts |= statements(test.scene(i), test.told(i))
-    inside = [_item(dev[i], most) for i in range(images)]
-    outside = [_item(test[i], most) for i in range(queries)]
+    inside = [_item(dev[i], most, i) for i in range(images)]
+    outside = [_item(test[i], most, i) for i in range(queries)]
     return Data(inside, outside, lambda key, text: facts[text](known[key]))
 
 
-def _item(record: Record, most: int | None) -> Item:
-    foils = []
-    for foil in record.foils:
-        changed = [b for a, b in zip(_split(foil.true), _split(foil.text), strict=False) if a != b]
-        foils += [(foil.text, changed[0])] if changed and most is None else []
+def _item(record: Record, most: int | None, number: int) -> Item:
+    """The kinds of foils take turns."""
+    foil = record.foils[number % len(record.foils)]
+    changed = [b for a, b in zip(_split(foil.true), _split(foil.text), strict=False) if a != b]
     text = " ".join(_split(record.whole)[:most])
-    return Item(f"{record.key}.png", record.image, text, tuple(foils))
+    return Item(f"{record.key}.png", record.image, text, (foil.text, changed[0]) if most is None else None)
 
 
 def statements(scene: Scene, told: Told) -> dict[str, Callable[[Scene], bool]]:
@@ -202,7 +201,7 @@ def _sentences(index: Index, data: Data) -> dict[str, Said]:
             _take(said, "no match, true of the hit", (query, rank), hit, right)
     asked = [(i, item, item.text, set(_split(item.text))) for i, item in enumerate(data.inside)]
     _take_right(said, "right image, true", index, asked)
-    asked = [(i, item, text, {false}) for i, item in enumerate(data.inside) for text, false in item.foils]
+    asked = [(i, item, item.foil[0], {item.foil[1]}) for i, item in enumerate(data.inside) if item.foil]
     _take_right(said, "right image, false (foil)", index, asked)
     return said
 
