@@ -365,7 +365,7 @@ STARTING = [
 
 INDEX = [
     Fault("index/calibrate.py", "tests/test_index.py", "a null text sees its own picture",
-          "            seen[own] = -np.inf\n", ""),
+          "            seen[own[i : i + AT_ONCE]] = -np.inf\n", ""),
     Fault("index/calibrate.py", "tests/test_index.py", "p counts the null texts below, not above",
           "len(null) - np.searchsorted", "np.searchsorted"),
     Fault("index/calibrate.py", "tests/test_index.py", "no p counts the query itself",

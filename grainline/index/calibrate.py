@@ -48,6 +48,7 @@ SAME = 1e-5  # from 1: closer vectors are of one image; encoding it again moves 
 FEWEST = 16  # images that a mean and a std need
 TOP = 0.2  # share of the background that says what a sentence scores where it is shown
 RANKS = 10  # hits that users look at
+AT_ONCE = 512  # images whose null scores are looked at together
 NEAR = 300  # null texts that judge the sentences of a query
 ENOUGH = 20  # true sentences that a power is measured on, at least
 WEAK = 0.2  # of true sentences: a model that tells fewer judges none
@@ -207,14 +208,17 @@ def best_hits(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> Best:
 
     blocks  scores [K, Q] of some images, and [K, Q] bool, whose own image each is; rows count on
     """
-    best, row, start = np.array(-np.inf), np.array(-1), 0
+    best, row, start = np.empty(0), np.empty(0, dtype=np.int64), 0
     for score, own in blocks:
-        if len(score):
-            seen = score.astype(np.promote_types(score.dtype, np.float32))  # numpy is slow at float16
-            seen[own] = -np.inf
-            first = seen.argmax(0)
-            top = np.take_along_axis(seen, first[None], 0)[0].astype(np.float64)
-            best, row = np.maximum(best, top), np.where(top > best, first + start, row)
+        if not start:
+            best, row = np.full(score.shape[1], -np.inf), np.full(score.shape[1], -1)
+        for i in range(0, len(score), AT_ONCE):
+            # numpy is slow at float16, and slower at argmax than at max
+            seen = score[i : i + AT_ONCE].astype(np.promote_types(score.dtype, np.float32))
+            seen[own[i : i + AT_ONCE]] = -np.inf
+            top = seen.max(0)
+            better = np.flatnonzero(top > best)
+            best[better], row[better] = top[better], start + i + seen[:, better].argmax(0)
         start += len(score)
     return Best(best, row)
 

@@ -236,10 +236,8 @@ class Index:
                 "show one; build with --null DATA that has images with captions",
             )
         if power < WEAK:
-            return (
-                f"this model tells {100 * power:.0f} % of the sentences that are true of an image it found, "
-                "too few to judge any",
-            )
+            share = f"{100 * power:.0f} %" if power >= 0.005 else "hardly any"
+            return (f"this model tells {share} of the sentences that are true of an image: it judges none",)
         return ()
 
     @torch.no_grad()

@@ -31,7 +31,7 @@ class Sign(NamedTuple):
 
 VERDICTS = {
     "shows": Sign("shows it", "&#10003;", "good", "yes"),
-    "cannot tell": Sign("cannot tell", "?", "open", "open"),
+    "cannot tell": Sign("cannot tell", "?", "open", "maybe"),
     "does not": Sign("does not", "&#10007;", "bad", "no"),
 }
 
