@@ -262,7 +262,7 @@ def show(all_of: Sequence[Measured]) -> None:
     for name, parts in lines.items():
         values = np.concatenate(parts)
         if len(values):
-            by = " ".join(f"{(part <= 0.05).mean():.3f}" for part in parts)
+            by = " ".join(f"{(part <= 0.05).mean():.3f}" if len(part) else "-" for part in parts)
             alarms.add_row(name, *_shares(values), str(len(values)), by)
     said = Table(f"sentences in the first {SHOWN} hits", "number", *VERDICTS, "'shows' by rank and by seed")
     for group in dict.fromkeys(group for one in all_of for group in one.said):
