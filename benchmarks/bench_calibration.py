@@ -26,6 +26,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ from rich.table import Table
 
 from grainline.data.captions import sentences
 from grainline.data.record import Record
-from grainline.data.scenes import Scene, Told, words
+from grainline.data.scenes import Background, Scene, Told, words
 from grainline.data.scenes.phrases import matches, stated
 from grainline.data.scenes.world import holds
 from grainline.data.sources import open_source
@@ -127,26 +128,36 @@ def statements(scene: Scene, told: Told) -> dict[str, Callable[[Scene], bool]]:
         text = told.long[one.start : one.end]
         if one.kind == "object":
             facts = {name: getattr(scene.things[one.things[0]], name) for name in one.stated}
-            out[text] = lambda other, facts=facts: any(matches(thing, facts) for thing in other.things)
+            out[text] = partial(_has, facts)
         elif one.kind == "relation":
             said = {
                 m.thing: {name: getattr(scene.things[m.thing], name) for name in stated(m.pieces)}
                 for m in told.mentions
                 if one.start <= m.start < one.end
             }
-            pair = tuple(said.get(thing, {}) for thing in one.things)
-            out[text] = lambda other, pair=pair, how=one.relation: any(
-                i != j and matches(a, pair[0]) and matches(b, pair[1]) and holds(how, a, b)
-                for i, a in enumerate(other.things)
-                for j, b in enumerate(other.things)
-            )
+            a, b = (said.get(thing, {}) for thing in one.things)
+            out[text] = partial(_related, a, b, one.relation)
         else:
             numbers = {word: number for number, word in words.NUMBERS.items()}
             found = [numbers[word] for word in re.findall("[a-z]+", text.lower()) if word in numbers]
-            out[text] = lambda other, ground=scene.background, found=found: (
-                other.background == ground and found in ([], [len(other.things)])
-            )
+            out[text] = partial(_set_in, scene.background, found)
     return out
+
+
+def _has(facts: dict[str, str], other: Scene) -> bool:
+    return any(matches(thing, facts) for thing in other.things)
+
+
+def _related(first: dict[str, str], second: dict[str, str], how: str, other: Scene) -> bool:
+    return any(
+        a is not b and matches(a, first) and matches(b, second) and holds(how, a, b)
+        for a in other.things
+        for b in other.things
+    )
+
+
+def _set_in(ground: Background, numbers: list[int], other: Scene) -> bool:
+    return other.background == ground and numbers in ([], [len(other.things)])
 
 
 def divided(path: str, images: int, queries: int, seed: int, most: int | None) -> Data:
@@ -221,8 +232,9 @@ def _take(said: dict[str, Said], group: str, place: tuple[int, int], hit: Hit, w
     for one in hit.sentences:
         if one.text in wanted:
             into = said.setdefault(group, Said([], [], []))
-            for values, value in zip(into, (place[0], one.verdict, place[1]), strict=True):
-                values.append(value)  # type: ignore[arg-type]
+            into.query.append(place[0])
+            into.verdict.append(one.verdict)
+            into.rank.append(place[1])
 
 
 def _texts(hit: Hit) -> list[str]:
@@ -245,7 +257,8 @@ def interval(parts: Sequence[Said], verdict: str, resamples: int = 1000) -> tupl
     rng = np.random.default_rng(0)
     drawn_ones = rng.integers(0, len(top), (resamples, len(top)))
     shares = top[drawn_ones].sum(1) / all_of[drawn_ones].sum(1)
-    return float(top.sum() / all_of.sum()), *map(float, np.percentile(shares, (2.5, 97.5)))
+    low, high = np.percentile(shares, (2.5, 97.5))
+    return float(top.sum() / all_of.sum()), float(low), float(high)
 
 
 def show(all_of: Sequence[Measured]) -> None:
