@@ -147,6 +147,8 @@ def search(  # noqa: PLR0913 - each is an option of the command
         answers = opened.search([text] if text is not None else read_lines(str(queries)), k, options)
     for answer in answers:
         Console().print(table(answer))
+    if opened.validated:
+        print(opened.validated)
     if heat is not None:
         print(f"written: {amount(write_heat(heat, answers, opened), 'picture')} in {heat}")
     if json is not None:

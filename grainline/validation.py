@@ -34,7 +34,8 @@ class Measure:
     def __call__(self, method: Method) -> Validation:
         """The sum of recalls first, because it picks the best checkpoint."""
         result = self.run(method).result
-        return {metric.name: metric.value for metric in reversed(result.metrics)}, result.notes
+        metrics = {metric.name: metric.value for metric in reversed(result.metrics)}
+        return Validation(metrics, result.notes, result.data["pictures"])
 
     def run(self, method: Method) -> Measured:
         """Measure, and keep what was found."""

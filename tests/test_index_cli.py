@@ -40,7 +40,7 @@ def test_from_a_folder_of_pictures_to_answers(made: Path, tmp_path: Path, capsys
     said = json.loads(out.read_text())
     assert said["pictures"] == 18
     hit = said["answers"][0]["hits"][0]
-    assert set(hit) == {"path", "score", "chance", "sure", "sentences"}
+    assert set(hit) == {"path", "score", "p", "sure", "sentences"}
     assert [sentence["text"] for sentence in hit["sentences"]] == ["A red dog runs.", "The sand is red."]
     assert len(list(heat.iterdir())) == 4
     assert "A red dog runs." in capsys.readouterr().out

@@ -34,7 +34,9 @@ from grainline.evaluate.probes import probe_scores
 from grainline.evaluate.ranking import probes_suite
 from grainline.evaluate.report import seen, write_html
 from grainline.evaluate.suite import Options, retrieval_suite
+from grainline.evaluate.validated import validated
 from grainline.evaluate.zeroshot import with_classes, zeroshot_suite
+from grainline.train.log import read_log
 from grainline.train.report import curves
 from grainline.viz.page import Gone
 
@@ -350,6 +352,17 @@ def test_training_leaves_a_page_about_loss_validation_data_and_settings(run: Pat
     assert sum(tag == "figure" for tag, _ in page.tags) == 7
 
 
+def test_pages_say_at_which_rank_the_model_of_a_run_finds_right_images(run: Path, tmp_path: Path) -> None:
+    last = [line for line in read_log(run / "run") if line["kind"] == "validation"][-1]
+    assert last["images"] == 6
+    said = f"at rank {last['metrics']['text to image median rank']:g} of 6 (median)."
+    assert said in validated(str(run / "run"))
+    page = tmp_path / "page.html"
+    data = ("--data", "scenes:dev?count=8")
+    assert call("evaluate", run / "run", *data, "--html", page) == 0
+    assert said in Page(page.read_text()).words
+
+
 def test_a_resumed_run_writes_its_page_again_with_its_validation(run: Path) -> None:
     page = run / "run" / "report.html"
     before = Page(page.read_text())
@@ -445,11 +458,12 @@ def test_search_writes_every_hit_with_every_sentence_and_its_heat(made: Path) ->
     places = [part for hit in answer["hits"] for part in hit["sentences"]]
     for alt, sentence in zip(maps, places, strict=True):
         assert f"'{sentence['text']}'" in alt
-        assert alt.endswith(", supported" if sentence["supported"] else ", not supported")
-        assert f"score {sentence['score']:.3f}, chance {sentence['chance']:.3f}" in found.words
-    lacking = [sum(not part["supported"] for part in hit["sentences"]) for hit in answer["hits"]]
-    for number in lacking:
-        assert not number or f"{number} of 3 sentences not supported" in found.words
+        said = {"shows": "shows it", "cannot tell": "cannot tell", "does not": "does not"}
+        assert alt.endswith(f", {said[sentence['verdict']]}")
+        assert f"score {sentence['score']:.3f}, p {sentence['p']:.3f}" in found.words
+    for hit in answer["hits"]:
+        number = sum(part["verdict"] == "shows" for part in hit["sentences"])
+        assert f"shows {number} of 3 sentences" in found.words
     assert ("Sure match" if answer["sure"] else "No sure match") in found.words
     assert all(note in found.words for note in answer["notes"])
     assert "file:" not in page.read_text()

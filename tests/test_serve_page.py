@@ -180,8 +180,9 @@ def test_a_description_finds_pictures_with_every_sentence_judged(site: Site) -> 
         for line, sentence in zip(
             card.find_elements(By.CSS_SELECTOR, ".sentences li"), hit["sentences"], strict=True
         ):
-            assert line.text.startswith("✓" if sentence["supported"] else "✗")
-            assert ("not shown" in line.text) != sentence["supported"]
+            verdict = sentence["verdict"]
+            assert line.text.startswith({"shows": "✓", "cannot tell": "?", "does not": "✗"}[verdict])
+            assert verdict in line.text
     image = site.one(".hit img")
     site.wait(lambda: site.script("return arguments[0].naturalWidth", image))
     assert site.driver.current_url == f"{site.url}/#q={quote(QUERY)}"

@@ -248,7 +248,7 @@ def measured(method: Method) -> Validation:
     images, texts = batch(8)
     seen = method.encode_images(images)
     read = [method.encode_texts(rows(texts, slice(i, i + 4))) for i in range(0, 16, 4)]
-    return {"sum": sum(float(method.score(seen, part).sum()) for part in read)}, ()
+    return Validation({"sum": sum(float(method.score(seen, part).sum()) for part in read)})
 
 
 # What must come of it

@@ -50,6 +50,7 @@ from grainline.evaluate.stability import SSI, STABILITY
 from grainline.evaluate.subtexts import EACH, HALVES, THIRDS
 from grainline.evaluate.tokened import by_position, captions
 from grainline.evaluate.transfer import TRANSFER
+from grainline.evaluate.validated import validated
 from grainline.evaluate.zeroshot import KEPT, PER_CLASS
 from grainline.viz.alike import likened
 from grainline.viz.classes import classified, confusions
@@ -76,7 +77,9 @@ def write_html(path: str | Path, on: Measured) -> None:
     name = {FG_OVD: "FG-OVD", COLA: "COLA"}.get(on.result.suite, on.result.suite.capitalize())
     title = f"{name} of {on.result.settings['model']}"
     about = f"Measured on {on.result.data['path']} at {on.result.time}."
-    write_page(path, render_page(title, summary(headline(on.result)), sections, [about]))
+    said = validated(on.result.settings["model"])
+    lead = summary(headline(on.result)) + (hint(said) if said else "")
+    write_page(path, render_page(title, lead, sections, [about]))
 
 
 def headline(result: Result) -> dict[str, str]:

@@ -1,23 +1,25 @@
 """What a search says, as plain tuples and as JSON."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 LEVEL = 0.05  # of the queries that have no match, this share may be called sure
-SUPPORT = 0.2  # of the sentences that do not speak of a picture, this share may be called supported
+SUPPORT = 0.05  # of the sentences that hits do not show, this share may be said to be shown
+LACK = 0.05  # of the sentences that right images do show, this share may be said not to be shown
+
+Verdict = Literal["shows", "cannot tell", "does not"]
+"""Whether an image shows a sentence."""
 
 
 class Sentence(NamedTuple):
-    """One sentence of the query, in the picture that was found."""
+    """One sentence of the query, in the image that was found."""
 
     text: str
     score: float
-    chance: (
-        float  # share of sentences about other pictures that score at least as high, each at its own level
-    )
-    supported: bool  # chance <= Options.support: no part of the picture shows it otherwise
+    p: float  # share of sentences about other images that do as well in the best hits of their texts
+    verdict: Verdict
     heat: Tensor | None = None  # [size, size], where it shows in the square that the model sees
 
 
@@ -26,8 +28,8 @@ class Hit(NamedTuple):
 
     path: str  # below the folder of pictures
     score: float  # of the method, higher is closer
-    chance: float  # share of queries without a match whose best score is at least as high
-    sure: bool  # chance <= Options.level
+    p: float  # share of queries without a match whose best score is at least as high
+    sure: bool  # p <= Options.level
     sentences: tuple[Sentence, ...] = ()
 
 
@@ -50,6 +52,7 @@ class Options(NamedTuple):
     shortlist: int | None = 200  # candidates by vector that are scored exactly; None: all pictures
     level: float = LEVEL
     support: float = SUPPORT
+    lack: float = LACK
     sentences: bool = True  # score each sentence of the query in each hit
     heat: bool = False  # with sentences: where each of them shows; reads the picture files
 
@@ -58,7 +61,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
     """An answer as what JSON can hold, without heat.
 
     >>> as_json(Answer("a dog", (Hit("a.jpg", 0.5, 0.25, False),)))["hits"]
-    [{'path': 'a.jpg', 'score': 0.5, 'chance': 0.25, 'sure': False, 'sentences': []}]
+    [{'path': 'a.jpg', 'score': 0.5, 'p': 0.25, 'sure': False, 'sentences': []}]
     """
     hits = [
         {**hit._asdict(), "sentences": [_without_heat(sentence) for sentence in hit.sentences]}
@@ -67,9 +70,22 @@ def as_json(answer: Answer) -> dict[str, Any]:
     return {"query": answer.query, "sure": answer.sure, "hits": hits, "notes": list(answer.notes)}
 
 
-def unsupported(hit: Hit) -> Sequence[str]:
-    """The sentences of the query that the picture does not show."""
-    return [sentence.text for sentence in hit.sentences if not sentence.supported]
+def judged(hit: Hit, verdict: Verdict) -> Sequence[str]:
+    """The sentences of the query with this verdict."""
+    return [sentence.text for sentence in hit.sentences if sentence.verdict == verdict]
+
+
+def verdict_of(p: float, lacking: float, options: Options = Options()) -> Verdict:  # noqa: B008
+    """What is said of a sentence.
+
+    lacking  share of true sentences that score so low
+
+    >>> verdict_of(0.04, 0.9), verdict_of(0.5, 0.9), verdict_of(0.5, 0.03)
+    ('shows', 'cannot tell', 'does not')
+    """
+    if p <= options.support:
+        return "shows"
+    return "does not" if lacking <= options.lack else "cannot tell"
 
 
 def _without_heat(sentence: Sentence) -> dict[str, Any]:

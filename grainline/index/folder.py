@@ -9,11 +9,12 @@
         tokens.npy, mask.npy [R, L, D] float16 and [R, L] bool, for methods whose score needs tokens: as they
                              hold pictures for it (`Method.held`), such as keys and values, [R, L, 2 D]
         null.npy             [R, Q] float16, scores with the texts of the null distribution
-        asides.npy           [R, P] float16, scores with its single sentences
-        state.json           size and sha256 of each of these, and of itself; "pages": the crc32 of every page
+        asides.npy           [R, Q] float16, scores with a sentence of each of them
+        spans.npy            [R, Q] float16, scores with a few sentences of each of them
+        state.json           size and sha256 of each of these, and of itself; "pages": the crc32 of each page
                              of the arrays (pages.py)
       nulls/00000000/        texts.json: the texts of the null distribution; state.json
-        null-vector.npy ...  the texts, and as asides-... the sentences, encoded
+        null-vector.npy ...  the texts, and as asides-... and spans-... their sentences, encoded
       near/00000001/         an inverted file for many pictures, derived from the segments (inverted.py)
       lock                   held by the process that writes; the system frees it when that process ends
 
@@ -52,7 +53,7 @@ from grainline.files import (
 )
 from grainline.lock import LOCK
 
-VERSION = 3
+VERSION = 4
 NPY = ".npy"  # the arrays, checked page by page; all other files are read and checked whole
 MANIFEST, SEGMENTS, NULLS, NEAR = "manifest.json", "segments", "nulls", "near"
 OURS = (MANIFEST, SEGMENTS, NULLS, NEAR, LOCK)

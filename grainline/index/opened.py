@@ -4,6 +4,7 @@ A reader takes no lock. Segments never change, and one that a writer clears away
 mapped. Only between reading the manifest and mapping the files can one vanish; then both are read again.
 """
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -11,13 +12,27 @@ import numpy as np
 import torch
 
 from grainline.files import Corrupt
+from grainline.index.calibrate import (
+    SAME,
+    Best,
+    Calibration,
+    Known,
+    Own,
+    Standard,
+    background,
+    best_hits,
+    owned,
+    shown,
+    standard,
+)
 from grainline.index.folder import NULLS, SEGMENTS, Manifest, corrupt, read_manifest
-from grainline.index.null import SAME, NullTexts, background, best_scores, owned, read_null, shown, standard
+from grainline.index.null import NullTexts, read_null
 from grainline.index.scan import Exact
 from grainline.index.segment import (
     ASIDES,
     MASK,
     NULL,
+    SPANNED,
     TOKENS,
     VECTORS,
     Row,
@@ -46,6 +61,7 @@ class Opened:
         self.rows: list[Row] = [self.segments[i].rows[row] for i, row in self.where.tolist()]
         self.hashes = [row.sha256 for row in self.rows]
         self.numbers = {row.path: i for i, row in enumerate(self.rows)}
+        self._best: dict[str, Best] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -78,12 +94,12 @@ class Opened:
     @cached_property
     def null_texts(self) -> np.ndarray:
         """Standardised best scores of the null texts, sorted: [Q]"""
-        return self._null(NULL, self.null.owners)
+        return np.sort(self._standard(NULL).apply(self._hits(NULL).score))
 
     @cached_property
     def null_sentences(self) -> np.ndarray:
         """The same of single sentences, for queries of one sentence: [P]"""
-        return self._null(ASIDES, self.null.aside_owners)
+        return np.sort(self._standard(ASIDES).apply(self._hits(ASIDES).score))
 
     @cached_property
     def null_images(self) -> np.ndarray:
@@ -102,23 +118,52 @@ class Opened:
         return np.sort(best)
 
     @cached_property
-    def support(self) -> np.ndarray:
-        """Scores of null sentences in background pictures that they do not speak of, sorted: [P * B]
-
-        Each relative to what its sentence scores where it is shown.
-        """
+    def calibration(self) -> Calibration:
+        """What judges the sentences of a query in its hits."""
         score = self.take(ASIDES, self.ground).astype(np.float64)
-        own = owned([self.hashes[row] for row in self.ground], self.null.aside_owners)
-        return np.sort((score - shown(score, ~own))[~own])
-
-    def _null(self, name: str, owners: tuple[str, ...]) -> np.ndarray:
-        blocks = (
-            (segment.arrays[name][live], [segment.rows[i].sha256 for i in np.flatnonzero(live)])
-            for segment, live in zip(self.segments, self.live, strict=True)
+        level = shown(score, ~self._own_ground)
+        pool = np.sort((score - level)[~self._own_ground])
+        hits = [self._hits(name) for name in (NULL, SPANNED)]
+        of = [self._standard(name) for name in (NULL, SPANNED)]
+        place = np.arange(len(level))
+        tested = [self.take(ASIDES, one.row)[place, place] - level for one in hits]
+        known = Known(
+            np.array([*self.null.counts, *self.null.span_counts]),
+            np.concatenate([one.apply(hit.score) for one, hit in zip(of, hits, strict=True)]),
+            Standard(*map(np.concatenate, zip(*of, strict=True))),
+            np.concatenate(tested),
+            pool,
         )
-        best = best_scores((score, owned(hashes, owners)) for score, hashes in blocks)
-        own = owned([self.hashes[row] for row in self.ground], owners)
-        return np.sort(standard(self.take(name, self.ground), ~own).apply(best[None])[0])
+        return Calibration(known, self._own(level))
+
+    def _own(self, level: np.ndarray) -> Own:
+        """The null texts with images of their own, as if these stood in the index. level: [Q] of asides"""
+        which = np.array([i for i, one in enumerate(self.null.own) if one is not None], dtype=np.int64)
+        score, tested = np.array([self.null.own[i] for i in which], dtype=np.float64).reshape(-1, 2).T
+        rank = np.zeros(len(which), dtype=np.int64)
+        for block, own in self._blocks(NULL):
+            rank += ((block[:, which] > score) & ~own[:, which]).sum(0)
+        return Own(which, rank, score, tested - level[which])
+
+    @cached_property
+    def _own_ground(self) -> np.ndarray:
+        """Which image of the background a null text describes: [B, Q] bool"""
+        return owned([self.hashes[row] for row in self.ground], self.null.owners)
+
+    def _standard(self, name: str) -> Standard:
+        return standard(self.take(name, self.ground), ~self._own_ground)
+
+    def _hits(self, name: str) -> Best:
+        """The best hits of the null texts, without their own images."""
+        if name not in self._best:
+            self._best[name] = best_hits(self._blocks(name))
+        return self._best[name]
+
+    def _blocks(self, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Segment by segment what null texts score, and whether with their own image: [R, Q] both"""
+        for segment, live in zip(self.segments, self.live, strict=True):
+            hashes = [segment.rows[i].sha256 for i in np.flatnonzero(live)]
+            yield segment.arrays[name][live], owned(hashes, self.null.owners)
 
 
 def read_parts(

@@ -42,7 +42,8 @@ def write_html(
     ]
     manifest = index.opened.manifest
     foot = [f"Index: {index.opened.folder}", f"Pictures: {manifest.root}", f"Model: {manifest.model.path}"]
-    lead = summary(_headline(answers, index)) + "".join(map(hint, _reading(options, pictures)))
+    said = [index.validated] if index.validated else []
+    lead = summary(_headline(answers, index)) + "".join(map(hint, [*said, *_reading(options, pictures)]))
     if len(shown) < len(answers):
         lead += hint(f"The first {len(shown)} of {len(answers)} queries; all are in the file of --json.")
     title = f"Search in {Path(manifest.root).name}"
@@ -59,36 +60,39 @@ def _headline(answers: Sequence[Answer], index: Index) -> dict[str, str]:
 
 
 def _reading(options: Options, pictures: bool) -> list[str]:
-    chance = "queries without a match whose best picture scores as high"
+    share = "queries without a match whose best picture scores as high"
     if pictures:
-        chance = "pictures of the index that have another one as near"
+        share = "pictures of the index that have another one as near"
     out = [
-        f"Score: higher is closer. Chance: the share of {chance}; a hit is sure at {options.level:g} or "
+        f"Score: higher is closer. p: the share of {share}; a hit is sure at {options.level:g} or "
         "below. Pictures are shown as the model sees them: a square from their middle."
     ]
     if not pictures:
         out.append(
-            "A sentence is supported where its own chance, among sentences that speak of other pictures, is "
-            f"{options.support:g} or below. Heat is orange where the image shows more of the sentence "
-            "than of the null sentences of the index, blue where less; 1 is what one of five of these "
-            "reaches, and less than that has no colour."
+            f"An image shows a sentence where its p is {options.support:g} or below: so few sentences that "
+            "speak of other images do as well in the best hits of their texts. It does not where at most "
+            f"{100 * options.lack:g} % of true sentences score as low. Otherwise the model cannot tell."
+        )
+        out.append(
+            "Heat is orange where the image shows more of the sentence than of the null sentences of the"
+            " index, blue where less; 1 is what one of five of these reaches, and less has no colour."
         )
     return out
 
 
 def _found(index: Index, hit: Hit) -> Found:
-    told = [Told(one.text, one.score, one.chance, one.supported) for one in hit.sentences]
+    told = [Told(one.text, one.score, one.p, one.verdict) for one in hit.sentences]
     try:
         data = index.read(hit.path)
     except Damaged as error:
         why = f"{error}; it is not shown, and `grainline index refresh` brings the index up to date"
-        return Found(hit.path, hit.score, hit.chance, hit.sure, Look(Gone(why), "", told))
+        return Found(hit.path, hit.score, hit.p, hit.sure, Look(Gone(why), "", told))
     heat = None
     if told and index.model.method.placed:
         row = index.opened.numbers[hit.path]
         heat = index.heat([(row, [one.text for one in told])])[0].numpy()
     seen = Look(index.model.seen(data), hit.path, told, heat, contrast=True)
-    return Found(hit.path, hit.score, hit.chance, hit.sure, seen)
+    return Found(hit.path, hit.score, hit.p, hit.sure, seen)
 
 
 def _query(index: Index, path: str) -> Image.Image | Gone:

@@ -16,11 +16,13 @@ from grainline.data.captions import sentences
 from grainline.data.descriptions import Described
 from grainline.data.record import Damaged
 from grainline.errors import UserError
-from grainline.index.answer import Answer, Hit, Options, Sentence
+from grainline.evaluate.validated import validated
+from grainline.index.answer import Answer, Hit, Options, Sentence, Verdict, verdict_of
+from grainline.index.calibrate import FEWEST, WEAK, Standard, p_value, shown, standard
 from grainline.index.inverted import nearest
 from grainline.index.mark import model_of
 from grainline.index.nearest import Nearest
-from grainline.index.null import DRAWN, FEWEST, chance, shown, standard
+from grainline.index.null import DRAWN
 from grainline.index.opened import Opened
 from grainline.index.pictures import unchanged
 from grainline.index.segment import VECTORS
@@ -37,9 +39,15 @@ DEFAULT = Options()
 class Index:
     """An opened index with its model. It shows what was there when it was opened."""
 
-    def __init__(self, opened: Opened, model: Model, finder: Nearest | None = None) -> None:
-        """finder  what finds candidates; chosen by the number of pictures if None"""
+    def __init__(
+        self, opened: Opened, model: Model, finder: Nearest | None = None, path: str | None = None
+    ) -> None:
+        """
+        finder  what finds candidates; chosen by the number of pictures if None
+        path    where the model lies; where it lay when the index was built if None
+        """
         self.opened, self.model = opened, model
+        self.path = opened.manifest.model.path if path is None else path
         self.root = Path(opened.manifest.root)
         self._finder = finder
 
@@ -49,6 +57,11 @@ class Index:
     def use(self, finder: Nearest) -> None:
         """Let something else find candidates from now on."""
         self._finder = finder
+
+    @cached_property
+    def validated(self) -> str:
+        """At which rank the model finds right images on the validation data of its run; "" if unknown."""
+        return validated(self.path) if self.path else ""
 
     @property
     def finder(self) -> Nearest:
@@ -70,8 +83,8 @@ class Index:
             null = self.opened.null_texts if len(told[i]) > 1 else self.opened.null_sentences
             answers.append(self._hits(found, score, ground[:, i], null, k, options))
         if options.sentences or options.heat:
-            answers = self._with_sentences(answers, told, options)
-        notes = self.notes()
+            answers = self._with_sentences(answers, told, standard(ground), options)
+        notes = self.notes() + (self._about_sentences(options) if options.sentences else ())
         return [
             Answer(text, tuple(hits), notes + _own_notes(hits, cut))
             for text, hits, cut in zip(texts, answers, self._cut(texts), strict=True)
@@ -149,39 +162,85 @@ class Index:
         value = score[order]
         if ground is not None:
             value = standard(ground[:, None]).apply(value[:, None])[:, 0]
-        chances = chance(null, value)
+        shares = p_value(null, value)
         return [
             Hit(self.opened.rows[found[i]].path, float(score[i]), float(share), bool(share <= options.level))
-            for i, share in zip(order, chances, strict=True)
+            for i, share in zip(order, shares, strict=True)
         ]
 
     def _with_sentences(
-        self, answers: list[list[Hit]], told: list[list[str]], options: Options
+        self, answers: list[list[Hit]], told: list[list[str]], of: Standard, options: Options
     ) -> list[list[Hit]]:
-        """Each sentence of each query judged in each of its hits; the model reads all of them at once."""
+        """Each sentence of each query judged in each of its hits; the model reads all of them at once.
+
+        of  mean and std of the scores of each query over the background
+        """
         distinct = list(dict.fromkeys(text for texts in told for text in texts))
         at = {text: i for i, text in enumerate(distinct)}
         encoded = self.model.encode(texts=distinct)
-        usual = shown(self._score(self.opened.ground, encoded))  # [T]
+        levels = shown(self._score(self.opened.ground, encoded))  # [T]
         out = []
-        for hits, texts in zip(answers, told, strict=True):
+        for i, (hits, texts) in enumerate(zip(answers, told, strict=True)):
             if not hits:
                 out.append(hits)
                 continue
             found = np.array([self.opened.numbers[hit.path] for hit in hits])
             own = [at[text] for text in texts]
             score = self._score(found, rows(encoded, torch.tensor(own)))  # [K, S]
-            shares = chance(self.opened.support, score - usual[own])
+            mine = Standard(of.mean[i : i + 1], of.spread[i : i + 1])
+            verdicts = self._judge(hits, score, score - levels[own], mine, options)
             heat: list[Any] = [[None] * len(texts)] * len(hits)
             if options.heat:
                 heat = [list(x) for x in self.heat([(row, texts) for row in found.tolist()])]
             out.append(
                 [
-                    hit._replace(sentences=_judged(texts, score[i], shares[i], heat[i], options))
-                    for i, hit in enumerate(hits)
+                    hit._replace(
+                        sentences=tuple(map(Sentence, texts, score[j].tolist(), *verdicts[j], heat[j]))
+                    )
+                    for j, hit in enumerate(hits)
                 ]
             )
         return out
+
+    def _judge(
+        self, hits: list[Hit], score: np.ndarray, tested: np.ndarray, of: Standard, options: Options
+    ) -> list[tuple[list[float], list[Verdict]]]:
+        """p and verdict of each sentence in each hit of a query. tested [K, S], scores minus levels"""
+        count = score.shape[1]
+        if len(self) < FEWEST:
+            p = np.ones(score.shape)
+        elif count == 1:  # the sentence is the query
+            p = np.array([[hit.p] for hit in hits])
+        else:
+            best = np.array([hit.score for hit in hits])
+            p = self.opened.calibration.p(count, best, of, tested)
+        power = self._power(options)
+        if power is not None and power < WEAK:
+            return [(row.tolist(), ["cannot tell"] * count) for row in p]
+        lacking = np.ones(p.shape) if power is None else self.opened.calibration.lacking(tested)
+        return [
+            (row.tolist(), [verdict_of(x, low, options) for x, low in zip(row, lows, strict=True)])
+            for row, lows in zip(p, lacking, strict=True)
+        ]
+
+    def _power(self, options: Options) -> float | None:
+        """Of true sentences the share that is said to be shown; None where nothing says it."""
+        return 0.0 if len(self) < FEWEST else self.opened.calibration.power(options.support)
+
+    def _about_sentences(self, options: Options) -> tuple[str, ...]:
+        """What weakens the verdicts on sentences."""
+        power = self._power(options)
+        if len(self) < FEWEST:
+            return ()  # which is said already
+        if power is None:
+            return (
+                "nothing says how well this model tells sentences, so it never says that an image does not "
+                "show one; build with --null DATA that has images with captions",
+            )
+        if power < WEAK:
+            share = f"{100 * power:.0f} %" if power >= 0.005 else "hardly any"
+            return (f"this model tells {share} of the sentences that are true of an image: it judges none",)
+        return ()
 
     @torch.no_grad()
     def heat(
@@ -257,14 +316,6 @@ class Index:
             raise UserError(f"k is {k}; it must be 1 at least")
 
 
-def _judged(
-    texts: Sequence[str], score: np.ndarray, shares: np.ndarray, heat: Sequence[Any], options: Options
-) -> tuple[Sentence, ...]:
-    """score, shares [S] of the sentences of a query in one picture"""
-    judged = zip(texts, score.tolist(), shares.tolist(), heat, strict=True)
-    return tuple(Sentence(text, x, p, p <= options.support, shown) for text, x, p, shown in judged)
-
-
 def _own_notes(hits: Sequence[Hit], cut: bool) -> tuple[str, ...]:
     """What weakens one answer."""
     notes = ["the text was longer than the model reads, and cut"] if cut else []
@@ -283,7 +334,8 @@ def open_index(
     model   what it was made with, or its folder; the folder that it was built with if None
     """
     opened = Opened(Path(folder))
-    return Index(opened, model_of(Path(folder), opened.manifest, model, device), finder)
+    path = model if isinstance(model, str) else None
+    return Index(opened, model_of(Path(folder), opened.manifest, model, device), finder, path)
 
 
 def check(folder: str | Path) -> int:

@@ -15,7 +15,7 @@ from grainline.files import STATE, Corrupt, check_files, read_sealed, sync
 from grainline.index.folder import NPY, Part, inside, new_part, seal_of
 from grainline.index.pages import Column
 
-VECTORS, TOKENS, MASK, NULL, ASIDES = "vectors", "tokens", "mask", "null", "asides"
+VECTORS, TOKENS, MASK, NULL, ASIDES, SPANNED = "vectors", "tokens", "mask", "null", "asides", "spans"
 ROWS = "rows.jsonl"
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from grainline import __version__
 from grainline.errors import UserError, plain
 from grainline.files import WRITE_ERRORS, reason, write_text
-from grainline.index.answer import Answer, as_json, unsupported
+from grainline.index.answer import Answer, as_json, judged
 from grainline.index.search import Index
 from grainline.viz.heat import FLOOR, FULL
 from grainline.viz.overlay import overlay
@@ -20,25 +20,29 @@ FORMAT = 1
 
 
 def table(answer: Answer) -> Table:
-    """The hits of one query. Sentences that a picture does not show are named."""
+    """The hits of one query: how many of its sentences an image shows, and which it does not show."""
     sure = "" if answer.sure else " - no sure match"
     out = Table(
         title=escape(plain(short(answer.query, 90)) + sure),
         caption=escape("\n".join(answer.notes)) or None,
         caption_justify="left",
     )
-    for column in ("picture", "score", "chance", "sure"):
+    for column in ("picture", "score", "p", "sure"):
         out.add_column(column, overflow="fold")
-    out.add_column("not supported", overflow="fold")
+    for column in ("shows", "cannot tell", "does not"):
+        out.add_column(column, overflow="fold")
     for hit in answer.hits:
-        missing = unsupported(hit)
-        told = f"{len(missing)} of {len(hit.sentences)}: {short('; '.join(missing), 80)}" if missing else ""
+        open_, missing = len(judged(hit, "cannot tell")), judged(hit, "does not")
+        lacks = f"{len(missing)}: {short('; '.join(missing), 60)}" if missing else ""
+        shows = f"{len(judged(hit, 'shows'))} of {len(hit.sentences)}" if hit.sentences else ""
         out.add_row(
             escape(plain(hit.path)),
             f"{hit.score:.3f}",
-            f"{hit.chance:.3f}",
+            f"{hit.p:.3f}",
             "yes" if hit.sure else "no",
-            escape(plain(told)),
+            shows,
+            str(open_ or ""),
+            escape(plain(lacks)),
         )
     return out
 
@@ -53,6 +57,7 @@ def write_json(path: Path, answers: Sequence[Answer], index: Index) -> None:
         "images": manifest.root,
         "pictures": len(index),
         "model": manifest.model._asdict(),
+        "validated": index.validated,
         "null": index.opened.null.source,
         "answers": [as_json(answer) for answer in answers],
     }

@@ -22,7 +22,7 @@ from grainline.index.folder import (
     write_manifest,
 )
 from grainline.index.mark import mark_of, model_of
-from grainline.index.null import encode_null, gather_texts, write_null
+from grainline.index.null import encode_null, gather_texts, with_own, write_null
 from grainline.index.pictures import chosen, covered, pictures_below, relative, root_of
 from grainline.index.walk import Progress, Report, Walk
 from grainline.index.writer import CHUNK, Change, Writer
@@ -135,6 +135,7 @@ def _begin(folder: Path, model: Model, mark: ModelMark, root: str, null: str | N
     """An index without pictures."""
     texts = gather_texts(null)
     encoded = encode_null(model, texts)
+    texts = with_own(model, texts, encoded)
     try:
         part = write_null(folder / NULLS / f"{0:08d}", texts, encoded)
         write_manifest(folder, Manifest(mark, root, part))

@@ -50,8 +50,12 @@ from grainline.types import Clock, to
 IMAGE = "towers.image."  # where the parameters of every method's image encoder stand
 
 
-Validation = tuple[dict[str, float], tuple[str, ...]]
-"""Metrics, the first of which picks the best checkpoint; and what a reader of them has to know."""
+class Validation(NamedTuple):
+    """What was measured while training."""
+
+    metrics: dict[str, float]  # the first one picks the best checkpoint
+    notes: tuple[str, ...] = ()  # what a reader of them has to know
+    images: int | None = None  # among so many; None: not counted
 
 
 class Run(NamedTuple):
@@ -284,7 +288,7 @@ class _Training:
         ):
             if self.log is not None:
                 assert self.job.validate is not None
-                metrics, notes = self.job.validate(method.eval())
+                metrics, notes, images = self.job.validate(method.eval())
                 train_mode(self.method)
                 value = next(iter(metrics.values()))
                 if self.best is None or value > self.best:
@@ -292,7 +296,7 @@ class _Training:
                     better += 1
                 said = f"validation at step {self.made}: {next(iter(metrics))} {value:.4g}"
                 text = "; ".join([f"{said}, the best so far" if better else said, *notes])
-                self.log.note(text, self.made, self._epoch(), kind="validation", metrics=metrics)
+                self.log.note(text, self.made, self._epoch(), "validation", metrics=metrics, images=images)
         self.looked = self.made, time.monotonic()
         return bool(most(better))
 

@@ -17,7 +17,7 @@ class Found(NamedTuple):
 
     path: str  # below the folder of pictures
     score: float
-    chance: float
+    p: float
     sure: bool
     look: Look  # the picture with the sentences of the query
 
@@ -50,21 +50,20 @@ def answered(one: Answered, number: int) -> Section:
 def _why(one: Answered) -> str:
     if not one.found:
         return "Nothing was found."
-    share = f"{100 * one.found[0].chance:.1f} %"
-    chance = f"Of queries without a match, {share} score as high."
+    share = f"{100 * one.found[0].p:.1f} %"
+    said = f"Of queries without a match, {share} score as high."
     if one.picture is not None:
-        chance = f"Of the pictures of the index, {share} have another one as near."
-    return chance if one.sure else f"{chance} The pictures below are the nearest, not matches."
+        said = f"Of the pictures of the index, {share} have another one as near."
+    return said if one.sure else f"{said} The pictures below are the nearest, not matches."
 
 
 def _found(hit: Found, place: int, name: str) -> str:
     said = _sign(hit.sure, "sure" if hit.sure else "not sure")
-    missing = sum(told.supported is False for told in hit.look.told)
-    count = len(hit.look.told)
-    lack = f", {missing} of {count} sentences not supported" if missing else ""
+    verdicts = [told.verdict for told in hit.look.told]
+    shows = f", shows {verdicts.count('shows')} of {len(verdicts)} sentences" if verdicts else ""
     return (
         f'<article class="card"><h3>{place}. {escape(hit.path)}</h3>'
-        f'<p class="score">score {hit.score:.3f}, chance {hit.chance:.3f}, {said}{lack}</p>'
+        f'<p class="score">score {hit.score:.3f}, p {hit.p:.3f}, {said}{shows}</p>'
         f"{look(hit.look, name)}</article>"
     )
 

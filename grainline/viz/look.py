@@ -20,13 +20,29 @@ from grainline.viz.page import Gone, hint, img
 LEAST = 224  # pixels of the longer side of a picture in which a box or outline is drawn
 
 
+class Sign(NamedTuple):
+    """How a verdict looks."""
+
+    said: str
+    sign: str
+    kind: str  # class of the words
+    item: str  # class of the line
+
+
+VERDICTS = {
+    "shows": Sign("shows it", "&#10003;", "good", "yes"),
+    "cannot tell": Sign("cannot tell", "?", "open", "maybe"),
+    "does not": Sign("does not", "&#10007;", "bad", "no"),
+}
+
+
 class Told(NamedTuple):
     """A sentence, or a phrase, judged in a picture."""
 
     text: str
     score: float
-    chance: float | None = None  # of the sentence, where it is known
-    supported: bool | None = None  # None: not judged
+    p: float | None = None  # of the sentence, where it is known
+    verdict: str = ""  # "shows", "cannot tell" or "does not"; "": not judged
     role: str = ""  # what the text is, where several are compared
     other: str = ""  # the text it is compared with: words that this one lacks are marked
     phrases: Sequence["Told"] = ()  # in the sentence, in its order; they have text and score alone
@@ -148,8 +164,8 @@ def _choice(told: Told, shown: str, key: str, name: str) -> str:
 
 
 def _map(one: Look, told: Told, heat: np.ndarray, limit: float) -> str:
-    judged = {None: "", True: ", supported", False: ", not supported"}[told.supported]
-    alt = f"heat of '{told.text}': {place(heat, one.floor)}{judged}"
+    said = f", {VERDICTS[told.verdict].said}" if told.verdict else ""
+    alt = f"heat of '{told.text}': {place(heat, one.floor)}{said}"
     return img(one.map(heat, limit), alt, "over")
 
 
@@ -161,19 +177,18 @@ def _flat(one: Look, heat: np.ndarray) -> str:
 def _said(told: Told) -> str:
     numbers = [f"{told.role}, " * bool(told.role) + f"score {told.score:.3f}"]
     text = marked(told.text, told.other)[0] if told.other else escape(told.text)
-    if told.chance is not None:
-        numbers.append(f"chance {told.chance:.3f}")
+    if told.p is not None:
+        numbers.append(f"p {told.p:.3f}")
     return f'<span>{text}</span> <span class="verdict">{verdict(told)}{", ".join(numbers)}</span>'
 
 
 def verdict(told: Told) -> str:
-    """Whether the picture supports the sentence, in words and with a sign."""
-    if told.supported is None:
+    """Whether the image shows the sentence, in words and with a sign."""
+    if not told.verdict:
         return ""
-    if told.supported:
-        return '<b class="good"><span aria-hidden="true">&#10003;</span> supported</b> '
-    return '<b class="bad"><span aria-hidden="true">&#10007;</span> not supported</b> '
+    one = VERDICTS[told.verdict]
+    return f'<b class="{one.kind}"><span aria-hidden="true">{one.sign}</span> {one.said}</b> '
 
 
 def _kind(told: Told) -> str:
-    return {None: "", True: "yes", False: "no"}[told.supported]
+    return VERDICTS[told.verdict].item if told.verdict else ""

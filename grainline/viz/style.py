@@ -46,6 +46,7 @@ figure { margin: 0; }
 img { display: block; max-width: 100%; border-radius: .25rem; }
 .good { color: var(--good); }
 .bad { color: var(--bad); }
+.open { color: var(--soft); }
 """
 
 TABLES = """
@@ -122,6 +123,7 @@ LOOK = """
 .look li { border-left: 4px solid var(--line); padding: .2rem 0 .3rem .6rem; margin: 0 0 .35rem; }
 .look li.yes { border-left-color: var(--good); }
 .look li.no { border-left: 4px dashed var(--bad); }
+.look li.maybe { border-left: 4px dotted var(--soft); }
 .look li:has(> input) { display: flex; flex-wrap: wrap; gap: 0 .5rem; align-items: baseline; }
 .look label { cursor: pointer; flex: 1; min-width: 0; }
 .look li:has(> input:checked) { background: var(--panel); }

@@ -19,8 +19,9 @@ from grainline import __version__
 from grainline.data.captions import sentences
 from grainline.data.record import Damaged
 from grainline.errors import UserError
+from grainline.index.calibrate import FEWEST
 from grainline.index.folder import CorruptIndex
-from grainline.index.null import DRAWN, FEWEST
+from grainline.index.null import DRAWN
 from grainline.web.batch import Batcher, Busy
 from grainline.web.engine import ByPicture, ByText, Engine, Gone, Where
 from grainline.web.guard import Guard, names_of
@@ -152,6 +153,7 @@ class Server:
                 heat=now.model.method.placed,
                 calibrated_texts=pictures >= FEWEST and now.opened.null.source != DRAWN,
                 calibrated_pictures=pictures >= FEWEST,
+                validated=now.validated,
                 notes=list(now.notes()) if pictures else [],
                 limits=bounds,
             )

@@ -116,7 +116,7 @@ class Engine:
             opened = Opened(self.folder)
             if opened.manifest.model.fingerprint != mark.fingerprint:
                 raise UserError("the index was built anew with another model; start the server again")
-            self.now, self.problem = _shown(Index(opened, model)), ""
+            self.now, self.problem = _shown(Index(opened, model, path=self.now.searched.path)), ""
         except Exception as error:  # whatever it is, the old one can still be searched
             self.problem = self._said(error)
 
@@ -182,7 +182,7 @@ def _shown(index: Index) -> Shown:
         rows.setdefault(name_of(sha256), []).append(i)
     if len(index):  # what every search needs and the first one would have to wait for
         opened = index.opened
-        _ = index.finder, opened.null_texts, opened.null_sentences, opened.null_images, opened.support
+        _ = index.finder, opened.null_texts, opened.null_sentences, opened.null_images, opened.calibration
     return Shown(index, rows)
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from grainline.index.answer import Verdict
 from grainline.viz.heat import FLOOR, FULL
 from grainline.viz.overlay import limit_of
 from grainline.web.engine import Found, Heat
@@ -60,8 +61,10 @@ class SentenceOut(BaseModel):
 
     text: str
     score: float
-    chance: float = Field(description="Share of sentences about other pictures that score as high.")
-    supported: bool = Field(description="Whether some part of the picture shows it.")
+    p: float = Field(
+        description="Share of sentences about other images that do as well in the best hits of their texts."
+    )
+    verdict: Verdict = Field(description="Whether the image shows it.")
 
 
 class HitOut(BaseModel):
@@ -71,7 +74,7 @@ class HitOut(BaseModel):
     path: str = Field(description="File name below the folder of pictures, to be read, not to be followed.")
     picture: str = Field(description="Where to get it; ?side= says how large.")
     score: float
-    chance: float = Field(description="Share of queries without a match whose best score is as high.")
+    p: float = Field(description="Share of queries without a match whose best score is as high.")
     sure: bool
     sentences: list[SentenceOut]
 
@@ -126,6 +129,7 @@ class IndexOut(BaseModel):
     calibrated_pictures: bool = Field(
         description="Whether there are pictures enough for `sure` to mean much."
     )
+    validated: str = Field(description="At which rank the model finds right images, from its run; or empty.")
     notes: list[str]
     limits: LimitsOut
 

@@ -6,6 +6,9 @@ const SIDE = 768; // of the pictures, sharp in a card on a dense screen
 const FINE = 192; // side of a heat map in pixels, before the browser scales it
 const PAUSE = 250; // milliseconds without a key until sentences are counted
 
+const VERDICTS = { "shows": ["✓", "shows it", "yes"], "cannot tell": ["?", "cannot tell", "open"],
+  "does not": ["✗", "does not", "no"] };
+
 const at = (id) => document.getElementById(id);
 const text = at("text"), hits = at("hits"), status = at("status"), problem = at("problem");
 const pictures = new Map(); // pictures searched by, as history names them
@@ -128,7 +131,7 @@ function card(hit, number, query) {
   sure.textContent = hit.sure ? "✓ sure match" : "~ not sure";
   sure.classList.toggle("yes", hit.sure);
   const others = query ? "queries without a match score as high" : "pictures here have another one as near";
-  sure.title = `${percent(hit.chance)} of the ${others}`;
+  sure.title = `${percent(hit.p)} of the ${others}`;
   find(".score").textContent = `score ${hit.score.toFixed(3)}`;
   where.id = `where-${number}`;
   where.hidden = !(canShow && hit.sentences.length);
@@ -139,12 +142,12 @@ function card(hit, number, query) {
 
 function line(sentence, number, heat, describedBy) {
   const made = at("sentence").content.cloneNode(true).firstElementChild, button = made.firstElementChild;
-  made.classList.toggle("yes", sentence.supported);
-  made.querySelector(".mark").textContent = sentence.supported ? "✓" : "✗";
+  const [mark, said, kind] = VERDICTS[sentence.verdict];
+  made.classList.add(kind);
+  made.querySelector(".mark").textContent = mark;
   made.querySelector(".said").textContent = sentence.text;
-  made.querySelector(".verdict").textContent =
-    `${sentence.supported ? "shown" : "not shown"} ${sentence.score.toFixed(2)}`;
-  button.title = `${percent(sentence.chance)} of the sentences about other pictures score as high`;
+  made.querySelector(".verdict").textContent = `${said} ${sentence.score.toFixed(2)}`;
+  button.title = `${percent(sentence.p)} of the sentences about other images do as well in a best hit`;
   if (!canShow) return made;
   button.setAttribute("aria-describedby", describedBy);
   for (const event of ["mouseenter", "focus", "click"]) button.addEventListener(event, () => heat.over(button, number));
@@ -334,6 +337,8 @@ async function start() {
     limits = index.limits;
     canShow = index.heat;
     at("about").textContent = `${index.name}: ${plural(index.pictures, "picture")}, ${index.method}`;
+    at("validated").textContent = index.validated;
+    at("validated").hidden = !index.validated;
     if (!index.pictures) return complain("This index holds no pictures yet; `grainline index add` takes some in.", start);
     problem.hidden = true;
     if (location.hash) follow(history.state);

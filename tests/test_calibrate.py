@@ -1,0 +1,288 @@
+"""Whether an image shows a sentence: p against loops, false ticks and power in a drawn world."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from indexes import TEXTS, photos, texts, tiny_model
+from PIL import Image
+
+from grainline.data.captions import sentences
+from grainline.index.answer import Options, Sentence
+from grainline.index.calibrate import Standard, best_hits, owned, share_below
+from grainline.index.folder import NULLS, SEGMENTS, Manifest, ModelMark, write_manifest
+from grainline.index.null import NullTexts, gather_texts, write_null
+from grainline.index.opened import Opened
+from grainline.index.search import Index, open_index
+from grainline.index.segment import ASIDES, NULL, SPANNED, Row, write_segment
+from grainline.index.write import build
+from grainline.types import Encoded
+
+QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
+
+
+def test_the_best_hit_of_a_text_is_never_its_own_image() -> None:
+    rng = np.random.default_rng(0)
+    score, own = rng.normal(size=(50, 7)).round(1).astype(np.float16), rng.random((50, 7)) < 0.3
+    found = best_hits([(score[:3], own[:3]), (score[3:3], own[3:3]), (score[3:], own[3:])])
+    for column in range(7):
+        best, row = min((-float(score[i, column]), i) for i in range(50) if not own[i, column])
+        assert (found.row[column], found.score[column]) == (row, pytest.approx(-best))
+
+
+def test_spans_are_runs_of_sentences_with_the_aside_and_short_texts_go_on(tmp_path: Path) -> None:
+    long = [" ".join(f"Thing {i} has part {j}." for j in range(8)) for i in range(20)]
+    (tmp_path / "long.txt").write_text("\n".join(long))
+    null = gather_texts(str(tmp_path / "long.txt"))
+    assert null.counts == (8,) * 20
+    assert null.span_counts == (2, 3, 4, 6) * 5
+    for text, aside, span, count in zip(null.texts, null.asides, null.spans, null.span_counts, strict=True):
+        assert span in text
+        assert aside in span
+        assert len(sentences(span)) == count
+    (tmp_path / "short.txt").write_text("\n".join(f"Thing {i} stands alone." for i in range(20)))
+    short = gather_texts(str(tmp_path / "short.txt"))
+    assert short.counts == (1,) * 20
+    assert short.spans[0] == "Thing 0 stands alone. Thing 1 stands alone."
+    assert short.span_counts == (2, 3, 4, 6) * 5
+
+
+# p, step by step
+
+
+@pytest.mark.parametrize("method", ["maxsim", "clip"])
+def test_p_of_every_sentence_is_that_of_the_steps_in_loops(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grainline.index.calibrate.NEAR", 11)
+    model = tiny_model(method)
+    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, null=texts(tmp_path), chunk=8)
+    index = open_index(tmp_path / "index", model)
+    every, steps, seen = np.arange(20), _Steps(index), set()
+    for query in (QUERY, f"{TEXTS[0]} {TEXTS[9]}", TEXTS[5], f"{TEXTS[20]} A cat."):
+        hits = index.search([query], 6, Options(shortlist=None))[0].hits
+        each = index.scores(every, [sentence.text for sentence in hits[0].sentences])
+        levels = np.sort(each, 0)[-4:].mean(0)  # of twenty images all are background, and four are a fifth
+        whole = index.scores(every, [query])[:, 0]
+        null = [steps.help_of_null(i) for i in steps.near(len(levels))]
+        for hit in hits:
+            row = index.opened.numbers[hit.path]
+            for tested, sentence in zip(each[row] - levels, hit.sentences, strict=True):
+                help = steps.help(tested, whole, whole[row], len(levels))
+                reached = sum(one <= help * (1 + 1e-9) for one in null)
+                assert sentence.p == pytest.approx((1 + reached) / (1 + len(null)), abs=1e-6)
+                assert sentence.verdict == ("shows" if sentence.p <= 0.05 else "cannot tell")
+                seen.add(sentence.p)
+    assert len(seen) > {"clip": 3, "maxsim": 1}[method]
+
+
+class _Steps:
+    """The steps of calibrate.py, one value at a time."""
+
+    def __init__(self, index: Index) -> None:
+        opened = index.opened
+        every = np.arange(len(opened))
+        self.aside = opened.take(ASIDES, every).astype(np.float64)
+        number = len(opened.null.texts)
+        self.whole = [
+            opened.take(name, every).astype(np.float64)[:, i]
+            for name in (NULL, SPANNED)
+            for i in range(number)
+        ]
+        self.count = [len(sentences(text)) for text in (*opened.null.texts, *opened.null.spans)]
+        self.level = [np.sort(self.aside[:, i])[-4:].mean() for i in range(number)]
+        self.pool = [self.aside[n, i] - self.level[i] for n in every for i in range(number)]
+        self.number = number
+
+    def near(self, count: int) -> list[int]:
+        return sorted(range(len(self.count)), key=lambda i: abs(np.log(self.count[i]) - np.log(count)))[:11]
+
+    def usual(self, count: int) -> float:
+        best = [(x.max() - x.mean()) / x.std() for x in (self.whole[i] for i in self.near(count))]
+        return float(np.median(best))
+
+    def tail(self, x: float) -> float:
+        return (1 + sum(value >= x - 1e-12 for value in self.pool)) / (1 + len(self.pool))
+
+    def help(self, tested: float, whole: np.ndarray, hit: float, count: int) -> float:
+        margin = hit - (whole.mean() + whole.std() * self.usual(count))
+        return min(1.0, self.tail(tested) / self.tail(tested - count * margin))
+
+    def help_of_null(self, i: int) -> float:
+        whole, aside = self.whole[i], i % self.number
+        row = int(whole.argmax())
+        return self.help(self.aside[row, aside] - self.level[aside], whole, whole[row], self.count[i])
+
+
+# What it is for: a world in which the truth is known
+
+
+IMAGES, QUERIES = 300, 400
+
+
+def _world(folder: Path, power: float, seed: int, own: bool) -> tuple[Opened, np.random.Generator]:
+    """An index whose scores are drawn: sentences that are false of an image score N(level, 1).
+
+    power  how much higher a true sentence scores, on average
+    """
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(3, 8, QUERIES)
+    spans = np.array([(2, 3, 4, 6)[i % 4] for i in range(QUERIES)])
+    level = rng.normal(0, 0.5, QUERIES)
+    aside = rng.normal(size=(IMAGES, QUERIES)) + level
+
+    def whole(count: np.ndarray) -> np.ndarray:
+        rest = rng.normal(size=(IMAGES, QUERIES)) * np.sqrt(count - 1)
+        return (aside + rest) / count
+
+    right = rng.normal(power, 1, QUERIES) + level
+    other = rng.normal(power, 1, QUERIES) * np.sqrt(counts - 1) + power * (counts - 1 - np.sqrt(counts - 1))
+    pairs = tuple(zip(((right + other) / counts).tolist(), right.tolist(), strict=True)) if own else ()
+    names = tuple(map(str, range(QUERIES)))
+    null = NullTexts(
+        "x.txt", names, ("",) * QUERIES, names, names, tuple(counts.tolist()), tuple(spans.tolist()),
+        tuple(range(QUERIES)), pairs,
+    )  # fmt: skip
+    arrays = {NULL: whole(counts), ASIDES: aside, SPANNED: whole(spans), "vectors": np.eye(IMAGES)}
+    rows = [Row(f"{i}.png", f"{rng.integers(2**60):x}", 1, 1) for i in range(IMAGES)]
+    empty = Encoded(*(torch.zeros(1) for _ in range(5)))
+    part = write_null(folder / NULLS / "00000000", null, {NULL: empty})
+    kept = {
+        name: array.astype(np.float16 if name != "vectors" else np.float32) for name, array in arrays.items()
+    }
+    segment = write_segment(folder / SEGMENTS / "00000001", rows, kept)
+    write_manifest(folder, Manifest(ModelMark("", "clip", "x"), str(folder), part, (segment,), 2))
+    return Opened(folder), rng
+
+
+def _judged(opened: Opened, rng: np.random.Generator, count: int, power: float | None) -> np.ndarray:
+    """p of the sentences of 300 queries in their first three hits; in the right image, if power is given."""
+    of = opened.ground
+    out = []
+    for _ in range(300):
+        each = rng.normal(size=(IMAGES, count)) + rng.normal(0, 0.5, count)
+        if power is not None:
+            each[0] += power
+        whole = each.mean(1)
+        hits = np.argsort(-whole)[:3]
+        mean = Standard(whole[of].mean(keepdims=True), whole[of].std(keepdims=True))
+        levels = np.sort(each[of], 0)[-51:].mean(0)
+        p = opened.calibration.p(count, whole[hits], mean, each[hits] - levels)
+        out += [p] if power is None else [p[i : i + 1] for i in range(3) if hits[i] == 0]
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_of_false_sentences_in_the_hits_of_a_query_without_a_match_a_twentieth_is_ticked(
+    count: int, tmp_path: Path
+) -> None:
+    opened, rng = _world(tmp_path, 3.0, count, own=True)
+    p = _judged(opened, rng, count, None)
+    assert 0.02 < (p[::3] <= 0.05).mean() < 0.08, "in best hits"
+    assert (p[1::3] <= 0.05).mean() < 0.05
+    assert (p[2::3] <= 0.05).mean() < 0.05
+    assert 0.1 < (p[::3] <= 0.2).mean() < 0.28, "p is a share at other levels too"
+
+
+def test_true_sentences_of_the_right_image_keep_their_ticks_and_the_index_knows_how_many(
+    tmp_path: Path,
+) -> None:
+    opened, rng = _world(tmp_path, 2.5, 0, own=True)
+    share = float((_judged(opened, rng, 5, 2.5) <= 0.05).mean())
+    assert share > 0.6
+    found = opened.calibration.power(0.05)
+    assert found is not None
+    assert found == pytest.approx(share, abs=0.12)
+    low = opened.calibration.lacking(np.array([-99.0, np.sort(opened.calibration.own.tested)[199], 99.0]))
+    assert low == pytest.approx([1 / 401, 201 / 401, 1.0])
+
+
+def test_power_is_unknown_without_own_images_and_nothing_where_right_images_do_not_come_up(
+    tmp_path: Path,
+) -> None:
+    assert _world(tmp_path / "a", 2.5, 1, own=False)[0].calibration.power(0.05) is None
+    assert _world(tmp_path / "b", 0.0, 2, own=True)[0].calibration.power(0.05) < 0.2  # type: ignore[operator]
+
+
+# What a search says
+
+
+def _answer(
+    tmp_path: Path, power: float | None, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Sentence], tuple[str, ...]]:
+    model = tiny_model()
+    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, null=texts(tmp_path))
+    index = open_index(tmp_path / "index", model)
+    calibration = index.opened.calibration
+    p, low = np.array([[0.04, 0.5, 0.5]] * 2), np.array([[0.9, 0.04, 0.9]] * 2)
+    monkeypatch.setattr(calibration, "p", lambda *_: p)
+    monkeypatch.setattr(calibration, "lacking", lambda _: low)
+    monkeypatch.setattr(calibration, "power", lambda _: power)
+    answer = index.search([QUERY], 2)[0]
+    return list(answer.hits[1].sentences), answer.notes
+
+
+@pytest.mark.parametrize(
+    ("power", "verdicts", "note"),
+    [
+        (0.6, ["shows", "does not", "cannot tell"], ""),
+        (None, ["shows", "cannot tell", "cannot tell"], "nothing says how well this model tells sentences"),
+        (0.19, ["cannot tell"] * 3, "this model tells 19 % of the sentences that are true of an image"),
+    ],
+)
+def test_three_verdicts_and_what_is_said_of_a_weak_model(
+    power: float | None, verdicts: list[str], note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, notes = _answer(tmp_path, power, monkeypatch)
+    assert [one.verdict for one in said] == verdicts
+    assert [one.p for one in said] == [0.04, 0.5, 0.5]
+    assert any(one.startswith(note) for one in notes) if note else not notes
+
+
+def test_a_query_of_one_sentence_has_the_p_of_its_hit(tmp_path: Path) -> None:
+    model = tiny_model()
+    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, null=texts(tmp_path))
+    for hit in open_index(tmp_path / "index", model).search(["A red dog runs."], 5)[0].hits:
+        assert [one.p for one in hit.sentences] == [hit.p]
+
+
+def test_too_few_images_are_never_said_to_show_a_sentence(tmp_path: Path) -> None:
+    model = tiny_model()
+    build(photos(tmp_path / "photos", 15), tmp_path / "index", model=model, null=texts(tmp_path))
+    for hit in open_index(tmp_path / "index", model).search([QUERY], 15)[0].hits:
+        assert {(one.p, one.verdict) for one in hit.sentences} == {(1.0, "cannot tell")}
+
+
+def test_texts_with_images_say_what_true_sentences_score(tmp_path: Path) -> None:
+    model = tiny_model()
+    root, captioned = photos(tmp_path / "photos", 20), photos(tmp_path / "captioned", 24)
+    for i, path in enumerate(sorted(captioned.rglob("*.png"))):
+        path.with_suffix(".txt").write_text(TEXTS[i])
+    (captioned / "04.png").write_bytes(b"no image any more")
+    build(root, tmp_path / "index", model=model, null=str(captioned))
+    null = Opened(tmp_path / "index").null
+    known = [i for i, pair in enumerate(null.own) if pair is not None]
+    assert len(known) == 23
+    paths = {
+        (captioned / name).with_suffix(".txt").read_text(): captioned / name for name in _names(captioned)
+    }
+    for i in known[::5]:
+        pair: Any = null.own[i]
+        score = model.score([Image.open(paths[null.texts[i]])], [null.texts[i], null.asides[i]])[0]
+        assert pair == pytest.approx(score.tolist(), abs=1e-5)
+    calibration = Opened(tmp_path / "index").calibration
+    opened = Opened(tmp_path / "index")
+    above = opened.take(NULL, np.arange(20))[:, known] > calibration.own.score
+    others = ~owned(opened.hashes, null.owners)[:, known]  # the images are copies of those in the index
+    assert (~others).sum() == 19
+    assert calibration.own.rank.tolist() == (above & others).sum(0).tolist()
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*.png")]
+
+
+def test_shares_below_count_ties() -> None:
+    assert share_below(np.array([1.0, 1.0, 2.0]), np.array([1.0])).tolist() == [0.75]
