@@ -339,11 +339,11 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
     """A page with every part there is; `text` stands wherever data or users have a say."""
     picture, gone = Image.new("RGB", (300, 200), "red"), Gone(text)
     heat = np.stack([np.eye(200, 300), -np.ones((200, 300))])
-    told = [Told(text, 0.5, 0.01, True), Told(text, 0.1, 0.9, False)]
+    told = [Told(text, 0.5, 0.01, "shows"), Told(text, 0.1, 0.9, "does not")]
     inside = [Told(text, 0.5, phrases=[Told(text, 0.25)])]
     phrased = Look(picture, text, inside, heat, left_out=text)
     seen, unseen = Look(picture, text, told, heat), Look(gone, "", told)
-    bare = Look(picture, text, [told[0]._replace(supported=None, chance=None)])
+    bare = Look(picture, text, [told[0]._replace(verdict="", p=None)])
     hits = [
         Hit(picture, 0.5, False, 1, text),
         Hit(gone, 0.4, False, 2, text),
@@ -411,8 +411,8 @@ def test_every_picture_has_a_text_and_every_drawing_is_named_or_hidden() -> None
     assert all(alts)
     assert sum("rank 3, the right picture" in alt for alt in alts) == 3
     assert sum("rank 1, a wrong picture" in alt for alt in alts) == 3
-    assert sum(alt == "heat of 'A red circle.': strongest at the upper left, supported" for alt in alts) == 2
-    assert sum(alt == "heat of 'A red circle.': the same everywhere, not supported" for alt in alts) == 2
+    assert sum(alt == "heat of 'A red circle.': strongest at the upper left, shows it" for alt in alts) == 2
+    assert sum(alt == "heat of 'A red circle.': the same everywhere, does not" for alt in alts) == 2
     for attributes in (a for tag, a in tags if tag == "svg"):
         assert attributes.get("aria-hidden") == "true" or (
             attributes.get("role") == "img" and attributes.get("aria-label")
@@ -468,13 +468,17 @@ def test_all_maps_of_a_picture_share_one_scale() -> None:
     assert maps[1] == alone[0], "at its own limit either is drawn at full strength"
 
 
-def test_what_is_not_supported_is_said_in_words_and_in_shape() -> None:
-    told = [Told("A dog.", 0.5, 0.01, True), Told("A cat.", 0.1, 0.9, False), Told("A cow.", 0.1)]
+def test_what_an_image_does_not_show_is_said_in_words_and_in_shape() -> None:
+    told = [
+        Told("A dog.", 0.5, 0.01, "shows"),
+        Told("A cat.", 0.1, 0.9, "does not"),
+        Told("A sea.", 0.1, 0.5, "cannot tell"),
+        Told("A cow.", 0.1),
+    ]
     drawn = look(Look(Gone("not there"), "", told), "a")
-    assert re.findall(r"<li class=.(\w*).>", drawn) == ["yes", "no", ""]
+    assert re.findall(r"<li class=.(\w*).>", drawn) == ["yes", "no", "maybe", ""]
     words = Page(drawn).words
-    assert words.count("not supported") == 1
-    assert words.count("supported") == 2
+    assert [words.count(said) for said in ("shows it", "does not", "cannot tell")] == [1, 1, 1]
     assert "not there" in words
     assert re.search(r"li\.no {[^}]*dashed", STYLE)
 
