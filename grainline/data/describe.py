@@ -26,7 +26,7 @@ from grainline.data.sources import open_source
 from grainline.data.sources.common import LONG_FIELDS, said
 from grainline.data.sources.table import COLUMNS, Row, fields_of, read_rows
 from grainline.errors import UserError
-from grainline.files import reason
+from grainline.files import reason, remedy
 from grainline.wording import amount
 
 EMPTY = "nothing was said"
@@ -153,7 +153,7 @@ def make(
                     progress(end, len(source))
     except OSError as error:
         raise UserError(
-            f"cannot write {out}: {reason(error)}; free some space, or choose another --out"
+            f"cannot write {out}: {reason(error)}; {remedy(error, 'choose another --out')}"
         ) from None
     return _account(out, done)
 

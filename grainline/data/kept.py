@@ -23,7 +23,7 @@ from grainline.data.lines import as_line, require_same, resuming
 from grainline.data.record import Damaged, Source
 from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
-from grainline.files import Corrupt, read_sealed, reason, sealed, sync, write_text
+from grainline.files import Corrupt, read_sealed, reason, remedy, sealed, sync, write_text
 from grainline.wording import amount, there_before
 
 KEYS, LOG = "keys.npy", "done.jsonl"
@@ -99,7 +99,7 @@ def make(
         sync(out.parent)
     except OSError as error:
         raise UserError(
-            f"cannot write {out}: {reason(error)}; free some space, or choose another --out"
+            f"cannot write {out}: {reason(error)}; {remedy(error, 'choose another --out')}"
         ) from None
     return _account(out, min(batches * BATCH, len(source)))
 

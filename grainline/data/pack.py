@@ -24,7 +24,7 @@ from grainline.data.sources.masks import run_lengths
 from grainline.data.sources.tarindex import load_shard
 from grainline.data.sources.tarkeys import HEADER, quoted
 from grainline.errors import UserError
-from grainline.files import reason, sync
+from grainline.files import reason, remedy, sync
 from grainline.wording import amount, there_before
 
 FORMAT = 1
@@ -76,7 +76,7 @@ def pack(
         sync(out)
     except OSError as error:
         raise UserError(
-            f"cannot write into {out}: {reason(error)}; free some space, or choose another --out"
+            f"cannot write into {out}: {reason(error)}; {remedy(error, 'choose another --out')}"
         ) from None
     return _account(log, done)
 

@@ -21,7 +21,7 @@ from grainline.data.phrases.stored import FORMAT, digest, header
 from grainline.data.record import Damaged, Record, Source
 from grainline.data.repeats import unrepeated
 from grainline.errors import UserError
-from grainline.files import reason
+from grainline.files import reason, remedy
 from grainline.wording import amount
 
 CHUNK = 64  # records that a process takes at a time
@@ -60,7 +60,7 @@ def make(
             _fill(file, source, provider, done, processes, progress)
     except OSError as error:
         raise UserError(
-            f"cannot write {out}: {reason(error)}; free some space, or choose another --out"
+            f"cannot write {out}: {reason(error)}; {remedy(error, 'choose another --out')}"
         ) from None
     return _account(out, done)
 
