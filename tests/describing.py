@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from grainline.encoders.towers import Towers, TowersConfig
 from grainline.methods.base import Method, dot
 from grainline.methods.common import both_ways, cosine_heat
+from grainline.nn.noise import some_rows
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 
 NAME = "reader"
@@ -59,7 +60,8 @@ class Reader(Method):
         there = dense.mask.any(-1)  # [N, S]
         number = there.nonzero()[:, 0]
         flat = Texts(dense.ids[there][:, None], dense.mask[there][:, None], number, number, number * 0)
-        vectors = self.towers.encode_texts(flat).vector
+        with some_rows(number):
+            vectors = self.towers.encode_texts(flat).vector
         total = vectors.new_zeros(len(dense.ids), vectors.shape[1]).index_add(0, number, vectors)
         return total / there.sum(1, keepdim=True)
 

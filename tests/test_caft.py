@@ -15,7 +15,7 @@ from grainline.config import parse
 from grainline.dist import finish
 from grainline.encoders.composer import BLEND, Adapter, Composer, ComposerConfig
 from grainline.errors import UserError
-from grainline.evaluate.regions import view
+from grainline.evaluate.regions import PooledRegions, view
 from grainline.evaluate.score import retrieval_ranks
 from grainline.methods.base import Method
 from grainline.methods.caft import CAFT
@@ -586,6 +586,6 @@ def test_ladder_changes_one_thing_at_a_time() -> None:
             assert recipe.train.model_dump() == paper["train"]
 
 
-def test_regions_are_not_asked_of_segments_that_no_loss_likens_to_texts() -> None:
-    with pytest.raises(UserError, match="no loss of caft makes its image tokens like texts"):
-        view(tiny_model("caft", changes=("heads=2", "composer.heads=2")))
+def test_regions_are_asked_of_image_tokens_through_the_pooling_alone() -> None:
+    made = view(tiny_model("caft", changes=("heads=2", "composer.heads=2")))
+    assert isinstance(made.scorer, PooledRegions)

@@ -1,5 +1,6 @@
 """Whether an image shows a sentence: p against loops, false ticks and power in a drawn world."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,15 @@ def test_true_sentences_of_the_right_image_keep_their_ticks_and_the_index_knows_
     assert found == pytest.approx(share, abs=0.12)
     low = opened.calibration.lacking(np.array([-99.0, np.sort(opened.calibration.own.tested)[199], 99.0]))
     assert low == pytest.approx([1 / 401, 201 / 401, 1.0])
+
+
+def test_null_texts_without_images_say_nothing_of_the_power(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text(
+        "".join(json.dumps({"caption": f"A dog, number {i}. It runs."}) + "\n" for i in range(24))
+    )
+    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=tiny_model("clip"), null=f"texts:{file}")
+    assert Opened(tmp_path / "index").calibration.power(0.05) is None
 
 
 def test_power_is_unknown_without_own_images_and_nothing_where_right_images_do_not_come_up(

@@ -14,6 +14,7 @@ from grainline.config import parse
 from grainline.encoders.cast import Cast, CastConfig, CastTokens, Stage, segments
 from grainline.errors import UserError
 from grainline.nn.grouping import GraphPool
+from grainline.nn.noise import Dropout
 from grainline.nn.superpixel import inside, label_of
 from grainline.train.depth import levels
 from grainline.train.lora import LoraConfig, add_lora
@@ -152,7 +153,7 @@ def test_a_picture_does_not_depend_on_its_batch() -> None:
     pixels = pictures()
     model = cast().train()
     for layer in model.modules():
-        if isinstance(layer, nn.Dropout):
+        if isinstance(layer, nn.Dropout | Dropout):
             layer.p = 0.0
     one = torch.cat([model(pixels[n : n + 1]).pooled for n in range(3)])
     torch.testing.assert_close(one, model(pixels).pooled)

@@ -421,7 +421,7 @@ def test_an_index_holds_pictures_as_their_descriptions_say(
     stored = torch.from_numpy(index.opened.take("vectors", np.array(place)))
     torch.testing.assert_close(stored, right, atol=1e-6, rtol=0)
     heat = index.heat([(place[0], ["A dog."])])[0]
-    torch.testing.assert_close(heat, model.heat(asked[0], ["A dog."]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(heat, model.heat(asked[0], ["A dog."], index._others), atol=1e-5, rtol=0)
     page = tmp_path / "page.html"
     assert call("search", out, "A red dog. It runs.", "--html", page, "--heat", tmp_path / "heat") == 0
     assert "picture" in complaint(capsys, "search", out, "a dog", "--descriptions", file)

@@ -14,7 +14,6 @@ from servers import running, until
 
 from grainline import files
 from grainline.errors import UserError
-from grainline.files import seal
 from grainline.index import inverted, pages
 from grainline.index.answer import Hit
 from grainline.index.folder import new_part, read_manifest, write_manifest
@@ -164,14 +163,11 @@ def test_a_server_says_that_its_index_is_damaged_and_where(made: Path, tmp_path:
 # Pages
 
 
-def part(folder: Path, array: np.ndarray, *, sums: bool = True) -> tuple[Path, dict[str, Any]]:
-    """An array in a sealed folder, and what is sealed; without sums as folders of before."""
+def part(folder: Path, array: np.ndarray) -> tuple[Path, dict[str, Any]]:
+    """An array in a sealed folder, and what is sealed."""
     target = folder / "segments" / "00000001"
     with new_part(target, {"rows": len(array)}) as new:
         np.save(new / "vectors.npy", array)
-    if not sums:
-        (target / "state.json").unlink()
-        seal(target, {"rows": len(array)})
     return target / "vectors.npy", json.loads((target / "state.json").read_text())
 
 
@@ -227,16 +223,6 @@ def test_rows_of_many_pages_are_checked_to_their_end(tmp_path: Path) -> None:
         assert (column[np.array([row])] == array[row]).all()
     with pytest.raises(UserError, match="is corrupt"):
         column[np.array([0, 2])]
-
-
-def test_a_folder_without_checksums_of_pages_is_checked_by_the_sha256_of_its_files(tmp_path: Path) -> None:
-    array = np.random.default_rng(0).standard_normal((1000, 100)).astype(np.float32)
-    path, sealed = part(tmp_path, array, sums=False)
-    assert "pages" not in sealed
-    assert (Column(path, sealed).whole() == array).all()
-    damaged(path, path.stat().st_size - 1)
-    with pytest.raises(UserError, match=r"is corrupt: segments/00000001/vectors\.npy"):
-        Column(path, sealed)
 
 
 def test_arrays_keep_no_file_open(made: Path) -> None:

@@ -614,7 +614,8 @@ def test_a_method_whose_tokens_are_groups_is_clustered_by_what_it_grouped(text: 
         states = model.method.states(texts_of(model.read([text]).ids))[0].detach().numpy()  # type: ignore[operator]
         assert states.shape[1] == model.method.words.embedding_dim  # type: ignore[union-attr]
         expected = clusterings(states[[token.column for token in tokens]])["k-means"]
-        assert found.labels.tolist() == expected.labels.tolist()
+        mine, wanted = found.labels, expected.labels  # the numbers of clusters are arbitrary
+        assert ((mine[:, None] == mine) == (wanted[:, None] == wanted)).all()
 
 
 def test_a_method_that_refuses_to_make_groups_has_none() -> None:

@@ -238,8 +238,7 @@ def test_behind_a_listed_proxy_the_forwarded_address_counts(
 
 def test_a_proxy_that_is_none_is_one_line(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = complaint(capsys, "serve", index, "--behind-proxy", "nginx")
-    assert "behind_proxy" in said
-    assert "nginx" in said
+    assert said.endswith("'nginx': an address or a network is needed, such as 10.0.0.1 or 10.0.0.0/8"), said
 
 
 def test_files_that_may_be_open_are_asked_for() -> None:
@@ -264,7 +263,8 @@ from grainline.web.run import serve
 real = Engine.answer
 def answer(engine, asked):
     print("asked", flush=True)
-    time.sleep({seconds})
+    while not Path({go!r}).exists():
+        time.sleep(0.02)
     return real(engine, asked)
 Engine.answer = answer
 limits = Limits(grace={grace}, idle=600, headers=600, sending=600)
@@ -272,13 +272,13 @@ serve(Path(sys.argv[1]), sys.argv[2], "127.0.0.1", 0, limits)
 """
 
 
-@pytest.mark.parametrize(("seconds", "grace", "status"), [(0.5, 60, 200), (600, 0.3, 503)])
+@pytest.mark.parametrize(("grace", "status"), [(60, 200), (0.3, 503)])
 def test_at_sigterm_requests_under_way_are_answered_or_refused(
-    seconds: float, grace: float, status: int, index: Path, tmp_path: Path
+    grace: float, status: int, index: Path, tmp_path: Path
 ) -> None:
-    model = saved(MODEL, tmp_path / "model")
+    model, go = saved(MODEL, tmp_path / "model"), tmp_path / "go"
     program = subprocess.Popen(
-        [sys.executable, "-c", SLOW.format(seconds=seconds, grace=grace), str(index), str(model)],
+        [sys.executable, "-c", SLOW.format(go=str(go), grace=grace), str(index), str(model)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
     )  # fmt: skip
@@ -304,6 +304,7 @@ def test_at_sigterm_requests_under_way_are_answered_or_refused(
                     assert response.json() == {"error": "the server is ending; try again in a moment"}
                 assert answer_of(posting)[0] == 503
             else:
+                go.touch()
                 posting.sendall(b" " * 98)
                 assert answer_of(posting)[0] == 422
                 assert (under_way.result().status_code, waiting.result().status_code) == (200, 200)

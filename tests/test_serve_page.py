@@ -307,7 +307,7 @@ def test_everything_can_be_reached_by_keyboard_alone(site: Site) -> None:
     assert before is not None
     ActionChains(site.driver).send_keys(Keys.TAB).perform()
     site.wait(lambda: (now := canvas(site, card)) and now.tobytes() != before.tobytes())
-    assert site.script("return document.activeElement.innerText").startswith(("✓", "✗"))
+    assert site.script("return document.activeElement.innerText").startswith(("✓", "✗", "?"))
 
 
 def test_what_a_screen_reader_needs_is_there(site: Site) -> None:
@@ -320,7 +320,7 @@ def test_what_a_screen_reader_needs_is_there(site: Site) -> None:
     assert all(image.get_attribute("alt") for image in site.all(".hit img"))
     button = site.one(".sentences button")
     assert "A red dog runs." in button.accessible_name
-    assert "shown" in button.accessible_name
+    assert any(said in button.accessible_name for said in ("shows it", "does not", "cannot tell"))
     where = site.one(f"#{button.get_attribute('aria-describedby')}")
     assert where.text == "Point at a sentence to see where it shows."
 

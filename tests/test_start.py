@@ -332,14 +332,14 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
         ),
         (
             {**SCRATCH, "image": {"pretrained": None}},
-            "field 'image.pretrained' is None: Input should be a valid str",
+            "field 'image.pretrained' is null: Input should be a valid str",
         ),
         (
             {**SCRATCH, "image": {"name": "toy/4", "size": 15}},
             "field 'image': size 15 is not a multiple of patch 4",
         ),
         ({**SCRATCH, "image": {"width": 3}}, "field 'image.depth' is missing (and 2 more)"),
-        ({**SCRATCH, "image": 3}, "field 'image' is 3: Input should be a valid dictionary"),
+        ({**SCRATCH, "image": 3}, "field 'image' is 3: it must be a mapping of field names to values"),
         ({"image": SCRATCH["image"]}, "field 'text' is missing"),
         (
             {"pretrained": "x", "image": {"patch": 4}},

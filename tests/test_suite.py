@@ -376,7 +376,9 @@ def with_everything() -> Encodings:
     told = Subtexts(data.strings, (False,) * 3, torch.arange(3), data.texts, of)
     noise = Noise(0, told, (Drawn(0, (0, 2), (1, 2), ("", "")),) * 3)
     boxes, asked = torch.tensor([[0.0, 0.0, 4.0, 4.0]]).repeat(3, 1), (Question(1, "colour", (1, 0)),)
-    regions = Regions(torch.arange(3), boxes, data.images.vector, (0, 1, 2), told, asked, Counts())
+    regions = Regions(
+        torch.arange(3), boxes, data.images.vector, (0, 1, 2), told, asked, Counts(), Cosine(), True
+    )
     items = Items((0, 1), pair, pair, 2)
     alike = dict.fromkeys(KINDS, Alike(0.5, 0.25))
     likeness = (Likeness(data.strings, dict.fromkeys(KINDS, 3), alike, (0.5, 0.5, 0.5)),) * 3
@@ -395,7 +397,7 @@ def with_everything() -> Encodings:
         1, 0, "a", (0, 0, 1, 1), ((0, 0, 1, 1),), 1, dict.fromkeys(names, Chosen(0, True, False, 1))
     )
     chosen = Choices((choice,), (0, 1, 2), 0, 0, dict.fromkeys(names[:3], 0), {"boxes": "ground truth"})
-    both = Overlap("run", ("a",), ("f",), (3,), (), 0, 0, 3)
+    both = Overlap("run", ("a",), ("f",), (3,), (), 0, 0, 3, (), 0)
     return data._replace(grouped=grouped, choices=chosen, overlap=both)
 
 

@@ -54,7 +54,7 @@ def near_copies(
 
     first, second  hashes [256] bool; None entries are in no pair. Without `second`: pairs i < j of the first
 
-    At most the first LIMIT of each are compared.
+    At most the first LIMIT hashes of each are compared.
     """
     a, places_a = _signs(first)
     b, places_b = (a, places_a) if second is None else _signs(second)
@@ -72,6 +72,6 @@ def near_copies(
 
 def _signs(hashes: Sequence[np.ndarray | None]) -> tuple[np.ndarray, np.ndarray]:
     """The hashes that there are as -1 and 1, [n, 256] float32, and their places [n]."""
-    real = [(i, bits) for i, bits in enumerate(hashes[:LIMIT]) if bits is not None]
+    real = [(i, bits) for i, bits in enumerate(hashes) if bits is not None][:LIMIT]
     signs = np.array([bits for _, bits in real], np.float32).reshape(len(real), BITS) * 2 - 1
     return signs, np.array([i for i, _ in real], np.int64)

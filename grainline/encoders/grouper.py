@@ -81,7 +81,7 @@ class Grouper(Grouping):
             found = length_groups(mask.sum(1), self.buckets)
             parts = []
             for rows, longest in found:
-                with some_rows(rows):
+                with some_rows(rows, len(ids)):
                     parts.append(self._read(ids[rows, :longest], mask[rows, :longest]))
             back = torch.cat([rows for rows, _ in found]).argsort()
             groups = torch.cat([x for x, _, _ in parts])[back]

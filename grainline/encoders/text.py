@@ -113,7 +113,7 @@ class TextTransformer(Grouping):
         groups = length_groups(mask.sum(1), self.buckets)
         parts = []
         for group, longest in groups:
-            with some_rows(group):
+            with some_rows(group, len(ids)):
                 parts.append(self._read(ids[group, :longest], mask[group, :longest]))
         back = torch.cat([group for group, _ in groups]).argsort()
         tokens = torch.cat([nn.functional.pad(x, (0, 0, 0, length - x.shape[1])) for x, _ in parts])

@@ -11,9 +11,9 @@ from grainline.viz.referring import picked, pointed
 def covered(on: Measured) -> list[Section]:
     """Heat against masks: the referring suite."""
     order = (
-        "By IoU; one expression for each picture. The line runs around what is meant. Heat is orange where a"
-        " patch speaks for the text and blue where it speaks against it; what is above Otsu's threshold of"
-        " the map was compared. Pictures are shown as the model sees them here: pressed into a square."
+        "By IoU; one expression for each picture. The line runs around what is meant. Heat is orange"
+        " where the map is above its mean and blue where it is below; what is above Otsu's threshold of the"
+        " map was compared. Pictures are shown as the model sees them here: pressed into a square."
     )
     return [
         Section("Expressions: covered least", hint(order) + pointed(worst_expressions(on), "w")),

@@ -64,10 +64,12 @@ from grainline.viz.rising import RULES, models, rising
 from grainline.viz.tokens import POSITIONS, positions, tokened
 from grainline.viz.tokens import RULES as TOKENS
 
+CONTRAST = (
+    "Heat is orange where the image shows more of a text than of other texts of the data and blue where less;"
+    " 1 is what one of five of these reaches, and less has no colour."
+)
 HEAT = (
-    "Heat is orange where a patch speaks for the sentence or phrase and blue where it speaks against it; all"
-    f" maps of a picture share one scale. At most {SENTENCES} sentences and {PHRASES} phrases in them are"
-    " shown, each with its score."
+    f"{CONTRAST} At most {SENTENCES} sentences and {PHRASES} phrases in them are shown, each with its score."
 )
 
 
@@ -207,8 +209,7 @@ def _regions(on: Measured) -> list[Section]:
     order = (
         "By the score of the right text less that of the best foil; one region for each picture, with the"
         f" right text and up to {TEXTS - 1} foils that score highest. The score is the cosine of a text with"
-        " what lies in the box. Heat is orange where a patch speaks for the text and blue where it speaks"
-        " against it; all maps of a picture share one scale."
+        f" what lies in the box. {CONTRAST}"
     )
     return [
         Section("Regions: most wrong", hint(f"{order} {seen(on)}") + judged(worst_regions(on), "w")),

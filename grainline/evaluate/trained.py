@@ -143,7 +143,7 @@ def overlap(told: Taught, source: Source, size: int, progress: Progress | None =
         pictures,
         len(mine),
         _near(mine, others, hit),
-        max(0, len(others) - LIMIT),
+        max(0, sum(one.look is not None for one in others) - LIMIT),
     )
 
 

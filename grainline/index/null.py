@@ -26,7 +26,9 @@ from PIL import Image
 from grainline.data.captions import sentences
 from grainline.data.record import Damaged, Record, Source
 from grainline.data.sources import open_source
+from grainline.data.sources.joined import parts_of
 from grainline.data.sources.plain import read_lines
+from grainline.data.sources.texts import TextsAlone
 from grainline.errors import UserError
 from grainline.files import Corrupt, write_text
 from grainline.index.folder import NPY, Part, new_part, seal_of
@@ -121,7 +123,9 @@ def with_own(model: Model, null: NullTexts, encoded: Mapping[str, Encoded]) -> N
     own: list[tuple[float, float] | None] = [None] * len(null.texts)
     if null.source.endswith(".txt") or model.method.describes:
         return null
-    source = open_source(null.source, size=model.method.size)
+    source = open_source(null.source, size=min(max(32, model.method.size), 2048))  # as scenes allow
+    if any(isinstance(part, TextsAlone) for part in parts_of(source)):
+        return null  # there are no images of them
     chosen = np.linspace(0, len(own) - 1, min(OWN, len(own))).astype(int)
     for start in range(0, len(chosen), model.batch):
         numbers, images = [], []

@@ -5,12 +5,8 @@ holds a crc32 of each PAGE bytes of its arrays ("pages" in state.json). A reader
 it first uses a byte of that page, once for each opening. A crc32 finds every flipped bit of a page and every
 burst of up to 32 bits; of other damage it misses one page in 4 billion. The checksums themselves are part of
 state.json, whose sha256 is in the manifest, and the manifest carries its own.
-
-Folders without checksums of pages were written before there were any: each of their files is one page, with
-its sha256.
 """
 
-import hashlib
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,12 +31,9 @@ class Column:
         """
         self.path = path
         size = sealed["files"][path.name]["bytes"]
-        sums = sealed.get("pages", {}).get(path.name)
-        self._page = PAGE if sums is not None else max(1, size)
-        self._digest = crc32 if sums is not None else _sha256
-        self._sums = sums if sums is not None else sealed["files"][path.name]["sha256"]
+        self._sums = sealed["pages"][path.name]
         self._bytes = _mapped(path, size)
-        self._unchecked = np.ones(-(-size // self._page), bool)
+        self._unchecked = np.ones(-(-size // PAGE), bool)
         self._check(np.arange(1))
         try:
             start = io.BytesIO(self._bytes[:PAGE].tobytes())
@@ -60,9 +53,9 @@ class Column:
             width = self._array.dtype.itemsize * int(np.prod(self.shape[1:]))
             first = self._first + np.atleast_1d(np.arange(len(self))[rows]) * width
             last = first + max(width - 1, 0)
-            most = int((last // self._page - first // self._page).max(initial=0))
-            pages = first[:, None] // self._page + np.arange(most + 1)
-            self._check(np.unique(np.minimum(pages, last[:, None] // self._page)))
+            most = int((last // PAGE - first // PAGE).max(initial=0))
+            pages = first[:, None] // PAGE + np.arange(most + 1)
+            self._check(np.unique(np.minimum(pages, last[:, None] // PAGE)))
         return self._array[rows]
 
     def whole(self) -> np.ndarray:
@@ -71,11 +64,11 @@ class Column:
         return self._array
 
     def _check(self, pages: np.ndarray) -> None:
-        width = len(self._digest(b""))
+        width = len(crc32(b""))
         for page in pages[self._unchecked[pages]].tolist():
-            start = page * self._page
-            piece = self._bytes[start : start + self._page]
-            if self._digest(piece) != self._sums[page * width : (page + 1) * width]:
+            start = page * PAGE
+            piece = self._bytes[start : start + PAGE]
+            if crc32(piece) != self._sums[page * width : (page + 1) * width]:
                 place = "/".join(self.path.parts[-3:])
                 end = start + len(piece) - 1
                 raise corrupt(
@@ -83,10 +76,6 @@ class Column:
                     f"{place} is not what was written, somewhere in bytes {start:,} to {end:,}",
                 )
             self._unchecked[page] = False
-
-
-def _sha256(piece: Any) -> str:
-    return hashlib.sha256(piece).hexdigest()
 
 
 def _mapped(path: Path, size: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from grainline.viz.heat import FLOOR, FULL
 from grainline.viz.overlay import overlay
 from grainline.viz.page import short
 
-FORMAT = 1
+FORMAT = 2
 
 
 def table(answer: Answer) -> Table:

@@ -64,10 +64,15 @@ def rows_of(clock: Clock, side: int, ids: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def some_rows(index: Tensor) -> Iterator[None]:
-    """Layers called inside work on the rows of this order [n]."""
+def some_rows(index: Tensor, of: int | None = None) -> Iterator[None]:
+    """Layers called inside work on the rows of this order [n].
+
+    of  the number of rows that `index` counts. Where the present rows are of another number, nobody said
+        which rows these are, and a layer that draws inside ends with an error; others work as ever
+    """
     now = _Now.rows
-    with using(now and Rows(now.start, now.key[index])):
+    known = now is not None and of in (None, len(now.key))
+    with using(now and Rows(now.start, now.key[index] if known else now.key[:0])):
         yield
 
 
@@ -119,7 +124,7 @@ def drawn(module: nn.Module, shape: tuple[int, ...], device: torch.device) -> Te
     if now is None:
         return mixed(torch.randint(-(2**62), 2**62, shape, device=device))
     number, over = divmod(shape[0], max(1, len(now.key)))
-    if over:
+    if over or (shape[0] and not len(now.key)):
         raise ValueError(f"{shape[0]} rows cannot be parts of {len(now.key)}: say which rows they are")
     place: int = getattr(module, "place", 0)
     index = torch.zeros((), dtype=torch.int64, device=device)

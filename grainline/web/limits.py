@@ -1,8 +1,9 @@
 """What the server accepts and holds at most, so that no request can take it down."""
 
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
 
 from grainline.config import Config
 
@@ -13,6 +14,17 @@ HITS = 100
 """Pictures in an answer."""
 
 
+def _network(value: Any) -> IPv4Network | IPv6Network:
+    """An address or a network of them. Raises ValueError in plain words."""
+    try:
+        return ip_network(value)
+    except ValueError:
+        raise ValueError("an address or a network is needed, such as 10.0.0.1 or 10.0.0.0/8") from None
+
+
+Network = Annotated[IPv4Network | IPv6Network, PlainValidator(_network)]
+
+
 class Limits(Config):
     """Limits of a server. Sizes are in bytes, times in seconds."""
 
@@ -21,7 +33,7 @@ class Limits(Config):
     requests: int = Field(256, gt=0)  # requests of any kind at a time
     connections: int = Field(1024, gt=0)  # browsers keep some open between requests
     share: float = Field(0.25, gt=0, le=1)  # of connections, requests and held bytes, for one address
-    behind_proxy: tuple[IPv4Network | IPv6Network, ...] = ()  # proxies whose X-Forwarded-For counts
+    behind_proxy: tuple[Network, ...] = ()  # proxies whose X-Forwarded-For counts
     body: int = Field(256 * 2**10, gt=0)  # of a request without a picture
     upload: int = Field(16 * 2**20, gt=0)  # of a request with a picture
     held: int = Field(256 * 2**20, gt=0)  # of all bodies together

@@ -289,6 +289,7 @@ def _csv_rows(file: str, text: str) -> Iterator[Row]:
     """The rows of CSV or TSV. Split at what the first line has most of: many a .csv has tabs."""
     head = text.split("\n", 1)[0]
     delimiter = "\t" if Path(file).suffix.lower() == ".tsv" else max(",\t;|", key=head.count)
+    csv.field_size_limit(2**31 - 1)  # the library would refuse a cell of 131,072 characters
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     line = 1
     try:

@@ -172,7 +172,7 @@ class TextEncoder(LibraryEncoder, Grouping):
         groups = length_groups(mask.sum(1), self.buckets)
         parts = []
         for rows, most in groups:
-            with some_rows(rows):
+            with some_rows(rows, len(ids)):
                 parts.append(self.read(self.model, ids[rows, :most], mask[rows, :most]))
         back = torch.cat([rows for rows, _ in groups]).argsort()
         tokens = torch.cat([F.pad(x, (0, 0, 0, length - x.shape[1])) for x, _ in parts])[back]
