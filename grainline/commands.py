@@ -4,7 +4,6 @@
 They load torch when run.
 """
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -258,6 +257,7 @@ def phrases(
     from grainline.data.phrases.make import make, told
     from grainline.data.phrases.providers import open_provider
     from grainline.data.sources import open_source
+    from grainline.dist import usable_cores
 
     if out.suffix != ".jsonl":
         raise UserError(f"--out {out}: a file of phrases has a name in .jsonl")
@@ -266,7 +266,7 @@ def phrases(
             open_source(source, images=images, size=32),
             open_provider(provider),
             out,
-            processes or len(os.sched_getaffinity(0)),
+            processes or usable_cores(),
             step,
         )
     print(f"written: {out} ({told(made)})")

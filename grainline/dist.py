@@ -1,5 +1,6 @@
 """What processes tell each other; alone, every function is the identity."""
 
+import os
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -11,6 +12,13 @@ from grainline.types import Encoded, Mean, each, rows
 
 T = TypeVar("T")
 R = TypeVar("R", bound=tuple[Any, ...])
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; where the system does not say it, as on macOS, all of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def world_size() -> int:

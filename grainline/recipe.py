@@ -3,7 +3,6 @@
 A file may say `base: NAME` and then only what differs from that recipe. A run keeps it whole.
 """
 
-import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import resources
@@ -17,6 +16,7 @@ from grainline.config import Config, merged, override, parse, read_yaml
 from grainline.data.descriptions import Descriptions, require_fit
 from grainline.data.texts import TextsConfig
 from grainline.data.transforms import CropConfig
+from grainline.dist import usable_cores
 from grainline.errors import UserError
 from grainline.files import write_text
 from grainline.model import Model, find_run
@@ -43,7 +43,7 @@ class DataConfig(Config):
 
     def require_workers(self) -> None:
         """Raise UserError for more processes than this machine can start and feed."""
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         most = max(16, 4 * cores)
         if self.workers > most:
             raise UserError(

@@ -17,6 +17,7 @@ from grainline.lock import LOCK, NoLocks, one_writer
 from grainline.recipe import Recipe, read_recipe
 from grainline.train import checkpoint
 from grainline.train.log import NAME as LOG
+from grainline.viz.page import short
 
 MAY_CHANGE = ("data.workers", "data.damage", "train.keep", "train.log", "train.log_every")
 """Recipe fields that do not change what a run computes, so that a resumed run may have others."""
@@ -45,6 +46,8 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
                     _require_same(recipe, out, resume)
             except UserError as error:
                 met = str(error)
+            except (OSError, ValueError) as error:  # ValueError: a path with a null character
+                met = f"cannot use {short(str(out), 200)}: {reason(error)}; choose another --out"
         met = everyones(met)[0]
         if met:
             raise UserError(met)

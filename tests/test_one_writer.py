@@ -127,3 +127,13 @@ def test_a_folder_of_something_else_gets_no_lock(tmp_path: Path, capsys: pytest.
     for again in ([], ["--resume"]):
         assert "is not an empty folder" in complaint(capsys, "train", recipe(tmp_path), "--out", out, *again)
     assert [path.name for path in out.iterdir()] == ["a.png"]
+
+
+def test_a_folder_with_a_name_too_long_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--data", "scenes:train?count=64&size=32")
+    said = complaint(capsys, "train", "clip/scenes", *given, "--out", tmp_path / ("x" * 300))
+    assert "cannot use" in said
+    assert said.endswith("choose another --out")
+    assert len(said) < 500

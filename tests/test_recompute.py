@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.nn.layers import layer_lists
+from grainline.nn.noise import IMAGES, number_places, rows_of
 from grainline.train.optim import Rule, param_groups, train_mode
 from grainline.train.recompute import compile_layers, recompute_layers
 from grainline.train.schedule import Constant
 from grainline.train.step import cached_step, step
+from grainline.types import Clock
 
 compiles = pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor"
@@ -118,6 +120,25 @@ def test_what_has_no_layers_or_would_count_a_batch_twice_is_refused() -> None:
     model = nn.ModuleDict({"layers": nn.ModuleList([nn.BatchNorm1d(2)])})
     with pytest.raises(UserError, match=r"cannot compute layers.0 twice: its running statistics"):
         recompute_layers(model)
+
+
+@compiles
+def test_compiled_noise_takes_batches_of_any_size() -> None:
+    """As batches and groups of texts of similar length have; the noise is that of the rows in either."""
+    torch._dynamo.reset()
+    plain = tuning.method("ours", noise=0.3)
+    fast = copy.deepcopy(plain)
+    for method in (plain, fast):
+        number_places(method)
+    compile_layers(fast, lambda graph, inputs: graph)  # noqa: ARG005
+    for number in (5, 3, 7, 4):
+        torch.manual_seed(number)
+        images, _ = tuning.batch(plain, number)
+        found = []
+        for method in (plain, fast):
+            with rows_of(Clock(), IMAGES, images.image):
+                found.append(method.train().encode_images(images).vector)
+        torch.testing.assert_close(*found)
 
 
 @compiles

@@ -123,7 +123,8 @@ def drawn(module: nn.Module, shape: tuple[int, ...], device: torch.device) -> Te
     now = _Now.rows
     if now is None:
         return mixed(torch.randint(-(2**62), 2**62, shape, device=device))
-    number, over = divmod(shape[0], max(1, len(now.key)))
+    whole = max(1, len(now.key))
+    number, over = shape[0] // whole, shape[0] % whole  # a compiler cannot trace divmod of unknown sizes
     if over or (shape[0] and not len(now.key)):
         raise ValueError(f"{shape[0]} rows cannot be parts of {len(now.key)}: say which rows they are")
     place: int = getattr(module, "place", 0)
