@@ -67,7 +67,8 @@ def hard_assignment(raw: Tensor, mask: Tensor, noise: Tensor | None = None) -> T
 
 
 def gumbel(share: Tensor) -> Tensor:
-    """Noise -log(-log u) from numbers u strictly between 0 and 1."""
+    """Noise -log(-log u) from numbers u strictly between 0 and 1; in bfloat16 some would round to 1."""
+    assert share.dtype not in (torch.float16, torch.bfloat16)
     return -(-share.log()).log()
 
 
