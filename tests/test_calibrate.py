@@ -68,8 +68,13 @@ def test_p_of_every_sentence_is_that_of_the_steps_in_loops(
         levels = np.sort(each, 0)[-4:].mean(0)  # of twenty images all are background, and four are a fifth
         whole = index.scores(every, [query])[:, 0]
         null = [steps.help_of_null(i) for i in steps.near(len(levels))]
+        best = [steps.best(i) for i in steps.near(len(levels))]
         for hit in hits:
             row = index.opened.numbers[hit.path]
+            if len(levels) > 1:
+                standard = (whole[row] - whole.mean()) / whole.std()
+                reached = sum(one >= standard - 1e-6 for one in best)
+                assert hit.p == pytest.approx((1 + reached) / (1 + len(best))), "by texts of about as many"
             for tested, sentence in zip(each[row] - levels, hit.sentences, strict=True):
                 help = steps.help(tested, whole, whole[row], len(levels))
                 reached = sum(one <= help * (1 + 1e-9) for one in null)
@@ -98,11 +103,15 @@ class _Steps:
         self.number = number
 
     def near(self, count: int) -> list[int]:
-        return sorted(range(len(self.count)), key=lambda i: abs(np.log(self.count[i]) - np.log(count)))[:11]
+        """Eleven, and those that are as near as the last of them."""
+        apart = [abs(np.log(one / count)) if one > 1 else np.inf for one in self.count]
+        return [i for i, value in enumerate(apart) if value <= sorted(apart)[10] + 1e-9]
 
     def usual(self, count: int) -> float:
-        best = [(x.max() - x.mean()) / x.std() for x in (self.whole[i] for i in self.near(count))]
-        return float(np.median(best))
+        return float(np.median([self.best(i) for i in self.near(count)]))
+
+    def best(self, i: int) -> float:
+        return float((self.whole[i].max() - self.whole[i].mean()) / self.whole[i].std())
 
     def tail(self, x: float) -> float:
         return (1 + sum(value >= x - 1e-12 for value in self.pool)) / (1 + len(self.pool))

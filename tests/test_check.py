@@ -133,7 +133,8 @@ def test_hashes_of_strangers_differ_in_about_half_of_their_bits(monkeypatch: pyt
     assert [tuple(pair) for pair in both] == [(i, i + 1, 0) for i in range(12)]
     assert near_copies([None], hashes) == near_copies([], []) == []
     monkeypatch.setattr("grainline.data.near.LIMIT", 2)  # entries without a hash do not count
-    assert len(near_copies([None, None, None, *hashes], hashes, most=0)) == 2
+    assert len(near_copies(hashes, [None, None, None, *hashes], most=0)) == 2
+    assert len(near_copies([*hashes, hashes[0]], hashes[:2], most=0)) == 3, "all of the first are compared"
 
 
 def test_the_page_says_what_is_wrong_and_what_to_do() -> None:

@@ -54,10 +54,10 @@ def near_copies(
 
     first, second  hashes [256] bool; None entries are in no pair. Without `second`: pairs i < j of the first
 
-    At most the first LIMIT hashes of each are compared.
+    Only the first LIMIT hashes of the set that is searched are compared: `second`, else `first`.
     """
-    a, places_a = _signs(first)
-    b, places_b = (a, places_a) if second is None else _signs(second)
+    a, places_a = _signs(first, LIMIT if second is None else None)
+    b, places_b = (a, places_a) if second is None else _signs(second, LIMIT)
     out = []
     for i in range(0, len(a), BLOCK):
         for j in range(0, len(b), BLOCK):
@@ -70,8 +70,8 @@ def near_copies(
     return sorted(out)
 
 
-def _signs(hashes: Sequence[np.ndarray | None]) -> tuple[np.ndarray, np.ndarray]:
+def _signs(hashes: Sequence[np.ndarray | None], limit: int | None) -> tuple[np.ndarray, np.ndarray]:
     """The hashes that there are as -1 and 1, [n, 256] float32, and their places [n]."""
-    real = [(i, bits) for i, bits in enumerate(hashes) if bits is not None][:LIMIT]
+    real = [(i, bits) for i, bits in enumerate(hashes) if bits is not None][:limit]
     signs = np.array([bits for _, bits in real], np.float32).reshape(len(real), BITS) * 2 - 1
     return signs, np.array([i for i, _ in real], np.int64)

@@ -5,7 +5,7 @@ p of a hit, in three steps:
      most 256 images of the index, the same ones for every query;
   2. the standardised best score of each null text is what a query without a match reaches;
   3. p is the share of null texts that reach the score of the hit: (1 + reached) / (1 + texts).
-A query of one sentence is judged by null texts of one sentence, since fewer sentences mean wilder scores.
+A query is judged by null texts of about as many sentences, since fewer sentences mean wilder scores.
 
 An image as the query is judged by its score as it stands: 1 means the same in every index, and a copy, which
 no mean and std may turn into something less, reaches it. The null values are what images of the index score
@@ -24,8 +24,8 @@ among hits a high score of a sentence says less than among all images. In five s
      1410.2597, for a score that is the mean of its sentences; for others it is an approximation);
   5. p is the share of null texts whose own sentence has a help as small, in the best hit of their own search.
      This holds the level in best hits whatever step 4 approximates, and more than holds it in those behind.
-     It uses the NEAR null texts whose number of sentences is nearest to that of the query: the fewer
-     sentences, the more each of them chooses.
+     It uses NEAR null texts or more, those whose number of sentences is nearest to that of the query:
+     the fewer sentences, the more each of them chooses.
 Where the other sentences alone would have brought the image there, as they do in the right image, need is
 low and nothing is lost; where the sentence itself did, p is large. The verdict on the query plays no part.
 
@@ -49,7 +49,7 @@ FEWEST = 16  # images that a mean and a std need
 TOP = 0.2  # share of the background that says what a sentence scores where it is shown
 RANKS = 10  # hits that users look at
 AT_ONCE = 512  # images whose null scores are looked at together
-NEAR = 300  # null texts that judge the sentences of a query
+NEAR = 300  # null texts that judge a query and its sentences, at least
 ENOUGH = 20  # true sentences that a power is measured on, at least
 WEAK = 0.2  # of true sentences: a model that tells fewer judges none
 
@@ -118,10 +118,15 @@ class Calibration:
         return np.minimum(1.0, ratio)
 
     def near(self, count: int) -> np.ndarray:
-        """The NEAR null texts of two sentences and more whose number of sentences is nearest, by ratio."""
-        apart = np.abs(np.log(self.known.counts) - np.log(count))
-        order = np.argsort(np.where(self.known.counts > 1, apart, np.inf), kind="stable")
-        return order[: min(NEAR, int((self.known.counts > 1).sum()))]
+        """The null texts of two sentences and more whose number of sentences is nearest, by ratio.
+
+        NEAR of them, and all others that are as near as the last of these.
+        """
+        apart = np.maximum(self.known.counts / count, count / self.known.counts)
+        apart[self.known.counts < 2] = np.inf
+        order = np.argsort(apart, kind="stable")[: int((self.known.counts > 1).sum())]
+        last = np.searchsorted(apart[order], apart[order][:NEAR][-1:], side="right")
+        return order[: int(last[0])] if len(order) else order
 
     def usual(self, count: int) -> float:
         """The standardised score of the best hit that a query of so many sentences has without a match."""
@@ -130,7 +135,7 @@ class Calibration:
         return self._usual[count]
 
     def null(self, count: int) -> np.ndarray:
-        """What help the tested sentences of the nearest null texts are, sorted: [NEAR]"""
+        """What help the tested sentences of the nearest null texts are, sorted."""
         if count not in self._null:
             near, known = self.near(count), self.known
             counts = known.counts[near]

@@ -101,6 +101,16 @@ class Opened:
         """The same of single sentences, for queries of one sentence: [P]"""
         return np.sort(self._standard(ASIDES).apply(self._hits(ASIDES).score))
 
+    def null_of(self, count: int) -> np.ndarray:
+        """What queries of so many sentences reach without a match, sorted.
+
+        The fewer sentences, the wilder their scores: those of null texts of about as many.
+        """
+        if count == 1:
+            return self.null_sentences
+        near = self.calibration.near(count)
+        return np.sort(self.calibration.known.best[near]) if len(near) else self.null_texts
+
     @cached_property
     def null_images(self) -> np.ndarray:
         """What background pictures score with their nearest neighbours, sorted: [B]

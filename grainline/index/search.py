@@ -80,7 +80,7 @@ class Index:
         ground = self._score(self.opened.ground, encoded)  # [B, M]
         answers = []
         for i, (found, score) in enumerate(self._scored(encoded, k, options)):
-            null = self.opened.null_texts if len(told[i]) > 1 else self.opened.null_sentences
+            null = self.opened.null_of(len(told[i]))
             answers.append(self._hits(found, score, ground[:, i], null, k, options))
         if options.sentences or options.heat:
             answers = self._with_sentences(answers, told, standard(ground), options)

@@ -163,6 +163,8 @@ def _complaint(error: ValidationError, value: Any) -> str:
             break
         names, value = [*names, str(part)], value[part]
     name = ".".join(names)
+    if first["type"] == "missing" and isinstance(value, list | tuple):  # a list that ends before this place
+        return f"{'.'.join(names[:-1])} is {shown(value)}: too short, it has {len(value)}"
     if first["type"] == "missing":
         return f"no {name}"
     message = first["msg"]
