@@ -153,7 +153,7 @@ def test_a_file_gives_boxes_texts_and_its_difficulty(tmp_path: Path) -> None:
             "annotations[1]",
             "is []: list",
         ),
-        (lambda x: x["annotations"][2].update(bbox=[1, 2, 3]), "annotations[2]", "bbox is [1, 2, 3]: too short"),
+        (lambda x: x["annotations"][2].update(bbox=[1, 2, 3]), "annotations[2]", "[1, 2, 3]: too short"),
         (
             lambda x: x["annotations"][2].update(bbox=[1, 2, 0, 3]),
             "annotations[2]",
