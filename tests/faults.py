@@ -442,6 +442,8 @@ INDEX = [
           "if lacking <= options.lack else", "if lacking <= 1.0 else"),
     Fault("index/null.py", "tests/test_calibrate.py", "a span lacks the sentence that is tested",
           "start = max(0, min(turn - count // 2, len(said) - count))", "start = 0"),
+    Fault("evaluate/validated.py", "tests/test_validated.py", "any result counts as validation",
+          "result.data[\"path\"]", "\"its validation data\""),
     Fault("evaluate/validated.py", "tests/test_validated.py", "weights are quoted at the end of their run",
           "line = (own or lines)[-1]", "line = lines[-1]"),
     Fault("index/search.py", "tests/test_index.py", "the shortlist is in the order of the vectors",

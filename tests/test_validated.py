@@ -46,11 +46,14 @@ def test_a_log_of_before_has_no_number_of_images(run: Path) -> None:
     assert validated(str(run)).endswith("finds the right image at rank 2 (median).")
 
 
-def test_the_result_of_the_demo_is_quoted_where_the_log_has_none(run: Path) -> None:
+def test_a_result_beside_the_weights_is_quoted_with_its_data_where_the_log_has_none(run: Path) -> None:
     assert validated(str(run)) == ""
     metric = Metric("text to image median rank", 1.0, 1.0, 1.0, 500, 250.5, 0, "rank")
-    write(Result("", "", (metric,), {}, {"pictures": 500}, {}, 0, "", (), {}), run / "retrieval.json")
-    assert validated(str(run)).endswith("at rank 1 of 500 (median).")
+    data = {"pictures": 500, "path": "photos.jsonl"}  # any data: nothing says that it is validation data
+    write(Result("", "", (metric,), {}, data, {}, 0, "", (), {}), run / "retrieval.json")
+    assert (
+        validated(str(run)) == "On photos.jsonl this model finds the right image at rank 1 of 500 (median)."
+    )
     (run / "retrieval.json").write_text("{")
     assert validated(str(run)) == ""
 

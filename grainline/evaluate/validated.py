@@ -1,7 +1,8 @@
 """At which rank a model finds right images: what its run measured on its validation data, in one sentence.
 
-A run measures itself while it is trained (`data.validation` of its recipe) and writes it to its log; the demo
-measures itself at the end and writes retrieval.json into its folder. A checkpoint of others has neither.
+A run measures itself while it is trained (`data.validation` of its recipe) and writes it to its log. The demo,
+or a user, may write a measurement as retrieval.json into the folder: it names its own data, which need not be
+validation data. A checkpoint of others has neither.
 """
 
 import json
@@ -36,11 +37,13 @@ def validated(path: str) -> str:
     return "" if found is None else sentence(*found)
 
 
-def sentence(rank: float, images: int | None) -> str:
-    """The median rank of the right image among so many (None: unknown) in words.
+def sentence(rank: float, images: int | None, data: str = "its validation data") -> str:
+    """The median rank of the right image among so many (None: unknown) of `data` in words.
 
     >>> sentence(1.0, 500)
     'On its validation data this model finds the right image at rank 1 of 500 (median).'
+    >>> sentence(1.0, 500, "photos.jsonl")
+    'On photos.jsonl this model finds the right image at rank 1 of 500 (median).'
     >>> sentence(71.5, None)[:77]
     'On its validation data this model finds the right image at rank 71.5 (median)'
     >>> sentence(71.5, None)[78:]
@@ -48,12 +51,12 @@ def sentence(rank: float, images: int | None) -> str:
     """
     among = "" if images is None else f" of {images:,}"
     weak = f" It is too weak to trust: most right images are not among the first {SHOWN}."
-    said = f"On its validation data this model finds the right image at rank {rank:,g}{among} (median)."
+    said = f"On {data} this model finds the right image at rank {rank:,g}{among} (median)."
     return said + weak * (rank > SHOWN)
 
 
-def _measured(home: Path, weights: Path) -> tuple[float, int | None] | None:
-    """Median rank and number of images: of the log, else of the result beside it."""
+def _measured(home: Path, weights: Path) -> tuple[float, int | None] | tuple[float, int, str] | None:
+    """Median rank, number of images: of the log, else of the result beside it, with the name of its data."""
     lines = [line for line in _validations(home / LOG) if METRIC in line.get("metrics", {})]
     if lines:
         own = [line for line in lines if line["step"] == _step(weights)]
@@ -61,7 +64,7 @@ def _measured(home: Path, weights: Path) -> tuple[float, int | None] | None:
         return line["metrics"][METRIC], line.get("images")
     try:
         result = from_json((home / RESULT).read_text(encoding="utf-8"), RESULT)
-        return result.metric(METRIC).value, result.data["pictures"]
+        return result.metric(METRIC).value, result.data["pictures"], result.data["path"]
     except (OSError, ValueError, KeyError, UserError):
         return None
 
