@@ -188,16 +188,21 @@ def test_both_sides_of_one_groupvit_train_together(saved: tuple[Path, Any]) -> N
     assert isinstance(made.towers.to_image, nn.Linear)  # another space than that of the two heads
 
 
-def test_two_heads_of_one_groupvit_are_the_librarys_before_and_while_they_learn(
-    saved: tuple[Path, Any],
-) -> None:
-    """In training the norm inside a head keeps the statistics of the checkpoint, so chunks change nothing."""
-    folder, model = saved
+def clip_of(folder: Path) -> tuple[Any, Any, torch.Tensor]:
+    """A CLIP with the towers of a checkpoint, three images, and these as the library takes them."""
     made: Any = start(
         Description("clip", method_config("clip", {"pretrained": str(folder)}, "test"))
     ).method()
     images = seen(made)
-    values = (images.pixels / 255 - made.towers.image.mean) / made.towers.image.spread
+    return made, images, (images.pixels / 255 - made.towers.image.mean) / made.towers.image.spread
+
+
+def test_two_heads_of_one_groupvit_are_the_librarys_before_and_while_they_learn(
+    saved: tuple[Path, Any],
+) -> None:
+    """In training the norm inside a head keeps the statistics of the checkpoint, so chunks change nothing."""
+    model = saved[1]
+    made, images, values = clip_of(saved[0])
     for _ in range(2):
         expected = F.normalize(model.get_image_features(pixel_values=values).pooler_output, dim=-1)
         torch.testing.assert_close(made.encode_images(images).vector, expected, atol=1e-6, rtol=1e-5)
@@ -208,12 +213,8 @@ def test_two_heads_of_one_groupvit_are_the_librarys_before_and_while_they_learn(
 
 @torch.no_grad()
 def test_the_head_of_a_groupvit_reads_each_group_as_the_library_does(saved: tuple[Path, Any]) -> None:
-    folder, model = saved
-    made: Any = start(
-        Description("clip", method_config("clip", {"pretrained": str(folder)}, "test"))
-    ).method()
-    images = seen(made)
-    values = (images.pixels / 255 - made.towers.image.mean) / made.towers.image.spread
+    model = saved[1]
+    made, images, values = clip_of(saved[0])
     groups = model.vision_model(pixel_values=values).last_hidden_state
     expected = model.visual_projection(groups.flatten(0, 1)).view(3, 3, 24)
     found = made.eval().encode_images(images).tokens
