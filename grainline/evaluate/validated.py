@@ -1,7 +1,7 @@
 """At which rank a model finds right images: what its run measured on its validation data, in one sentence.
 
-A run measures itself while it is trained (`data.validation` of its recipe) and writes it to its log. The demo or
-a user may write a measurement as retrieval.json into the folder: it names its own data, which need not be
+A run measures itself while it is trained (`data.validation` of its recipe) and writes it to its log. The demo
+or a user may write a measurement as retrieval.json into the folder: it names its own data, which need not be
 validation data. A checkpoint of others has neither.
 """
 
