@@ -1,4 +1,4 @@
-"""Any method trains alike on one, two and three processes: losses, gradients, noise of layers."""
+"""Any method trains alike on one, two, three and four processes: losses, gradients, noise of layers."""
 
 import os
 from datetime import timedelta
@@ -26,7 +26,7 @@ CASES = {
     for case in ("caft", "caft-segments", "flair")
     for negatives in ("sampled", "all")
 }
-WORLDS = (3, 2)
+WORLDS = (4, 3, 2)
 LIMIT = timedelta(seconds=120)  # for one exchange
 WHOLE = 12  # pictures over all processes
 
@@ -44,7 +44,7 @@ NOISY = {name: (name, (*DROP, *OTHERS.get(name, ()))) for name in METHODS} | {
     "tgt-minimal": ("tgt-minimal", DROP),
 }
 LIBRARY = {f"library {case}": case for case in ("clip", "siglip", "vit and bert", "swin")}
-KEPT = {1: (None, False), 2: (4, False), 3: (None, True)}
+KEPT = {1: (None, False), 2: (None, False), 3: (None, True), 4: (2, False)}
 """Chunks, and whether activations are computed again, by the number of processes."""
 
 
@@ -87,14 +87,14 @@ def noisy_batch(case: str, method: Method, rank: int, world: int) -> tuple[Image
 
 
 def trained(case: str, rank: int, world: int, training: bool = True) -> dict[str, Tensor]:
-    """Terms of the loss in two steps, over all processes."""
+    """Terms of the loss in three steps, over all processes."""
     chunk, recompute = KEPT[world]
     method = noisy(case).double().train(training)
     images, texts = noisy_batch(case, method, rank, world)
     if recompute:
         recompute_layers(method)
     objective, found = Objective(method), {}
-    for step in range(2):
+    for step in range(3):
         loss = objective(images, texts, Clock(step, 0.5, seed=7), chunk)
         loss.total.backward()
         found |= {f"{case}/{step}/{name}": average(x) for name, x in loss.terms.items()}
@@ -134,7 +134,7 @@ def measured(case: str, both: tuple[Images, Texts]) -> dict[str, Tensor]:
 
 
 def worker(rank: int, out: Path) -> None:
-    """One of three processes; it also takes part where fewer of them work."""
+    """One of four processes; it also takes part where fewer of them work."""
     torch.set_num_threads(1)
     for world in WORLDS:
         if rank < world:
