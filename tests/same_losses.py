@@ -53,7 +53,7 @@ CAST = {"width": 32, "depths": [1, 1, 1, 1], "heads": 2, "size": 32, "stride": 2
 TEXT = {"width": 32, "depth": 2, "heads": 2, "vocab": 600, "context": 48}
 DATA = {"paths": ["scenes:train?count=40"], "tokenizer_samples": 40, "workers": 0}
 TRAIN = {"steps": STEPS, "batch": 16, "log_every": 1, "save_every": STEPS}
-RATES = {"lr": 1e-3, "decay": 0.1, "betas": [0.9, 0.98], "eps": 1e-8}
+RATES = {"lr": 2e-4, "decay": 0.1, "betas": [0.9, 0.98], "eps": 1e-8}
 
 
 def shrunk(recipe: Values, checkpoints: Path) -> Values:
@@ -153,6 +153,12 @@ def at_most(values: Values, limits: dict[str, int]) -> None:
     values |= {k: min(values[k], limit) for k, limit in limits.items() if values.get(k) is not None}
 
 
+def names(tree: Path) -> list[str]:
+    """The recipes that ship with a tree."""
+    folder = tree / RECIPES
+    return [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
+
+
 def whole(folder: Path, name: str) -> Values:
     """A recipe with the fields of its bases, as the file says them."""
     values = yaml.safe_load((folder / f"{name}.yaml").read_text())
@@ -170,50 +176,52 @@ def merged(values: Values, changes: Values) -> Values:
 
 def cases(tree: Path, checkpoints: Path) -> dict[str, Values]:
     """The distinct shrunken recipes by name; those that begin with another run come last."""
-    folder = tree / RECIPES
-    names = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+    order = sorted(names(tree), key=lambda name: (name in BEGINS, name.count("/"), RENAMED.get(name, name)))
     found: dict[str, tuple[str, Values]] = {}
-    for name in sorted(names, key=lambda name: (name in BEGINS, RENAMED.get(name, name))):
-        values = shrunk(whole(folder, name), checkpoints)
+    for name in order:
+        values = shrunk(whole(tree / RECIPES, name), checkpoints)
         found.setdefault(json.dumps(values, sort_keys=True), (name, values))
     return dict(found.values())
 
 
 def write_checkpoints(folder: Path) -> None:
-    """A small checkpoint with random weights of each family, as the library writes it."""
-    import transformers as library
+    """A small checkpoint with random weights of each family, as the transformers library writes it."""
+    import transformers
 
-    side = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    image = side | {"image_size": 32, "patch_size": 8}
-    words = "a red dog and the old green tree stand by some small blue house in wet sand".split()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     for family in FAMILIES.values():
         torch.manual_seed(0)
-        text = side | {"max_position_embeddings": 24, "pad_token_id": 0}
-        if family in ("clip", "siglip", "groupvit"):
-            text |= write_tokenizer(folder / family, [" ".join(words)] * 2, 556)
-        if family == "clip":
-            own = {"vision_config": image, "text_config": text, "projection_dim": 24}
-            model = library.CLIPModel(library.CLIPConfig(**own))
-        elif family == "siglip":
-            text |= {"projection_size": 32, "pad_token_id": 1}
-            model = library.SiglipModel(library.SiglipConfig(vision_config=image, text_config=text))
-        elif family == "groupvit":
-            stages = {"depths": [1, 1, 3], "num_group_tokens": [6, 3, 0], "num_output_groups": [6, 3, 0]}
-            own = {"projection_dim": 24, "projection_intermediate_dim": 40}
-            config = library.GroupViTConfig(vision_config=image | stages, text_config=text, **own)
-            model = library.GroupViTModel(config)
-        elif family == "bert":
-            marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", ","]
-            letters = [mark + chr(ord("a") + i) for mark in ("", "##") for i in range(26)]
-            vocabulary = {word: i for i, word in enumerate([*marks, *letters, *words[1:]])}
-            library.BertTokenizerFast(vocab=vocabulary).save_pretrained(folder / family)
-            model = library.BertModel(library.BertConfig(**text | {"vocab_size": len(vocabulary)}))
-        elif family == "swin":
-            sizes = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1, 2]}
-            model = library.SwinModel(library.SwinConfig(**sizes, num_heads=[2, 4], window_size=4))
-        else:
-            model = library.ViTModel(library.ViTConfig(**image))
-        model.save_pretrained(folder / family)
+        _checkpoint(transformers, family, folder / family).save_pretrained(folder / family)
+
+
+def _checkpoint(library: Any, family: str, folder: Path) -> Any:
+    """A model of a family; its tokenizer, if it reads texts, is written into the folder."""
+    side = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    image = side | {"image_size": 32, "patch_size": 8}
+    if family == "vit":
+        return library.ViTModel(library.ViTConfig(**image))
+    if family == "swin":
+        sizes = {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1, 2], "num_heads": [2, 4]}
+        return library.SwinModel(library.SwinConfig(**sizes, window_size=4))
+    words = "a red dog and the old green tree stand by some small blue house in wet sand".split()
+    text = side | {"max_position_embeddings": 24, "pad_token_id": 0}
+    if family == "bert":  # a vocabulary with a mask
+        marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"[unused{i}]" for i in range(200))]
+        letters = [mark + chr(ord("a") + i) for mark in ("", "##") for i in range(26)]
+        vocabulary = {word: i for i, word in enumerate([*marks, *letters, ".", ",", *words[1:]])}
+        library.BertTokenizerFast(vocab=vocabulary).save_pretrained(folder)
+        return library.BertModel(library.BertConfig(**text, vocab_size=len(vocabulary)))
+    text |= write_tokenizer(folder, [" ".join(words)] * 2, 556)
+    if family == "siglip":
+        text |= {"projection_size": 32, "pad_token_id": 1}
+        return library.SiglipModel(library.SiglipConfig(vision_config=image, text_config=text))
+    own = {"text_config": text, "projection_dim": 24}
+    if family == "clip":
+        return library.CLIPModel(library.CLIPConfig(**own, vision_config=image))
+    image |= {"depths": [1, 1, 3], "num_group_tokens": [6, 3, 0], "num_output_groups": [6, 3, 0]}
+    own["projection_intermediate_dim"] = 40
+    return library.GroupViTModel(library.GroupViTConfig(**own, vision_config=image))
 
 
 def trained(recipe: Values, out: Path) -> Values:
@@ -266,16 +274,10 @@ def run(tree: Path, only: str) -> Iterator[Values]:
             end = found.get("error") or float.fromhex(found["losses"][-1])
             print(f"{name:40} {time.perf_counter() - since:5.1f} s  {end}", file=sys.stderr)
             yield found
-        for name in sorted(names_of(tree)):
+        for name in sorted(names(tree)):
             if only in name and (shapes := shapes_on_meta(name)) is not None:
                 digest = hashlib.sha256(json.dumps(sorted(shapes)).encode()).hexdigest()
                 yield {"case": f"{RENAMED.get(name, name)} on meta", "weights": digest}
-
-
-def names_of(tree: Path) -> list[str]:
-    """The recipes that ship with a tree."""
-    folder = tree / RECIPES
-    return [path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")]
 
 
 # Comparing
