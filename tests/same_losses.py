@@ -343,7 +343,8 @@ def main() -> None:
     if asked.against:
         wrong = differences(found, elsewhere(asked.against, asked.only))
     if asked.compare:
-        wrong += differences(found, [one for one in read(asked.compare) if asked.only in one["case"]])
+        ours = {one["case"] for one in found}
+        wrong += differences(found, [x for x in read(asked.compare) if not asked.only or x["case"] in ours])
     print("\n".join(wrong) if wrong else "all equal" if asked.against or asked.compare else "")
     sys.exit(bool(wrong))
 
