@@ -530,7 +530,7 @@ TOKENIZERS = [
 
 PAGES = [
     Fault("viz/page.py", "tests/test_viz.py", "what stands in a page is not escaped",
-          '<li>{escape(line)}</li>', '<li>{line}</li>'),
+          "autoescape=True", "autoescape=False"),
     Fault("viz/heat.py", "tests/test_viz.py", "the place of a maximum is told mirrored",
           "PLACES[row][column]", "PLACES[row][2 - column]"),
     Fault("viz/heat.py", "tests/test_viz.py", "the level of a text colours its whole map",
@@ -545,7 +545,8 @@ PAGES = [
           "picture, own, self._others, size", "picture, own, None, size"),
     Fault("viz/look.py", "tests/test_viz.py", "each map has a scale of its own",
           "overlay(self.picture, heat, limit, self.floor)", "overlay(self.picture, heat)"),
-    Fault("viz/style.py", "tests/test_browser.py", "a sentence that is chosen does not show its heat",
+    Fault("viz/templates/style.css", "tests/test_browser.py",
+          "a sentence that is chosen does not show its heat",
           ".look input:checked ~ .over { opacity: 1;", ".look input:checked ~ .over { opacity: 0;"),
     Fault("evaluate/encode.py", "tests/test_report.py", "pictures behind a damaged one are shown for others",
           "self.positions.append(index)", "self.positions.append(len(self.positions))"),
@@ -849,8 +850,8 @@ MONOTONICITY = [
           '"scores", "cut", LISTED, EXACT)', '"scores", LISTED, EXACT)'),
     Fault("evaluate/figure.py", "tests/test_monotonicity.py", "results of other data stand side by side",
           'refuse_other(on.result, other, path, "be drawn side by side")', "pass"),
-    Fault("viz/charts.py", "tests/test_monotonicity.py", "cut subtexts look like others",
-          "{ring if hollow else solid}", "{solid}"),
+    Fault("viz/templates/chart.html", "tests/test_monotonicity.py", "cut subtexts look like others",
+          "{% if hollow %}", "{% if false %}"),
 ]
 
 PAIRS = [
@@ -1080,7 +1081,8 @@ MAPS = [
           "textwrap.fill(one.left_out, COLUMNS)", '""'),
     Fault("viz/maps.py", "tests/test_maps.py", "more phrases than fit in a line run off the figure",
           "divmod(i, IN_LINE)", "(0, i)"),
-    Fault("viz/style.py", "tests/test_browser.py", "the map of a sentence hides those of its phrases",
+    Fault("viz/templates/style.css", "tests/test_browser.py",
+          "the map of a sentence hides those of its phrases",
           ".phrases li:hover > .over { z-index: 4; }", ".phrases li:hover > .over { z-index: 2; }"),
 ]
 
