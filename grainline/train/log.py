@@ -257,7 +257,7 @@ class _Wandb:
 
 def _boards(cfg: LogConfig) -> list[type[_TensorBoard] | type[_Wandb]]:
     """What is asked for. UserError where its package is missing, before the log is touched."""
-    asked = [
+    asked: list[tuple[bool, type[_TensorBoard] | type[_Wandb], str, str, str, str]] = [
         (cfg.tensorboard, _TensorBoard, "tensorboard=true", "torch.utils.tensorboard", "tensorboard", "tb"),
         (bool(cfg.wandb), _Wandb, f"wandb={cfg.wandb}", "wandb", "wandb", "wandb"),
     ]
