@@ -90,9 +90,10 @@ class Look(NamedTuple):
         """The size of heat up to which there is no colour."""
         return FLOOR if self.contrast else 0.0
 
-    nothing = (
-        NOTHING  # what `place` says of a map without colour, which would look like one that failed to load
-    )
+    @property
+    def nothing(self) -> str:
+        """What `place` says of a map without colour, which would look like one that failed to load."""
+        return NOTHING
 
     def place(self, number: int) -> str:
         """Where the map of a text is strongest, in words; texts are numbered from 1."""
