@@ -1,6 +1,7 @@
 """Files that are whole or not there: written aside, synced, renamed into place, sealed with sha256.
 
-A sealed folder holds `state.json` with the size and sha256 of every other file and of itself.
+A sealed folder holds `state.json` with the size and sha256 of every other file and of itself. `Unpickler`
+reads pickles of others, which may name nothing but what it is given.
 """
 
 import contextlib
@@ -8,12 +9,14 @@ import errno
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import IO, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -284,3 +287,26 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+class Unpickler(pickle.Unpickler):
+    """Reads a pickle that may name only what is known; nothing else is imported or called.
+
+    known  (module, name) -> what stands for it
+
+    Raises pickle.UnpicklingError for any other name, and for objects that lie outside of the pickle.
+    """
+
+    def __init__(
+        self, file: IO[bytes], known: Mapping[tuple[str, str], Any] = MappingProxyType({}), **options: Any
+    ) -> None:
+        super().__init__(file, **options)
+        self.known = known
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.known:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which was not run")
+        return self.known[module, name]
+
+    def persistent_load(self, pid: Any) -> Any:  # noqa: ARG002
+        raise pickle.UnpicklingError("it asks for an object outside of it")

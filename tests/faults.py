@@ -376,10 +376,10 @@ PRETRAINED = [
           "quick = script or long or", "quick = long or"),
     Fault("encoders/pretrained/openclip.py", "tests/test_state_dicts.py", "a state dict may lack weights",
           "    if wrong:\n", "    if wrong and 'missing' not in wrong:\n"),
-    Fault("encoders/pretrained/archive.py", "tests/test_state_dicts.py", "an archive may import what it will",
-          "        if (module, name) not in known:\n",
+    Fault("files.py", "tests/test_state_dicts.py", "an archive may import what it will",
+          "        if (module, name) not in self.known:\n",
           "        if module in ('os', 'posix'):\n            return super().find_class(module, name)\n"
-          "        if (module, name) not in known:\n"),
+          "        if (module, name) not in self.known:\n"),
 ]
 
 STARTING = [
@@ -529,7 +529,7 @@ TOKENIZERS = [
 
 PAGES = [
     Fault("viz/page.py", "tests/test_viz.py", "what stands in a page is not escaped",
-          '<li>{escape(line)}</li>', '<li>{line}</li>'),
+          "autoescape=True", "autoescape=False"),
     Fault("viz/heat.py", "tests/test_viz.py", "the place of a maximum is told mirrored",
           "PLACES[row][column]", "PLACES[row][2 - column]"),
     Fault("viz/heat.py", "tests/test_viz.py", "the level of a text colours its whole map",
@@ -544,7 +544,8 @@ PAGES = [
           "picture, own, self._others, size", "picture, own, None, size"),
     Fault("viz/look.py", "tests/test_viz.py", "each map has a scale of its own",
           "overlay(self.picture, heat, limit, self.floor)", "overlay(self.picture, heat)"),
-    Fault("viz/style.py", "tests/test_browser.py", "a sentence that is chosen does not show its heat",
+    Fault("viz/templates/style.css", "tests/test_browser.py",
+          "a sentence that is chosen does not show its heat",
           ".look input:checked ~ .over { opacity: 1;", ".look input:checked ~ .over { opacity: 0;"),
     Fault("evaluate/encode.py", "tests/test_report.py", "pictures behind a damaged one are shown for others",
           "self.positions.append(index)", "self.positions.append(len(self.positions))"),
@@ -848,8 +849,8 @@ MONOTONICITY = [
           '"scores", "cut", LISTED, EXACT)', '"scores", LISTED, EXACT)'),
     Fault("evaluate/figure.py", "tests/test_monotonicity.py", "results of other data stand side by side",
           'refuse_other(on.result, other, path, "be drawn side by side")', "pass"),
-    Fault("viz/charts.py", "tests/test_monotonicity.py", "cut subtexts look like others",
-          "{ring if hollow else solid}", "{solid}"),
+    Fault("viz/templates/chart.html", "tests/test_monotonicity.py", "cut subtexts look like others",
+          "{% if hollow %}", "{% if false %}"),
 ]
 
 PAIRS = [
@@ -1079,7 +1080,8 @@ MAPS = [
           "textwrap.fill(one.left_out, COLUMNS)", '""'),
     Fault("viz/maps.py", "tests/test_maps.py", "more phrases than fit in a line run off the figure",
           "divmod(i, IN_LINE)", "(0, i)"),
-    Fault("viz/style.py", "tests/test_browser.py", "the map of a sentence hides those of its phrases",
+    Fault("viz/templates/style.css", "tests/test_browser.py",
+          "the map of a sentence hides those of its phrases",
           ".phrases li:hover > .over { z-index: 4; }", ".phrases li:hover > .over { z-index: 2; }"),
 ]
 

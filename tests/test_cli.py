@@ -574,7 +574,7 @@ def test_a_model_encodes_the_same_in_any_batch(trained: Path, tmp_path: Path) ->
 
 # Real processes
 
-HEAVY = ("torch", "transformers", "pydantic", "yaml", "numpy", "PIL", "scipy", "rich.progress")
+HEAVY = ("torch", "transformers", "pydantic", "yaml", "numpy", "PIL", "scipy", "rich.progress", "jinja2")
 
 
 def python(code: str) -> str:

@@ -1,4 +1,4 @@
-"""The log file, its resumption, the progress display and TensorBoard."""
+"""The log file, its resumption, the progress display, TensorBoard and wandb."""
 
 import errno
 import io
@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -282,6 +283,65 @@ def test_asking_for_tensorboard_without_it_names_the_extra_and_touches_nothing(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     text = message(lambda: Log(tmp_path / "out", LogConfig(tensorboard=True), 3, console=QUIET))
     assert text.endswith("which is not installed: pip install 'grainline[tb]'")
+    assert not (tmp_path / "out").exists()
+
+
+class FakeRun:
+    """Records what it is asked."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings, self.calls = settings, list[Any]()
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        self.calls.append((name, step_metric))
+
+    def log(self, numbers: dict[str, float]) -> None:
+        self.calls.append(numbers)
+
+    def finish(self) -> None:
+        self.calls.append("finish")
+
+
+def test_wandb_gets_every_finite_number_and_a_resumed_run_goes_on_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[FakeRun] = []
+
+    def init(**settings: Any) -> FakeRun:
+        runs.append(FakeRun(**settings))
+        return runs[-1]
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    cfg = LogConfig(wandb="captions")
+    with Log(tmp_path / "run", cfg, 3, console=QUIET) as log:
+        log.write("train", 2, 0.5, terms={"i2t": 0.25, "t2i": math.nan}, lr=0.125, note="text", flag=True)
+        log.note("words", 2, 0.5)
+    with Log(tmp_path / "run", cfg, 3, step=1, lines=1, console=QUIET) as log:
+        log.write("train", 2, 0.5, lr=0.5)
+    with Log(tmp_path / "other", cfg, 3, console=QUIET):
+        pass
+    first, second, other = runs
+    assert (first.settings["project"], first.settings["name"]) == ("captions", "run")
+    assert (first.settings["dir"], first.settings["resume"]) == (tmp_path / "run", "allow")
+    numbers = {"train/terms.i2t": 0.25, "train/lr": 0.125, "step": 2}
+    assert first.calls == [("*", "step"), numbers, "finish"]
+    assert second.settings["id"] == first.settings["id"] != other.settings["id"]
+    assert second.calls == [("*", "step"), {"train/lr": 0.5, "step": 2}, "finish"]
+
+
+def test_a_wandb_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: Any) -> None:
+        raise ValueError("no API key\ncall this or that")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=ValueError))
+    text = message(lambda: Log(tmp_path / "out", LogConfig(wandb="captions"), 3, console=QUIET))
+    assert text.startswith("wandb does not start: no API key; call `wandb login`")
+
+
+def test_asking_for_wandb_without_it_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    text = message(lambda: Log(tmp_path / "out", LogConfig(wandb="captions"), 3, console=QUIET))
+    assert text.endswith("which is not installed: pip install 'grainline[wandb]'")
     assert not (tmp_path / "out").exists()
 
 

@@ -429,7 +429,7 @@ def test_the_card_stands_in_table_page_and_json(trained: Path, tmp_path: Path, c
     assert (result.suite, result.protocol, result.settings["protocol"]) == ("long-retrieval", "iiw", "iiw")
     for name, said in result.settings["card"].items():
         assert said in wide.getvalue()
-        assert said.replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#x27;") in page, name
+        assert said.replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#39;") in page, name
     assert "protocol iiw" in shown
     assert "Text to image, best to worst" in page
     assert call(*asked, "--data", *paths, "--against", tmp_path / "r.json") == 0

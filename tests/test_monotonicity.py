@@ -558,7 +558,7 @@ def shown(**changes: Any) -> Rising:
 
 
 def test_rings_mark_what_was_cut_and_a_sign_what_ties() -> None:
-    page = rising(shown())
+    page = rising([shown()])
     assert page.count('class="ring"') == 1
     assert len(re.findall(r'<circle[^>]*fill="var\(--s\d\)"', page)) == 5
     assert page.count(">=</text>") == 1

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from grainline.data.pack import pack
 from grainline.data.record import Damaged, Record
 from grainline.data.sources import open_source
 from grainline.data.sources.hexagons import COLOURS, Hexagons, tile_map
-from grainline.data.sources.masks import polygons_mask, read_mask, run_lengths, unpacked
+from grainline.data.sources.masks import coco_polygons_mask, polygons_mask, read_mask, run_lengths, unpacked
 from grainline.data.sources.pickled import read_pickle
 from grainline.data.sources.refcoco import RefCoco
 from grainline.errors import UserError
@@ -282,6 +283,54 @@ def test_polygons_are_the_pixels_whose_centres_lie_inside() -> None:
     overlapping = polygons_mask([TWO[0], TWO[0]], 16, 20)
     assert overlapping.sum() == 16, "parts are joined: what two of them cover is covered"
     assert not polygons_mask([], 3, 4).any()
+
+
+def test_masks_agree_with_those_of_pycocotools() -> None:
+    coco = pytest.importorskip("pycocotools.mask")
+    generator = np.random.default_rng(2)
+    for share in (0.0, 0.1, 0.5, 0.9, 1.0):
+        mask = generator.random((37, 53)) < share
+        code = coco.encode(np.asfortranarray(mask.astype(np.uint8)))
+        assert np.array_equal(read_mask({"size": list(code["size"]), "counts": code["counts"]}), mask)
+        assert coco.frPyObjects(run_lengths(mask), 37, 53) == code
+    for corners in (3, 5, 9):
+        turn, reach = np.sort(generator.random(corners) * 2 * np.pi), 30 + 40 * generator.random(corners)
+        polygon = (100 + reach * np.stack([np.cos(turn), np.sin(turn)])).T.reshape(-1).tolist()
+        own, theirs = polygons_mask([polygon], 200, 200), coco_polygons_mask([polygon], 200, 200)
+        around = sum(np.roll(theirs, (dy, dx), (0, 1)) for dy in (-1, 0, 1) for dx in (-1, 0, 1))
+        assert ((around > 0) & (around < 9) | (own == theirs)).all(), "only pixels on the rim differ"
+        assert theirs.any()
+    square = [[10, 10, 20, 10, 20, 20, 10, 20]]
+    assert np.array_equal(coco_polygons_mask(square, 40, 40), polygons_mask(square, 40, 40))
+    two = coco_polygons_mask([square[0], [30, 30, 35, 30, 35, 35, 30, 35]], 40, 40)
+    assert two.sum() == 125
+    assert not coco_polygons_mask([], 3, 4).any()
+    for wrong in ([[1, 2, 3, 4]], [[0, 0, 1e9, 0, 1e9, 1e9]]):
+        with pytest.raises(ValueError, match="a polygon"):
+            coco_polygons_mask(wrong, 40, 40)
+
+
+def test_a_release_is_drawn_as_coco_draws_it_where_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = release(tmp_path)
+    with pytest.raises(UserError, match="masks=other is unknown"):
+        open_source(f"refcoco:{file}?masks=other")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "pycocotools", None)
+        without.setitem(sys.modules, "pycocotools.mask", None)
+        with pytest.raises(UserError, match=r"pip install 'grainline\[coco\]'"):
+            open_source(f"refcoco:{file}?masks=coco")
+    pytest.importorskip("pycocotools.mask")
+    plain, coco = open_source(f"refcoco:{file}"), open_source(f"refcoco:{file}?masks=coco")
+    assert plain.fingerprint() != coco.fingerprint()
+    masks = [
+        [region.mask for i in range(len(source)) for region in source[i].regions] for source in (plain, coco)
+    ]
+    assert masks[0]
+    for one, other in zip(*masks, strict=True):
+        assert one.shape == other.shape
+        assert (one != other).mean() < 0.1
 
 
 def test_run_length_codes_are_read_in_both_forms() -> None:

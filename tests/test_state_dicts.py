@@ -252,7 +252,7 @@ def forged(file: Path, data: bytes) -> Path:
 def test_an_archive_runs_nothing(tmp_path: Path) -> None:
     trace = tmp_path / "was-run"
     place = forged(tmp_path / "x.pt", pickle.dumps({"a": Evil(f"touch {trace}")}))
-    with pytest.raises(UserError, match="system, which is no part of weights and was not run"):
+    with pytest.raises(UserError, match=r"asks for (posix|nt)\.system, which was not run"):
         load_pretrained(place)
     assert not trace.exists()
     torch.save(Evil(f"touch {trace}"), tmp_path / "y.pt")

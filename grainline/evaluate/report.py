@@ -59,7 +59,7 @@ from grainline.viz.items import crossed
 from grainline.viz.noise import disturbed
 from grainline.viz.page import Section, facts, hint, render_page, summary, write_page
 from grainline.viz.regions import judged
-from grainline.viz.report import comparisons, examples, table
+from grainline.viz.report import comparisons, examples, tables
 from grainline.viz.rising import RULES, models, rising
 from grainline.viz.tokens import POSITIONS, positions, tokened
 from grainline.viz.tokens import RULES as TOKENS
@@ -123,7 +123,7 @@ def headline(result: Result) -> dict[str, str]:
 
 def metrics(results: Sequence[Result]) -> Section:
     """The tables of some results."""
-    return Section("Metrics", "".join(map(table, results)))
+    return Section("Metrics", tables(results))
 
 
 def outcomes(on: Measured) -> list[Section]:
@@ -176,9 +176,7 @@ def _monotonicity(on: Measured) -> list[Section]:
     order = (
         "Named with --samples." if on.beside.samples else f"Evenly spaced from the worst {EACH} to the best."
     )
-    sections = [
-        Section("Score by subtexts", hint(f"{order} {RULES} {seen(on)}") + "".join(map(rising, shown)))
-    ]
+    sections = [Section("Score by subtexts", hint(f"{order} {RULES} {seen(on)}") + rising(shown))]
     if not on.beside.results:
         return sections
     results = [on.result, *on.beside.results]

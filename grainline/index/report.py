@@ -43,7 +43,9 @@ def write_html(
     manifest = index.opened.manifest
     foot = [f"Index: {index.opened.folder}", f"Pictures: {manifest.root}", f"Model: {manifest.model.path}"]
     said = [index.validated] if index.validated else []
-    lead = summary(_headline(answers, index)) + "".join(map(hint, [*said, *_reading(options, pictures)]))
+    lead = summary(_headline(answers, index))
+    for line in [*said, *_reading(options, pictures)]:
+        lead += hint(line)
     if len(shown) < len(answers):
         lead += hint(f"The first {len(shown)} of {len(answers)} queries; all are in the file of --json.")
     title = f"Search in {Path(manifest.root).name}"

@@ -1,4 +1,4 @@
-"""What a run says: OUT/log.jsonl always, a progress bar, and TensorBoard where it is asked for.
+"""What a run says: OUT/log.jsonl always, a progress bar, and TensorBoard and wandb where they are asked for.
 
 Each line of log.jsonl is one JSON object: `kind` ("train", "validation", "epoch", "damage", "note", ...),
 `step`, `epoch`, `time` (seconds since 1970), and what else was given, such as `terms`, `lr`, `images_per_s`.
@@ -8,10 +8,12 @@ On resume the file is cut back to the lines that the checkpoint had seen, so tha
 uninterrupted run, but for the fields in TIMES, and a "train" line more where a signal stopped it between two.
 """
 
+import importlib
 import json
 import math
 import os
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +38,7 @@ class LogConfig(Config):
     """What to show of a run beside the log file."""
 
     tensorboard: bool = False  # also write OUT/tensorboard; needs the extra `tb`
+    wandb: str = ""  # also log to this project of Weights & Biases; needs the extra `wandb`
     plain_every: float = Field(
         default=10.0, ge=0
     )  # seconds between progress lines where the output is no terminal
@@ -62,7 +65,7 @@ class Log:
                None says that the run is new, and a log that is already there is a UserError
         """
         self.path = out / NAME
-        _need_tensorboard(cfg)
+        boards = _boards(cfg)
         try:
             out.mkdir(parents=True, exist_ok=True)
             self.lines = _cut(self.path, lines)
@@ -70,7 +73,11 @@ class Log:
             self._file = self.path.open("ab", buffering=0)
         except OSError as error:
             raise UserError(f"cannot write {self.path}: {error.strerror}; choose another --out") from None
-        self._board = _board(out / "tensorboard", step) if cfg.tensorboard else None
+        try:
+            self._boards = [board(out, step, cfg) for board in boards]
+        except BaseException:
+            self._file.close()
+            raise
         self._show = _display(console or Console(), total, step, cfg.plain_every)
         if lines is not None and self.lines < lines:
             self.write(
@@ -95,9 +102,10 @@ class Log:
         with self._writing():
             _write_all(self._file.fileno(), json.dumps(line, allow_nan=False).encode() + b"\n")
         self.lines += 1
-        if self._board is not None:
-            for name, number in _numbers(line | {"step": None, "epoch": None, "time": None}):
-                self._board.add_scalar(f"{kind}/{name}", number, step)
+        if self._boards:
+            numbers = dict(_numbers(line | {"step": None, "epoch": None, "time": None}, f"{kind}/"))
+            for board in self._boards:
+                board.add(numbers, step)
 
     def note(self, text: str, step: int, epoch: float, kind: str = "note", **fields: Any) -> None:
         """Add a line with a text and show the text."""
@@ -115,11 +123,11 @@ class Log:
         return self.lines
 
     def close(self) -> None:
-        """Close the file, the bar and TensorBoard. A second call does nothing."""
+        """Close the file, the bar, TensorBoard and wandb. A second call does nothing."""
         self._show.close()
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        while self._boards:
+            self._boards.pop().close()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -196,27 +204,75 @@ def _numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, f
             yield f"{prefix}{name}", value
 
 
-# TensorBoard
+# TensorBoard and wandb
 
 
-def _need_tensorboard(cfg: LogConfig) -> None:
-    """Complain before the log is touched."""
-    if cfg.tensorboard:
+class _TensorBoard:
+    """Writes OUT/tensorboard."""
+
+    def __init__(self, out: Path, step: int, _: LogConfig) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What a killed run wrote past its checkpoint is hidden.
+        self.writer = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1)
+
+    def add(self, numbers: Mapping[str, float], step: int) -> None:
+        for name, number in numbers.items():
+            self.writer.add_scalar(name, number, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class _Wandb:
+    """Logs to wandb, with its files in OUT/wandb; WANDB_MODE=offline keeps it from the network.
+
+    A resumed run goes on under the id in OUT/wandb.id. Charts are drawn over the field `step`, since wandb's
+    own counter never goes back to the step of a checkpoint.
+    """
+
+    def __init__(self, out: Path, step: int, cfg: LogConfig) -> None:
+        import wandb  # the extra `wandb`
+
+        place = out / "wandb.id"
+        name = place.read_text() if step and place.exists() else uuid.uuid4().hex[:8]
+        place.write_text(name)
         try:
-            import torch.utils.tensorboard  # noqa: F401
-        except ImportError:
+            self.run = wandb.init(project=cfg.wandb, name=out.name, id=name, resume="allow", dir=out)
+        except wandb.Error as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(
-                "tensorboard=true needs the package tensorboard, which is not installed: "
-                "pip install 'grainline[tb]'"
+                f"wandb does not start: {said}; call `wandb login`, set WANDB_MODE=offline, or leave"
+                " train.log.wandb out"
             ) from None
+        self.run.define_metric("*", step_metric="step")
+
+    def add(self, numbers: Mapping[str, float], step: int) -> None:
+        if numbers:
+            self.run.log({**numbers, "step": step})
+
+    def close(self) -> None:
+        self.run.finish()
 
 
-def _board(folder: Path, step: int) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(
-        str(folder), purge_step=step + 1
-    )  # what a killed run wrote past its checkpoint is hidden
+def _boards(cfg: LogConfig) -> list[type[_TensorBoard] | type[_Wandb]]:
+    """What is asked for. UserError where its package is missing, before the log is touched."""
+    asked: list[tuple[bool, type[_TensorBoard] | type[_Wandb], str, str, str, str]] = [
+        (cfg.tensorboard, _TensorBoard, "tensorboard=true", "torch.utils.tensorboard", "tensorboard", "tb"),
+        (bool(cfg.wandb), _Wandb, f"wandb={cfg.wandb}", "wandb", "wandb", "wandb"),
+    ]
+    out = []
+    for wanted, board, setting, module, package, extra in asked:
+        if wanted:
+            try:
+                importlib.import_module(module)
+            except ImportError:
+                raise UserError(
+                    f"{setting} needs the package {package}, which is not installed: "
+                    f"pip install 'grainline[{extra}]'"
+                ) from None
+            out.append(board)
+    return out
 
 
 # What one sees

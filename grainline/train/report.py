@@ -9,7 +9,7 @@ from grainline.evaluate.examples import Measured
 from grainline.evaluate.report import metrics, outcomes
 from grainline.train.log import read_log
 from grainline.viz.charts import DASHES, Chart, Series
-from grainline.viz.page import Section, facts, folded, hint, notes, render_page, summary, write_page
+from grainline.viz.page import Section, card, facts, folded, hint, notes, render_page, summary, write_page
 from grainline.viz.report import charts
 
 NAME = "report.html"
@@ -141,7 +141,7 @@ def _data(lines: Sequence[Line], story: Story) -> Section:
         }
     said = [f"step {line['step']:,}: {line['text']}" for line in lines if line["kind"] in ("note", "damage")]
     said += [f"step {line['step']:,}: {_odd(line)}" for line in lines if line["kind"] == "not finite"]
-    return Section("Data and notes", f'<div class="card">{facts(values, "Data")}{notes(said)}</div>')
+    return Section("Data and notes", card(facts(values, "Data"), notes(said)))
 
 
 def _settings(story: Story) -> Section:

@@ -1,10 +1,12 @@
 """What stands on a page about likeness: a picture, and its texts with how alike it looks to them."""
 
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
-from grainline.viz.look import Look, look
+from markupsafe import Markup
+
+from grainline.viz.look import Look
+from grainline.viz.page import render
 
 
 class Likened(NamedTuple):
@@ -17,19 +19,9 @@ class Likened(NamedTuple):
     number: int  # of its texts
 
 
-def likened(shown: Sequence[Likened], name: str) -> str:
+def likened(shown: Sequence[Likened], name: str) -> Markup:
     """Pictures one below the other.
 
     name  letters and digits, another one for each list on a page
     """
-    return "".join(_one(one, f"{name}{i}") for i, one in enumerate(shown, 1))
-
-
-def _one(one: Likened, name: str) -> str:
-    told = f"cosine of its {one.number} texts {one.texts:.3f}, {one.name}"
-    if len(one.look.told) < one.number:
-        told += f"; the first {len(one.look.told)} texts are shown"
-    return (
-        f'<article class="card"><h3>Sim {one.features:.3f} <small>{escape(told)}</small></h3>'
-        f"{look(one.look, name)}</article>"
-    )
+    return render("alike.html", shown=shown, name=name)

@@ -1,10 +1,12 @@
 """What stands on a page about inactivity: a picture, its own text and another one, and where they look."""
 
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
-from grainline.viz.look import Look, look
+from markupsafe import Markup
+
+from grainline.viz.look import Look
+from grainline.viz.page import render
 
 
 class Emptied(NamedTuple):
@@ -15,13 +17,9 @@ class Emptied(NamedTuple):
     share: float  # of pairs of both in which the foreign part has the larger weight
 
 
-def emptied(shown: Sequence[Emptied], name: str) -> str:
+def emptied(shown: Sequence[Emptied], name: str) -> Markup:
     """Pictures one below the other.
 
     name  letters and digits, another one for each list on a page
     """
-    return "".join(
-        f'<article class="card"><h3>AUROC {100 * one.share:.1f} % <small>{escape(one.name)}</small></h3>'
-        f"{look(one.look, f'{name}{i}')}</article>"
-        for i, one in enumerate(shown, 1)
-    )
+    return render("empty.html", shown=shown, name=name)

@@ -1,13 +1,13 @@
 """What stands on a page about items: two pictures, two captions and the four scores between them."""
 
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
+from markupsafe import Markup
 from PIL import Image
 
 from grainline.viz.marked import marked
-from grainline.viz.page import Gone, img
+from grainline.viz.page import Gone, render
 
 
 class Crossed(NamedTuple):
@@ -25,29 +25,12 @@ class Crossed(NamedTuple):
         (a, b), (c, d) = self.scores
         return a - c, d - b
 
+    @property
+    def marked(self) -> tuple[Markup, Markup]:
+        """The captions, the words marked that only one of them has."""
+        return marked(*self.captions)
 
-def crossed(shown: Sequence[Crossed]) -> str:
+
+def crossed(shown: Sequence[Crossed]) -> Markup:
     """Items one below the other, the words marked that only one of the captions has."""
-    return "".join(map(_one, shown))
-
-
-def _one(one: Crossed) -> str:
-    lead = min(one.leads)
-    outcome = "right" if lead > 0 else "wrong, tied" if lead == 0 else "wrong"
-    sign = "&#10003;" if lead > 0 else "&#10007;"
-    return (
-        f'<article class="card"><h3><span aria-hidden="true">{sign}</span> {outcome} by {abs(lead):.3f}'
-        f' <small>item {one.number:,}</small></h3><div class="sides">{_side(one, 0)}{_side(one, 1)}</div>'
-        "</article>"
-    )
-
-
-def _side(one: Crossed, own: int) -> str:
-    lead, other = one.leads[own], 1 - own
-    told = "finds this picture" if lead > 0 else "finds neither" if lead == 0 else "finds the other picture"
-    return (
-        f"<figure>{img(one.pictures[own], f'picture {one.names[own]}')}"
-        f"<figcaption>{escape(one.names[own])}</figcaption><p>{marked(*one.captions)[own]}</p>"
-        f'<p class="score">This caption {told}: score {one.scores[own][own]:.3f} with this one, '
-        f"{one.scores[other][own]:.3f} with the other.</p></figure>"
-    )
+    return render("items.html", shown=shown)

@@ -1,31 +1,32 @@
-"""The frame of a self-contained HTML page: title, contents, style, policy; pictures as data URLs.
+"""Self-contained HTML pages, from the jinja2 templates in `templates/`; images are data URLs.
 
 Nothing is loaded from anywhere: a content security policy forbids it, and scripts with it. The page follows
-the reader's light or dark theme and the width of the screen.
+the reader's light or dark theme and the width of the screen. Templates escape every string but `Markup`,
+which other templates made. jinja2 is imported when the first template is rendered.
 """
 
 import base64
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from markupsafe import Markup
 from PIL import Image
 
 from grainline.errors import UserError
 from grainline.files import WRITE_ERRORS, reason, write_text
-from grainline.viz.style import STYLE
 
+TEMPLATES = Path(__file__).parent / "templates"
 THUMBNAIL = 224  # longest side in pixels: sharp at the largest size at which a page shows it
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 class Section(NamedTuple):
     """A part of a page with a title of its own."""
 
     title: str
-    body: str  # HTML in which everything that comes from data or from a user is escaped
+    body: str  # Markup; a plain string is escaped
     told: str = ""  # said beside the title in the list of contents
 
 
@@ -52,26 +53,24 @@ def write_page(path: str | Path, page: str) -> None:
 def render_page(title: str, lead: str, sections: Sequence[Section], foot: Iterable[str] = ()) -> str:
     """A page as text.
 
-    lead      HTML below the title, escaped like the bodies of sections
+    lead      Markup below the title; a plain string is escaped
     sections  listed below the lead if there are several
     foot      sentences at the end, as text
 
     What cannot be written as UTF-8, such as parts of a file name, becomes a question mark.
     """
-    parts = [_section(one, i) for i, one in enumerate(sections, 1)]
-    said = "".join(f"<p>{escape(line)}</p>" for line in foot)
-    page = (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
-        f"<body><main><header><h1>{escape(title)}</h1>{lead}{_contents(sections)}</header>\n"
-        + "\n".join(parts)
-        + f"</main>\n<footer>{said}<p>Written by grainline. This page loads nothing from anywhere.</p>"
-        "</footer></body></html>\n"
-    )
+    page = render("page.html", title=title, lead=lead, sections=sections, foot=foot)
     return page.encode("utf-8", "replace").decode()
+
+
+def render(template: str, **values: Any) -> Markup:
+    """A file of `templates/` with these values. A name that the template lacks is an error."""
+    return Markup(_environment().get_template(template).render(values))
+
+
+def macro(template: str, name: str, *values: Any) -> Markup:
+    """A macro of a file of `templates/` with these values."""
+    return Markup(getattr(_environment().get_template(template).module, name)(*values))
 
 
 def data_url(picture: Image.Image, side: int = THUMBNAIL) -> str:
@@ -87,45 +86,34 @@ def data_url(picture: Image.Image, side: int = THUMBNAIL) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def img(picture: Image.Image | Gone, alt: str, kind: str = "") -> str:
-    """A picture as an element, or a box that says why there is none.
-
-    alt  what it shows, for readers who do not see it
-    """
-    if isinstance(picture, Gone):
-        return f'<p class="gone">{escape(picture.why)}</p>'
-    return f'<img class="{kind}" src="{data_url(picture)}" alt="{escape(alt)}">'
-
-
-def summary(values: Mapping[str, str]) -> str:
+def summary(values: Mapping[str, str]) -> Markup:
     """What -> value, the most important first; shown large, but for what stands in further lines."""
-    items = (f"<div><dt>{escape(what)}</dt><dd>{_large(value)}</dd></div>" for what, value in values.items())
-    return f'<dl class="summary">{"".join(items)}</dl>'
+    return macro("parts.html", "summary", values)
 
 
-def facts(values: Mapping[str, object], caption: str) -> str:
+def facts(values: Mapping[str, object], caption: str) -> Markup:
     """What -> value as a table of two columns."""
-    rows = "".join(
-        f'<tr><th scope="row">{escape(str(what))}</th><td>{escape(str(value))}</td></tr>'
-        for what, value in values.items()
-    )
-    return f'<table class="facts"><caption>{escape(caption)}</caption><tbody>{rows}</tbody></table>'
+    return macro("parts.html", "facts", values, caption)
 
 
-def folded(title: str, body: str) -> str:
+def folded(title: str, body: Markup) -> Markup:
     """HTML that opens when asked for."""
-    return f"<details><summary>{escape(title)}</summary>{body}</details>"
+    return macro("parts.html", "folded", title, body)
 
 
-def notes(lines: Iterable[str]) -> str:
+def notes(lines: Iterable[str]) -> Markup:
     """A list of remarks; nothing where there are none."""
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f'<ul class="notes">{items}</ul>' if items else ""
+    return macro("parts.html", "notes", list(lines))
 
 
-def hint(text: str) -> str:
+def hint(text: str) -> Markup:
     """A sentence on how to read what follows."""
-    return f'<p class="hint">{escape(text)}</p>'
+    return macro("parts.html", "hint", text)
+
+
+def card(*parts: Markup) -> Markup:
+    """What stands in one frame."""
+    return macro("parts.html", "card", parts)
 
 
 def short(text: str, most: int) -> str:
@@ -137,25 +125,17 @@ def short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3].rstrip() + "..."
 
 
-def _large(value: str) -> str:
-    first, *more = value.split("\n")
-    return escape(first) + "".join(f" <small>{escape(line)}</small>" for line in more)
+@cache
+def _environment() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-
-def _contents(sections: Sequence[Section]) -> str:
-    if len(sections) < 2:
-        return ""
-    items = "".join(
-        f'<li><a href="#part-{i}">{escape(short(one.title, 60))}</a>'
-        + (f" <small>{escape(one.told)}</small>" if one.told else "")
-        + "</li>"
-        for i, one in enumerate(sections, 1)
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
-
-
-def _section(one: Section, number: int) -> str:
-    return (
-        f'<section aria-labelledby="part-{number}"><h2 id="part-{number}">{escape(one.title)}</h2>'
-        f"{one.body}</section>"
-    )
+    made.filters |= {"data_url": data_url, "short": short}
+    made.tests["gone"] = lambda picture: isinstance(picture, Gone)
+    return made

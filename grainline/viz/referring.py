@@ -3,10 +3,12 @@ the boxes to choose from, and the map that chose.
 """
 
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
-from grainline.viz.look import Look, look
+from markupsafe import Markup
+
+from grainline.viz.look import Look
+from grainline.viz.page import render
 
 
 class Pointed(NamedTuple):
@@ -37,22 +39,14 @@ class Picked(NamedTuple):
         return f"{outcome}, IoU {100 * self.iou:.1f} %, {self.number} boxes, {self.name}"
 
 
-def picked(shown: Sequence[Picked], name: str) -> str:
+def picked(shown: Sequence[Picked], name: str) -> Markup:
     """Choices one below the other. name: as in `pointed`"""
-    return "".join(
-        f'<article class="card"><h3><span aria-hidden="true">{"&#10003;" if one.right else "&#10007;"}</span>'
-        f" {escape(one.told)}</h3>{look(one.look, f'{name}{i}')}</article>"
-        for i, one in enumerate(shown, 1)
-    )
+    return render("picked.html", shown=shown, name=name)
 
 
-def pointed(shown: Sequence[Pointed], name: str) -> str:
+def pointed(shown: Sequence[Pointed], name: str) -> Markup:
     """Expressions one below the other.
 
     name  letters and digits, another one for each list on a page
     """
-    return "".join(
-        f'<article class="card"><h3>IoU {100 * one.iou:.1f} % <small>{escape(one.name)}</small></h3>'
-        f"{look(one.look, f'{name}{i}')}</article>"
-        for i, one in enumerate(shown, 1)
-    )
+    return render("pointed.html", shown=shown, name=name)

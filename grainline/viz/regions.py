@@ -1,10 +1,12 @@
 """What stands on a page about regions: a picture with a box, and the texts that were to choose from."""
 
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
-from grainline.viz.look import Look, look
+from markupsafe import Markup
+
+from grainline.viz.look import Look
+from grainline.viz.page import render
 
 
 class Judged(NamedTuple):
@@ -18,19 +20,9 @@ class Judged(NamedTuple):
     number: int  # of texts to choose from
 
 
-def judged(shown: Sequence[Judged], name: str) -> str:
+def judged(shown: Sequence[Judged], name: str) -> Markup:
     """Regions one below the other.
 
     name  letters and digits, another one for each list on a page
     """
-    return "".join(_one(one, f"{name}{i}") for i, one in enumerate(shown, 1))
-
-
-def _one(one: Judged, name: str) -> str:
-    outcome = "wrong, tied" if one.lead == 0 else "right" if one.lead > 0 else "wrong"
-    sign = "&#10003;" if one.lead > 0 else "&#10007;"
-    told = f"{one.kind}, rank {one.rank} of {one.number}, {one.name}"
-    return (
-        f'<article class="card"><h3><span aria-hidden="true">{sign}</span> {outcome} by {abs(one.lead):.3f}'
-        f" <small>{escape(told)}</small></h3>{look(one.look, name)}</article>"
-    )
+    return render("regions.html", shown=shown, name=name)

@@ -3,16 +3,16 @@
 Charts are inline SVG. Everything that comes from data or from a user is escaped.
 """
 
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from markupsafe import Markup
 from PIL import Image
 
 from grainline.viz.charts import Chart, line_chart, whisker
-from grainline.viz.look import Look, look
+from grainline.viz.look import Look
 from grainline.viz.marked import marked
-from grainline.viz.page import Gone, facts, folded, img, notes
+from grainline.viz.page import Gone, render
 from grainline.wording import amount
 
 
@@ -105,130 +105,52 @@ class Comparison(NamedTuple):
     scores: tuple[float, float]  # of the right pair and of the wrong one
     rival: Rival | None = None  # the picture that the true text is false of; the false text is the same then
 
+    @property
+    def marked(self) -> tuple[Markup, Markup]:
+        """Both texts, the words marked that only one of them has."""
+        return marked(self.true, self.false)
 
-def charts(drawn: Sequence[Chart]) -> str:
+
+def charts(drawn: Sequence[Chart]) -> Markup:
     """Charts side by side."""
-    return f'<div class="charts">{"".join(line_chart(chart) for chart in drawn)}</div>'
+    return render("charts.html", drawn=map(line_chart, drawn))
 
 
-def table(result: Tabled) -> str:
+def tables(results: Iterable[Tabled]) -> Markup:
+    """One table below the other."""
+    return Markup().join(map(table, results))
+
+
+def table(result: Tabled) -> Markup:
     """Metrics with intervals, chance and counts; settings, data and versions folded away."""
     shares = [m for m in result.metrics if m.unit == "share"]
     top = max((max(m.high, m.chance or 0.0) for m in shares), default=1.0) or 1.0
     end = min(1.0, -(-top * 10 // 1) / 10)  # up to the next ten per cent
     size = f"{amount(result.data['pictures'], 'picture')}, {amount(result.data['texts'], 'text')}"
-    caption = f"{result.suite}, protocol {result.protocol}: {size}"
-    heads = "".join(
-        f'<th scope="col" class="{kind}">{escape(name)}</th>'
-        for name, kind in (
-            ("Metric", "name"),
-            ("Value", ""),
-            (f"{100 * result.settings['level']:g} % interval", ""),
-            (f"0 to {100 * end:.0f} %" if shares else "", "drawn"),
-            ("Chance", ""),
-            ("Queries", "extra"),
-            ("Ties", "extra"),
-        )
-    )
-    body = "".join(_row(metric, end) for metric in result.metrics)
-    said = (
-        "Ties count as wrong." + '<span class="drawn"> The upright line is chance.</span>' if shares else ""
-    )
-    about = {"time": result.time, **result.settings, **result.data, **result.versions}
-    return (
-        f'<div class="card"><div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead>"
-        f"<tbody>{body}</tbody></table>"
-        f'</div><p class="hint">{said}</p>{notes(result.notes)}'
-        + folded("Settings, data, versions", facts(about, "Settings, data, versions"))
-        + "</div>"
+    return render(
+        "table.html",
+        caption=f"{result.suite}, protocol {result.protocol}: {size}",
+        result=result,
+        rows=[(metric, _drawn(metric, end)) for metric in result.metrics],
+        end=f"0 to {100 * end:.0f} %" if shares else "",
+        about={"time": result.time, **result.settings, **result.data, **result.versions},
     )
 
 
-def examples(shown: Sequence[Example], name: str) -> str:
+def examples(shown: Sequence[Example], name: str) -> Markup:
     """Retrievals one below the other.
 
     name  letters and digits, another one for each list on a page
     """
-    return "".join(_example(one, i, f"{name}{i}") for i, one in enumerate(shown, 1))
+    return render("examples.html", shown=shown, name=name)
 
 
-def comparisons(shown: Sequence[Comparison]) -> str:
+def comparisons(shown: Sequence[Comparison]) -> Markup:
     """True text against false text, one picture below the other; the words that differ are marked."""
-    return "".join(_comparison(one) for one in shown)
+    return render("comparisons.html", shown=shown)
 
 
-def _row(metric: Row, end: float) -> str:
-    drawn = ""
-    if metric.unit == "share" and metric.chance is not None:
-        drawn = whisker(metric.value, metric.low, metric.high, metric.chance, (0.0, end))
-    value, chance = escape(metric.text(metric.value)), escape(metric.text(metric.chance))
-    return (
-        f'<tr><th scope="row">{escape(metric.label)}</th><td class="value">{value}</td>'
-        f'<td>{escape(metric.ends())}</td><td class="drawn">{drawn}</td><td>{chance}</td>'
-        f'<td class="extra">{metric.queries:,}</td><td class="extra">{metric.ties:,}</td></tr>'
-    )
-
-
-def _example(example: Example, number: int, name: str) -> str:
-    found = f"right one at rank {example.rank:,} of {example.candidates:,}"
-    found += ", tied with a wrong one" if example.tied else ""
-    if isinstance(example.query, str):
-        query = f"<blockquote>{escape(example.query)}</blockquote>"
-    else:
-        query = img(example.query, f"query picture {example.name}", "query")
-    hits = "".join(_hit(hit) for hit in example.hits)
-    kind = "pictures" if isinstance(example.query, str) else "texts"
-    shown = f"<h4>{_WHERE}</h4>{look(example.look, name)}" if example.look is not None else ""
-    return (
-        f'<article class="card example"><h3>Example {number} <small>{escape(found)}</small></h3>'
-        f'<p class="hint">{escape(example.name)}</p>{query}'
-        f'<ol class="hits {kind}">{hits}</ol>{shown}</article>'
-    )
-
-
-_WHERE = "The sentences in the right picture"
-
-
-def _hit(hit: Hit) -> str:
-    mark = '<b class="good"><span aria-hidden="true">&#10003;</span> right</b>' if hit.right else "wrong"
-    line = f'<span class="score">{hit.place:,}. <span>{hit.score:.3f}</span> {mark}</span>'
-    kind = "right" if hit.right else "wrong"
-    if isinstance(hit.what, str):
-        return f'<li class="{kind}">{line}<p>{escape(hit.what)}</p></li>'
-    name = f"{hit.name}, " if hit.name else ""
-    alt = f"{name}rank {hit.place}, {'the right picture' if hit.right else 'a wrong picture'}"
-    return f'<li class="{kind}">{img(hit.what, alt)}{line}</li>'
-
-
-def _comparison(one: Comparison) -> str:
-    true, false = one.scores
-    outcome = "wrong, tied" if true == false else "right" if true > false else "wrong"
-    outcome += f" by {abs(true - false):.3f}"
-    sign = "&#10003;" if true > false else "&#10007;"
-    what = "foil" if one.rival is None else "wrong picture"
-    return (
-        f'<article class="card"><h3><span aria-hidden="true">{sign}</span> {outcome}'
-        f" <small>{what} of kind {escape(one.kind)}, {escape(one.name)}</small></h3>"
-        f"{_two_texts(one) if one.rival is None else _two_pictures(one, one.rival)}</article>"
-    )
-
-
-def _two_texts(one: Comparison) -> str:
-    true, false = one.scores
-    first, second = marked(one.true, one.false)
-    return (
-        f'<div class="pair">{img(one.picture, f"picture {one.name}")}<dl>'
-        f"<div><dt>True text, score {true:.3f}</dt><dd>{first}</dd></div>"
-        f"<div><dt>False text, score {false:.3f}</dt><dd>{second}</dd></div></dl></div>"
-    )
-
-
-def _two_pictures(one: Comparison, rival: Rival) -> str:
-    sides = zip(("Right", "Wrong"), ((one.picture, one.name), rival), one.scores, strict=True)
-    figures = "".join(
-        f"<figure>{img(picture, f'{which.lower()} picture {name}')}<figcaption>{escape(name)}</figcaption>"
-        f'<p class="score">{which} picture, score {score:.3f}</p></figure>'
-        for which, (picture, name), score in sides
-    )
-    return f'<p>{escape(one.true)}</p><div class="sides">{figures}</div>'
+def _drawn(metric: Row, end: float) -> Markup:
+    if metric.unit != "share" or metric.chance is None:
+        return Markup()
+    return whisker(metric.value, metric.low, metric.high, metric.chance, (0.0, end))

@@ -1,14 +1,14 @@
 """Score against the number of sentences that are read, for single pictures and several models."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from itertools import pairwise
 from typing import NamedTuple
 
+from markupsafe import Markup
 from PIL import Image
 
 from grainline.viz.charts import Chart, Series, line_chart
-from grainline.viz.page import Gone, img
+from grainline.viz.page import Gone, render
 
 TIE = "="  # set over two neighbours of equal score
 RULES = (
@@ -26,6 +26,10 @@ class Line(NamedTuple):
     cut: Sequence[bool]  # [K] the subtext is longer than the model reads
     rho: float
 
+    def tied(self, place: int) -> bool:
+        """Whether the score at a place is exactly that of the place before; places count from 0."""
+        return place > 0 and self.scores[place] == self.scores[place - 1]
+
 
 class Rising(NamedTuple):
     """A picture, its subtexts, and what models make of them."""
@@ -36,25 +40,15 @@ class Rising(NamedTuple):
     lines: Sequence[Line]
 
 
-def rising(one: Rising) -> str:
+def rising(shown: Sequence[Rising]) -> Markup:
     """Picture and chart side by side, and below them a table of what each subtext adds."""
-    return (
-        f'<article class="card"><h3>{escape(one.name)}</h3><div class="pair">'
-        f"{img(one.picture, f'picture {one.name}')}{line_chart(chart(one))}</div>{_table(one)}</article>"
-    )
+    return render("rising.html", shown=[(one, line_chart(chart(one)), added(one.subtexts)) for one in shown])
 
 
-def models(rows: Sequence[tuple[str, Mapping[str, str]]]) -> str:
+def models(rows: Sequence[tuple[str, Mapping[str, str]]]) -> Markup:
     """A table of models and their metrics, as texts."""
     names = list(dict.fromkeys(name for _, values in rows for name in values))
-    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    told = [(model, "".join(f"<td>{escape(of.get(name, ''))}</td>" for name in names)) for model, of in rows]
-    body = "".join(f'<tr><th scope="row">{escape(model)}</th>{cells}</tr>' for model, cells in told)
-    return (
-        '<div class="card scroll" tabindex="0" role="region" aria-label="models side by side">'
-        '<table><thead><tr><th scope="col" class="name">Model</th>'
-        f"{heads}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    return render("models.html", rows=rows, names=names)
 
 
 def chart(one: Rising) -> Chart:
@@ -88,25 +82,3 @@ def added(subtexts: Sequence[str]) -> list[str]:
         same = next((i for i, (a, b) in pairs if a != b), min(len(old), len(words)))
         out.append(" ".join(["...", *words[same:]] if same else words))
     return out
-
-
-def _table(one: Rising) -> str:
-    heads = "".join(f'<th scope="col">{escape(line.model)}</th>' for line in one.lines)
-    rows = "".join(
-        f'<tr><th scope="row">{number}</th><td class="text">{escape(text)}</td>'
-        f"{''.join(_score(line, number - 1) for line in one.lines)}</tr>"
-        for number, text in enumerate(added(one.subtexts), 1)
-    )
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="scores of the subtexts">'
-        f'<table class="steps"><caption>What each subtext adds, and the score of all up to it</caption>'
-        f'<thead><tr><th scope="col"></th><th scope="col" class="name">added</th>{heads}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
-
-
-def _score(line: Line, place: int) -> str:
-    notes = ["cut"] if line.cut[place] else []
-    notes += ["tie"] if place and line.scores[place] == line.scores[place - 1] else []
-    said = f" <small>{', '.join(notes)}</small>" if notes else ""
-    return f"<td>{line.scores[place]:.4f}{said}</td>"

@@ -6,17 +6,17 @@ The PNG is drawn with matplotlib (extra `figures`), which is loaded when it is n
 import textwrap
 import warnings
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from markupsafe import Markup
 from PIL import Image
 
 from grainline.files import replacing
 from grainline.viz.figure import DPI, SMALL, SOFT
 from grainline.viz.maps import COLUMNS, FOOT, GAP, HEAD, LINE, LONG, MAPS, SIDE, SPACE, Sheet
 from grainline.viz.overlay import scale_bar
-from grainline.viz.page import img, short
+from grainline.viz.page import render, short
 
 PIXELS = round(SIDE * DPI)  # of the side of a panel: lines of one pixel stay whole
 # In inches: what is written below a panel, and a line of its legend below that.
@@ -42,6 +42,11 @@ class Panel(NamedTuple):
     legend: Sequence[Signed] = ()  # below that
     alt: str = ""  # what it shows, for readers who do not see it; "": what stands above and below
 
+    @property
+    def alternative(self) -> str:
+        """What it shows, for readers who do not see it."""
+        return self.alt or f"{self.words}, {self.below}".rstrip(", ")
+
 
 class Shown(NamedTuple):
     """A picture and what is shown of it."""
@@ -50,6 +55,13 @@ class Shown(NamedTuple):
     picture: Image.Image  # the square that the model sees
     rows: Sequence[Sequence[Panel]]  # each begins in a line of its own
     heads: Sequence[str] = ()  # what stands above each of these rows; its lines are paragraphs
+
+    def listed(self) -> list[tuple[list[str], list[Panel]]]:
+        """The rows of a page, each below its paragraphs; the picture stands in the first one."""
+        first, *more = self.rows or [()]
+        rows = ([Panel("as the model sees it", self.picture), *first], *map(list, more))
+        heads = self.heads or [""] * len(rows)
+        return [(head.splitlines(), row) for head, row in zip(heads, rows, strict=True)]
 
 
 def write_rows(path: str | Path, shown: Sequence[Shown], title: str, rule: str) -> None:
@@ -76,9 +88,9 @@ def write_rows(path: str | Path, shown: Sequence[Shown], title: str, rule: str) 
         sheet.figure.savefig(beside, format="png")
 
 
-def cards(shown: Sequence[Shown]) -> str:
+def cards(shown: Sequence[Shown]) -> Markup:
     """The same as HTML, one picture below the other."""
-    return "".join(map(_card, shown))
+    return render("shown.html", shown=shown)
 
 
 def ramp(width: int = 120, height: int = 24) -> Image.Image:
@@ -140,26 +152,3 @@ def _draw(sheet: Sheet, left: float, top: float, panel: Panel) -> None:
         high = top + SIDE + UNDER + i * SIGN
         sheet.draw(left, high, (0.8 * SIGN * line.sign.width / line.sign.height, 0.8 * SIGN), line.sign)
         sheet.write(left + 0.32, high, line.words, SMALL, va="top", color=SOFT)
-
-
-def _card(one: Shown) -> str:
-    seen = Panel("as the model sees it", one.picture)
-    first, *more = one.rows or [()]
-    rows = ((seen, *first), *more)
-    lists = "".join(
-        f'{_head(head)}<ul class="hits pictures{" large" * bool(head)}">{"".join(map(_item, row))}</ul>'
-        for head, row in zip(one.heads or [""] * len(rows), rows, strict=True)
-    )
-    return f'<article class="card"><h3>{escape(one.name)}</h3>{lists}</article>'
-
-
-def _head(head: str) -> str:
-    return "".join(f"<p>{escape(part)}</p>" for part in head.splitlines())
-
-
-def _item(panel: Panel) -> str:
-    below = f'<span class="score">{escape(panel.below)}</span>' if panel.below else ""
-    alt = panel.alt or f"{panel.words}, {panel.below}".rstrip(", ")
-    signs = "".join(f"<li>{img(one.sign, one.alt)} {escape(one.words)}</li>" for one in panel.legend)
-    listed = f'<ul class="legend signs">{signs}</ul>' if signs else ""
-    return f"<li>{img(panel.image, alt)}<p>{escape(panel.words)}</p>{below}{listed}</li>"

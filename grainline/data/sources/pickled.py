@@ -11,6 +11,7 @@ from typing import Any
 
 from grainline.data.sources.plain import HELP, read_plain
 from grainline.errors import UserError
+from grainline.files import Unpickler
 
 PLAIN = frozenset(
     [
@@ -81,22 +82,12 @@ def _argument(opcode: Any, file: BytesIO) -> Any:
     return None if opcode.arg is None else opcode.arg.reader(file)
 
 
-class _Reader(pickle.Unpickler):
-    """A second lock: knows no names."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-    def persistent_load(self, pid: Any) -> Any:  # noqa: ARG002
-        raise pickle.UnpicklingError("it asks for an object outside of it")
-
-
 def _loaded(data: bytes) -> Any:
     """Strings of Python 2 are bytes: UTF-8 where they are that, else Latin-1."""
     try:
-        return _Reader(BytesIO(data), encoding="utf-8").load()
+        return Unpickler(BytesIO(data), encoding="utf-8").load()
     except UnicodeDecodeError:
-        return _Reader(BytesIO(data), encoding="latin-1").load()
+        return Unpickler(BytesIO(data), encoding="latin-1").load()
 
 
 def _with_texts(value: Any, done: dict[int, Any]) -> Any:

@@ -7,7 +7,8 @@ Yu et al., arXiv 1608.00272; Mao et al., arXiv 1511.02283. The file of expressio
 list of {ref_id, ann_id, image_id, split, sentences: [{sent, raw, sent_id}]}; instances.json beside it has
 images[] and annotations[] with a segmentation, as COCO does, and with image_id and bbox where boxes are asked
 for. A record is a picture with a region for each sentence; it has no caption. `split` may name several, by
-commas, and is `val` unless it is told.
+commas, and is `val` unless it is told. `masks=coco` draws polygons with pycocotools, as published code does
+(extra `coco`); without it a pixel belongs to a polygon where its centre lies inside.
 """
 
 import os
@@ -34,7 +35,7 @@ from grainline.data.sources.checked import (
     strings,
 )
 from grainline.data.sources.common import FileSource, digest, read_picture, require_pictures, split_query
-from grainline.data.sources.masks import polygons_mask, read_mask
+from grainline.data.sources.masks import coco_polygons_mask, polygons_mask, read_mask, require_pycocotools
 from grainline.data.sources.pickled import read_pickle
 from grainline.data.sources.plain import HELP, load_json
 from grainline.errors import UserError
@@ -103,7 +104,7 @@ class RefCoco(FileSource):
     """The pictures of some splits that have expressions, in the order of the file. Raises UserError."""
 
     def __init__(self, path: str, images: str | None = None, data: Any = None) -> None:
-        place, options = split_query(path, ("images", "split", "instances"))
+        place, options = split_query(path, ("images", "split", "instances", "masks"))
         self.path = path
         self._file = _file_of(place)
         refs = _refs(self._file) if data is None else data
@@ -111,6 +112,11 @@ class RefCoco(FileSource):
             raise UserError(
                 f"{self._file} is no file of expressions: a list of rows with {', '.join(REF_FIELDS)}; {HELP}"
             )
+        self._masks = options.get("masks", "")
+        if self._masks not in ("", "coco"):
+            raise UserError(f"masks={self._masks} is unknown; leave it out, or give masks=coco; {HELP}")
+        if self._masks:
+            require_pycocotools()
         beside = os.path.dirname(os.path.abspath(self._file))
         instances = options.get("instances") or os.path.join(beside, INSTANCES)
         self._root = images or options.get("images") or beside
@@ -159,7 +165,8 @@ class RefCoco(FileSource):
         outline = self._outlines[number]
         try:
             if isinstance(outline, list):
-                mask = polygons_mask(_Polygons.of({"segmentation": outline}).segmentation, *size[::-1])
+                draw = coco_polygons_mask if self._masks else polygons_mask
+                mask = draw(_Polygons.of({"segmentation": outline}).segmentation, *size[::-1])
             else:
                 mask = read_mask(outline)
         except ValueError as error:
@@ -177,7 +184,7 @@ class RefCoco(FileSource):
 
     def fingerprint(self) -> str:
         """sha256 over names, texts and outlines; pictures are not looked at, so they do not count."""
-        parts: list[str | int] = []
+        parts: list[str | int] = [self._masks] if self._masks else []
         for name, _, asked, _, _ in self._pictures:
             parts += [name, len(asked)]
             for text, number in asked:

@@ -11,7 +11,7 @@ import pickle
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from grainline.errors import UserError
+from grainline.files import Unpickler
 
 _DTYPES = {
     "FloatStorage": torch.float32,
@@ -32,6 +33,7 @@ _DTYPES = {
     "ByteStorage": torch.uint8,
     "BoolStorage": torch.bool,
 }
+_SAME = ("build_intlist", "build_doublelist", "build_boollist", "build_tensorlist", "restore_type_tag")
 _DAMAGE = (
     AttributeError,
     EOFError,
@@ -111,35 +113,23 @@ class _Inert:
         self.attributes = state
 
 
-class _Reader(pickle.Unpickler):
+class _Reader(Unpickler):
     """Knows names for tensors, containers and inert objects. All other names are an error."""
 
-    def __init__(self, file: Any, archive: zipfile.ZipFile, folder: str) -> None:
-        super().__init__(file)
+    def __init__(self, file: IO[bytes], archive: zipfile.ZipFile, folder: str) -> None:
+        same = {("torch.jit._pickle", name): self.same for name in _SAME}
+        dtypes = {("torch", name): dtype for name, dtype in _DTYPES.items()}
+        ordered = {("collections", "OrderedDict"): collections.OrderedDict}
+        super().__init__(
+            file, {**same, **dtypes, **ordered, ("torch._utils", "_rebuild_tensor_v2"): self.rebuilt}
+        )
         self.archive, self.folder = archive, folder
         self.inert = type("_Inert", (_Inert,), {})  # its own for each file: no file can alter another's
         self.storages: dict[str, Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "__torch__" or module.startswith("__torch__."):
-            return self.inert
-        if module == "torch" and name in _DTYPES:
-            return _DTYPES[name]
-        known: dict[tuple[str, str], Any] = {
-            ("collections", "OrderedDict"): collections.OrderedDict,
-            ("torch._utils", "_rebuild_tensor_v2"): self.rebuilt,
-            ("torch.jit._pickle", "build_intlist"): self.same,
-            ("torch.jit._pickle", "build_doublelist"): self.same,
-            ("torch.jit._pickle", "build_boollist"): self.same,
-            ("torch.jit._pickle", "build_tensorlist"): self.same,
-            ("torch.jit._pickle", "restore_type_tag"): self.same,
-        }
-        if (module, name) not in known:
-            raise UserError(
-                f"{self.archive.filename} asks for {module}.{name}, which is no part of weights and was not "
-                "run; take the file from its publisher again"
-            )
-        return known[module, name]
+        program = module == "__torch__" or module.startswith("__torch__.")
+        return self.inert if program else super().find_class(module, name)
 
     def persistent_load(self, pid: Any) -> Tensor:
         """The numbers of a tensor: pid is ("storage", dtype, name of the file, device, how many)."""
