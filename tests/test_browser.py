@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 from PIL import Image
 from test_viz import EVIL, page
 
@@ -115,7 +116,7 @@ def phrased(sentences: int, text: str = "words") -> str:
     ]
     heat = np.linspace(-1, 1, 3 * sentences)[:, None, None] * np.ones((40, 40))
     one = Look(Image.new("RGB", (40, 40), "red"), "p", said, heat, left_out="Left out: nothing.")
-    return render_page("t", "", [Section("s", f'<div class="card">{look(one, "a")}</div>')])
+    return render_page("t", "", [Section("s", Markup('<div class="card">{}</div>').format(look(one, "a")))])
 
 
 def top(browser: Any) -> int:
