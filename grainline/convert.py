@@ -6,7 +6,6 @@ What was written is read again and compared with what was meant, so that a file 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from grainline.data.library_settings import write_settings
 from grainline.data.tokenized import TextTokenizer
@@ -75,8 +74,8 @@ def towers_of(model: Model, source: str) -> Pretrained:
     why = _obstacle(model)
     if why:
         raise UserError(f"{source} cannot be written for other programs: {why}")
-    config: Any = model.description.config
-    method: Any = model.method
+    config = model.description.config
+    method = model.method
     towers, image, text = method.towers, config.image.architecture, config.text.architecture
     settings = image["config"] | {"text_config": text["config"]["text_config"]}
     bare = is_vector(image)
@@ -99,7 +98,7 @@ def towers_of(model: Model, source: str) -> Pretrained:
 
 def _obstacle(model: Model) -> str:
     """Why no other program has a model like this one; empty where one has."""
-    config: Any = model.description.config
+    config = model.description.config
     name = model.description.method
     if model.method.chunking is not None:
         return f"{name} makes a text of {model.method.parts} chunks, which no CLIP or SigLIP does"

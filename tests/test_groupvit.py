@@ -93,7 +93,7 @@ def test_heat_of_a_group_lies_on_its_pixels(name: str) -> None:
 @torch.no_grad()
 def test_groups_are_shown_as_the_segments_of_one_stage() -> None:
     made: Any = grouped("flair")
-    (found,) = made.segmentations(seen(made))
+    (found,) = made.towers.segmentations(seen(made))
     assert torch.equal(found, made.encode_images(seen(made)).places.long())
     description = Description("flair", method_config("flair", TINY, "test"))
     square = Image.effect_noise((made.size, made.size), 80).convert("RGB")
