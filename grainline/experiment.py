@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from grainline.begin import Earlier, begin_with, read_earlier_run, say
-from grainline.config import Config
 from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.descriptions import Told, require_fit
 from grainline.data.features import KeptFeatures
@@ -226,5 +225,4 @@ def _with_vocabulary(description: Description, vocab: int) -> Description:
     """The same method with as many word vectors as the tokenizer has entries."""
     values = description.config.model_dump(mode="json")
     values["text"]["vocab"] = vocab
-    config: Config = method_config(description.method, values, "recipe field model")
-    return description._replace(config=config)
+    return description._replace(config=method_config(description.method, values, "recipe field model"))

@@ -55,8 +55,9 @@ class Start(NamedTuple):
         """That of the text side's checkpoint, or the one asked for; UserError for another vocabulary."""
         assert self.text is not None
         assert self.text.text is not None
-        config = self.description.config
-        place = config.text.pretrained  # only said, where it holds none
+        config = self.description.config.text
+        assert isinstance(config, PretrainedTextConfig)
+        place = config.pretrained  # only said, where it holds none
         return load_tokenizer(asked or self.text.tokenizer, checkpoint=place, vocab=self.text.text.vocab)
 
 

@@ -281,7 +281,7 @@ EVALUATION = [
           "(I2T, \"i2t\", many, first[\"texts\"])", "(I2T, \"i2t\", [1] * len(many), first[\"texts\"])"),
     Fault("evaluate/protocols.py", "tests/test_suite.py", "the folds of COCO 1K are one gallery",
           "size = FOLD if protocol == \"coco-1k\" else pictures", "size = pictures"),
-    Fault("methods/common.py", "tests/test_contract.py", "heat belongs to the text of another row",
+    Fault("methods/base.py", "tests/test_contract.py", "heat belongs to the text of another row",
           "texts.vector).masked_fill(~images.mask", "texts.vector.roll(1, 0)).masked_fill(~images.mask"),
     Fault("nn/maps.py", "tests/test_viz.py", "heat is stretched to the rim of the picture",
           "mode=mode, align_corners=False", "mode=mode, align_corners=True"),

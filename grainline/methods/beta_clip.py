@@ -120,6 +120,8 @@ class Grained(NamedTuple):
 class BetaCLIP(Method):
     """Dual encoder with text-conditioned pooling."""
 
+    cfg: BetaCLIPConfig
+
     def __init__(self, cfg: BetaCLIPConfig) -> None:
         super().__init__(cfg)
         self.pairwise, self.distribution = cfg.scoring == "conditioned", False

@@ -114,6 +114,7 @@ class Told(NamedTuple):
 class CAFT(Method):
     """Dual encoder with a hierarchy on both sides."""
 
+    cfg: CAFTConfig
     gathers = ("vector", "item", "image", "extra")  # sub-captions travel as they are, segments do not
     blockwise = True
 
@@ -121,7 +122,7 @@ class CAFT(Method):
         super().__init__(cfg)
         self.pairwise, self.distribution = cfg.scoring == "conditioned", True
         self.matched = False  # segments meet sub-captions through the pooling, and wholes never
-        self.context, self.parts, self.chunking = self.towers.text.context, cfg.chunks, cfg.chunking
+        self.parts, self.chunking = cfg.chunks, cfg.chunking
         space = self.towers.space
         self.to_part = nn.Linear(self.towers.image.width, space, bias=False)
         nn.init.normal_(self.to_part.weight, std=self.towers.image.width**-0.5)

@@ -75,13 +75,14 @@ class FLAIRConfig(TowersConfig):
 class FLAIR(Method):
     """Dual encoder with text-conditioned pooling."""
 
+    cfg: FLAIRConfig
     gathers = ("vector", "item", "image", "extra")  # texts travel as they are, patches do not
     blockwise = True
 
     def __init__(self, cfg: FLAIRConfig) -> None:
         super().__init__(cfg)
         self.pairwise, self.distribution = cfg.scoring == "conditioned", True
-        self.context, self.parts = self.towers.text.context, cfg.chunks
+        self.parts = cfg.chunks
         self.chunking = None if cfg.chunks == 1 else cfg.chunking or CHUNKING
         self.pool = ConditionedPool(self.towers.space, cfg.heads)
         self.scale = LogitScale(cfg.scale, cfg.max_scale)

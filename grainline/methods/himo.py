@@ -54,6 +54,8 @@ class HiMoConfig(TowersConfig):
 class HiMo(Method):
     """Dual encoder with the monotonicity-aware contrastive loss."""
 
+    cfg: HiMoConfig
+
     def __init__(self, cfg: HiMoConfig) -> None:
         super().__init__(cfg)
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)

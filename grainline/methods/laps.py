@@ -40,6 +40,7 @@ class LAPSConfig(PatchesConfig):
 class LAPS(Method):
     """Dual encoder whose pairs are scored by the patches that a text chooses."""
 
+    cfg: LAPSConfig
     gathers = ("vector", "tokens", "mask", "item", "image")
     blockwise = True
 

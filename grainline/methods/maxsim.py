@@ -48,7 +48,7 @@ class MaxSim(Method):
     def __init__(self, cfg: MaxSimConfig) -> None:
         super().__init__(cfg)
         self.pairwise, self.distribution = True, False
-        self.context, self.parts = self.towers.text.context, cfg.sentences
+        self.parts = cfg.sentences
         self.sharpness, self.coarse = cfg.sharpness, cfg.coarse
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
 

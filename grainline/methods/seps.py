@@ -64,6 +64,7 @@ class SEPSConfig(PatchesConfig):
 class SEPS(Method):
     """Dual encoder whose pairs are scored by the patches that a text and a description choose."""
 
+    cfg: SEPSConfig
     gathers = ("vector", "tokens", "mask", "item", "image")
     blockwise = True
 

@@ -90,6 +90,7 @@ class Told(NamedTuple):
 class TGT(Method):
     """Dual encoder whose texts are groups of tokens, with a decoder beside it."""
 
+    cfg: TGTConfig
     fresh = ("towers.text.groups", "towers.text.stack.blocks.")
 
     def __init__(self, cfg: TGTConfig) -> None:
@@ -97,7 +98,6 @@ class TGT(Method):
         self.sees = cfg.contrastive > 0
         text = self.towers.text
         assert isinstance(text, Grouper | TextTransformer)
-        self.size, self.grid, self.context = self.towers.image.size, self.towers.image.grid, text.context
         self.scale = LogitScale(cfg.scale, cfg.max_scale) if cfg.learns_scale else None
         self.decoder = Decoder(cfg.decoder, text.width, text.context) if cfg.reconstruction else None
 

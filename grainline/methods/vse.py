@@ -18,6 +18,8 @@ class VSEConfig(TripletsConfig):
 class VSE(Method):
     """Dual encoder with a triplet loss."""
 
+    cfg: VSEConfig
+
     def __init__(self, cfg: VSEConfig) -> None:
         super().__init__(cfg)
 
