@@ -7,11 +7,39 @@ from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Tests run side by side; more threads only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 import pytest
 import torch
 
-torch.set_num_threads(1)  # tests run side by side; more threads only wait for each other
+torch.set_num_threads(1)
+
+LONG = (
+    "test_index_kills",
+    "test_sharded",
+    "test_many_ranks",
+    "test_hostile",
+    "test_torchrun",
+    "test_phrases_file",
+    "test_resume",
+    "test_finetune",
+    "test_serve_page",
+    "test_browser",
+    "test_stop",
+    "test_two_ranks",
+    "test_resume_ranks",
+    "test_serve_connections",
+)
+"""Files whose tests take longest, the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files begin first, so that none of them is left over for one process at the end."""
+    place = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
 
 
 @pytest.fixture(autouse=True)

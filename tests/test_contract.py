@@ -175,7 +175,9 @@ def test_learns_one_batch_by_heart(method: Method) -> None:
         losses.append(float(sum(step(method, images, texts, CLOCK).values())))
         optimizer.step()
         clamp_scales(method)
-    assert losses[-1] < 0.6 * losses[0]
+        if len(losses) >= 20 and losses[-1] < 0.6 * losses[0]:
+            return
+    pytest.fail(f"after 60 steps the loss went from {losses[0]} to {losses[-1]}")
 
 
 def test_heat_is_signed_and_finite_or_the_distribution_it_promises(method: Method) -> None:

@@ -1,9 +1,7 @@
 """Runs that begin with a checkpoint: trained, stopped, resumed, loaded, measured and converted without it."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import OpenAI, save_state, tokenizer, whole
+from processes import together
 from runs import call, complaint
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -193,17 +192,9 @@ def test_two_processes_begin_with_the_checkpoint_and_end_with_the_weights_of_one
         [*arguments(FROZEN, tmp_path / "checkpoint", tmp_path / name), *more] for name in ("one", "two")
     )
     assert call(*one) == 0
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launcher, "-m", "grainline", *two],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("trained: ") == 1
+    codes, said = together(two, 2, tmp_path / "said.txt"), (tmp_path / "said.txt").read_text()
+    assert codes == [0, 0], said
+    assert said.count("trained: ") == 1
     alone, both = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert (tmp_path / "one" / "model.json").read_text() == (tmp_path / "two" / "model.json").read_text()
     for name, x in alone.items():

@@ -1,6 +1,5 @@
 """Any method trains alike on one, two, three and four processes: losses, gradients, noise of layers."""
 
-import multiprocessing
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 import tuning
 from make import CLOCK, batch, build
+from processes import exit_codes, start_ranks
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -152,13 +152,7 @@ def worker(rank: int, out: Path) -> None:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("ranks")
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=worker, args=(rank, place)) for rank in range(max(WORLDS))]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(timeout=600)
-        assert rank.exitcode == 0
+    assert set(exit_codes(start_ranks(worker, max(WORLDS), place))) == {0}
     return place
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from processes import forked
 from runs import call, complaint, logged, recipe, steps_done
 
 from grainline.experiment import run
@@ -32,8 +32,6 @@ LONG = (
     'data.validation=["scenes:dev?count=6"]',
     "train.validate_every=10",
 )
-SLOW = ("grainline.cli", "grainline.experiment", "grainline.data.sources.scenes", "pytest", "torch._dynamo")
-"""What takes long to import, once for all processes."""
 KILLS = ((3, True), (12, False), (17, True), (38, False))
 """A step, and whether the workers are killed with the process; the first is before any checkpoint."""
 
@@ -53,10 +51,8 @@ def train(arguments: list[str], said: Path) -> None:
 
 def started(arguments: list[str], out: Path, told: str = "") -> BaseProcess:
     """told  the file beside `out` that gets its output; else the name of `out` with .txt"""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*SLOW])
     said = out.with_name(told or f"{out.name}.txt")
-    process = context.Process(target=train, args=([*arguments, "--out", str(out)], said))
+    process = forked().Process(target=train, args=([*arguments, "--out", str(out)], said))
     process.start()
     return process
 

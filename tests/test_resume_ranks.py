@@ -1,6 +1,5 @@
 """A run that goes on with another number of processes ends as one that a single process trained."""
 
-import multiprocessing
 import os
 import shutil
 from datetime import timedelta
@@ -11,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from make import TINY
+from processes import exit_codes, start_ranks
 from safetensors.torch import load_file
 from torch import nn
 
@@ -95,14 +95,9 @@ def worker(rank: int, out: Path) -> None:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs")
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=worker, args=(rank, place)) for rank in range(3)]
-    for rank in ranks:
-        rank.start()
+    ranks = start_ranks(worker, 3, place)
     train(job(place / "alone", sharded=False), CPU, None)
-    for rank in ranks:
-        rank.join(timeout=600)
-        assert rank.exitcode == 0
+    assert exit_codes(ranks) == [0, 0, 0]
     for spread in SPREADS:
         goes_on(place / f"{spread}-2", place / f"{spread}-1", sharded=False)
     return place

@@ -368,7 +368,10 @@ def test_sixteen_pairs_are_learnt_by_heart() -> None:
         step(method, images, texts, Clock(number, 0.5 if number < 60 else 1.0, 0))
         torch.nn.utils.clip_grad_norm_(method.parameters(), 2.0)
         optimizer.step()
-    with torch.no_grad():
-        score = method.eval().score(method.encode_images(images), method.encode_texts(texts))
-    assert score.argmax(0).tolist() == list(range(16))
-    assert score.argmax(1).tolist() == list(range(16))
+        if number >= 60 and number % 20 == 19:
+            with torch.no_grad():
+                score = method.eval().score(method.encode_images(images), method.encode_texts(texts))
+            method.train()
+            if score.argmax(0).tolist() == score.argmax(1).tolist() == list(range(16)):
+                return
+    pytest.fail(f"after 200 steps the scores are {score}")

@@ -3,12 +3,11 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import together
 from runs import call, logged, recipe, steps_done
 from test_resume import ended, started
 
@@ -132,47 +131,22 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path, monkeypatch: pyt
         signal.signal(signal.SIGINT, before)
 
 
-def codes(said: str) -> set[str]:
-    """The exit codes that torchrun reports."""
-    return set(re.findall(r"exitcode *: (-?\d+)", said))
-
-
-TWO = """
-import os, signal, sys
-from grainline.cli import main
-from grainline.train import loop
-
-whole = loop._Training._step
-
-def acting(self, batches):
-    if self.made + 1 == 5 and os.environ["RANK"] == "1":
-        os.kill(os.getpid(), signal.SIGTERM)
-    whole(self, batches)
-
-loop._Training._step = acting
-main()
-"""
+def one_is_told() -> None:
+    """In each of two processes: the second one gets a signal in the middle of the fifth step."""
+    if os.environ["RANK"] == "1":
+        at_step(pytest.MonkeyPatch(), 5, sent(signal.SIGTERM))
 
 
 def test_two_processes_stop_after_the_same_step_when_one_gets_the_signal(tmp_path: Path) -> None:
-    (tmp_path / "two.py").write_text(TWO)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    start = ["train", recipe(tmp_path), "--out", str(tmp_path / "run"), "--set", "train.save_every=4"]
-    done = subprocess.run(
-        [*launcher, str(tmp_path / "two.py"), *start],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    good = newest(tmp_path / "run")
-    assert good is not None, done.stderr
+    start = ["train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.save_every=4"]
+    codes = together(start, 2, tmp_path / "said.txt", first="test_stop:one_is_told")
+    told, good = (tmp_path / "said.txt").read_text(), newest(tmp_path / "run")
+    assert codes == [143, 143], told
+    assert good is not None, told
     said = f"grainline: terminated after step 5 of 6; the checkpoint {good} is saved; go on with --resume"
-    assert done.stderr.count(said) == 1, done.stderr
+    assert told.count(said) == 1, told
     assert verify(good)["state"]["step"] == 5
     assert verify(good)["ranks"] == 2
-    assert codes(done.stderr) <= {"143", "-15"}, done.stderr  # torchrun ends whom it finds left
 
 
 def test_a_folder_in_use_ends_both_processes(tmp_path: Path) -> None:
@@ -180,16 +154,9 @@ def test_a_folder_in_use_ends_both_processes(tmp_path: Path) -> None:
 
     out = tmp_path / "run"
     out.mkdir()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     with one_writer(out, "run"):
-        done = subprocess.run(
-            [*launcher, "-m", "grainline", "train", recipe(tmp_path), "--out", str(out)],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
-    assert f"run {out} is being written by process {os.getpid()} on" in done.stderr
-    assert {"2"} <= codes(done.stderr) <= {"2", "-15"}, done.stderr
+        codes = together(["train", recipe(tmp_path), "--out", out], 2, tmp_path / "said.txt")
+    told = (tmp_path / "said.txt").read_text()
+    assert codes == [2, 2], told
+    assert f"run {out} is being written by process {os.getpid()} on" in told
     assert [path.name for path in out.iterdir()] == ["lock"]

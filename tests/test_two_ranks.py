@@ -1,8 +1,6 @@
 """Two processes with half of the batch each compute the gradients of one process with all of it."""
 
-import multiprocessing
 import os
-import socket
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from make import CASES, CLOCK, VOCAB, batch, build
+from processes import exit_codes, free_port, start_ranks
 from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 
@@ -121,17 +120,8 @@ def pieces(rank: int) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     out = tmp_path_factory.mktemp("ranks") / "grads.safetensors"
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=worker, args=(rank, port, out)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(timeout=600)
-        assert rank.exitcode == 0
+    assert exit_codes(start_ranks(worker, 2, free_port(), out)) == [0, 0]
     return load_file(out)
 
 
