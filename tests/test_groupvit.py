@@ -77,7 +77,6 @@ def test_a_pixel_belongs_to_the_group_that_the_library_says(saved: tuple[Path, A
 @pytest.mark.parametrize("name", ["clip", "siglip", "himo", "maxsim", "beta_clip", "flair"])
 def test_heat_of_a_group_lies_on_its_pixels(name: str) -> None:
     made = grouped(name)
-    made.grid, made.segmented = made.towers.image.grid, made.towers.segmented  # type: ignore[union-attr]
     assert made.placed
     images = made.encode_images(seen(made, 2))
     assert images.places is not None
