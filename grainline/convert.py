@@ -12,6 +12,7 @@ from grainline.data.library_settings import write_settings
 from grainline.data.tokenized import TextTokenizer
 from grainline.data.tokenizer import load_tokenizer
 from grainline.encoders.pretrained import Pretrained, load_pretrained
+from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.build import is_vector, space_of
 from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig
 from grainline.encoders.pretrained.convert import Parity, parity, to_hugging_face, to_open_clip
@@ -75,9 +76,16 @@ def towers_of(model: Model, source: str) -> Pretrained:
     why = _obstacle(model)
     if why:
         raise UserError(f"{source} cannot be written for other programs: {why}")
-    config: Any = model.description.config
-    method: Any = model.method
-    towers, image, text = method.towers, config.image.architecture, config.text.architecture
+    config = model.description.config
+    method: Any = model.method  # a CLIP or a SigLIP: see `FORMS`
+    towers = method.towers
+    assert isinstance(config.image, PretrainedImageConfig)
+    assert isinstance(config.text, PretrainedTextConfig)
+    image, text = config.image.architecture, config.text.architecture
+    assert image is not None
+    assert text is not None
+    assert isinstance(towers.image, ImageEncoder)
+    assert isinstance(towers.text, TextEncoder)
     settings = image["config"] | {"text_config": text["config"]["text_config"]}
     bare = is_vector(image)
     if not bare:
@@ -99,26 +107,25 @@ def towers_of(model: Model, source: str) -> Pretrained:
 
 def _obstacle(model: Model) -> str:
     """Why no other program has a model like this one; empty where one has."""
-    config: Any = model.description.config
+    config = model.description.config
     name = model.description.method
     if model.method.chunking is not None:
         return f"{name} makes a text of {model.method.parts} chunks, which no CLIP or SigLIP does"
     if name not in FORMS or model.method.pairwise:
         better = "; --scoring vectors leaves that out" if name in FORMS else ""
         return f"{name} scores pairs by their tokens, which no CLIP or SigLIP does{better}"
-    kinds = {}
+    kinds, spaces = {}, set()
     for side, own in (("image", config.image), ("text", config.text)):
         if not isinstance(own, PretrainedImageConfig | PretrainedTextConfig):
             return f"its {side} side was trained from scratch, and they do not know that architecture"
         assert own.architecture is not None
         kinds[side] = own.architecture["kind"]
+        spaces.add(space_of(own.architecture))
     if set(kinds.values()) != {FORMS[name]}:
         return (
             f"it is a {name} on the image side of a {kinds['image']} and the text side of a {kinds['text']}"
         )
-    if FORMS[name] == "siglip" and {space_of(s.architecture) for s in (config.image, config.text)} != {
-        config.width
-    }:
+    if FORMS[name] == "siglip" and spaces != {config.width}:
         return f"its vectors of width {config.width} come out of projections, and a SigLIP has none"
     return ""
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from grainline.begin import Earlier, begin_with, read_earlier_run, say
-from grainline.config import Config
 from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.descriptions import Told, require_fit
 from grainline.data.features import KeptFeatures
@@ -155,11 +154,11 @@ def _crop(
     if cfg.crop is not None:
         return TrainTransform(method.size, **cfg.crop.model_dump())
     transform = EvalTransform(method.size, **picture_settings(description))
-    config: Any = description.config
+    config = description.config
     if cfg.features is not None:
         # What goes on from a checkpoint gets its weights when training begins, so they are read here too.
         begun = method if come is None else load(come, device="cpu").method
-        encoder = image_fingerprint(config.image, begun.get_submodule("towers.image"))
+        encoder = image_fingerprint(config.image, begun.towers.image)
         return KeptFeatures(Path(cfg.features), source, transform, encoder, tokens=config.reads_tokens)
     if cfg.superpixels is None:
         return SameTransform(transform)
@@ -182,9 +181,9 @@ def _begun(recipe: Recipe, out: Path, come: Path | None) -> Start:
 
 def _size(begun: Start) -> int:
     """Side of the pictures that the method reads."""
-    config: Any = begun.description.config
-    size: int = config.image.size
-    return size
+    config = begun.description.config
+    assert config.image.size is not None, "filled in where checkpoints are read"
+    return config.image.size
 
 
 def _tokenizer(
@@ -226,5 +225,4 @@ def _with_vocabulary(description: Description, vocab: int) -> Description:
     """The same method with as many word vectors as the tokenizer has entries."""
     values = description.config.model_dump(mode="json")
     values["text"]["vocab"] = vocab
-    config: Config = method_config(description.method, values, "recipe field model")
-    return description._replace(config=config)
+    return description._replace(config=method_config(description.method, values, "recipe field model"))

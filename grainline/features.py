@@ -48,7 +48,7 @@ def features(
             encode,
             out,
             EvalTransform(method.size, **picture_settings(description)),
-            encoder=image_fingerprint(description.config.image, method.get_submodule("towers.image")),  # type: ignore[attr-defined]
+            encoder=image_fingerprint(description.config.image, method.towers.image),
             row=shape(encode, method.size),
             progress=step,
         )

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grainline.config import Config, override, parse
+from grainline.config import override, parse
 from grainline.data.tokenized import TextTokenizer
 from grainline.data.tokenizer import load_tokenizer
 from grainline.encoders.pretrained import Pretrained, load_pretrained
@@ -31,7 +31,7 @@ class Description(NamedTuple):
     """What `model.json` holds."""
 
     method: str
-    config: Config
+    config: TowersConfig
 
 
 class Start(NamedTuple):
@@ -55,8 +55,9 @@ class Start(NamedTuple):
         """That of the text side's checkpoint, or the one asked for; UserError for another vocabulary."""
         assert self.text is not None
         assert self.text.text is not None
-        config: Any = self.description.config
-        place = config.text.pretrained  # only said, where it holds none
+        config = self.description.config.text
+        assert isinstance(config, PretrainedTextConfig)
+        place = config.pretrained  # only said, where it holds none
         return load_tokenizer(asked or self.text.tokenizer, checkpoint=place, vocab=self.text.text.vocab)
 
 
@@ -67,7 +68,6 @@ def start(description: Description, both: Pretrained | None = None) -> Start:
     Raises UserError where a checkpoint cannot be read, lacks the side it is named for, or does not fit.
     """
     config = description.config
-    assert isinstance(config, TowersConfig)
     image, text = (both, both) if both is not None else _loaded(config)
     if image is None and text is None:
         return Start(description)
@@ -86,22 +86,20 @@ def start(description: Description, both: Pretrained | None = None) -> Start:
 
 def reads_pretrained_texts(description: Description) -> bool:
     """Whether the text side comes from a checkpoint, so that its vocabulary is settled."""
-    config: Any = description.config
-    return isinstance(config.text, PretrainedTextConfig)
+    return isinstance(description.config.text, PretrainedTextConfig)
 
 
 def is_pretrained(description: Description) -> bool:
     """Whether any side comes from a checkpoint."""
-    config: Any = description.config
-    return isinstance(config.image, PretrainedImageConfig) or reads_pretrained_texts(description)
+    return isinstance(description.config.image, PretrainedImageConfig) or reads_pretrained_texts(description)
 
 
 def picture_settings(description: Description) -> dict[str, Any]:
     """How `EvalTransform` makes a square of a picture: as the image side's checkpoint wants it."""
-    config: Any = description.config
-    if not isinstance(config.image, PretrainedImageConfig):
+    image = description.config.image
+    if not isinstance(image, PretrainedImageConfig):
         return {}
-    found = config.image.architecture or {}
+    found = image.architecture or {}
     return {name: found[name] for name in ("resize", "filter", "margin")}
 
 
@@ -144,7 +142,7 @@ def read_description(folder: Path) -> Description:
     return Description(name, method_config(name, config, str(where)))
 
 
-def method_config(name: str, values: dict[str, Any], where: str) -> Config:
+def method_config(name: str, values: dict[str, Any], where: str) -> TowersConfig:
     """The checked config of a method given by name."""
     if not isinstance(name, str) or name not in METHODS:
         raise UserError(f"{where}: unknown method {name!r}; allowed are {', '.join(METHODS)}")

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from grainline.encoders.towers import Towers, TowersConfig
+from grainline.encoders.towers import TowersConfig
 from grainline.methods.base import Method, dot
-from grainline.methods.common import both_ways, cosine_heat
+from grainline.methods.common import both_ways
 from grainline.nn.noise import some_rows
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 
@@ -41,11 +41,8 @@ class Reader(Method):
     describes = True
 
     def __init__(self, cfg: ReaderConfig) -> None:
-        super().__init__()
-        self.pairwise, self.distribution = True, False
-        self.towers = Towers(cfg)
-        self.size, self.grid = self.towers.image.size, self.towers.image.grid
-        self.context = self.towers.text.context
+        super().__init__(cfg)
+        self.pairwise = True
         self.scale = nn.Parameter(torch.tensor(10.0))
 
     def encode_images(self, images: Images) -> Encoded:
@@ -65,20 +62,8 @@ class Reader(Method):
         total = vectors.new_zeros(len(dense.ids), vectors.shape[1]).index_add(0, number, vectors)
         return total / there.sum(1, keepdim=True)
 
-    def encode_texts(self, texts: Texts) -> Encoded:
-        return self.towers.encode_texts(texts)
-
-    def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        return dot(images, texts)
-
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
         return both_ways(lambda images, texts: self.scale * dot(images, texts), mine, everyone)
-
-    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
-        return {}
-
-    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        return cosine_heat(images, texts)
 
 
 def recipe(folder: Path) -> Path:

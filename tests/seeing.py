@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grainline.methods import METHODS
-from grainline.methods.base import Method
-from grainline.methods.clip import CLIP, CLIPConfig
+from grainline.methods.base import Method, dot
+from grainline.methods.clip import CLIPConfig
+from grainline.methods.common import both_ways
 from grainline.nn.cross import CrossPool
-from grainline.types import Clock, Encoded, Images, Pair, Term, Texts, rows
+from grainline.nn.scale import LogitScale
+from grainline.types import Clock, Encoded, Pair, Term, rows
 
 NAME = "seer"
 
@@ -28,36 +30,24 @@ class Seer(Method):
     """A CLIP with a pooling block over its image tokens."""
 
     def __init__(self, cfg: SeerConfig) -> None:
-        super().__init__()
-        self.clip = CLIP(CLIPConfig(**cfg.model_dump(exclude={"scoring"})))
-        self.pool = CrossPool(self.clip.towers.space, heads=4)
-        self.pairwise, self.distribution = cfg.scoring == "conditioned", False
-        self.size, self.grid, self.context = self.clip.size, self.clip.grid, self.clip.context
-
-    def encode_images(self, images: Images) -> Encoded:
-        return self.clip.encode_images(images)
-
-    def encode_texts(self, texts: Texts) -> Encoded:
-        return self.clip.encode_texts(texts)
+        super().__init__(cfg)
+        self.scale = LogitScale(1 / 0.07, 100.0)
+        self.pool = CrossPool(self.towers.space, heads=4)
+        self.pairwise = cfg.scoring == "conditioned"
 
     def see(self, images: Encoded, texts: Encoded) -> Tensor:
         return F.normalize(self.pool(texts.vector[:, None], images.tokens)[:, 0], dim=-1)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         if not self.pairwise:
-            return self.clip.score(images, texts)
+            return dot(images, texts)
         i, j = torch.cartesian_prod(torch.arange(len(images.item)), torch.arange(len(texts.item))).T
         told = rows(texts, j)
         return (self.see(rows(images, i), told) * told.vector).sum(1).view(len(images.item), -1)
 
-    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
-        return self.clip.loss(mine, everyone, clock)
-
-    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:
-        return self.clip.row_loss(texts, encoded)
-
-    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        return self.clip.heat(images, texts)
+    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
+        scale = self.scale()
+        return both_ways(lambda images, texts: scale * dot(images, texts), mine, everyone)
 
 
 @contextmanager

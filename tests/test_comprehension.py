@@ -463,7 +463,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     data, _ = surveyed(model, Scenes(SCENES))
     with pytest.raises(UserError, match="the comprehension suite knows only 'plain'"):
         comprehension_suite(model.method, data, Options("coco-1k"))
-    model.method.grid = None
+    model.method.towers.image.grid = None
     with pytest.raises(UserError, match=r"^the image tokens of clip have no places in the picture"):
         surveyed(model, plain)
 

@@ -168,9 +168,9 @@ def test_the_command_measures_attention_where_it_is_asked_for(tmp_path: Path, ca
 
 def test_what_has_no_attention_over_all_patches_is_refused() -> None:
     method, images, texts = exact("clip")
-    method.grid = (3, 3)
+    method.towers.image.grid = (3, 3)
     with pytest.raises(UserError, match="never attends to all patches at once"):
         attention_heat(method, images, texts)
-    method.grid = None
+    method.towers.image.grid = None
     with pytest.raises(UserError, match="image encoder of clip has no grid of patches"):
         refuse_unattended(method, "clip")

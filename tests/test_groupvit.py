@@ -77,7 +77,6 @@ def test_a_pixel_belongs_to_the_group_that_the_library_says(saved: tuple[Path, A
 @pytest.mark.parametrize("name", ["clip", "siglip", "himo", "maxsim", "beta_clip", "flair"])
 def test_heat_of_a_group_lies_on_its_pixels(name: str) -> None:
     made = grouped(name)
-    made.grid, made.segmented = made.towers.image.grid, made.towers.segmented  # type: ignore[union-attr]
     assert made.placed
     images = made.encode_images(seen(made, 2))
     assert images.places is not None
@@ -93,7 +92,7 @@ def test_heat_of_a_group_lies_on_its_pixels(name: str) -> None:
 @torch.no_grad()
 def test_groups_are_shown_as_the_segments_of_one_stage() -> None:
     made: Any = grouped("flair")
-    (found,) = made.segmentations(seen(made))
+    (found,) = made.towers.segmentations(seen(made))
     assert torch.equal(found, made.encode_images(seen(made)).places.long())
     description = Description("flair", method_config("flair", TINY, "test"))
     square = Image.effect_noise((made.size, made.size), 80).convert("RGB")

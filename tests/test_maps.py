@@ -98,7 +98,7 @@ def test_a_phrase_is_a_text_of_one_part() -> None:
 
 def test_without_a_grid_nothing_has_heat_and_no_phrases_are_looked_for(tmp_path: Path) -> None:
     model = tiny_model("clip")
-    model.method.grid = None
+    model.method.towers.image.grid = None
     found = look_at(model, model.seen(photo(tmp_path / "a.png", 0)), CAPTION)
     assert found.heat is None
     assert [told.phrases for told in found.told] == [[]] * 5

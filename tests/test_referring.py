@@ -396,7 +396,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
         ask("referring", Options(), captions="each")
     with pytest.raises(UserError, match=r"asks? the method for scores; referring reads heat$"):
         ask("referring", Options(), scoring="conditioned")
-    model.method.grid = None
+    model.method.towers.image.grid = None
     with pytest.raises(UserError, match=r"^the image tokens of clip have no places in the picture"):
         surveyed(model, plain)
 

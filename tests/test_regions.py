@@ -626,7 +626,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
         fgovd_suite(model.method, encoded(asked, model, source, 4, 0.0), Options("coco-1k"))
     with pytest.raises(UserError, match=r"^--captions is 'each'; fg-ovd reads the texts of regions"):
         ask("fg-ovd", Options(), captions="each")
-    model.method.grid = None
+    model.method.towers.image.grid = None
     with pytest.raises(UserError, match=r"^the image tokens of clip have no places, so it has no features"):
         encoded(asked, model, source, 4, 0.0)
 
@@ -730,7 +730,7 @@ def test_the_page_and_the_picture_of_a_measurement(tmp_path: Path, capsys: Captu
 
 def test_maps_need_a_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
     model = tiny_model("clip")
-    model.method.grid = None
+    model.method.towers.image.grid = None
     monkeypatch.setattr("grainline.model.load", lambda _, **__: model)
     said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2", "--png", tmp_path / "x.png")
     assert "--png draws heat maps, and the image tokens of this model have no places in the picture" in said

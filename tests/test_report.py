@@ -130,7 +130,7 @@ def test_the_sentences_of_a_query_stand_over_the_right_picture_with_their_scores
 
 def test_without_a_grid_there_is_no_heat(tmp_path: Path) -> None:
     on = measured(captioned(tmp_path / "in", 12))
-    on.model.method.grid = None
+    on.model.method.towers.image.grid = None
     write_html(tmp_path / "page.html", on)
     page = Page((tmp_path / "page.html").read_text())
     assert not [a for _, a in page.tags if a.get("class") == "over"]

@@ -141,7 +141,7 @@ def test_heat_is_that_of_the_index_and_small(client: Client, made: Path) -> None
 
 def test_a_method_without_a_grid_of_tokens_says_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     name = ask(client).json()["hits"][0]["name"]
-    monkeypatch.setattr(MODEL.method, "grid", None)
+    monkeypatch.setattr(MODEL.method.towers.image, "grid", None)
     assert client.get("/api/index").json()["heat"] is False
     response = client.post("/api/heat", json={"picture": name, "text": QUERY})
     assert response.status_code == 409

@@ -29,7 +29,8 @@ from grainline.data.captions import sentences
 from grainline.index.answer import Answer
 from grainline.index.search import Index
 from grainline.index.write import build, remove
-from grainline.viz.heat import FLOOR, FULL, on_pixels, place
+from grainline.nn.maps import on_grid
+from grainline.viz.heat import FLOOR, FULL, place
 from grainline.viz.overlay import overlay
 from grainline.web.batch import Batcher, Busy
 from grainline.web.engine import Engine
@@ -255,7 +256,7 @@ def test_focus_lays_the_heat_of_a_sentence_over_the_picture_as_python_draws_it(s
         zoom = min(wide / 300, tall / 200)
         side = round(200 * zoom)  # the middle square of the picture, which the model sees
         square = Image.new("RGB", (side, side), (128, 128, 128))
-        large = on_pixels(heat[None], (2, 2), (side, side))[0].numpy()
+        large = on_grid(heat[None], (2, 2), (side, side))[0].numpy()
         wanted = np.asarray(overlay(square, large, FULL, FLOOR), float)
         top, left = round((tall - side) / 2), round((wide - side) / 2)
         inside = pixels[top : top + side, left : left + side, :3]

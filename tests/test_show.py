@@ -18,7 +18,7 @@ from grainline.encoders.cast import segments
 from grainline.errors import UserError
 from grainline.evaluate.attention import looks, parts_of
 from grainline.evaluate.shown import TIMES, end_of_scale, mapped, refuse_unshown, segmentations, shown
-from grainline.methods.base import Attending, Segmenting
+from grainline.methods.base import Attending
 from grainline.methods.caft import CAFT
 from grainline.model import Model
 from grainline.types import Images
@@ -98,16 +98,16 @@ def test_segmentations_are_nested_and_the_stage_that_is_read_is_what_places_say(
     pixels = torch.from_numpy(np.array(seen)).permute(2, 0, 1)[None]
     with torch.no_grad():
         own = segments(method.towers.image(pixels))
-        regions = method.segmentations(Images(pixels, torch.zeros(1).long(), own[0].flip(2)))
+        regions = method.towers.segmentations(Images(pixels, torch.zeros(1).long(), own[0].flip(2)))
     assert torch.equal(regions[0], own[0].flip(2)), "superpixels that are there are not made again"
     assert segmentations(tiny_model("caft", changes=CAFT_CHANGES), seen) == []
     assert segmentations(tiny_model("clip"), seen) == []
 
 
-def test_who_can_look_and_who_has_segments() -> None:
+def test_who_can_look() -> None:
     for name, looking in (("clip", False), ("maxsim", False), ("flair", True), ("caft", True)):
         method = tiny_model(name).method
-        assert isinstance(method, Attending) == isinstance(method, Segmenting) == looking
+        assert isinstance(method, Attending) == looking
 
 
 # Where texts look

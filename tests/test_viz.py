@@ -13,10 +13,11 @@ from PIL import Image
 
 from grainline.errors import UserError
 from grainline.evaluate.result import Metric, Result, now, versions
+from grainline.nn.maps import on_grid
 from grainline.viz.charts import POINTS, Chart, Series, line_chart, ticks, whisker
 from grainline.viz.classes import Classified, Confusion, classified, confusions
 from grainline.viz.found import Answered, Found, answered
-from grainline.viz.heat import contrast, on_pixels, place
+from grainline.viz.heat import contrast, place
 from grainline.viz.look import Look, Told, look
 from grainline.viz.marked import marked
 from grainline.viz.overlay import colours, limit_of, overlay, scale_bar
@@ -50,7 +51,7 @@ def slow_bilinear(tokens: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 def test_heat_on_pixels_equals_the_slow_interpolation() -> None:
     heat = torch.randn(3, 6)
-    found = on_pixels(heat, (2, 3), (11, 14))
+    found = on_grid(heat, (2, 3), (11, 14))
     for one, tokens in zip(found, heat, strict=True):
         np.testing.assert_allclose(
             one, slow_bilinear(tokens.view(2, 3).double().numpy(), (11, 14)), atol=1e-5
@@ -61,7 +62,7 @@ def test_heat_on_pixels_equals_the_slow_interpolation() -> None:
 def test_heat_of_one_token_falls_on_its_own_patch(mode: Any) -> None:
     heat = torch.zeros(1, 12)
     heat[0, 4 + 2] = -1.0  # row 1 of 3, column 2 of 4
-    found = on_pixels(heat, (3, 4), (30, 40), mode)[0]
+    found = on_grid(heat, (3, 4), (30, 40), mode)[0]
     place = divmod(int(found.argmin()), 40)
     assert 10 <= place[0] < 20
     assert 20 <= place[1] < 30
@@ -71,7 +72,7 @@ def test_heat_of_one_token_falls_on_its_own_patch(mode: Any) -> None:
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_even_heat_stays_even(mode: Any) -> None:
     torch.testing.assert_close(
-        on_pixels(torch.full((1, 6), -0.25), (2, 3), (7, 9), mode), torch.full((1, 7, 9), -0.25)
+        on_grid(torch.full((1, 6), -0.25), (2, 3), (7, 9), mode), torch.full((1, 7, 9), -0.25)
     )
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from grainline.errors import UserError
 from grainline.evaluate.attention import Part, attending, looks
-from grainline.methods.base import Attending, Keeping, Segmenting
+from grainline.methods.base import Attending, Keeping
 from grainline.model import ImageLike, Model
 from grainline.types import Images, rows
 from grainline.viz.overlay import overlay
@@ -28,12 +28,11 @@ def segmentations(model: Model, square: Image.Image) -> list[np.ndarray]:
 
     [] where image tokens are no segments.
     """
-    method = model.method
-    if not isinstance(method, Segmenting):
-        return []
     pixels = torch.from_numpy(np.array(square)).permute(2, 0, 1)[None].to(model.device)
     with torch.no_grad():
-        maps = method.segmentations(Images(pixels, torch.zeros(1, dtype=torch.int64, device=model.device)))
+        maps = model.method.towers.segmentations(
+            Images(pixels, torch.zeros(1, dtype=torch.int64, device=model.device))
+        )
     return [one[0].cpu().numpy() for one in maps]
 
 

@@ -85,7 +85,7 @@ def export(model: Model, out: str | Path) -> Exported:
 
 def _refuse(model: Model) -> None:
     """Raise UserError for what no graph can do."""
-    config: Any = model.description.config
+    config = model.description.config
     if config.model_dump().get("scoring") == "conditioned":
         raise UserError(
             f"{model.description.method} with conditioned scores pools each picture by each text, which "

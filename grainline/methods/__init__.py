@@ -1,6 +1,6 @@
 """All methods by name. A plain dict: adding one is adding a line."""
 
-from grainline.config import Config
+from grainline.encoders.towers import TowersConfig
 from grainline.methods.base import Method
 from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig
 from grainline.methods.caft import CAFT, CAFTConfig
@@ -14,7 +14,7 @@ from grainline.methods.siglip import SigLIP, SigLIPConfig
 from grainline.methods.tgt import TGT, TGTConfig
 from grainline.methods.vse import VSE, VSEConfig
 
-METHODS: dict[str, tuple[type[Method], type[Config]]] = {
+METHODS: dict[str, tuple[type[Method], type[TowersConfig]]] = {
     "clip": (CLIP, CLIPConfig),
     "siglip": (SigLIP, SigLIPConfig),
     "himo": (HiMo, HiMoConfig),

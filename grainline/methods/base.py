@@ -1,17 +1,21 @@
-"""What every method can do: six verbs, and three with an answer that most methods keep (docs/layout.md).
+"""What every method can do: six verbs, and two optional steps (docs/layout.md).
 
-What only some methods can do is a protocol below it, which a caller asks for by `isinstance`.
+As it stands here a method is a plain dual encoder: both towers, scored by the cosine of their summaries. Only
+`loss` has no default; a method overrides what it does otherwise. What only some methods can do is a protocol
+below, which a caller asks for by `isinstance`.
 """
 
 from abc import ABC, abstractmethod
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor, einsum, nn
 
 from grainline.data.chunks import Chunking
+from grainline.encoders.towers import Towers, TowersConfig
 from grainline.methods.chosen import Kept
+from grainline.nn.maps import on_grid, on_segments
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
-from grainline.viz.heat import on_pixels, on_segments
 
 
 class Method(ABC, nn.Module):
@@ -20,21 +24,15 @@ class Method(ABC, nn.Module):
     A subclass takes its config as the only argument of its constructor.
     """
 
-    pairwise: bool
+    pairwise: bool = False
     """False promises score(a, b) == a.vector @ b.vector.T"""
 
-    distribution: bool
+    distribution: bool = False
     """True promises that every row of `heat` is >= 0 and sums to 1, or to less: what is missing looked at
     nothing. Otherwise heat is signed."""
 
     gathers: tuple[str, ...] = ("vector", "item", "image")
     """The fields of Encoded that `loss` compares across images: what travels between processes."""
-
-    size: int
-    """Side of the square pictures that encode_images reads, in pixels."""
-
-    context: int
-    """The longest part of a text that encode_texts reads, in tokens."""
 
     parts: int = 1
     """The most parts of a text that encode_texts reads: 1 reads texts whole, more read sentences apart."""
@@ -42,15 +40,8 @@ class Method(ABC, nn.Module):
     chunking: Chunking | None = None
     """How a text falls into `parts` chunks, for methods that compose them into a whole."""
 
-    grid: tuple[int, int] | None
-    """Rows and columns of the image tokens; None where they do not lie on a grid. A method may have tokens
-    behind these, which have no place."""
-
     matched: bool = True
     """Whether image tokens lie in the space of text vectors, so that their cosines mean something."""
-
-    segmented: bool = False
-    """Whether image tokens are segments, and Encoded.places says which pixels are whose."""
 
     sees: bool = True
     """Whether training looks at pictures: without, it can learn from captions that have none."""
@@ -64,18 +55,46 @@ class Method(ABC, nn.Module):
     blockwise: bool = False
     """Whether `score` goes over pairs in blocks of its own, and holds no more of a pair than its score."""
 
+    def __init__(self, cfg: TowersConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.towers = Towers(cfg)
+
+    @property
+    def size(self) -> int:
+        """Side of the square pictures that encode_images reads, in pixels."""
+        return self.towers.image.size
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Rows and columns of the image tokens; None where they do not lie on a grid.
+
+        A method may have tokens behind these, which have no place.
+        """
+        return self.towers.image.grid
+
+    @property
+    def segmented(self) -> bool:
+        """Whether image tokens are segments, and Encoded.places says which pixels are whose."""
+        return self.towers.segmented
+
+    @property
+    def context(self) -> int:
+        """The longest part of a text that encode_texts reads, in tokens."""
+        return self.towers.text.context
+
     @property
     def placed(self) -> bool:
         """Whether image tokens have places in the picture, so that `on_pixels` can show heat there."""
         return self.grid is not None or self.segmented
 
-    @abstractmethod
     def encode_images(self, images: Images) -> Encoded:
         """N pictures -> Encoded of N rows."""
+        return self.towers.encode_images(images)
 
-    @abstractmethod
     def encode_texts(self, texts: Texts) -> Encoded:
         """M texts -> Encoded of M rows."""
+        return self.towers.encode_texts(texts)
 
     def meet(self, mine: Pair) -> Pair:
         """What pictures and texts of this process make of each other in training, before others come in.
@@ -93,24 +112,28 @@ class Method(ABC, nn.Module):
         """
         return images
 
-    @abstractmethod
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Every image against every text: [N, M], higher is closer. A pair's score knows no other pair.
 
         Reads vectors, tokens and their masks, which is all that an index keeps, and no `extra`.
         """
+        return dot(images, texts)
 
     @abstractmethod
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
         """What depends on other rows: mine against everyone's. On one process they are the same objects."""
 
-    @abstractmethod
-    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:
+    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
         """What depends on one text and its encoding alone, such as a reconstruction; {} if nothing does."""
+        return {}
 
-    @abstractmethod
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Where text i shows in image i: [N, L] over the image tokens."""
+        """Where text i shows in image i: [N, L] over the image tokens.
+
+        Signed cosine of every token with the summary of the text; 0 at masked tokens.
+        """
+        tokens = F.normalize(images.tokens, dim=-1)
+        return einsum("nld,nd->nl", tokens, texts.vector).masked_fill(~images.mask, 0.0)
 
     def on_pixels(self, images: Encoded, heat: Tensor, size: tuple[int, int]) -> Tensor:
         """Heat over image tokens [N, L] as heat over the square that the method sees: [N, H, W].
@@ -125,7 +148,7 @@ class Method(ABC, nn.Module):
             assert images.places is not None, "segments without places"
             return on_segments(heat, images.places, size)
         assert self.grid is not None, "image tokens without places; ask `placed` first"
-        return on_pixels(heat[:, : self.grid[0] * self.grid[1]], self.grid, size)
+        return on_grid(heat[:, : self.grid[0] * self.grid[1]], self.grid, size)
 
 
 @runtime_checkable
@@ -144,17 +167,6 @@ class Attending(Protocol):
         """Where each part of text i looks in image i: [N, S, L + 1], the empty slot last.
 
         A part has a sum of 1; a place without a part has zeros.
-        """
-
-
-@runtime_checkable
-class Segmenting(Protocol):
-    """A method that can read pictures as segments."""
-
-    def segmentations(self, images: Images) -> tuple[Tensor, ...]:
-        """The segment of each pixel at every stage, from fine to coarse: [N, H, W] int64 each
-
-        A later stage joins segments of an earlier one. () where image tokens are no segments.
         """
 
 

@@ -24,13 +24,13 @@ from torch.utils.checkpoint import checkpoint
 
 from grainline.config import Config
 from grainline.dist import own_rows
-from grainline.encoders.towers import Towers, TowersConfig
+from grainline.encoders.towers import TowersConfig
 from grainline.losses.beta import Beta, Divisor, beta_bce, beta_ce, beta_ce_both
 from grainline.losses.blocks import Keys
 from grainline.losses.others import NOBODY, further_ce, others_bce, repeated_ce
 from grainline.methods.base import Method, dot
 from grainline.methods.belonging import owner_of, picture_keys, rank_of, slots_of, standing, text_keys
-from grainline.methods.common import both_ways, constant, cosine_heat
+from grainline.methods.common import both_ways, constant
 from grainline.nn.cross import CrossPool
 from grainline.nn.pool import unit
 from grainline.nn.scale import LogitScale
@@ -120,17 +120,14 @@ class Grained(NamedTuple):
 class BetaCLIP(Method):
     """Dual encoder with text-conditioned pooling."""
 
+    cfg: BetaCLIPConfig
+
     def __init__(self, cfg: BetaCLIPConfig) -> None:
-        super().__init__()
-        self.cfg = cfg
+        super().__init__(cfg)
         self.pairwise, self.distribution = cfg.scoring == "conditioned", False
         # Texts see the pictures of others only where those are: then patches travel too.
         patches = ("tokens", "mask") if cfg.others and cfg.form == "ce" else ()
         self.gathers = ("vector", "item", "image", "extra", *patches)
-        self.towers = Towers(cfg)
-        self.size, self.grid = self.towers.image.size, self.towers.image.grid
-        self.segmented = self.towers.segmented
-        self.context = self.towers.text.context
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
         self.pool = CrossPool(self.towers.space, cfg.heads, cfg.mlp_ratio, cfg.input_norm)
         self.pool_scale = LogitScale(cfg.pool_scale, cfg.max_scale)
@@ -195,12 +192,6 @@ class BetaCLIP(Method):
         terms |= form(mine, everyone, own, every)
         terms |= {name: Term(None, Mean(x.sum(), x.new_ones(()))) for name, x in scales.items()}
         return terms | {"pooled similarity": Term(None, _similarity(mine))}
-
-    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
-        return {}
-
-    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        return cosine_heat(images, texts)
 
     def _cosines(self, texts: Tensor, patches: Tensor) -> Tensor:
         """texts [1, K, D], patches [N, L, D] of unit length -> [N, K] of each text with what it pools"""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from grainline.data.chunks import Chunking
 from grainline.encoders.composer import Composer, ComposerConfig
-from grainline.encoders.towers import Towers, TowersConfig, image_kind
+from grainline.encoders.towers import TowersConfig, image_kind
 from grainline.errors import UserError
 from grainline.losses.contrastive import sigmoid
 from grainline.losses.pooled import Negatives, part_loss, part_pairs
@@ -114,18 +114,15 @@ class Told(NamedTuple):
 class CAFT(Method):
     """Dual encoder with a hierarchy on both sides."""
 
+    cfg: CAFTConfig
     gathers = ("vector", "item", "image", "extra")  # sub-captions travel as they are, segments do not
     blockwise = True
 
     def __init__(self, cfg: CAFTConfig) -> None:
-        super().__init__()
-        self.cfg = cfg
+        super().__init__(cfg)
         self.pairwise, self.distribution = cfg.scoring == "conditioned", True
         self.matched = False  # segments meet sub-captions through the pooling, and wholes never
-        self.towers = Towers(cfg)
-        self.size, self.grid = self.towers.image.size, self.towers.image.grid
-        self.segmented = self.towers.segmented
-        self.context, self.parts, self.chunking = self.towers.text.context, cfg.chunks, cfg.chunking
+        self.parts, self.chunking = cfg.chunks, cfg.chunking
         space = self.towers.space
         self.to_part = nn.Linear(self.towers.image.width, space, bias=False)
         nn.init.normal_(self.to_part.weight, std=self.towers.image.width**-0.5)
@@ -189,9 +186,6 @@ class CAFT(Method):
             name: Term(None, Mean(x.detach().sum(), x.new_ones(()))) for name, x in scales.items()
         }
 
-    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
-        return {}
-
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """Attention of the sub-captions of text i to the segments of image i, their mean: [N, L]"""
         return part_heat(self.pool, images, texts)
@@ -199,10 +193,6 @@ class CAFT(Method):
     def attend(self, images: Encoded, texts: Encoded) -> Tensor:
         """Where each sub-caption of text i looks in image i: [N, S, L + 1], the empty slot last."""
         return attend(self.pool, images, texts)
-
-    def segmentations(self, images: Images) -> tuple[Tensor, ...]:
-        """The segment of each pixel at every stage, from fine to coarse; () for an encoder of patches."""
-        return self.towers.segmentations(images)
 
 
 def _captions(texts: Encoded) -> Encoded:

@@ -10,13 +10,12 @@ that comes twice in a batch is not its own negative, and foils (hard negative ca
 """
 
 from pydantic import Field
-from torch import Tensor
 
-from grainline.encoders.towers import Towers, TowersConfig
+from grainline.encoders.towers import TowersConfig
 from grainline.methods.base import Method, dot
-from grainline.methods.common import both_ways, cosine_heat
+from grainline.methods.common import both_ways
 from grainline.nn.scale import LogitScale
-from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
+from grainline.types import Clock, Pair, Term
 
 
 class CLIPConfig(TowersConfig):
@@ -30,29 +29,9 @@ class CLIP(Method):
     """Dual encoder with InfoNCE."""
 
     def __init__(self, cfg: CLIPConfig) -> None:
-        super().__init__()
-        self.pairwise, self.distribution = False, False
-        self.towers = Towers(cfg)
-        self.size, self.grid = self.towers.image.size, self.towers.image.grid
-        self.segmented = self.towers.segmented
-        self.context = self.towers.text.context
+        super().__init__(cfg)
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
-
-    def encode_images(self, images: Images) -> Encoded:
-        return self.towers.encode_images(images)
-
-    def encode_texts(self, texts: Texts) -> Encoded:
-        return self.towers.encode_texts(texts)
-
-    def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        return dot(images, texts)
 
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
         scale = self.scale()
         return both_ways(lambda images, texts: scale * dot(images, texts), mine, everyone)
-
-    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
-        return {}
-
-    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        return cosine_heat(images, texts)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from grainline.losses.contrastive import soft_info_nce
@@ -35,12 +34,6 @@ def both_ways(
         "i2t": Term(weight / 2, soft_info_nce(i2t, to_texts, smoothing)),
         "t2i": Term(weight / 2, soft_info_nce(t2i, to_images, smoothing)),
     }
-
-
-def cosine_heat(images: Encoded, texts: Encoded) -> Tensor:
-    """Signed cosine of every image token with the summary of the text: [N, L]; 0 at masked tokens."""
-    tokens = F.normalize(images.tokens, dim=-1)
-    return torch.einsum("nld,nd->nl", tokens, texts.vector).masked_fill(~images.mask, 0.0)
 
 
 def constant(side: Encoded) -> Encoded:

@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from grainline.data.chunks import Chunking
-from grainline.encoders.towers import Towers, TowersConfig, flat_parts
+from grainline.encoders.towers import TowersConfig, flat_parts
 from grainline.losses.blocks import Blocks
 from grainline.losses.pairs import Logistic, pair_loss
 from grainline.losses.pooled import Negatives, part_loss, part_pairs
@@ -75,17 +75,14 @@ class FLAIRConfig(TowersConfig):
 class FLAIR(Method):
     """Dual encoder with text-conditioned pooling."""
 
+    cfg: FLAIRConfig
     gathers = ("vector", "item", "image", "extra")  # texts travel as they are, patches do not
     blockwise = True
 
     def __init__(self, cfg: FLAIRConfig) -> None:
-        super().__init__()
-        self.cfg = cfg
+        super().__init__(cfg)
         self.pairwise, self.distribution = cfg.scoring == "conditioned", True
-        self.towers = Towers(cfg)
-        self.size, self.grid = self.towers.image.size, self.towers.image.grid
-        self.segmented = self.towers.segmented
-        self.context, self.parts = self.towers.text.context, cfg.chunks
+        self.parts = cfg.chunks
         self.chunking = None if cfg.chunks == 1 else cfg.chunking or CHUNKING
         self.pool = ConditionedPool(self.towers.space, cfg.heads)
         self.scale = LogitScale(cfg.scale, cfg.max_scale)
@@ -134,9 +131,6 @@ class FLAIR(Method):
         fact = Term(None, Mean(scale.detach().sum(), scale.new_ones(())))
         return {name: Term(0.5, mean) for name, mean in terms.items()} | {"scale": fact}
 
-    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
-        return {}
-
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """Attention of text i to the patches of image i: [N, L]"""
         return part_heat(self.pool, images, texts)
@@ -144,10 +138,6 @@ class FLAIR(Method):
     def attend(self, images: Encoded, texts: Encoded) -> Tensor:
         """Where text i looks in image i: [N, 1, L + 1]; the last one is the empty slot."""
         return attend(self.pool, images, texts)
-
-    def segmentations(self, images: Images) -> tuple[Tensor, ...]:
-        """The segment of each pixel at every stage, from fine to coarse; () for an encoder of patches."""
-        return self.towers.segmentations(images)
 
 
 def summary_loss(images: Tensor, texts: Tensor, pairs: Blocks, scale: Tensor, bias: Tensor) -> Mean:

@@ -19,15 +19,14 @@ from typing import Literal
 
 import torch.nn.functional as F
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from grainline.dist import own_rows
-from grainline.encoders.towers import Towers, TowersConfig
+from grainline.encoders.towers import TowersConfig
 from grainline.losses.principal import Principal, principal_part
 from grainline.methods.base import Method, dot
-from grainline.methods.common import both_ways, constant, cosine_heat
+from grainline.methods.common import both_ways, constant
 from grainline.nn.scale import LogitScale
-from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts
+from grainline.types import Clock, Encoded, Mean, Pair, Term
 
 
 class HiMoConfig(TowersConfig):
@@ -55,24 +54,11 @@ class HiMoConfig(TowersConfig):
 class HiMo(Method):
     """Dual encoder with the monotonicity-aware contrastive loss."""
 
+    cfg: HiMoConfig
+
     def __init__(self, cfg: HiMoConfig) -> None:
-        super().__init__()
-        self.cfg = cfg
-        self.pairwise, self.distribution = False, False
-        self.towers = Towers(cfg)
-        self.size, self.grid = self.towers.image.size, self.towers.image.grid
-        self.segmented = self.towers.segmented
-        self.context = self.towers.text.context
+        super().__init__(cfg)
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
-
-    def encode_images(self, images: Images) -> Encoded:
-        return self.towers.encode_images(images)
-
-    def encode_texts(self, texts: Texts) -> Encoded:
-        return self.towers.encode_texts(texts)
-
-    def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        return dot(images, texts)
 
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
         scale = self.scale().detach()
@@ -87,12 +73,6 @@ class HiMo(Method):
             terms |= {f"component {name}": term for name, term in named.items()}
             terms |= _facts(everyone.texts, texts, found)
         return terms | {"scale": Term(None, Mean(scale.sum(), scale.new_ones(())))}
-
-    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
-        return {}
-
-    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        return cosine_heat(images, texts)
 
     def _contrast(self, mine: Pair, everyone: Pair, weight: float) -> dict[str, Term]:
         """Equations 2 and 3: cross-entropy both ways over scaled dot products."""

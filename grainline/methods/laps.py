@@ -19,7 +19,6 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from grainline.encoders.towers import Towers
 from grainline.methods import tiled
 from grainline.methods.base import Method
 from grainline.methods.chosen import Choice, Kept
@@ -41,16 +40,13 @@ class LAPSConfig(PatchesConfig):
 class LAPS(Method):
     """Dual encoder whose pairs are scored by the patches that a text chooses."""
 
+    cfg: LAPSConfig
     gathers = ("vector", "tokens", "mask", "item", "image")
     blockwise = True
 
     def __init__(self, cfg: LAPSConfig) -> None:
-        super().__init__()
-        self.cfg = cfg
+        super().__init__(cfg)
         self.pairwise, self.distribution = True, False
-        self.towers = Towers(cfg)
-        self.size, self.grid = self.towers.image.size, self.towers.image.grid
-        self.context = self.towers.text.context
         if self.grid is None:
             raise ValueError("laps needs an image encoder whose patches lie on a grid")
         raw = cfg.attention == "raw"
@@ -75,9 +71,6 @@ class LAPS(Method):
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
         rule = Rule.at(clock, self.cfg)
         return triplets(self.cfg, self.selector, self.selector.top, (mine, everyone), rule)
-
-    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
-        return {}
 
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """What every patch adds to the score of its row, to first order, decisions held fixed."""

@@ -15,7 +15,7 @@ than its caption says, so its patches need not be found in the text.
 from pydantic import Field
 from torch import Tensor
 
-from grainline.encoders.towers import Towers, TowersConfig
+from grainline.encoders.towers import TowersConfig
 from grainline.methods.base import Method, dot
 from grainline.methods.common import both_ways
 from grainline.nn.late import distinct_rows, late_heat, late_score
@@ -46,12 +46,9 @@ class MaxSim(Method):
     gathers = ("vector", "tokens", "mask", "item", "image")
 
     def __init__(self, cfg: MaxSimConfig) -> None:
-        super().__init__()
+        super().__init__(cfg)
         self.pairwise, self.distribution = True, False
-        self.towers = Towers(cfg)
-        self.size, self.grid = self.towers.image.size, self.towers.image.grid
-        self.segmented = self.towers.segmented
-        self.context, self.parts = self.towers.text.context, cfg.sentences
+        self.parts = cfg.sentences
         self.sharpness, self.coarse = cfg.sharpness, cfg.coarse
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
 
@@ -87,9 +84,6 @@ class MaxSim(Method):
         fine = both_ways(lambda images, texts: scale * self.score(images, texts), mine, everyone)
         plain = both_ways(lambda images, texts: scale * dot(images, texts), mine, everyone, self.coarse)
         return fine | {f"coarse {name}": term for name, term in plain.items()}
-
-    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
-        return {}
 
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """What every patch adds to the score of its row: rows sum to the score."""

@@ -20,7 +20,6 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from grainline.encoders.towers import Towers
 from grainline.errors import UserError
 from grainline.losses.triplet import Shares, keep_ratio
 from grainline.methods import tiled
@@ -65,17 +64,14 @@ class SEPSConfig(PatchesConfig):
 class SEPS(Method):
     """Dual encoder whose pairs are scored by the patches that a text and a description choose."""
 
+    cfg: SEPSConfig
     gathers = ("vector", "tokens", "mask", "item", "image")
     blockwise = True
 
     def __init__(self, cfg: SEPSConfig) -> None:
-        super().__init__()
-        self.cfg = cfg
+        super().__init__(cfg)
         self.pairwise, self.distribution = True, False
         self.describes = cfg.branches != "sparse"
-        self.towers = Towers(cfg)
-        self.size, self.grid = self.towers.image.size, self.towers.image.grid
-        self.context = self.towers.text.context
         if self.grid is None:
             raise ValueError("seps needs an image encoder whose patches lie on a grid")
         choice = Choice(
@@ -150,9 +146,6 @@ class SEPS(Method):
         off = keep_ratio(self.cfg.keep, tuple(means.values()), weights, self.cfg.ratio_form)
         facts = {name: Term(None, Mean((x.detach() * real).sum(), number)) for name, x in means.items()}
         return {"ratio": Term(rule.weight * self.cfg.ratio, Mean((off * real).sum(), number))} | facts
-
-    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
-        return {}
 
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """What every patch adds to the score of its row, to first order, decisions held fixed."""

@@ -11,14 +11,13 @@ picture. The bias starts at -10 as in section 3, because negatives are many.
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
-from grainline.encoders.towers import Towers, TowersConfig
+from grainline.encoders.towers import TowersConfig
 from grainline.losses.contrastive import sigmoid
 from grainline.methods.base import Method, dot
-from grainline.methods.common import cosine_heat
 from grainline.nn.scale import LogitScale
-from grainline.types import Clock, Encoded, Images, Pair, Term, Texts, same_image
+from grainline.types import Clock, Pair, Term, same_image
 
 
 class SigLIPConfig(TowersConfig):
@@ -33,32 +32,12 @@ class SigLIP(Method):
     """Dual encoder with the pairwise sigmoid loss."""
 
     def __init__(self, cfg: SigLIPConfig) -> None:
-        super().__init__()
-        self.pairwise, self.distribution = False, False
-        self.towers = Towers(cfg)
-        self.size, self.grid = self.towers.image.size, self.towers.image.grid
-        self.segmented = self.towers.segmented
-        self.context = self.towers.text.context
+        super().__init__(cfg)
         self.scale = LogitScale(cfg.scale or 10.0, cfg.max_scale)
         self.bias = nn.Parameter(torch.full((1,), -10.0 if cfg.bias is None else cfg.bias))
-
-    def encode_images(self, images: Images) -> Encoded:
-        return self.towers.encode_images(images)
-
-    def encode_texts(self, texts: Texts) -> Encoded:
-        return self.towers.encode_texts(texts)
-
-    def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        return dot(images, texts)
 
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
         logits = self.scale() * dot(mine.images, everyone.texts) + self.bias  # [n, M]
         real = (mine.images.item >= 0)[:, None] & (everyone.texts.item >= 0)
         positive = same_image(mine.images, everyone.texts)
         return {"pairs": Term(1.0, sigmoid(logits, positive, real))}
-
-    def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:  # noqa: ARG002
-        return {}
-
-    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        return cosine_heat(images, texts)

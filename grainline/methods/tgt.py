@@ -27,12 +27,12 @@ from grainline.encoders.grouper import GroupedTokens, Grouper
 from grainline.encoders.pretrained.adapters import AVERAGED
 from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig
 from grainline.encoders.text import TextTransformer
-from grainline.encoders.towers import Towers, TowersConfig, flat_parts
+from grainline.encoders.towers import TowersConfig, flat_parts
 from grainline.encoders.vit import ViTConfig
 from grainline.errors import UserError
 from grainline.losses.vocabulary import vocabulary_loss
 from grainline.methods.base import Method, dot
-from grainline.methods.common import both_ways, cosine_heat
+from grainline.methods.common import both_ways
 from grainline.nn.pool import mean_pool, unit
 from grainline.nn.scale import LogitScale
 from grainline.types import FOIL, Clock, Encoded, Images, Mean, Pair, Term, Texts, full
@@ -90,17 +90,14 @@ class Told(NamedTuple):
 class TGT(Method):
     """Dual encoder whose texts are groups of tokens, with a decoder beside it."""
 
+    cfg: TGTConfig
     fresh = ("towers.text.groups", "towers.text.stack.blocks.")
 
     def __init__(self, cfg: TGTConfig) -> None:
-        super().__init__()
-        self.cfg = cfg
-        self.pairwise, self.distribution = False, False
-        self.towers = Towers(cfg)
+        super().__init__(cfg)
         self.sees = cfg.contrastive > 0
         text = self.towers.text
         assert isinstance(text, Grouper | TextTransformer)
-        self.size, self.grid, self.context = self.towers.image.size, self.towers.image.grid, text.context
         self.scale = LogitScale(cfg.scale, cfg.max_scale) if cfg.learns_scale else None
         self.decoder = Decoder(cfg.decoder, text.width, text.context) if cfg.reconstruction else None
 
@@ -164,9 +161,6 @@ class TGT(Method):
         found: Tensor = read.states if isinstance(self.towers.text, Grouper) else read.tokens
         return found
 
-    def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        return dot(images, texts)
-
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
         if not self.sees:
             return {}
@@ -189,9 +183,6 @@ class TGT(Method):
         if self.cfg.mean == "captions":
             found = found._replace(number=true.sum())
         return {"reconstruction": Term(self.cfg.reconstruction, found)} | terms
-
-    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        return cosine_heat(images, texts)
 
 
 def _told(read: Any, mask: Tensor) -> Told:

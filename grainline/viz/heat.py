@@ -1,20 +1,15 @@
-"""From heat over image tokens to heat over pixels, to contrast against other texts, and to words.
+"""From heat over image tokens to contrast against other texts, and to words.
 
 A raw map says little to the eye. Where image tokens and texts lie in two narrow cones, every cosine of an
 image is about the same positive number, and a map of it is one colour all over. `contrast` asks instead where
 a text shows *more than other texts do*, and measures that by how far other texts get by chance.
 """
 
-from typing import Literal
-
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from grainline.errors import UserError
-
-Mode = Literal["bilinear", "bicubic"]
 
 NULL_TEXTS = 64  # other texts that contrast is measured against: enough for a percentile
 FEWEST = 16
@@ -27,44 +22,6 @@ PLACES = (
     ("left", "centre", "right"),
     ("lower left", "bottom", "lower right"),
 )
-
-
-def on_pixels(heat: Tensor, grid: tuple[int, int], size: tuple[int, int], mode: Mode = "bilinear") -> Tensor:
-    """Spread the heat of tokens on a grid over the pixels below them: [N, H, W].
-
-    heat  [N, L] signed, L = rows * columns of the grid, row by row
-    grid  (rows, columns) of tokens
-    size  (H, W) in pixels
-    mode  "bilinear" never leaves the range of the tokens; "bicubic" is smoother and overshoots a little
-
-    A token's own value stands at the centre of its patch; at the rim values are continued, not extrapolated.
-
-    >>> import torch
-    >>> on_pixels(torch.tensor([[0.0, 1.0]]), (1, 2), (1, 4))
-    tensor([[[0.0000, 0.2500, 0.7500, 1.0000]]])
-    """
-    assert heat.shape[1] == grid[0] * grid[1], (heat.shape, grid)
-    tokens = heat.float().view(-1, 1, *grid)
-    return F.interpolate(tokens, size=size, mode=mode, align_corners=False)[:, 0]
-
-
-def on_segments(heat: Tensor, places: Tensor, size: tuple[int, int]) -> Tensor:
-    """Give every pixel the heat of its segment: [N, H, W].
-
-    A larger size is reached by bilinear interpolation, a smaller one by the mean over areas.
-
-    heat    [N, L] of segments
-    places  [N, h, w] integers 0..L-1, the segment of each pixel
-    size    (H, W)
-
-    >>> import torch
-    >>> on_segments(torch.tensor([[0.25, 1.0]]), torch.tensor([[[0, 1]]]), (1, 2))
-    tensor([[[0.2500, 1.0000]]])
-    """
-    found = heat.float().gather(1, places.flatten(1).long()).view(places.shape)
-    if size[0] < found.shape[1] and size[1] < found.shape[2]:
-        return F.interpolate(found[:, None], size=size, mode="area")[:, 0]
-    return F.interpolate(found[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
 
 
 def contrast(heat: Tensor, null: Tensor, real: Tensor) -> Tensor:
