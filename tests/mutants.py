@@ -2,6 +2,7 @@
 
     make mutants                             everything: minutes on two cores
     python tests/mutants.py --only sampler   the faults whose file or line of explanation holds the word
+    python tests/mutants.py --dry            plants none: each text stands once in its file, tests exist
 
 First the named tests run on an unchanged copy. A fault counts as caught when a test fails; a copy that cannot
 be imported, or a text to replace that is no longer there exactly once, is a mistake in faults.py and is
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 from faults import FAULTS, Fault
@@ -33,14 +35,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Plant faults; the tests must catch each.")
     parser.add_argument("--only", default="", help="a word in the file or in the explanation of the faults")
     parser.add_argument("--jobs", type=int, default=2, help="how many to try at a time")
+    parser.add_argument("--dry", action="store_true", help="only check the texts and tests of the faults")
     args = parser.parse_args()
     faults = [fault for fault in FAULTS if args.only in fault.file or args.only in fault.breaks]
     if not faults:
         print(f"no fault has {args.only!r} in its file or explanation")
         return 1
-    stale = [fault for fault in faults if text_of(fault).count(fault.old) != 1]
-    for fault in stale:
-        print(f"MISTAKEN  {fault.file}: {text_of(fault).count(fault.old)} times, not once: {fault.old!r}")
+    complaints = {fault: complaint for fault in faults if (complaint := mistake_in(fault))}
+    for fault, complaint in complaints.items():
+        print(f"MISTAKEN  {fault.file}: {complaint}")
+    if args.dry:
+        print(f"{len(faults) - len(complaints)} of {len(faults)} faults can be planted")
+        return 1 if complaints else 0
     tests = sorted({test for fault in faults for test in fault.tests.split()})
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +55,7 @@ def main() -> int:
             return 1
         print(f"the tests pass unchanged, {time.monotonic() - started:.0f} s", flush=True)
         with ThreadPoolExecutor(args.jobs) as pool:
-            tried = [fault for fault in faults if fault not in stale]
+            tried = [fault for fault in faults if fault not in complaints]
             outcomes = list(pool.map(lambda fault: reported(fault, original), tried))
     caught = outcomes.count("caught")
     print(f"{caught} of {len(faults)} faults were caught, {time.monotonic() - started:.0f} s")
@@ -82,9 +88,31 @@ def reported(fault: Fault, original: Path) -> str:
     return outcome
 
 
-def text_of(fault: Fault) -> str:
-    """The file of a fault as it stands in the working tree."""
-    return (ROOT / "grainline" / fault.file).read_text(encoding="utf-8")
+def mistake_in(fault: Fault) -> str:
+    """What is wrong with the entry of a fault, or nothing."""
+    place = ROOT / "grainline" / fault.file
+    if not place.is_file():
+        return "no such file"
+    count = text_of(place).count(fault.old)
+    if count != 1:
+        return f"{count} times, not once: {fault.old!r}"
+    if fault.old == fault.new:
+        return f"nothing changes: {fault.old!r}"
+    missing = [test for test in fault.tests.split() if not is_test(test)]
+    return f"no such tests: {' '.join(missing)}" if missing or not fault.tests.split() else ""
+
+
+def is_test(test: str) -> bool:
+    """Whether a file, or FILE::NAME, is there."""
+    file, _, name = test.partition("::")
+    place = ROOT / file
+    return place.is_file() and (not name or f"def {name.partition('[')[0]}(" in text_of(place))
+
+
+@cache
+def text_of(place: Path) -> str:
+    """A file as it stands in the working tree."""
+    return place.read_text(encoding="utf-8")
 
 
 def copied(original: Path, folder: Path) -> Path:
