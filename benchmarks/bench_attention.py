@@ -1,4 +1,4 @@
-"""Attention in bfloat16 on a CPU: torch's SDPA kernel against the three lines that `nn.block` uses instead.
+"""Attention in bfloat16 on a CPU: torch's SDPA kernel against the three lines of `nn.attention`.
 
 Forward and backward at the lengths of captions and of patches: a causal text, a bidirectional one with
 padding, and two pictures.
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import keep_pages, paired, report
-from grainline.nn.block import attend
+from grainline.nn.attention import attend
 
 WIDTH = 64  # of a head
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from benchmarks.harness import Ratio, interval, keep_pages, report, seconds
 from grainline.config import override
 from grainline.methods.caft import CAFT, CAFTConfig
-from grainline.recipe import read_recipe
-from grainline.train.step import step
+from grainline.training.recipe import read_recipe
+from grainline.training.step import step
 from grainline.types import CAPTION, LOOSE, Clock, Encoded, Images, Pair, Texts
 
 BATCH, PARTS, LOOSE_ONES = 256, 4, 4

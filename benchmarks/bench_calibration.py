@@ -37,16 +37,16 @@ from rich.console import Console
 from rich.table import Table
 
 from grainline.data.captions import sentences
+from grainline.data.open_source import open_source
 from grainline.data.record import Record
 from grainline.data.scenes import Background, Scene, Told, words
 from grainline.data.scenes.phrases import matches, stated
+from grainline.data.scenes.source import Scenes
 from grainline.data.scenes.world import holds
-from grainline.data.sources import open_source
-from grainline.data.sources.scenes import Scenes
-from grainline.evaluate.intervals import wilson
-from grainline.index.answer import Hit, Options
+from grainline.evaluation.intervals import wilson
+from grainline.index.results import Hit, Options
 from grainline.index.search import Index, open_index
-from grainline.index.write import add, build, remove
+from grainline.index.sync import add, build, remove
 from grainline.model import Model, load
 
 LEVELS = (0.01, 0.05, 0.1, 0.2)

@@ -22,14 +22,14 @@ from PIL import Image
 
 from benchmarks.bench_loading import files
 from benchmarks.harness import keep_pages, paired, report, seconds
+from grainline.build import Description
 from grainline.config import parse
-from grainline.data.sources import open_source
-from grainline.data.tokenizer import Tokenizer
-from grainline.index.null import encode_null, gather_texts
-from grainline.index.write import add, build
+from grainline.data.open_source import open_source
+from grainline.data.tokenizers.tokenizer import Tokenizer
+from grainline.index.calibration_texts import encode_null, gather_texts
+from grainline.index.sync import add, build
 from grainline.methods import METHODS
 from grainline.model import Model, load
-from grainline.start import Description
 from grainline.types import Images
 
 SMALL = {

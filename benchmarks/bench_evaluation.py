@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import fresh_peak, keep_pages, paired, report
-from grainline.evaluate.score import MEMORY, retrieval_ranks
+from grainline.evaluation.score import MEMORY, retrieval_ranks
 from grainline.types import Encoded
 
 MIB = 2**20

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import keep_pages, paired, report, seconds
-from grainline.nn.farthest import farthest_points
+from grainline.nn.grouping import farthest_points
 
 SETS, TOKENS, WIDTH, PICKS = 64, 197, 768, 65
 

@@ -17,21 +17,20 @@ import torch
 
 from benchmarks.bench_loading import files
 from benchmarks.harness import keep_pages, paired, report, seconds
+from grainline.cli.data import encoding, shape
 from grainline.config import parse
-from grainline.data.collate import collate
-from grainline.data.dataset import TrainSet
-from grainline.data.features import KeptFeatures, make
+from grainline.data.batches import collate
+from grainline.data.cache import KeptFeatures, make_features
+from grainline.data.dataset import Draw, TrainSet
 from grainline.data.record import Record
-from grainline.data.sampler import Draw
 from grainline.data.texts import TextsConfig
-from grainline.data.tokenizer import Tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import Crop, EvalTransform, SameTransform
-from grainline.encoders.pretrained.library import library
-from grainline.encoders.pretrained.pixels import KNOWN
-from grainline.features import encoding, shape
+from grainline.encoders.pretrained.hub import library
+from grainline.encoders.pretrained.preprocess import KNOWN
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.train.optim import OptimizerConfig, Rule, build_optimizer, train_mode
-from grainline.train.step import Objective
+from grainline.training.optim import OptimizerConfig, Rule, build_optimizer, train_mode
+from grainline.training.step import Objective
 from grainline.types import Clock
 
 COLOURS = ("red", "green", "blue", "grey", "black", "white")
@@ -102,7 +101,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         encode, out = encoding(made.eval(), tokens=False), Path(home) / "features"
         row = shape(encode, 224)
-        once = seconds(lambda: make(source, encode, out, transform, encoder="bench", row=row))
+        once = seconds(lambda: make_features(source, encode, out, transform, encoder="bench", row=row))
         kept = training(KeptFeatures(out, source, transform, "bench", tokens=False))
         plain = training(SameTransform(transform))
         ratio = paired(kept, plain, args.repeats)

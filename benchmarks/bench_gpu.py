@@ -26,12 +26,11 @@ from torch import Tensor
 from benchmarks import bench_caft, bench_pooled
 from benchmarks.bench_superpixels import drawn, pictures
 from benchmarks.harness import report
-from grainline.encoders.sfcn import folded
-from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
-from grainline.losses.pooled import pooled_scores
-from grainline.nn.farthest import farthest_points
-from grainline.nn.kmeans import kmeans
-from grainline.train.step import Objective
+from grainline.encoders.superpixels import SuperpixelConfig, Superpixels, folded
+from grainline.losses.text_conditioned import pooled_scores
+from grainline.nn.grouping import farthest_points
+from grainline.nn.superpixels import kmeans
+from grainline.training.step import Objective
 from grainline.types import Clock, Encoded, Images, Texts, to
 
 PICTURES = 2048

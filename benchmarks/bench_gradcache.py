@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.harness import fresh_peak, keep_pages, paired, report
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.train.step import cached_step, step
+from grainline.training.step import cached_step, step
 from grainline.types import Clock, Images, Texts
 
 CLOCK = Clock()

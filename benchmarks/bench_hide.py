@@ -15,9 +15,9 @@ from torch import Tensor
 
 from benchmarks.harness import keep_pages, paired, report, seconds
 from grainline.config import parse
-from grainline.losses.principal import principal_part
+from grainline.losses.hide import principal_part
 from grainline.methods.himo import HiMo, HiMoConfig
-from grainline.train.step import step
+from grainline.training.step import step
 from grainline.types import Clock, Images, Texts
 
 THRESHOLD = 0.9

@@ -25,9 +25,7 @@ import numpy as np
 
 from benchmarks.harness import Ratio, interval, keep_pages, report
 from grainline.index import segment as segments_module
-from grainline.index.folder import SEGMENTS, Part
-from grainline.index.pages import Column
-from grainline.index.scan import Exact
+from grainline.index.candidates import Exact
 from grainline.index.segment import (
     ASIDES,
     NULL,
@@ -39,6 +37,7 @@ from grainline.index.segment import (
     take,
     write_segment,
 )
+from grainline.index.store import SEGMENTS, Column, Part
 from grainline.index.writer import CHUNK
 
 WIDTH, TEXTS, LENGTH, BACKGROUND, CANDIDATES, K = 512, 1_000, 49, 256, 200, 10

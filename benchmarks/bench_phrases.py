@@ -27,7 +27,7 @@ from grainline.data.phrases.base import Phrase, Provider
 from grainline.data.phrases.patterns import select
 from grainline.data.phrases.providers import open_provider
 from grainline.data.scenes import words
-from grainline.data.sources.scenes import Scenes
+from grainline.data.scenes.source import Scenes
 from tests.phrases_own import OWN
 from tests.phrases_truth import Labelled, agreement, labelled
 

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from benchmarks.bench_pairs import slope
 from benchmarks.harness import fresh_peak, keep_pages, paired, report, seconds
-from grainline.losses.blocks import Blocks, Keys
-from grainline.losses.lists import Lists
-from grainline.losses.pooled import part_loss, part_pairs, pooled_scores
-from grainline.nn.condition import ConditionedPool
+from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
+from grainline.losses.tiled.pair_mask import Blocks, Keys
+from grainline.losses.tiled.sampled_pairs import Lists
+from grainline.nn.pooling import ConditionedPool
 from grainline.types import Clock
 
 WIDTH, SLOTS, CAPTIONS = 512, 64, 8

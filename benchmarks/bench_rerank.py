@@ -19,17 +19,17 @@ import torch
 from PIL import Image
 
 from benchmarks.harness import interval, keep_pages, paired, report, seconds
+from grainline.build import Description
+from grainline.build import build as build_method
 from grainline.config import parse
-from grainline.data.sources import open_source
-from grainline.data.tokenizer import Tokenizer
-from grainline.index.answer import Options
+from grainline.data.open_source import open_source
+from grainline.data.tokenizers.tokenizer import Tokenizer
+from grainline.index.results import Options
 from grainline.index.search import Index, open_index
-from grainline.index.write import build
+from grainline.index.sync import build
 from grainline.methods import METHODS
 from grainline.methods.base import Method
 from grainline.model import Model
-from grainline.start import Description
-from grainline.start import build as build_method
 from grainline.types import Encoded
 
 CANDIDATES, K, WIDTH, HEADS = 100, 10, 512, 8

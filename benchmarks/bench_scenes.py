@@ -13,16 +13,15 @@ from typing import Any
 import torch
 
 from benchmarks.harness import keep_pages, paired, report, seconds
-from grainline.data.collate import collate
-from grainline.data.dataset import TrainSet
-from grainline.data.sampler import Draw
-from grainline.data.sources.scenes import Scenes
-from grainline.data.tokenizer import Tokenizer
+from grainline.build import build
+from grainline.data.batches import collate
+from grainline.data.dataset import Draw, TrainSet
+from grainline.data.scenes.source import Scenes
+from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
-from grainline.recipe import read_recipe
-from grainline.start import build
-from grainline.train.process import dtype_of
-from grainline.train.step import Objective
+from grainline.training.parallel import dtype_of
+from grainline.training.recipe import read_recipe
+from grainline.training.step import Objective
 from grainline.types import Clock
 
 RECIPE = "clip/scenes"

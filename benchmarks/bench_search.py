@@ -20,11 +20,10 @@ import numpy as np
 
 from benchmarks.harness import interval, keep_pages, paired, report, seconds
 from grainline.index import inverted
-from grainline.index.folder import SEGMENTS
+from grainline.index.candidates import Exact, Near, native_bf16
 from grainline.index.inverted import Inverted, keep, nearest
-from grainline.index.nearest import Near
-from grainline.index.scan import Exact, native_bf16
 from grainline.index.segment import VECTORS, Row, Segment, open_segment, write_segment
+from grainline.index.store import SEGMENTS
 
 K = 10
 SPREAD = 0.7  # length of what a vector has beside its centre, whose length is 1

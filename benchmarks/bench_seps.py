@@ -28,13 +28,13 @@ from torch import Tensor
 from benchmarks.bench_pairs import slope
 from benchmarks.harness import Ratio, fresh_peak, interval, keep_pages, paired, report
 from grainline.losses.triplet import triplet
-from grainline.methods.chosen import Choice
-from grainline.methods.patches import graded, summary
-from grainline.methods.selecting import Selector
-from grainline.methods.tiled import score as score_in_tiles
-from grainline.methods.triplets import Rule, both_triplets
-from grainline.nn.pool import unit
-from grainline.nn.select import stretched
+from grainline.methods.patch_selection.scoring import score as score_in_tiles
+from grainline.methods.patch_selection.selector import Selector
+from grainline.methods.patch_selection.training import graded, summary
+from grainline.methods.patch_selection.types import Choice
+from grainline.methods.shared import Rule, both_triplets
+from grainline.nn.pooling import unit
+from grainline.nn.selection import stretched
 from grainline.types import Encoded, Pair
 
 WIDTH, PATCHES, SHORT, LONG = 512, 196, 8, 20

@@ -25,13 +25,13 @@ import numpy as np
 import torch
 
 from benchmarks.harness import report
-from grainline.data.sources import open_source
-from grainline.data.tokenizer import Tokenizer
-from grainline.index.write import build
+from grainline.build import build as build_method
+from grainline.build import write_description
+from grainline.data.open_source import open_source
+from grainline.data.tokenizers.tokenizer import Tokenizer
+from grainline.index.sync import build
 from grainline.model import Model
-from grainline.recipe import read_recipe
-from grainline.start import build as build_method
-from grainline.start import write_description
+from grainline.training.recipe import read_recipe
 from grainline.weights import save_weights
 
 QUERIES = "scenes:test?count=512&size=32&seed=5"

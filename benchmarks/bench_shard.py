@@ -22,10 +22,9 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.harness import keep_pages, paired, report
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.train.optim import OptimizerConfig, build_optimizer
-from grainline.train.parallel import clip, replicated, shard
-from grainline.train.process import dtype_of
-from grainline.train.step import Objective
+from grainline.training.optim import OptimizerConfig, build_optimizer
+from grainline.training.parallel import clip, dtype_of, replicated, shard
+from grainline.training.step import Objective
 from grainline.types import Clock, Images, Texts
 
 CONTEXT = 32

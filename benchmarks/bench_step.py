@@ -22,18 +22,18 @@ from rich.console import Console
 
 from benchmarks.bench_loading import files
 from benchmarks.harness import keep_pages, paired, report, seconds
-from grainline.data.collate import Batch
+from grainline.data.batches import Batch
 from grainline.data.dataset import TrainSet
 from grainline.data.record import Record
 from grainline.data.texts import TextsConfig
-from grainline.data.tokenizer import Tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.train.config import TrainConfig
-from grainline.train.log import Log
-from grainline.train.loop import Run, _Training
-from grainline.train.optim import train_mode
-from grainline.train.process import dtype_of
+from grainline.training.config import TrainConfig
+from grainline.training.log import Log
+from grainline.training.loop import Run, _Training
+from grainline.training.optim import train_mode
+from grainline.training.parallel import dtype_of
 from grainline.types import to
 
 GATE = 1.05
@@ -67,7 +67,7 @@ class Photographs:
 
 
 def training(args: argparse.Namespace, out: Path, device: torch.device) -> _Training:
-    """The loop, ready to step: the class behind `grainline.train.loop.train`, because steps are timed."""
+    """The loop, ready to step: the class behind `grainline.training.loop.train`, because steps are timed."""
     source = Photographs(max(512, args.batch))
     tokenizer = Tokenizer.train(source.captions, 4096)
     config = {

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import interval, keep_pages, paired, report, seconds
-from grainline.encoders.sfcn import SFCN, cells_of, folded
-from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
-from grainline.nn.kmeans import kmeans
-from grainline.nn.precision import has_bf16
-from grainline.nn.superpixel import one_hot, pool_cells
+from grainline.encoders.superpixels import SFCN, SuperpixelConfig, Superpixels, cells_of, folded
+from grainline.nn.runtime import has_bf16
+from grainline.nn.superpixels import kmeans, one_hot, pool_cells
 
 FASTER = 3.0  # times eager, G9
 

@@ -18,11 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import fresh_peak, keep_pages, paired, report
-from grainline.losses.blocks import Blocks, Keys
-from grainline.losses.normalised import Normalised
-from grainline.losses.pairs import pair_loss
-from grainline.losses.scores import Dot
-from grainline.losses.vocabulary import vocabulary_loss
+from grainline.losses.tiled.pair_loss import Normalised, pair_loss
+from grainline.losses.tiled.pair_mask import Blocks, Keys
+from grainline.losses.tiled.scores import Dot
+from grainline.losses.tiled.vocabulary import vocabulary_loss
 
 WIDTH = 128
 

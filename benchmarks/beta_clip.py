@@ -19,7 +19,7 @@ from benchmarks.study import (
     data_folder,
     work,
 )
-from grainline.recipe import read_recipe
+from grainline.training.recipe import read_recipe
 
 SCENES = 8000  # pictures to train on
 BATCH = 64  # pictures, which are one group of beta-CAL

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.beta_clip import SETTINGS, measurements
 from benchmarks.study import Folder, Ordering, cells, minutes_of, orderings, show
-from grainline.evaluate.pool import pooled
+from grainline.evaluation.compare import pooled
 
 FOUND = [(name, name, "retrieval") for name in ("image to text R@1", "text to image R@1", "rSum")]
 LIKE = [(f"Sim, {kind}", f"Sim, {kind}", "similarity") for kind in ("sentences", "all texts")]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import yaml
 
 from benchmarks.study import SECONDS, Folder, arguments, data_folder, work
-from grainline.recipe import read_recipe
+from grainline.training.recipe import read_recipe
 
 SCENES = 8000  # pictures to train on
 BATCH = 64

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.caft import ALPHAS, SETTINGS, SMALL, measurements
 from benchmarks.study import Folder, Ordering, cells, minutes_of, orderings, show
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.result import Result
+from grainline.evaluation.compare import pooled
+from grainline.evaluation.result import Result
 
 WAYS = ("image to text R@1", "text to image R@1")
 BOTH = ("scenes", "openstax")

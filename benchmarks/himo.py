@@ -27,10 +27,10 @@ from benchmarks.study import (
     orderings,
     work,
 )
-from grainline.data.sources import open_source
-from grainline.losses.principal import principal_part
+from grainline.data.open_source import open_source
+from grainline.losses.hide import principal_part
 from grainline.model import load
-from grainline.recipe import find_recipe
+from grainline.training.recipe import find_recipe
 
 SCENES = 8000  # pictures to train on
 PAIRS = {"openstax": 300 * 128, "scenes": 240 * 128}  # seen by every run

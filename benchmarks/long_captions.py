@@ -15,8 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.result import Result, read
+from grainline.evaluation.compare import pooled
+from grainline.evaluation.result import Result, read
 
 SEEDS = (0, 1, 2)
 WAYS = ("image to text", "text to image")

@@ -13,7 +13,7 @@ one together; those that found no time are named at the end. Tables: benchmarks/
 from typing import Any, NamedTuple
 
 from benchmarks.study import SECONDS, Folder, arguments, data_folder, work
-from grainline.recipe import read_recipe
+from grainline.training.recipe import read_recipe
 
 SCENES = 8000  # pictures to train on
 BATCH = 64

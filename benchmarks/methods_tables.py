@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.methods import METHODS, STEPS
 from benchmarks.study import Folder, cells, difference, minutes_of, show, shown, verdict
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.result import Result
+from grainline.evaluation.compare import pooled
+from grainline.evaluation.result import Result
 
 BASE = "clip"  # what every method is compared with
 RECALLS = [f"{way} R@{k}" for way in ("image to text", "text to image") for k in (1, 10)]

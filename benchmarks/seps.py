@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from benchmarks.oracle.seps import measured
 from benchmarks.study import SECONDS, Folder, arguments, data_folder, grainline, work
-from grainline.recipe import read_recipe
+from grainline.training.recipe import read_recipe
 
 SCENES = 8000  # pictures to train on
 BATCH = 64

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from benchmarks.seps import SETTINGS, Threefold
 from grainline import load
+from grainline.data.open_source import open_sources
 from grainline.data.record import Record
-from grainline.data.sources import open_sources
-from grainline.evaluate.kept import kept_of
+from grainline.evaluation.pages.shown import kept_of
 from grainline.methods.base import Keeping
-from grainline.methods.chosen import REST
+from grainline.methods.patch_selection.types import REST
 from grainline.model import Model
 
 

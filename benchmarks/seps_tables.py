@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.oracle.seps import ADDED, ALONE, DEPTHS, HONEST, Recalls, fingerprint
 from benchmarks.seps import SETTINGS, STEPS
 from benchmarks.study import Folder, Ordering, cells, minutes_of, orderings, show
-from grainline.evaluate.pool import pooled
+from grainline.evaluation.compare import pooled
 
 WAYS = ("image to text", "text to image")
 COLUMNS = (*(f"{way} R@{k}" for way in WAYS for k in (1, 5, 10)), "rSum")

@@ -19,12 +19,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import yaml
 
-from grainline.evaluate.against import refuse_other
-from grainline.evaluate.intervals import from_replicates
-from grainline.evaluate.outcome import Cell, options_of
-from grainline.evaluate.pool import paired_test, pooled
-from grainline.evaluate.result import Metric, Result, read
-from grainline.evaluate.suite import CELLS
+from grainline.evaluation.compare import paired_test, pooled, refuse_other
+from grainline.evaluation.intervals import from_replicates
+from grainline.evaluation.outcome import Cell, options_of
+from grainline.evaluation.result import Metric, Result, read
+from grainline.evaluation.suites.registry import CELLS
 
 EVERY = 500  # steps after which a run keeps a checkpoint, to go on from
 SECONDS = "trained_seconds"  # file of a run: how long the last part of its training took

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.study import SECONDS, Folder, arguments, data_folder, work
-from grainline.data.phrases.rules import Rules
+from grainline.data.phrases.providers import Rules
 from grainline.methods.tgt import UNSEEN
-from grainline.recipe import read_recipe
+from grainline.training.recipe import read_recipe
 
 SCENES = 8000  # pictures to train on
 BATCH = 64

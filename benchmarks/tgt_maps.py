@@ -13,10 +13,10 @@ import numpy as np
 
 from benchmarks.tgt import Fivefold
 from grainline import load
-from grainline.data.sources import open_sources
-from grainline.evaluate.annotated import encode_phrases
-from grainline.evaluate.grouped import Grouped
-from grainline.evaluate.tokened import along, pieces
+from grainline.data.open_source import open_sources
+from grainline.evaluation.collectors.grouped import Grouped
+from grainline.evaluation.pages.tokened import along, pieces
+from grainline.evaluation.suites.phrases import encode_phrases
 from grainline.model import Model
 
 SHOWN = {

@@ -11,10 +11,10 @@ from typing import Any
 
 from benchmarks.study import Folder, Ordering, cells, compared, minutes_of, orderings, show
 from benchmarks.tgt import GROUPS, PROBES, SETTINGS, Fivefold, Setting
-from grainline.evaluate.clusters import CLUSTERINGS
-from grainline.evaluate.phrases import AS_MANY, GOING, STAYING, uniform
-from grainline.evaluate.phrases import GROUPS as OWN
-from grainline.evaluate.result import Result
+from grainline.evaluation.collectors.baselines import CLUSTERINGS
+from grainline.evaluation.result import Result
+from grainline.evaluation.suites.phrases import AS_MANY, GOING, STAYING, uniform
+from grainline.evaluation.suites.phrases import GROUPS as OWN
 
 MEASURES = ("tIoU", "precision", "recall", "F1")
 FOUND = f"tIoU, {OWN}"

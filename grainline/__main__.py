@@ -3,7 +3,7 @@
 import os
 import sys
 
-from grainline.cli import main
+from grainline.cli.main import main
 
 try:
     main()

@@ -15,21 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from grainline.data.collate import described, texts_of
-from grainline.data.descriptions import Described
-from grainline.data.parts import Parted, encode_parts, windows
-from grainline.data.record import Damaged
-from grainline.data.sources.plain import read_plain
-from grainline.data.tokenized import TextTokenizer
-from grainline.data.tokenizer import read_tokenizer
-from grainline.data.transforms import EvalTransform
-from grainline.encoders.pretrained import load_pretrained
-from grainline.encoders.pretrained.build import space_of
-from grainline.encoders.pretrained.hub import NAME
-from grainline.errors import UserError
-from grainline.files import name_of, placed
-from grainline.methods.base import Method
-from grainline.start import (
+from grainline.build import (
     Description,
     build,
     method_config,
@@ -39,8 +25,22 @@ from grainline.start import (
     start,
     with_patches,
 )
+from grainline.data.batches import described, texts_of
+from grainline.data.chunks import Parted, encode_parts, windows
+from grainline.data.descriptions import Described
+from grainline.data.formats.plain import read_plain
+from grainline.data.record import Damaged
+from grainline.data.tokenizers.tokenized import TextTokenizer
+from grainline.data.tokenizers.tokenizer import read_tokenizer
+from grainline.data.transforms import EvalTransform
+from grainline.encoders.pretrained import load_pretrained
+from grainline.encoders.pretrained.build import space_of
+from grainline.encoders.pretrained.hub import NAME
+from grainline.errors import UserError
+from grainline.files import name_of, placed
+from grainline.methods.base import Method
+from grainline.nn.upsample import contrast
 from grainline.types import Encoded, Images, Texts, concat, rows, to
-from grainline.viz.heat import contrast
 from grainline.weights import MODEL, load_weights
 
 SETTINGS = ("config.json", "open_clip_config.json")  # one of them stands in every folder of others
@@ -109,7 +109,7 @@ class Model:
         """Where each text shows in one image: [M, size, size] over the square that the model sees.
 
         null  16 or more other texts, such as captions of other images: heat is what texts show beyond these,
-              signed, and in units in which 1 is what few of them reach (`viz.heat.contrast`)
+              signed, and in units in which 1 is what few of them reach (`nn.upsample.contrast`)
 
         Without `null` heat is the method's own: signed, unless `model.method.distribution` says that every
         map is >= 0 and sums to 1 over the tokens, or to less where the text looked at nothing. Many methods

@@ -2,7 +2,7 @@
 
 The file carries the name of the class it belongs to, because two methods may well have the same parameters.
 
-Adapters (`train/lora.py`) go into the file beside the weights that they belong to, all under plain names.
+Adapters (`training/lora.py`) go into the file beside the weights that they belong to, all under plain names.
 Read into a method that has none, they are added to those weights: whoever loads a model meets none.
 """
 

@@ -82,7 +82,7 @@ SENTENCE = "a red dog runs by the old green tree and then sleeps in wet sand nea
 
 def tokenizer() -> Any:
     """A CLIP-shaped one of 556 tokens."""
-    from grainline.data.tokenizer import Tokenizer
+    from grainline.data.tokenizers.tokenizer import Tokenizer
 
     return Tokenizer.train([SENTENCE] * 2, vocab=556)
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from grainline.encoders.towers import TowersConfig
 from grainline.methods.base import Method, dot
-from grainline.methods.common import both_ways
-from grainline.nn.noise import some_rows
+from grainline.methods.shared import both_ways
+from grainline.nn.hashing import some_rows
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 
 NAME = "reader"

@@ -10,13 +10,13 @@ import torch
 from make import TINY
 from PIL import Image
 
+from grainline.build import Description, write_description
 from grainline.config import Config, override, parse
-from grainline.data.tokenizer import Tokenizer
-from grainline.index.opened import Opened
+from grainline.data.tokenizers.tokenizer import Tokenizer
+from grainline.index.reader import Opened
 from grainline.index.segment import Row
 from grainline.methods import METHODS
 from grainline.model import Model
-from grainline.start import Description, write_description
 from grainline.weights import save_weights
 
 WORDS = ("red", "green", "blue", "dog", "cat", "bird", "runs", "sleeps", "sand", "grass", "tree", "house")

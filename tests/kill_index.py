@@ -24,10 +24,10 @@ import torch
 from indexes import content, photo, photos, texts, tiny_model, tree
 
 from grainline.index import inverted
-from grainline.index.folder import MANIFEST, NEAR, SEGMENTS, read_manifest
 from grainline.index.inverted import Inverted, nearest
-from grainline.index.opened import Opened
-from grainline.index.write import add, build, refresh, remove
+from grainline.index.reader import Opened
+from grainline.index.store import MANIFEST, NEAR, SEGMENTS, read_manifest
+from grainline.index.sync import add, build, refresh, remove
 
 KILLED = 9
 CHUNK = 2

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grainline.data.phrases.base import Phrase
-from grainline.data.phrases.words import CLASS
+from grainline.data.phrases.lexicon import CLASS
 
 REAL = Path(__file__).parent / "phrases_real.jsonl"
 

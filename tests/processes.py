@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 SLOW = (
-    "grainline.cli",
-    "grainline.experiment",
+    "grainline.cli.main",
+    "grainline.training.run",
     "grainline.methods",
-    "grainline.data.sources.scenes",
-    "grainline.train.lora",
+    "grainline.data.scenes.source",
+    "grainline.training.lora",
     "peft",
     "pytest",
     "torch._dynamo",

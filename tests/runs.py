@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from grainline.cli import main
-from grainline.train.log import TIMES, read_log
+from grainline.cli.main import main
+from grainline.training.log import TIMES, read_log
 
 RECIPE = """
 method: clip

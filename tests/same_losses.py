@@ -114,7 +114,7 @@ def begun(recipe: Values, folder: str) -> Values:
 
 def write_tokenizer(folder: Path, texts: list[str], size: int) -> dict[str, int]:
     """A tokenizer like CLIP's into a folder; what the config of a text model says about it."""
-    from grainline.data.tokenizer import Tokenizer
+    from grainline.data.tokenizers.tokenizer import Tokenizer
 
     made = Tokenizer.train(texts, size)
     made.save(folder)
@@ -123,8 +123,8 @@ def write_tokenizer(folder: Path, texts: list[str], size: int) -> dict[str, int]
 
 def shapes_on_meta(name: str) -> list[tuple[int, ...]] | None:
     """Shapes of the weights of a shipped recipe at its true sizes; None where it needs a checkpoint."""
-    from grainline.recipe import read_recipe
-    from grainline.start import build
+    from grainline.build import build
+    from grainline.training.recipe import read_recipe
 
     description = read_recipe(name, []).description
     if "pretrained" in json.dumps(description.config.model_dump(mode="json", exclude_none=True)):

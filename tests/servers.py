@@ -13,7 +13,7 @@ import pytest
 from grainline.web.app import Server
 from grainline.web.engine import Engine
 from grainline.web.limits import Limits
-from grainline.web.program import Program
+from grainline.web.server import Program
 
 PATIENCE = 20.0  # seconds
 

@@ -9,17 +9,14 @@ import vocabularies
 from test_dataset import CROP, LONG, TOKENIZER, Shelf
 from test_library_tokenizer import MAKERS
 
-from grainline.data.altered import altered, encode_altered
-from grainline.data.chunks import Chunking
-from grainline.data.dataset import Sample, TrainSet
-from grainline.data.parts import encode_parts
+from grainline.data.chunks import Chunking, encode_parts
+from grainline.data.dataset import Draw, Sample, TrainSet, altered, encode_altered
 from grainline.data.record import Record
-from grainline.data.sampler import Draw
 from grainline.data.texts import TextsConfig
-from grainline.data.tokenized import Hiding, TextTokenizer
-from grainline.data.tokenizer import load_tokenizer
+from grainline.data.tokenizers.tokenized import Hiding, TextTokenizer
+from grainline.data.tokenizers.tokenizer import load_tokenizer
 from grainline.errors import UserError
-from grainline.recipe import read_recipe
+from grainline.training.recipe import read_recipe
 
 TEXTS = vocabularies.PROBES + vocabularies.CORPUS
 HIDING = Hiding(4, tuple(range(10, 60)))

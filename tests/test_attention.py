@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from grainline.nn.block import attend
+from grainline.nn.attention import attend
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -9,12 +9,12 @@ from make import TINY
 from runs import call, logged
 from safetensors.torch import load_file
 
-from grainline.begin import Earlier, begin_with
 from grainline.config import override, parse
 from grainline.errors import UserError
 from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.model import load
+from grainline.training.warm_start import Earlier, begin_with
 
 SMALL = (
     "data.paths=[\"scenes:train?count=12\"]", "train.steps=2", "train.batch=6", "train.save_every=2",

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.beta import (
+from grainline.losses.beta_cal import (
     Beta,
     Divisor,
     beta_bce,
@@ -18,7 +18,7 @@ from grainline.losses.beta import (
     dense_beta_ce,
     slot_keys,
 )
-from grainline.losses.blocks import Keys
+from grainline.losses.tiled.pair_mask import Keys
 from grainline.types import Mean, rows
 
 V = torch.tensor([[1.0, 0.0], [0.6, 0.8], [-0.8, 0.6], [0.0, -1.0]])
@@ -215,7 +215,7 @@ def test_mass_on_the_own_text(slots: int, beta: float, share: float) -> None:
 def test_losses_are_the_loops_in_value_and_gradient(
     weights: Beta, side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grainline.losses.scores.CACHED", side)
+    monkeypatch.setattr("grainline.losses.tiled.scores.CACHED", side)
     v, t, keys = drawn()
     logits = v @ t.T
     way, back = ce_loop(logits, keys, keys, weights), ce_loop(logits.T, keys, keys, weights)

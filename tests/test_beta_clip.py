@@ -11,14 +11,14 @@ from make import CLOCK, TINY, batch, build
 from torch import Tensor
 
 from grainline.config import override, parse
-from grainline.dist import finish
+from grainline.distributed import finish
 from grainline.errors import UserError
 from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig, Grained
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.nn.scale import clamp_scales
-from grainline.recipe import read_recipe
-from grainline.train.optim import param_groups
-from grainline.train.step import Objective, step
+from grainline.training.optim import param_groups
+from grainline.training.recipe import read_recipe
+from grainline.training.step import Objective, step
 from grainline.types import CAPTION, FOIL, PHRASE, SENTENCE, Encoded, Pair, Term, rows
 
 F64 = torch.float64

@@ -14,7 +14,7 @@ from make import CLOCK, TINY
 from torch import Tensor
 
 from grainline.config import parse
-from grainline.dist import finish
+from grainline.distributed import finish
 from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig, Grained
 from grainline.types import CAPTION, PHRASE, SENTENCE, Encoded, Pair, concat, rows
 
@@ -198,7 +198,7 @@ def test_shares_of_two_processes_add_up_where_groups_lie_across_both(
     whole = method.loss(everyone, everyone, CLOCK)
     shares = []
     for number, mine in enumerate(parts):
-        monkeypatch.setattr("grainline.dist.rank", lambda number=number: number)
+        monkeypatch.setattr("grainline.distributed.rank", lambda number=number: number)
         shares.append(method.loss(mine, everyone, CLOCK))
     names = ("pooled i2t", "pooled t2i") if form == "ce" else ("pooled", "others")
     for name in names:

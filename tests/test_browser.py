@@ -18,8 +18,8 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from grainline.viz.look import Look, Told, look
-from grainline.viz.page import Section, render_page
+from grainline.report.case import Look, Told, look
+from grainline.report.page import Section, render_page
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(

@@ -11,24 +11,24 @@ from indexes import tiny_model
 from make import CLOCK, SEGMENTS, VOCAB, build
 from torch import Tensor
 
+from grainline.build import Description, scored
 from grainline.config import parse
-from grainline.dist import finish
-from grainline.encoders.composer import BLEND, Adapter, Composer, ComposerConfig
+from grainline.distributed import finish
+from grainline.encoders.caft_text import BLEND, Adapter, Composer, ComposerConfig
 from grainline.errors import UserError
-from grainline.evaluate.regions import PooledRegions, view
-from grainline.evaluate.score import retrieval_ranks
+from grainline.evaluation.collectors.regions import PooledRegions, view
+from grainline.evaluation.score import retrieval_ranks
+from grainline.fingerprint import _scoring
 from grainline.methods.base import Method
 from grainline.methods.caft import CAFT
 from grainline.methods.clip import CLIPConfig
 from grainline.methods.flair import FLAIR
-from grainline.methods.parts import apart, keys_of
-from grainline.nn.pool import unit
+from grainline.methods.text_parts import apart, keys_of
+from grainline.nn.pooling import unit
 from grainline.nn.scale import clamp_scales
-from grainline.origin import _scoring
-from grainline.recipe import read_recipe
-from grainline.start import Description, scored
-from grainline.train.optim import param_groups
-from grainline.train.step import Objective, step
+from grainline.training.optim import param_groups
+from grainline.training.recipe import read_recipe
+from grainline.training.step import Objective, step
 from grainline.types import CAPTION, FOIL, LOOSE, Clock, Encoded, Images, Pair, Texts, rows
 
 

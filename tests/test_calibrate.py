@@ -11,14 +11,14 @@ from indexes import TEXTS, photos, texts, tiny_model
 from PIL import Image
 
 from grainline.data.captions import sentences
-from grainline.index.answer import Options, Sentence
-from grainline.index.calibrate import Standard, best_hits, owned, share_below
-from grainline.index.folder import NULLS, SEGMENTS, Manifest, ModelMark, write_manifest
-from grainline.index.null import NullTexts, gather_texts, write_null
-from grainline.index.opened import Opened
+from grainline.index.calibration import Standard, best_hits, owned, share_below
+from grainline.index.calibration_texts import NullTexts, gather_texts, write_null
+from grainline.index.reader import Opened
+from grainline.index.results import Options, Sentence
 from grainline.index.search import Index, open_index
 from grainline.index.segment import ASIDES, NULL, SPANNED, Row, write_segment
-from grainline.index.write import build
+from grainline.index.store import NULLS, SEGMENTS, Manifest, ModelMark, write_manifest
+from grainline.index.sync import build
 from grainline.types import Encoded
 
 QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
@@ -57,7 +57,7 @@ def test_spans_are_runs_of_sentences_with_the_aside_and_short_texts_go_on(tmp_pa
 def test_p_of_every_sentence_is_that_of_the_steps_in_loops(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grainline.index.calibrate.NEAR", 11)
+    monkeypatch.setattr("grainline.index.calibration.NEAR", 11)
     model = tiny_model(method)
     build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, null=texts(tmp_path), chunk=8)
     index = open_index(tmp_path / "index", model)

@@ -14,11 +14,11 @@ from grainline.config import parse
 from grainline.encoders.cast import Cast, CastConfig, CastTokens, Stage, segments
 from grainline.errors import UserError
 from grainline.nn.grouping import GraphPool
-from grainline.nn.noise import Dropout
-from grainline.nn.superpixel import inside, label_of
-from grainline.train.depth import levels
-from grainline.train.lora import LoraConfig, add_lora
-from grainline.train.recompute import recompute_layers
+from grainline.nn.hashing import Dropout
+from grainline.nn.superpixels import inside, label_of
+from grainline.training.depth import levels
+from grainline.training.lora import LoraConfig, add_lora
+from grainline.training.step import recompute_layers
 
 SIZE, CELL = 16, 4
 SMALL: dict[str, Any] = {

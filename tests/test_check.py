@@ -9,10 +9,9 @@ import pytest
 from PIL import Image, ImageDraw
 
 from grainline.data.captions import sentences
-from grainline.data.check import Spread, check, render, spread, suggestions
-from grainline.data.near import image_hash, near_copies
+from grainline.data.check import Spread, check, image_hash, near_copies, render, spread, suggestions
+from grainline.data.open_source import open_source
 from grainline.data.record import Damaged, Record
-from grainline.data.sources import open_source
 
 
 class Listed:
@@ -127,12 +126,12 @@ def test_hashes_of_strangers_differ_in_about_half_of_their_bits(monkeypatch: pyt
         if (hashes[i] != hashes[j]).sum() <= 110
     ]
     assert by_loops
-    monkeypatch.setattr("grainline.data.near.BLOCK", 5)
+    monkeypatch.setattr("grainline.data.check.BLOCK", 5)
     assert [tuple(pair) for pair in near_copies(hashes, most=110)] == by_loops
     both = near_copies(hashes, [None, *hashes], most=0)
     assert [tuple(pair) for pair in both] == [(i, i + 1, 0) for i in range(12)]
     assert near_copies([None], hashes) == near_copies([], []) == []
-    monkeypatch.setattr("grainline.data.near.LIMIT", 2)  # entries without a hash do not count
+    monkeypatch.setattr("grainline.data.check.LIMIT", 2)  # entries without a hash do not count
     assert len(near_copies(hashes, [None, None, None, *hashes], most=0)) == 2
     assert len(near_copies([*hashes, hashes[0]], hashes[:2], most=0)) == 3, "all of the first are compared"
 

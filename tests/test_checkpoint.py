@@ -22,10 +22,20 @@ from torch import Tensor, nn
 from grainline import files
 from grainline.errors import UserError
 from grainline.files import STATE
-from grainline.train.checkpoint import TrainState, find, load, mark, marked, newest, save, verify
-from grainline.train.optim import OptimizerConfig, Rule, build_optimizer
-from grainline.train.rng import rng_state, set_rng_state
-from grainline.train.schedule import Constant
+from grainline.training.checkpoint import (
+    TrainState,
+    find,
+    load,
+    mark,
+    marked,
+    newest,
+    rng_state,
+    save,
+    set_rng_state,
+    verify,
+)
+from grainline.training.optim import OptimizerConfig, Rule, build_optimizer
+from grainline.training.schedule import Constant
 from grainline.weights import load_weights, save_weights
 
 
@@ -631,9 +641,9 @@ import os, random, signal, sys, time
 from pathlib import Path
 import torch
 from torch import nn
-from grainline.train.checkpoint import TrainState, load, mark, marked, newest, save, verify
-from grainline.train.optim import OptimizerConfig, build_optimizer
-from grainline.train.rng import rng_state
+from grainline.training.checkpoint import TrainState, load, mark, marked, newest, save, verify
+from grainline.training.optim import OptimizerConfig, build_optimizer
+from grainline.training.checkpoint import rng_state
 
 out, kills = Path(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(1)

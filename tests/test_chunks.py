@@ -11,23 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_dataset import CROP, TOKENIZER, Shelf, assert_same_batches, loaded, picture
 
+from grainline.data.batches import collate
 from grainline.data.captions import joined, sentences
-from grainline.data.causes import MISSING_CAPTION
 from grainline.data.chunks import (
     Chunking,
     balanced_chunks,
     balanced_sizes,
+    encode_parts,
     even_sizes,
     loose_caption,
     random_chunks,
     random_sizes,
     ways,
 )
-from grainline.data.collate import collate
-from grainline.data.dataset import Sample, TrainSet
-from grainline.data.parts import encode_parts
-from grainline.data.record import Record
-from grainline.data.sampler import Batches, Draw
+from grainline.data.dataset import Batches, Draw, Sample, TrainSet
+from grainline.data.record import MISSING_CAPTION, Record
 from grainline.data.texts import TextsConfig
 from grainline.errors import UserError
 from grainline.types import CAPTION, FOIL, LOOSE, SENTENCE

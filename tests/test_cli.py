@@ -16,11 +16,11 @@ from runs import call, complaint, recipe
 from safetensors.torch import load_file
 
 import grainline
-from grainline.data.tokenizer import Tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.errors import UserError
-from grainline.experiment import run
 from grainline.model import Model
-from grainline.recipe import names, read_recipe
+from grainline.training.recipe import names, read_recipe
+from grainline.training.run import run
 
 MODEL = "model.safetensors"
 Capture = pytest.CaptureFixture[str]
@@ -589,7 +589,7 @@ def test_importing_and_helping_load_nothing_heavy() -> None:
     loaded = f"print([m for m in {HEAVY} if m in sys.modules])"
     assert python(f"import sys, grainline; {loaded}") == "[]\n"
     ask = "sys.argv = ['grainline', '--help']\ntry: main()\nexcept SystemExit as end: assert end.code == 0"
-    said = python(f"import sys\nfrom grainline.cli import main\n{ask}\n{loaded}")
+    said = python(f"import sys\nfrom grainline.cli.main import main\n{ask}\n{loaded}")
     assert said.endswith("[]\n")
     for command in ("train", "evaluate", "encode", "demo", "data"):
         assert command in said

@@ -13,19 +13,18 @@ from PIL import Image
 from runs import call, complaint, recipe
 from test_zeroshot import Drawn, encoded
 
-from grainline.data.sources import open_source
-from grainline.data.sources.cola import Cola
+from grainline.data.benchmarks.cola import Cola
+from grainline.data.open_source import open_source
 from grainline.errors import UserError
-from grainline.evaluate.against import against
-from grainline.evaluate.cola import MULTI, cola_cells, cola_suite, items_file, with_items
-from grainline.evaluate.encode import encode_source
-from grainline.evaluate.intervals import interval, wilson
-from grainline.evaluate.items import apart, item_scores, margins, matched
-from grainline.evaluate.outcome import Options
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.result import Result, read
-from grainline.experiment import run
-from grainline.recipe import read_recipe
+from grainline.evaluation.collectors.probes import apart, item_scores, margins, matched
+from grainline.evaluation.compare import against, pooled
+from grainline.evaluation.encode import encode_source
+from grainline.evaluation.intervals import interval, wilson
+from grainline.evaluation.outcome import Options
+from grainline.evaluation.result import Result, read
+from grainline.evaluation.suites.cola import MULTI, cola_cells, cola_suite, items_file, with_items
+from grainline.training.recipe import read_recipe
+from grainline.training.run import run
 from grainline.types import Encoded
 
 Capture = pytest.CaptureFixture[str]

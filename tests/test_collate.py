@@ -2,9 +2,8 @@
 
 import torch
 
-from grainline.data.collate import collate
-from grainline.data.dataset import Sample, Text
-from grainline.data.sampler import Draw
+from grainline.data.batches import collate
+from grainline.data.dataset import Draw, Sample, Text
 from grainline.types import CAPTION, FOIL
 
 

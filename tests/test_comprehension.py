@@ -14,31 +14,29 @@ from test_refcoco import SIZE, release
 from test_referring import rows_file
 from test_viz import Page
 
-from grainline.data.proposals import Proposals
+from grainline.data.benchmarks.proposals import Proposals
+from grainline.data.formats.masks import run_lengths
+from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Boxed, boxes_of
-from grainline.data.sources import open_source, open_sources
-from grainline.data.sources.masks import run_lengths
-from grainline.data.sources.scenes import Scenes
+from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
-from grainline.evaluate.against import against
-from grainline.evaluate.ask import ask, encoded, measured, with_files
-from grainline.evaluate.boxes import box_iou, box_scores, box_sums
-from grainline.evaluate.choices import CENTRED, GRADIENT, HEAT, choose, maps
-from grainline.evaluate.comprehension import MAPS, comprehension_cells, comprehension_suite
-from grainline.evaluate.encode import Encodings, encode_source
-from grainline.evaluate.examples import Measured
-from grainline.evaluate.gradient import gradient_heat
-from grainline.evaluate.intervals import wilson
-from grainline.evaluate.marks import unit_range
-from grainline.evaluate.outcome import Options
-from grainline.evaluate.picked import best_choices, worst_choices
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.referring import with_expressions
-from grainline.evaluate.result import Result, read
+from grainline.evaluation.collectors.choices import CENTRED, GRADIENT, HEAT, choose, maps
+from grainline.evaluation.collectors.gradient_maps import gradient_heat
+from grainline.evaluation.collectors.overlaps import box_iou, box_scores, box_sums, unit_range
+from grainline.evaluation.compare import against, pooled
+from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.intervals import wilson
+from grainline.evaluation.options import ask, encoded, measured, with_files
+from grainline.evaluation.outcome import Options
+from grainline.evaluation.pages.examples import Measured
+from grainline.evaluation.pages.pointing import best_choices, worst_choices
+from grainline.evaluation.result import Result, read
+from grainline.evaluation.suites.comprehension import MAPS, comprehension_cells, comprehension_suite
+from grainline.evaluation.suites.referring import with_expressions
 from grainline.model import Model
+from grainline.report.heatmap import dashed, ruled
+from grainline.report.page import Gone
 from grainline.types import Encoded
-from grainline.viz.overlay import dashed, ruled
-from grainline.viz.page import Gone
 
 Capture = pytest.CaptureFixture[str]
 SCENES = "scenes:dev?count=3&size=40"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from grainline.nn.condition import ConditionedPool
+from grainline.nn.pooling import ConditionedPool
 
 WIDTH = 12
 

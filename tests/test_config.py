@@ -9,12 +9,12 @@ from checkpoints import whole
 from pydantic import Field
 from runs import RECIPE, recipe
 
+from grainline.build import build, start
 from grainline.config import Config, override, parse, read_yaml
-from grainline.convert import FORMS
 from grainline.errors import UserError
-from grainline.recipe import Recipe, find_recipe, names, read_recipe, write_recipe
-from grainline.start import build, start
-from grainline.train.schedule import Cosine, StepDecay
+from grainline.export.huggingface import FORMS
+from grainline.training.recipe import Recipe, find_recipe, names, read_recipe, write_recipe
+from grainline.training.schedule import Cosine, StepDecay
 
 
 class Inner(Config):

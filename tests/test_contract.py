@@ -12,8 +12,7 @@ from grainline.methods.base import Method, dot
 from grainline.methods.caft import CAFT
 from grainline.methods.flair import FLAIR
 from grainline.nn.scale import clamp_scales
-from grainline.train.recompute import recompute_layers
-from grainline.train.step import cached_step, step
+from grainline.training.step import cached_step, recompute_layers, step
 from grainline.types import concat, rows
 
 

@@ -9,18 +9,15 @@ import pytest
 import torch
 from PIL import Image
 
+from grainline.data.batches import Batch, collate, load_batches, texts_of
 from grainline.data.captions import sentences
-from grainline.data.causes import DAMAGED_IMAGE, MISSING_CAPTION
-from grainline.data.collate import Batch, collate, texts_of
-from grainline.data.dataset import TRIES, TrainSet
-from grainline.data.loader import load_batches
-from grainline.data.record import Damaged, Foil, Record
-from grainline.data.sampler import Batches, Draw, permutation
+from grainline.data.dataset import TRIES, Batches, Draw, TrainSet, permutation
+from grainline.data.record import DAMAGED_IMAGE, MISSING_CAPTION, Damaged, Foil, Record
 from grainline.data.texts import TextsConfig, choose, foil_pairs
-from grainline.data.tokenizer import Tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.errors import UserError
-from grainline.train.account import NAMED, Account
+from grainline.training.log import NAMED, Account
 from grainline.types import CAPTION, FOIL, each
 
 LONG = "A red circle stands left. A blue square lies below it. Two stars shine. The ground is grey."

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from grainline.demo import demo
-from grainline.evaluate.result import read
-from grainline.train.log import read_log
+from grainline.cli.demo import demo
+from grainline.evaluation.result import read
+from grainline.training.log import read_log
 
 SHORT = ["train.steps=3", "train.batch=8", "train.optimizer.schedule.warmup=1", "train.log_every=1"]
 SMALL = ["data.tokenizer_samples=40", "data.paths=['scenes:train?count=40']", "data.workers=0"]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from grainline.encoders.base import Layered
 from grainline.errors import UserError
-from grainline.train.depth import Place, encoders, levels
-from grainline.train.optim import OptimizerConfig, Rule, build_optimizer, param_groups, rates, set_rates
-from grainline.train.schedule import Constant
+from grainline.training.depth import Place, encoders, levels
+from grainline.training.optim import OptimizerConfig, Rule, build_optimizer, param_groups, rates, set_rates
+from grainline.training.schedule import Constant
 
 ALL = Rule(pattern=".*")
 

@@ -12,11 +12,10 @@ from llavas import tiny_llava
 from PIL import Image
 from runs import call, complaint
 
-from grainline.data.causes import DAMAGED_IMAGE, MISSING_CAPTION
 from grainline.data.describe import EMPTY, ByModel, ByTexts, Describer, make, seed_of, told, whole_sentences
 from grainline.data.descriptions import Descriptions
-from grainline.data.record import Damaged, Record
-from grainline.data.sources import open_source
+from grainline.data.open_source import open_source
+from grainline.data.record import DAMAGED_IMAGE, MISSING_CAPTION, Damaged, Record
 from grainline.encoders.pretrained.llava import PROMPT, TEMPERATURE, TOP_P, Llava, draw
 from grainline.errors import UserError
 

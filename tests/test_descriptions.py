@@ -16,31 +16,28 @@ from PIL import Image
 from runs import call, complaint, logged
 
 from grainline.config import parse
-from grainline.data.causes import MISSING_CAPTION
-from grainline.data.collate import collate, described
-from grainline.data.dataset import TrainSet
+from grainline.data.batches import collate, described
+from grainline.data.chunks import windows
+from grainline.data.dataset import Draw, TrainSet
 from grainline.data.descriptions import Described, Descriptions, Told
-from grainline.data.parts import windows
-from grainline.data.record import Damaged, Foil, Record, keys_of
-from grainline.data.sampler import Draw
-from grainline.data.sources import open_source, open_sources, takes_images
-from grainline.data.sources.held import HeldBack
-from grainline.data.sources.joined import Over
-from grainline.data.sources.texts import without_pictures as bare
+from grainline.data.formats.joined import HeldBack, Over
+from grainline.data.formats.texts_alone import without_pictures as bare
+from grainline.data.open_source import open_source, open_sources, takes_images
+from grainline.data.record import MISSING_CAPTION, Damaged, Foil, Record, keys_of
 from grainline.data.texts import TextsConfig
-from grainline.data.tokenizer import Tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
-from grainline.evaluate.annotated import without_pictures
-from grainline.evaluate.encode import encode_source
-from grainline.evaluate.gold import captions_of
-from grainline.export.folder import export
+from grainline.evaluation.collectors.annotations import captions_of
+from grainline.evaluation.encode import encode_source
+from grainline.evaluation.suites.phrases import without_pictures
+from grainline.export.onnx import export
 from grainline.index.search import open_index
-from grainline.index.write import build, refresh
+from grainline.index.sync import build, refresh
 from grainline.methods import METHODS
 from grainline.model import Model
-from grainline.recipe import read_recipe, with_descriptions
-from grainline.train.step import cached_step, step
+from grainline.training.recipe import read_recipe, with_descriptions
+from grainline.training.step import cached_step, step
 from grainline.types import Images, Texts, concat, each, rows
 
 LONG = " ".join(TEXTS[:6])
@@ -281,7 +278,7 @@ def test_what_is_held_back_takes_its_phrases_and_foils_along(tmp_path: Path) -> 
 
 def test_keys_of_scenes_are_listed_without_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_source("scenes:dev?count=3&skip=1", size=32)
-    monkeypatch.setattr("grainline.data.sources.scenes.picture", None)
+    monkeypatch.setattr("grainline.data.scenes.source.picture", None)
     assert list(keys_of(source)) == [f"scenes-dev-0-{i:06d}" for i in range(3)]
 
 

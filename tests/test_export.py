@@ -15,24 +15,32 @@ from PIL import ExifTags, Image
 from runs import call, complaint
 from torch import Tensor, nn
 
+from grainline.build import Description, build, write_description
 from grainline.config import override, parse
-from grainline.data.sources.scenes import Scenes
-from grainline.data.tokenizer import Tokenizer
+from grainline.data.scenes.source import Scenes
+from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import EvalTransform
 from grainline.encoders.pretrained.build import Pretrained, split
 from grainline.errors import UserError
-from grainline.export import folder
-from grainline.export.folder import export
-from grainline.export.graph import Parity, differences, session, write_graph
-from grainline.export.towers import OUTPUTS, ImageTower, Outputs, TextTower
+from grainline.export import onnx
+from grainline.export.onnx import (
+    OUTPUTS,
+    ImageTower,
+    Outputs,
+    Parity,
+    TextTower,
+    differences,
+    export,
+    session,
+    write_graph,
+)
 from grainline.files import write_tensors
+from grainline.fingerprint import fingerprint
 from grainline.methods import METHODS
 from grainline.model import Model, load
-from grainline.nn.kmeans import kmeans
 from grainline.nn.late import distinct_rows
-from grainline.nn.static import static
-from grainline.origin import fingerprint
-from grainline.start import Description, build, write_description
+from grainline.nn.runtime import static
+from grainline.nn.superpixels import kmeans
 from grainline.types import Texts
 
 DOCS = Path(__file__).parent.parent / "docs" / "export.md"
@@ -349,9 +357,9 @@ def test_a_graph_that_is_not_the_model_is_not_written(
         given[3].write_bytes(b"graph")
         return 20
 
-    monkeypatch.setattr(folder, "write_graph", write)
-    monkeypatch.setattr(folder, "session", lambda file: None)  # noqa: ARG005
-    monkeypatch.setattr(folder, "differences", lambda *given: parity)  # noqa: ARG005
+    monkeypatch.setattr(onnx, "write_graph", write)
+    monkeypatch.setattr(onnx, "session", lambda file: None)  # noqa: ARG005
+    monkeypatch.setattr(onnx, "differences", lambda *given: parity)  # noqa: ARG005
     with pytest.raises(UserError, match=r"^the image graph differs from the model by .* allowed is 1e-04"):
         export(tiny("clip"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

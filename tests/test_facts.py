@@ -8,16 +8,16 @@ from make import CLOCK, TINY, batch
 
 from grainline.config import parse
 from grainline.data.dataset import TrainSet
-from grainline.data.sources.scenes import Scenes
+from grainline.data.scenes.source import Scenes
 from grainline.data.texts import TextsConfig
-from grainline.data.tokenizer import Tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.train.config import TrainConfig
-from grainline.train.log import read_log
-from grainline.train.loop import Run, train
-from grainline.train.report import curves
-from grainline.train.step import Loss, Objective, cached_step, step
+from grainline.training.config import TrainConfig
+from grainline.training.log import read_log
+from grainline.training.loop import Run, train
+from grainline.training.report import curves
+from grainline.training.step import Loss, Objective, cached_step, step
 from grainline.types import Clock, Encoded, Mean, Pair, Term, Texts
 
 

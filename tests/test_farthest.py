@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from grainline.data.sources import open_source
-from grainline.nn.farthest import centred, farthest_points, halves, products
-from grainline.nn.precision import may_round
+from grainline.data.open_source import open_source
+from grainline.nn.grouping import centred, farthest_points, halves, products
+from grainline.nn.runtime import may_round
 
 SHAPES = [(20, 5, 3), (40, 16, 8), (64, 33, 64), (7, 7, 2)]
 

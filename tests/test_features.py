@@ -13,23 +13,21 @@ from runs import call, complaint, logged
 from safetensors.torch import load_file
 from test_pack import Listed
 
+from grainline.build import Description, method_config, start
+from grainline.cli.data import encoding, shape
 from grainline.config import parse
-from grainline.data.causes import MISSING_IMAGE
-from grainline.data.collate import collate
-from grainline.data.dataset import TrainSet
-from grainline.data.features import KeptFeatures, make
-from grainline.data.record import Damaged, Record
-from grainline.data.sampler import Draw
-from grainline.data.sources import open_source
+from grainline.data.batches import collate
+from grainline.data.cache import KeptFeatures, make_features
+from grainline.data.dataset import Draw, TrainSet
+from grainline.data.open_source import open_source
+from grainline.data.record import MISSING_IMAGE, Damaged, Record
 from grainline.data.texts import TextsConfig
 from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
-from grainline.features import encoding, shape
+from grainline.fingerprint import image_fingerprint
 from grainline.model import load
-from grainline.origin import image_fingerprint
-from grainline.recipe import DataConfig
-from grainline.start import Description, method_config, start
-from grainline.train.step import cached_step, step
+from grainline.training.recipe import DataConfig
+from grainline.training.step import cached_step, step
 
 SCENES = "scenes:train?count=16&size=32"
 RULES = r"[{pattern: 'towers\.image\..*', lr: 0}, {pattern: '.*'}]"
@@ -237,7 +235,7 @@ def test_a_picture_without_features_is_replaced_as_a_damaged_one(tmp_path: Path)
     picture = open_source(SCENES, size=32)[0].image
     listed = Listed([Record("a", picture, ("A.",)), Record("b", b"no picture", ("B.",)), MISSING_IMAGE])
     transform = EvalTransform(8)
-    found = make(
+    found = make_features(
         listed, lambda x: x.float().mean((2, 3))[:, None], tmp_path / "f", transform, encoder="e", row=(1, 3)
     )
     assert (found.pictures, found.skipped) == (1, 2)
@@ -265,7 +263,7 @@ def test_a_picture_without_features_is_replaced_as_a_damaged_one(tmp_path: Path)
 def test_numbers_that_half_precision_cannot_hold_are_refused(tmp_path: Path) -> None:
     source, transform = open_source(SCENES, size=32), EvalTransform(8)
     with pytest.raises(UserError, match="above 65504"):
-        make(
+        make_features(
             source,
             lambda x: torch.full((len(x), 1, 2), 7e4),
             tmp_path / "f",
@@ -277,7 +275,7 @@ def test_numbers_that_half_precision_cannot_hold_are_refused(tmp_path: Path) -> 
 
 
 def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grainline.data.kept.BATCH", 6)
+    monkeypatch.setattr("grainline.data.cache.BATCH", 6)
     source, transform = open_source(SCENES, size=32), EvalTransform(8)
     calls: list[int] = []
 
@@ -289,12 +287,12 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 
     out = tmp_path / "f"
     with pytest.raises(KeyboardInterrupt):
-        make(source, dies, out, transform, encoder="e", row=(1, 3))
+        make_features(source, dies, out, transform, encoder="e", row=(1, 3))
     with pytest.raises(UserError, match="was made with encoder e"):
-        make(source, dies, out, transform, encoder="other", row=(1, 3))
+        make_features(source, dies, out, transform, encoder="other", row=(1, 3))
     with pytest.raises(UserError, match="of other squares"):
-        make(source, dies, out, EvalTransform(8, "squash"), encoder="e", row=(1, 3))
-    assert make(source, dies, out, transform, encoder="e", row=(1, 3)).kept == 6
+        make_features(source, dies, out, EvalTransform(8, "squash"), encoder="e", row=(1, 3))
+    assert make_features(source, dies, out, transform, encoder="e", row=(1, 3)).kept == 6
     assert calls == [6, 6, 6, 4]
     rows = np.load(out / "features.npy")
     expected = torch.stack([transform(source[i].image) for i in range(16)]).float().mean((2, 3)) / 255

@@ -267,9 +267,9 @@ def test_what_no_other_program_has_is_refused_with_the_reason(tmp_path: Path, ca
     from indexes import saved, tiny_model
     from test_start import SCRATCH
 
+    from grainline.build import Description, start
     from grainline.config import parse
     from grainline.methods import METHODS
-    from grainline.start import Description, start
 
     for family in ("clip", "siglip", "vit", "bert"):
         whole(family, tmp_path / family)
@@ -302,8 +302,8 @@ def test_what_no_other_program_has_is_refused_with_the_reason(tmp_path: Path, ca
 
 def test_a_method_whose_towers_are_a_clip_is_written_as_one(tmp_path: Path) -> None:
     """HiMo-CLIP differs from CLIP in training alone."""
-    from grainline.convert import towers_of
     from grainline.encoders.pretrained.convert import parity, to_hugging_face
+    from grainline.export.huggingface import towers_of
 
     whole("clip", tmp_path / "clip")
     model = load(tmp_path / "clip", device="cpu")
@@ -316,9 +316,9 @@ def test_a_method_whose_towers_are_a_clip_is_written_as_one(tmp_path: Path) -> N
 def test_the_summaries_of_a_flair_on_a_clip_are_written_as_one(tmp_path: Path, capsys: Capture) -> None:
     from indexes import saved, tiny_model
 
+    from grainline.build import Description, start
     from grainline.config import parse
     from grainline.methods import METHODS
-    from grainline.start import Description, start
 
     whole("clip", tmp_path / "clip")
     values = {"pretrained": str(tmp_path / "clip"), "heads": 2}
@@ -355,7 +355,7 @@ def test_a_checkpoint_of_one_side_is_refused(tmp_path: Path, capsys: Capture) ->
 def test_vectors_that_moved_are_an_error_and_nothing_is_left(
     openai: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from grainline import convert as module
+    from grainline.export import huggingface as module
 
     right = module.to_hugging_face
 
@@ -373,10 +373,10 @@ def test_vectors_that_moved_are_an_error_and_nothing_is_left(
 
 
 def test_a_finetuned_width_of_its_own_is_a_clip_of_that_width(tmp_path: Path) -> None:
-    from grainline.convert import towers_of
+    from grainline.build import Description, method_config, start
     from grainline.encoders.pretrained.convert import parity, to_hugging_face
+    from grainline.export.huggingface import towers_of
     from grainline.model import Model
-    from grainline.start import Description, method_config, start
 
     whole("clip", tmp_path / "clip")
     values = {"pretrained": str(tmp_path / "clip"), "width": 20}

@@ -11,17 +11,17 @@ from runs import complaint
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from grainline.build import Description, Start, start
 from grainline.config import parse
 from grainline.encoders.pretrained import build_pretrained, joined
 from grainline.encoders.pretrained.adapters import TextEncoder
 from grainline.errors import UserError
+from grainline.fingerprint import fingerprint
 from grainline.methods.clip import CLIPConfig
 from grainline.model import Model
 from grainline.nn.positions import KEEP, PartlyFrozen, to_context
-from grainline.origin import fingerprint
-from grainline.start import Description, Start, start
-from grainline.train.optim import OptimizerConfig, build_optimizer
-from grainline.train.step import step
+from grainline.training.optim import OptimizerConfig, build_optimizer
+from grainline.training.step import step
 from grainline.types import Images, Texts
 
 TABLE = "towers.text.model.embeddings.position_embedding"
@@ -123,8 +123,8 @@ def test_the_others_get_the_gradients_of_one_table(checkpoint: tuple[Path, Tenso
 
 
 def test_other_programs_get_one_table(checkpoint: tuple[Path, Tensor], tmp_path: Path) -> None:
-    from grainline.convert import towers_of
     from grainline.encoders.pretrained.convert import parity, to_hugging_face, to_open_clip
+    from grainline.export.huggingface import towers_of
 
     begin = begun(checkpoint[0], context=48, frozen_positions=KEEP)
     method: Any = begin.method()

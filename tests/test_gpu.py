@@ -15,9 +15,9 @@ from torch import Tensor
 
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.methods.base import Method
-from grainline.nn.farthest import farthest_points
-from grainline.nn.kmeans import kmeans
-from grainline.train.step import Objective, cached_step, step
+from grainline.nn.grouping import farthest_points
+from grainline.nn.superpixels import kmeans
+from grainline.training.step import Objective, cached_step, step
 from grainline.types import Images, Texts, to
 
 pytestmark = [

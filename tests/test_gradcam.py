@@ -11,8 +11,8 @@ from runs import call, complaint
 from torch import Tensor
 
 from grainline.errors import UserError
-from grainline.evaluate.gradcam import Caught, attention_heat, refuse_unattended
-from grainline.evaluate.result import read
+from grainline.evaluation.collectors.gradient_maps import Caught, attention_heat, refuse_unattended
+from grainline.evaluation.result import read
 from grainline.methods.base import Method
 from grainline.types import Encoded, Images, rows
 

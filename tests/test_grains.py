@@ -7,13 +7,11 @@ import pytest
 import torch
 from test_dataset import CROP, TOKENIZER, Shelf
 
-from grainline.data.collate import collate
-from grainline.data.dataset import TrainSet
-from grainline.data.grains import Grains, PhrasesConfig, grains
-from grainline.data.phrases.make import make
-from grainline.data.phrases.rules import Rules
-from grainline.data.sampler import Draw
-from grainline.data.texts import TextsConfig
+from grainline.data.batches import collate
+from grainline.data.dataset import Draw, TrainSet
+from grainline.data.make_phrases import make
+from grainline.data.phrases.providers import Rules
+from grainline.data.texts import Grains, PhrasesConfig, TextsConfig, grains
 from grainline.errors import UserError
 from grainline.types import CAPTION, FOIL, PHRASE, SENTENCE
 

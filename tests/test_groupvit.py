@@ -15,15 +15,15 @@ from PIL import Image
 from torch import nn
 from tuning import method
 
+from grainline.build import Description, method_config, picture_settings, start
 from grainline.data.transforms import EvalTransform
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.adapters import group_places
-from grainline.evaluate.shown import shown
+from grainline.evaluation.pages.shown import shown
 from grainline.methods.base import Method
 from grainline.model import Model
-from grainline.start import Description, method_config, picture_settings, start
-from grainline.train.optim import Rule, param_groups, train_mode
-from grainline.train.schedule import Cosine
+from grainline.training.optim import Rule, param_groups, train_mode
+from grainline.training.schedule import Cosine
 from grainline.types import Images, Texts
 
 FROZEN = [Rule(pattern=r"towers\.image\..*", lr=0), Rule(pattern=".*")]

@@ -10,12 +10,12 @@ from make import CLOCK, batch, build
 from torch import Tensor
 
 from grainline.config import parse
-from grainline.dist import finish
+from grainline.distributed import finish
 from grainline.errors import UserError
-from grainline.losses import principal
-from grainline.losses.principal import Principal, principal_part
+from grainline.losses import hide
+from grainline.losses.hide import Principal, principal_part
 from grainline.methods.himo import HiMo, HiMoConfig
-from grainline.train.step import step
+from grainline.training.step import step
 from grainline.types import Encoded, Pair, Term, rows
 
 F64 = torch.float64
@@ -390,8 +390,8 @@ def test_a_device_that_is_not_waited_for_finds_the_same(
 ) -> None:
     x, g = torch.randn(shape, dtype=F64), torch.randn(shape, dtype=F64)
     results = []
-    for most in (principal._most, lambda keep: keep.shape[1]):
-        monkeypatch.setattr(principal, "_most", most)
+    for most in (hide._most, lambda keep: keep.shape[1]):
+        monkeypatch.setattr(hide, "_most", most)
         for detach in (False, True):
             y = x.clone().requires_grad_()
             part = found(y, 0.6, detach_basis=detach).rows

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from grainline.encoders.pretrained import load_pretrained
 from grainline.model import load
-from grainline.recipe import names, read_recipe
+from grainline.training.recipe import names, read_recipe
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "global_only": {"component": 0.0},

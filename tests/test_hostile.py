@@ -16,11 +16,11 @@ from indexes import photos, saved, tiny_model
 from PIL import Image
 from runs import call, complaint, recipe
 
+from grainline.data.benchmarks.proposals import Proposals
 from grainline.data.captions import sentences
 from grainline.data.check import check
-from grainline.data.proposals import Proposals
+from grainline.data.open_source import open_source
 from grainline.data.record import Damaged
-from grainline.data.sources import open_source
 from grainline.errors import UserError
 
 SECONDS = 600  # for all walks of one kind: a hang goes beyond, slowness does not

@@ -14,20 +14,27 @@ from runs import call, complaint
 from test_suite import InMemory
 from test_viz import Page
 
-from grainline.data.causes import DAMAGED_IMAGE
 from grainline.data.chunks import balanced_chunks
-from grainline.data.record import Damaged, Record
+from grainline.data.record import DAMAGED_IMAGE, Damaged, Record
 from grainline.errors import UserError
-from grainline.evaluate.ask import ask, encoded
-from grainline.evaluate.encode import Encodings, encode_source
-from grainline.evaluate.examples import Measured
-from grainline.evaluate.extremes import least_apart, most_apart
-from grainline.evaluate.inactivity import AUROC, OTHER, OWN, WITHIN, auroc, inactivity_cells, inactivity_suite
-from grainline.evaluate.intervals import replicates
-from grainline.evaluate.looked import Looked, partners
-from grainline.evaluate.outcome import Options
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.result import Result, read
+from grainline.evaluation.collectors.text_attention import Looked, partners
+from grainline.evaluation.compare import pooled
+from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.intervals import replicates
+from grainline.evaluation.options import ask, encoded
+from grainline.evaluation.outcome import Options
+from grainline.evaluation.pages.examples import Measured
+from grainline.evaluation.pages.extremes import least_apart, most_apart
+from grainline.evaluation.result import Result, read
+from grainline.evaluation.suites.inactivity import (
+    AUROC,
+    OTHER,
+    OWN,
+    WITHIN,
+    auroc,
+    inactivity_cells,
+    inactivity_suite,
+)
 from grainline.methods.caft import CAFT
 from grainline.methods.flair import FLAIR
 from grainline.model import Model

@@ -11,23 +11,21 @@ import torch
 from indexes import CONDITIONED, TEXTS, content, photo, photos, texts, tiny_model, tree
 from PIL import Image
 
-from grainline.data.causes import MISSING_IMAGE
-from grainline.data.record import Damaged
-from grainline.data.sources.common import read_picture
-from grainline.data.sources.plain import MOST_BYTES
+from grainline.data.formats.common import read_picture
+from grainline.data.formats.plain import MOST_BYTES
+from grainline.data.record import MISSING_IMAGE, Damaged
 from grainline.errors import UserError
-from grainline.files import Corrupt
+from grainline.files import Corrupt, one_writer
 from grainline.index import writer
-from grainline.index.answer import Options
-from grainline.index.calibrate import best_hits, owned, p_value, shown, standard
-from grainline.index.folder import inside, read_manifest, write_manifest
-from grainline.index.null import gather_texts
-from grainline.index.opened import Opened
-from grainline.index.pictures import CHANGED, OUTSIDE, relative, unchanged
+from grainline.index.calibration import best_hits, owned, p_value, shown, standard
+from grainline.index.calibration_texts import gather_texts
+from grainline.index.image_files import CHANGED, OUTSIDE, relative, unchanged
+from grainline.index.reader import Opened
+from grainline.index.results import Options
 from grainline.index.search import Index, check, open_index
 from grainline.index.segment import TOKENS, VECTORS
-from grainline.index.write import add, build, refresh, remove
-from grainline.lock import one_writer
+from grainline.index.store import inside, read_manifest, write_manifest
+from grainline.index.sync import add, build, refresh, remove
 from grainline.model import Model
 
 QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
@@ -514,7 +512,7 @@ def test_a_check_finds_damage_to_manifest_tokens_and_null_texts(copy: Path) -> N
 def test_a_layout_of_another_version_is_not_guessed_at(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = read_manifest(copy / "index")
     with monkeypatch.context() as patch:
-        patch.setattr("grainline.index.folder.VERSION", 2)  # tokens there are never keys and values
+        patch.setattr("grainline.index.store.VERSION", 2)  # tokens there are never keys and values
         write_manifest(copy / "index", manifest)
     with pytest.raises(UserError, match=r"has layout 2, this .* reads layout 4; build it anew in another"):
         read_manifest(copy / "index")

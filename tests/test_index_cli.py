@@ -13,10 +13,10 @@ from indexes import TEXTS, photo, photos, saved, texts, tiny_model
 from runs import call, complaint
 
 from grainline.errors import UserError
-from grainline.index.answer import Options
-from grainline.index.opened import Opened
+from grainline.index.reader import Opened
+from grainline.index.results import Options
 from grainline.index.search import Index
-from grainline.index.write import build, refresh
+from grainline.index.sync import build, refresh
 
 Capture = pytest.CaptureFixture[str]
 

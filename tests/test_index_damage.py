@@ -14,15 +14,14 @@ from servers import running, until
 
 from grainline import files
 from grainline.errors import UserError
-from grainline.index import inverted, pages
-from grainline.index.answer import Hit
-from grainline.index.folder import new_part, read_manifest, write_manifest
+from grainline.index import inverted, store
 from grainline.index.inverted import nearest
-from grainline.index.opened import Opened
-from grainline.index.pages import Column
+from grainline.index.reader import Opened
+from grainline.index.results import Hit
 from grainline.index.search import open_index
 from grainline.index.segment import TOKENS
-from grainline.index.write import add, build, remove
+from grainline.index.store import Column, new_part, read_manifest, write_manifest
+from grainline.index.sync import add, build, remove
 from grainline.web.engine import Engine
 
 MODEL = tiny_model()
@@ -35,7 +34,7 @@ PLACES = (0.0, 0.02, 0.5, 1.0)  # share of the file: its magic, its header, its 
 def small_pages() -> Iterator[None]:
     """Every array here has several pages, as arrays have in an index of real size."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (files, pages):
+        for module in (files, store):
             patch.setattr(module, "PAGE", PAGE)
         yield
 
@@ -185,8 +184,8 @@ def test_only_pages_that_are_read_are_checked_and_each_of_them_once(
     offset = path.stat().st_size - array.nbytes
     damaged(path, 300 * PAGE + 5)
     read: list[int] = []
-    real = pages.crc32
-    monkeypatch.setattr(pages, "crc32", lambda piece: read.append(len(piece)) or real(piece))
+    real = store.crc32
+    monkeypatch.setattr(store, "crc32", lambda piece: read.append(len(piece)) or real(piece))
     column = Column(path, sealed)
     hurt = range((300 * PAGE - offset) // 400, (301 * PAGE - 1 - offset) // 400 + 1)  # rows with a byte there
     for row in range(1000):

@@ -9,7 +9,7 @@ from indexes import content, photo, photos, texts, tiny_model, tree
 
 from grainline import files
 from grainline.errors import UserError
-from grainline.index.write import build, refresh
+from grainline.index.sync import build, refresh
 
 KILLER = Path(__file__).with_name("kill_index.py")
 

@@ -10,16 +10,15 @@ import torch
 from indexes import TEXTS, photo, photos, texts, tiny_model
 
 from grainline.files import discard
-from grainline.index import inverted, scan
-from grainline.index.answer import Options
-from grainline.index.folder import SEGMENTS, read_manifest
+from grainline.index import candidates, inverted
+from grainline.index.candidates import APPROXIMATE, Exact
 from grainline.index.inverted import Inverted, keep, nearest, read_kept
-from grainline.index.nearest import APPROXIMATE
-from grainline.index.opened import Opened
-from grainline.index.scan import Exact
+from grainline.index.reader import Opened
+from grainline.index.results import Options
 from grainline.index.search import Index, check, open_index
 from grainline.index.segment import VECTORS, Row, Segment, open_segment, write_segment
-from grainline.index.write import add, build, refresh, remove
+from grainline.index.store import SEGMENTS, read_manifest
+from grainline.index.sync import add, build, refresh, remove
 from grainline.model import Model
 
 WIDTH = 32
@@ -54,9 +53,9 @@ def best(vectors: np.ndarray, alive: np.ndarray, queries: np.ndarray, k: int) ->
 def test_the_scan_finds_what_float64_finds(
     low: bool, spread: float, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "PANEL", 256)
-    monkeypatch.setattr(scan, "PAIRS", 100)
-    monkeypatch.setattr(scan, "QUERIES", 5)
+    monkeypatch.setattr(candidates, "PANEL", 256)
+    monkeypatch.setattr(candidates, "PAIRS", 100)
+    monkeypatch.setattr(candidates, "QUERIES", 5)
     vectors = clusters(1_000, spread)
     alive = np.random.default_rng(1).random(1_000) > 0.2
     alive[300:420] = False  # a block without a living row
@@ -72,7 +71,7 @@ def test_the_scan_finds_what_float64_finds(
 
 
 def test_one_query_is_scanned_in_float32_and_answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "PANEL", 256)
+    monkeypatch.setattr(candidates, "PANEL", 256)
     vectors, queries = clusters(1_000, 0.05), clusters(12, 0.3, seed=2)
     exact = Exact([vectors], [np.ones(1_000, bool)], low=True)
     alone = [exact.top(query[None], 10).row[0].tolist() for query in queries]
@@ -99,7 +98,7 @@ def test_scores_that_differ_by_less_than_bfloat16_can_tell_are_in_order(
 
     rounded  the query loses something too; else bfloat16 holds it as it is
     """
-    monkeypatch.setattr(scan, "PANEL", 256)
+    monkeypatch.setattr(candidates, "PANEL", 256)
     rng = np.random.default_rng(0)
     query = rng.choice([-1.0, 1.0], (6, 256)) / 16
     if rounded:

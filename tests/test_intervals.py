@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from grainline.evaluate import intervals
-from grainline.evaluate.intervals import interval, replicates, wilson
+from grainline.evaluation import intervals
+from grainline.evaluation.intervals import interval, replicates, wilson
 
 
 def slow_replicates(

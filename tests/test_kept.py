@@ -16,18 +16,37 @@ from test_viz import EVIL, Page
 
 from grainline.config import override, parse
 from grainline.errors import UserError
-from grainline.evaluate import kept as drawn
-from grainline.evaluate.kept import kept_of, matches, stays, summed
-from grainline.evaluate.shown import TIMES, end_of_scale, refuse_unshown
+from grainline.evaluation.pages import shown as drawn
+from grainline.evaluation.pages.shown import (
+    TIMES,
+    end_of_scale,
+    kept_of,
+    matches,
+    refuse_unshown,
+    stays,
+    summed,
+)
 from grainline.methods.base import Keeping
-from grainline.methods.chosen import CLASS, PATCH, REST, SLOT, Kept
 from grainline.methods.laps import LAPS, LAPSConfig
+from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Kept
 from grainline.methods.seps import SEPS
 from grainline.model import Model
+from grainline.report.heatmap import AGAINST, FOR
+from grainline.report.panels import (
+    DIM,
+    SIGN,
+    Panel,
+    Shown,
+    Signed,
+    alone,
+    counted,
+    legend,
+    over,
+    shares,
+    together,
+    write_rows,
+)
 from grainline.types import Encoded, rows
-from grainline.viz.kept import DIM, alone, counted, legend, over, shares, together
-from grainline.viz.overlay import AGAINST, FOR
-from grainline.viz.shown import SIGN, Panel, Shown, Signed, write_rows
 
 Capture = pytest.CaptureFixture[str]
 WAYS = [(x,) for x in KINDS] + [

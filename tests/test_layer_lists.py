@@ -5,7 +5,7 @@ import pytest
 
 from grainline.encoders.cast import Cast, CastConfig
 from grainline.encoders.towers import Towers, TowersConfig
-from grainline.nn.layers import layer_lists
+from grainline.nn.attention import layer_lists
 
 
 def test_our_towers_have_one_list_a_side() -> None:

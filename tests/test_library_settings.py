@@ -14,11 +14,11 @@ from PIL import Image
 from torch import nn
 from vocabularies import CORPUS, PROBES, gemma_folder, siglip_folder
 
-from grainline.convert import convert
-from grainline.data.library_settings import settings
-from grainline.data.tokenizer import Tokenizer, load_tokenizer
+from grainline.data.tokenizers.library_tokenizer import settings
+from grainline.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.convert import parity, to_hugging_face
+from grainline.export.huggingface import convert
 from grainline.model import load
 
 TEXTS = [*CORPUS[:5], PROBES[0], PROBES[3], PROBES[4], '" A dog " is what it says.', "..."]

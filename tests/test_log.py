@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from grainline.errors import UserError
-from grainline.train.log import TIMES, Log, LogConfig, read_log
+from grainline.training.log import TIMES, Log, LogConfig, read_log
 
 QUIET = Console(file=io.StringIO())
 

@@ -13,21 +13,21 @@ from rich.console import Console
 from runs import call, complaint, recipe
 from test_suite import Colours, Cosine, InMemory, painted, words
 
+from grainline.data.benchmarks.long_captions import DCI, DOCCI, IIW, LongCaptions, ShareGPT4V, Urban1k
+from grainline.data.formats import plain as jsonlist
+from grainline.data.formats.plain import elements
+from grainline.data.formats.table import Table
+from grainline.data.open_source import Joined, open_source, open_sources
 from grainline.data.record import Damaged, Record, Source
-from grainline.data.sources import Joined, jsonlist, open_source, open_sources
-from grainline.data.sources.jsonlist import elements
-from grainline.data.sources.long import LongCaptions
-from grainline.data.sources.longsets import DCI, DOCCI, IIW, ShareGPT4V, Urban1k
-from grainline.data.sources.table import Table
 from grainline.errors import UserError
-from grainline.evaluate.encode import Encodings, encode_source
-from grainline.evaluate.long import DEFAULT, RULES, under
-from grainline.evaluate.outcome import Options
-from grainline.evaluate.result import read
-from grainline.evaluate.suite import long_suite, retrieval_suite
-from grainline.evaluate.table import tables
-from grainline.experiment import run
-from grainline.recipe import read_recipe
+from grainline.evaluation.collectors.long import DEFAULT, RULES, under
+from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.outcome import Options
+from grainline.evaluation.result import read
+from grainline.evaluation.suites.registry import long_suite, retrieval_suite
+from grainline.evaluation.table import tables
+from grainline.training.recipe import read_recipe
+from grainline.training.run import run
 
 Capture = pytest.CaptureFixture[str]
 TEN = range(10)

@@ -9,22 +9,20 @@ import torch
 from make import TINY
 
 from grainline.config import parse
-from grainline.data.collate import collate
-from grainline.data.dataset import TrainSet
-from grainline.data.sampler import Batches
-from grainline.data.sources.scenes import Scenes
+from grainline.data.batches import collate
+from grainline.data.dataset import Batches, TrainSet
+from grainline.data.scenes.source import Scenes
 from grainline.data.texts import TextsConfig
-from grainline.data.tokenizer import Tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.errors import UserError
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.train import loop
-from grainline.train.config import TrainConfig
-from grainline.train.log import read_log
-from grainline.train.loop import Run, train
-from grainline.train.recompute import compile_layers
-from grainline.train.schedule import rate
-from grainline.train.step import step
+from grainline.training import loop
+from grainline.training.config import TrainConfig
+from grainline.training.log import read_log
+from grainline.training.loop import Run, train
+from grainline.training.schedule import rate
+from grainline.training.step import compile_layers, step
 from grainline.types import Clock
 
 CPU = torch.device("cpu")

@@ -17,11 +17,11 @@ from torch import Tensor
 from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.model import load
-from grainline.train import step as steps
-from grainline.train.lora import LoraConfig, add_lora
-from grainline.train.optim import Rule, param_groups, train_mode
-from grainline.train.schedule import Constant
-from grainline.train.step import cached_step, step
+from grainline.training import step as steps
+from grainline.training.lora import LoraConfig, add_lora
+from grainline.training.optim import Rule, param_groups, train_mode
+from grainline.training.schedule import Constant
+from grainline.training.step import cached_step, step
 from grainline.weights import LORA_SCALE, load_weights, save_weights, state_of
 
 ALL = Rule(pattern=".*")

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from grainline.dist import finish
+from grainline.distributed import finish
 from grainline.losses.contrastive import sigmoid, soft_info_nce
 from grainline.methods.base import dot
-from grainline.methods.common import both_ways
+from grainline.methods.shared import both_ways
 from grainline.types import Encoded, Pair
 
 

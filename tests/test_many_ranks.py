@@ -13,12 +13,11 @@ from processes import exit_codes, start_ranks
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from grainline.dist import average
+from grainline.distributed import average
 from grainline.methods import METHODS
 from grainline.methods.base import Method
-from grainline.train.lora import LoraConfig, add_lora
-from grainline.train.recompute import recompute_layers
-from grainline.train.step import Objective
+from grainline.training.lora import LoraConfig, add_lora
+from grainline.training.step import Objective, recompute_layers
 from grainline.types import Clock, Images, Texts, rows
 
 CASES = {

@@ -11,27 +11,27 @@ from test_viz import EVIL, Page
 
 from grainline.data.captions import sentences
 from grainline.data.phrases.patterns import select, words_of
-from grainline.data.phrases.rules import Rules
-from grainline.evaluate.look import SENTENCES, look_at, phrases_of
-from grainline.viz.figure import DPI
-from grainline.viz.look import Look, Told, look
-from grainline.viz.maps import (
+from grainline.data.phrases.providers import Rules
+from grainline.evaluation.pages.look import SENTENCES, look_at, phrases_of
+from grainline.report.case import Look, Told, look
+from grainline.report.heatmap import limit_of, overlay
+from grainline.report.page import Gone
+from grainline.report.png import (
     ABOVE,
     BELOW,
     BESIDE,
-    GAP,
-    HEAD,
+    DPI,
     IN_LINE,
     LARGE,
     LINE,
+    MAPS_GAP,
+    MAPS_HEAD,
     SIDE,
     SMALLER,
     SPACE,
     WORDS,
     write_maps,
 )
-from grainline.viz.overlay import limit_of, overlay
-from grainline.viz.page import Gone
 
 CAPTION = (
     "A red cup stands on a table. The cup is next to an old book. It rains. "
@@ -117,15 +117,15 @@ def test_of_too_many_phrases_those_at_the_end_of_long_sentences_are_left_out_and
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, picture = tiny_model("clip"), Image.new("RGB", (8, 8))
-    monkeypatch.setattr("grainline.evaluate.look.PHRASES", 8)
+    monkeypatch.setattr("grainline.evaluation.pages.look.PHRASES", 8)
     found = look_at(model, picture, many(2))
     kept = [[phrase.text for phrase in told.phrases] for told in found.told]
     every = phrases_of(many(2), sentences(many(2)))
     assert [len(inside) for inside in every] == [2, 2, 6]
     assert kept == [every[0], every[1], every[2][:4]]
     assert found.left_out == "Left out: 2 of 10 phrases, at the end of their sentences."
-    monkeypatch.setattr("grainline.evaluate.look.SENTENCES", 2)
-    monkeypatch.setattr("grainline.evaluate.look.PHRASES", 2)
+    monkeypatch.setattr("grainline.evaluation.pages.look.SENTENCES", 2)
+    monkeypatch.setattr("grainline.evaluation.pages.look.PHRASES", 2)
     found = look_at(model, picture, many(2))
     assert [len(told.phrases) for told in found.told] == [1, 1], "turn by turn"
     assert found.left_out == (
@@ -209,10 +209,10 @@ def test_the_rows_of_the_png_are_sentences_with_their_phrases_in_one_range(tmp_p
         pixels = figure.convert("RGB")
 
     def at(left: float, top: float, side: float) -> object:
-        x, y = 2 * SPACE + SIDE + left + side / 2, HEAD + top + side / 2
+        x, y = 2 * SPACE + SIDE + left + side / 2, MAPS_HEAD + top + side / 2
         return pixels.getpixel((round(DPI * x), round(DPI * y)))
 
-    head = GAP + 2 * LINE  # one line of words and the score
+    head = MAPS_GAP + 2 * LINE  # one line of words and the score
     tops = [WORDS, WORDS + LARGE + BELOW + head]
     tops.append(tops[1] + 2 * LARGE + BELOW + head)  # the second sentence has two lines of phrases
     for top, (own, *more) in zip(tops, levels, strict=True):
@@ -236,7 +236,7 @@ def test_the_png_says_what_is_left_out(tmp_path: Path) -> None:
     for left_out in ("", "Left out: 3 of 33 phrases, at the end of their sentences."):
         write_maps(tmp_path / "x.png", [one._replace(left_out=left_out)], "Maps")
         with Image.open(tmp_path / "x.png") as figure:
-            x, y = (round(DPI * z) for z in (SPACE, HEAD + WORDS + SIDE + 0.25))
+            x, y = (round(DPI * z) for z in (SPACE, MAPS_HEAD + WORDS + SIDE + 0.25))
             drawn.append(np.asarray(figure.convert("L"))[y : y + DPI // 3, x : x + round(DPI * SIDE)].min())
     assert drawn[0] == 255
     assert drawn[1] < 150

@@ -9,8 +9,8 @@ from grainline.methods.base import dot
 from grainline.methods.maxsim import MaxSim
 from grainline.nn import late
 from grainline.nn.late import distinct_rows, late_heat, late_score
-from grainline.nn.pool import unit
-from grainline.train.step import step
+from grainline.nn.pooling import unit
+from grainline.training.step import step
 from grainline.types import Texts, rows
 
 SHARP = 7.0

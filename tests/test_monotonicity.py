@@ -19,18 +19,21 @@ from PIL import Image
 from runs import call, complaint, recipe
 from torch import Tensor
 
+from grainline.data.benchmarks.himo import HimoDocci
 from grainline.data.captions import sentences
 from grainline.data.check import check, render
-from grainline.data.parts import Parted
+from grainline.data.chunks import Parted
+from grainline.data.formats.common import digest
+from grainline.data.open_source import open_source
 from grainline.data.record import Damaged, Record
-from grainline.data.sources import open_source
-from grainline.data.sources.common import digest
-from grainline.data.sources.himo import HimoDocci
 from grainline.errors import UserError
-from grainline.evaluate.against import against
-from grainline.evaluate.encode import Encodings, encode_source
-from grainline.evaluate.figure import labels
-from grainline.evaluate.monotonicity import (
+from grainline.evaluation.collectors.subtexts import EACH, HALVES, THIRDS, boundaries, cumulative, sequences
+from grainline.evaluation.compare import against, pooled
+from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.outcome import Options
+from grainline.evaluation.pages.figure import labels
+from grainline.evaluation.result import Result, from_json, read, to_json
+from grainline.evaluation.suites.monotonicity import (
     LONG,
     correlation,
     monotonicity_cells,
@@ -38,18 +41,13 @@ from grainline.evaluate.monotonicity import (
     rises,
     ties,
 )
-from grainline.evaluate.outcome import Options
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.result import Result, from_json, read, to_json
-from grainline.evaluate.subtexts import EACH, HALVES, THIRDS, boundaries, cumulative, sequences
-from grainline.experiment import run
 from grainline.model import load
-from grainline.recipe import read_recipe
+from grainline.report.charts import Chart, Line, Rising, Series, added, line_chart, rising
+from grainline.report.page import Gone
+from grainline.report.png import COLUMNS, LINES, _lines, write_png
+from grainline.training.recipe import read_recipe
+from grainline.training.run import run
 from grainline.types import Encoded
-from grainline.viz.charts import Chart, Series, line_chart
-from grainline.viz.figure import COLUMNS, LINES, _lines, write_png
-from grainline.viz.page import Gone
-from grainline.viz.rising import Line, Rising, added, rising
 
 Capture = pytest.CaptureFixture[str]
 CONTEXT = 12  # words
@@ -317,7 +315,7 @@ def test_metrics_are_those_of_a_loop_over_all_captions(pairwise: bool) -> None:
 
 def test_blocks_of_pictures_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = measured(Reader()).queries
-    monkeypatch.setattr("grainline.evaluate.monotonicity.PICTURES", 3)
+    monkeypatch.setattr("grainline.evaluation.suites.monotonicity.PICTURES", 3)
     assert measured(Reader()).queries == whole
 
 

@@ -8,11 +8,11 @@ from make import TINY
 from torch import Tensor
 
 from grainline.config import override, parse
-from grainline.methods import patches, tiled
-from grainline.methods.chosen import told_of
 from grainline.methods.laps import LAPS, LAPSConfig
+from grainline.methods.patch_selection import scoring, training
+from grainline.methods.patch_selection.types import told_of
 from grainline.methods.seps import SEPS, SEPSConfig
-from grainline.methods.triplets import Graded, Rule, both_triplets
+from grainline.methods.shared import Graded, Rule, both_triplets
 from grainline.types import Encoded, Pair
 
 METHODS: dict[str, tuple[Any, Any]] = {"seps": (SEPS, SEPSConfig), "laps": (LAPS, LAPSConfig)}
@@ -37,10 +37,10 @@ def alike(method: Any, number: int, spread: float, dtype: torch.dtype) -> tuple[
     )
     real = torch.ones(number, selector.number + 2, dtype=torch.bool)
     real[:, -1] = selector.dense  # only SEPS has a description
-    tokens = torch.cat([seen[:, :-1], patches.unit(seen[:, -1:])], 1)
+    tokens = torch.cat([seen[:, :-1], training.unit(seen[:, -1:])], 1)
     ids, words = torch.arange(number), torch.ones(number, 5, dtype=torch.bool)
-    images = Encoded(patches.summary(seen[:, :-2], real[:, :-2]), tokens, real, ids, ids)
-    return Pair(images, Encoded(patches.summary(told, words), told, words, ids, ids)), (seen, told)
+    images = Encoded(training.summary(seen[:, :-2], real[:, :-2]), tokens, real, ids, ids)
+    return Pair(images, Encoded(training.summary(told, words), told, words, ids, ids)), (seen, told)
 
 
 def dense(method: Any, images: Encoded, texts: Encoded) -> Tensor:
@@ -51,7 +51,7 @@ def dense(method: Any, images: Encoded, texts: Encoded) -> Tensor:
 
 def twice(method: Any) -> Graded:
     """Scores as training computes them."""
-    return patches.graded(method.selector, method.selector.top)
+    return training.graded(method.selector, method.selector.top)
 
 
 def gradient(method: Any, pair: Pair, leaves: tuple[Tensor, ...], rule: Rule, score: Graded) -> Tensor:
@@ -89,16 +89,16 @@ def test_rounding_of_the_first_pass_decides_nothing(
     name: str, hardest: bool, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores of the first pass are off by more than they lie apart; gradients are those of a dense pass."""
-    first = tiled.scores
+    first = scoring.scores
 
     def rounded(*arguments: Any) -> Tensor:
         score = first(*arguments)
         noise = torch.rand(score.shape, generator=torch.Generator().manual_seed(2), dtype=score.dtype)
         return score + 4e-5 * (noise - 0.5)
 
-    monkeypatch.setattr(tiled, "scores", rounded)
-    monkeypatch.setattr(patches, "MOST", most)
-    monkeypatch.setitem(tiled.ROOM, "cpu", 2000)  # in several tiles
+    monkeypatch.setattr(scoring, "scores", rounded)
+    monkeypatch.setattr(training, "MOST", most)
+    monkeypatch.setitem(scoring.ROOM, "cpu", 2000)  # in several tiles
     method, rule = made(name, torch.float64), Rule(0.2, hardest, 1.0)
     pair, leaves = alike(method, 8, 1e-5, torch.float64)
     found = gradient(method, pair, leaves, rule, twice(method))
@@ -111,13 +111,13 @@ def test_pairs_far_from_the_hardest_are_scored_once(hardest: bool, monkeypatch: 
     method, rule = made("laps", torch.float64), Rule(0.2, hardest, 1.0)
     pair, leaves = alike(method, 16, 1.0, torch.float64)
     again: list[int] = []
-    pairs = tiled.pairs
+    pairs = scoring.pairs
 
     def counted(selector: Any, seen: Any, told: Any, of: tuple[Tensor, Tensor], decide: Any) -> Tensor:
         again.append(len(of[0]))
         return pairs(selector, seen, told, of, decide)
 
-    monkeypatch.setattr(tiled, "pairs", counted)
-    monkeypatch.setattr(patches, "MOST", 1.0)
+    monkeypatch.setattr(scoring, "pairs", counted)
+    monkeypatch.setattr(training, "MOST", 1.0)
     gradient(method, pair, leaves, rule, twice(method))
     assert (again[0] <= 3 * 16) == hardest

@@ -4,7 +4,7 @@ import pytest
 import torch
 from make import build
 
-from grainline.nn.noise import (
+from grainline.nn.hashing import (
     IMAGES,
     TEXTS,
     Dropout,

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from grainline.losses import normalised
-from grainline.losses.blocks import Blocks, Keys
-from grainline.losses.normalised import Normalised
-from grainline.losses.pairs import pair_loss
-from grainline.losses.scores import Dot, Parts, Pull
+from grainline.losses.tiled import pair_loss as normalised
+from grainline.losses.tiled.pair_loss import Normalised, pair_loss
+from grainline.losses.tiled.pair_mask import Blocks, Keys
+from grainline.losses.tiled.scores import Dot, Parts, Pull
 from grainline.types import Mean
 
 
@@ -56,7 +55,7 @@ def slow(v: Tensor, t: Tensor, which: Blocks) -> tuple[Tensor, Tensor]:
 def test_however_far_apart_the_logits_are(
     largest: float, side: int, dtype: torch.dtype, limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grainline.losses.scores.CACHED", side)
+    monkeypatch.setattr("grainline.losses.tiled.scores.CACHED", side)
     (v, t), which = spread(largest, dtype), blocks(36, 2)
     found = [mean.total for mean in pair_loss(Dot(), Normalised(True), (v,), (t,), which)]
     expected = slow(v, t, which)
@@ -116,7 +115,7 @@ class Known(Dot):
 
 
 def test_logits_are_kept_while_they_are_no_larger_than_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grainline.losses.scores.CACHED", 12)
+    monkeypatch.setattr("grainline.losses.tiled.scores.CACHED", 12)
     (v, t), which, score = spread(5.0, torch.float32, 72), blocks(72), Known()
 
     def both() -> Tensor:
@@ -140,7 +139,7 @@ def test_logits_are_kept_while_they_are_no_larger_than_the_rows(monkeypatch: pyt
 
 
 def test_groups_without_rows_and_tiles_of_padding_alone_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grainline.losses.scores.CACHED", 4)
+    monkeypatch.setattr("grainline.losses.tiled.scores.CACHED", 4)
     place = torch.arange(16)
     item = place.masked_fill((place >= 4) & (place < 9), -1)
     keys = Keys(item, place // 2, place // 8 * 3, place % 2)  # groups 0 and 3 of four

@@ -13,9 +13,9 @@ from runs import call, complaint, recipe, steps_done
 from test_resume import alive, started
 
 from grainline.errors import UserError
-from grainline.experiment import run
-from grainline.lock import one_writer
-from grainline.recipe import read_recipe
+from grainline.files import one_writer
+from grainline.training.recipe import read_recipe
+from grainline.training.run import run
 
 HELD = f"is being written by process {os.getpid()} on {socket.gethostname()}; wait until it ends, or"
 

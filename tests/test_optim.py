@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from grainline.errors import UserError
-from grainline.train.optim import (
+from grainline.training.optim import (
     OptimizerConfig,
     Rule,
     build_optimizer,
@@ -14,7 +14,7 @@ from grainline.train.optim import (
     set_rates,
     train_mode,
 )
-from grainline.train.schedule import Constant, Cosine, StepDecay
+from grainline.training.schedule import Constant, Cosine, StepDecay
 
 
 class Small(nn.Module):

@@ -17,16 +17,13 @@ from PIL import Image
 from test_dataset import CROP, TOKENIZER, picture
 from test_tars import jpeg, samples, write_tar
 
-from grainline.cli import main
-from grainline.data.causes import MISSING_CAPTION
-from grainline.data.dataset import TrainSet
+from grainline.cli.main import main
+from grainline.data.dataset import Draw, TrainSet
+from grainline.data.formats.common import FIELDS, FileSource
+from grainline.data.formats.tarindex import quoted, unquoted
+from grainline.data.open_source import open_source, open_sources
 from grainline.data.pack import Packed, pack
-from grainline.data.record import Damaged, Foil, Record, Region
-from grainline.data.sampler import Draw
-from grainline.data.sources import open_source, open_sources
-from grainline.data.sources.common import FileSource
-from grainline.data.sources.recaptioned import FIELDS
-from grainline.data.sources.tarkeys import quoted, unquoted
+from grainline.data.record import MISSING_CAPTION, Damaged, Foil, Record, Region
 from grainline.data.texts import TextsConfig
 from grainline.errors import UserError
 

@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grainline.losses.blocks import Blocks, Keys, Tile
 from grainline.losses.contrastive import sigmoid, soft_info_nce
-from grainline.losses.normalised import Normalised
-from grainline.losses.pairs import Logistic, pair_loss
-from grainline.losses.scores import Dot, Parts, Pull, Score
+from grainline.losses.tiled.pair_loss import Logistic, Normalised, pair_loss
+from grainline.losses.tiled.pair_mask import Blocks, Keys, Tile
+from grainline.losses.tiled.scores import Dot, Parts, Pull, Score
 from grainline.nn.late import late_score
 from grainline.types import Mean
 
@@ -200,7 +199,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
 def test_the_matrix_of_pairs_is_never_there(loss: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grainline.losses.scores.CACHED", 32)
+    monkeypatch.setattr("grainline.losses.tiled.scores.CACHED", 32)
     v = torch.randn(160, 4, requires_grad=True)
     keys = keys_of(160, 1)
     with Largest() as largest:

@@ -20,43 +20,52 @@ from test_viz import Page
 from torch import Tensor
 
 from grainline.config import override
+from grainline.data.batches import texts_of
+from grainline.data.benchmarks.entities import Entities, read_sentence
 from grainline.data.captions import sentences
-from grainline.data.collate import texts_of
+from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Damaged, Record, Region
-from grainline.data.sources import open_source, open_sources
-from grainline.data.sources.entities import Entities, read_sentence
-from grainline.data.sources.scenes import Scenes
-from grainline.data.tokenized import TextTokenizer, Tokenized
-from grainline.data.tokenizer import Tokenizer, read_tokenizer
+from grainline.data.scenes.source import Scenes
+from grainline.data.tokenizers.tokenized import TextTokenizer, Tokenized
+from grainline.data.tokenizers.tokenizer import Tokenizer, read_tokenizer
 from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
-from grainline.evaluate import clusters, tokened
-from grainline.evaluate.against import against
-from grainline.evaluate.anchors import Cuts, at_random, best_cuts, chunks, one_group, singletons
-from grainline.evaluate.annotated import encode_phrases
-from grainline.evaluate.ask import ask, encoded, measured
-from grainline.evaluate.clusters import CLUSTERINGS, clusterings
-from grainline.evaluate.encode import Encodings, encode_source
-from grainline.evaluate.examples import Measured
-from grainline.evaluate.figure import draw
-from grainline.evaluate.gold import captions_of, segments, shuffled
-from grainline.evaluate.grouped import hard
-from grainline.evaluate.outcome import Options
-from grainline.evaluate.phrases import (
+from grainline.evaluation.collectors import baselines
+from grainline.evaluation.collectors.annotations import captions_of, segments, shuffled, tokens_of
+from grainline.evaluation.collectors.baselines import (
+    CLUSTERINGS,
+    Cuts,
+    Overlap,
+    at_random,
+    best_cuts,
+    chunks,
+    clusterings,
+    one_group,
+    overlap,
+    paired,
+    singletons,
+)
+from grainline.evaluation.collectors.grouped import hard
+from grainline.evaluation.compare import against, pooled
+from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.options import ask, encoded, measured
+from grainline.evaluation.outcome import Options
+from grainline.evaluation.pages import tokened
+from grainline.evaluation.pages.examples import Measured
+from grainline.evaluation.pages.figure import draw
+from grainline.evaluation.pages.report import headline, write_html
+from grainline.evaluation.result import Result, read
+from grainline.evaluation.suites.phrases import (
     AS_MANY,
     GOING,
     GROUPS,
     MEASURES,
     STAYING,
+    encode_phrases,
     headlines,
     phrases_suite,
     uniform,
 )
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.report import headline, write_html
-from grainline.evaluate.result import Result, read
-from grainline.evaluate.tiou import Overlap, overlap, paired
-from grainline.evaluate.words import tokens_of
 from grainline.methods.base import Grouping
 from grainline.model import Model
 from grainline.types import Texts
@@ -594,11 +603,11 @@ def test_what_is_lacking_is_said_and_the_rest_measured(monkeypatch: pytest.Monke
     assert "no clusterings of token states: this method does not keep a state of every token" in (
         sentences_alone.notes
     )
-    monkeypatch.setattr(clusters, "find_spec", lambda _: None)
+    monkeypatch.setattr(baselines, "find_spec", lambda _: None)
     data, result = surveyed(grouping())
     assert data.grouped is not None
     assert data.grouped.clusters == {}
-    assert clusters.LACKING in result.notes
+    assert baselines.LACKING in result.notes
     assert result.metric("tIoU, uniform chunks, K = 4").value > 0
 
 

@@ -18,10 +18,8 @@ from phrases_truth import REAL, agreement, labelled
 
 from grainline.data.phrases.base import Phrase, Tagged, Token
 from grainline.data.phrases.patterns import extract, longest, select, words_of
-from grainline.data.phrases.pipeline import Pipeline, tagged_by
-from grainline.data.phrases.providers import open_provider
-from grainline.data.phrases.rules import Rules, tagged
-from grainline.data.repeats import unrepeated
+from grainline.data.phrases.providers import Pipeline, Rules, open_provider, tagged, tagged_by
+from grainline.data.texts import unrepeated
 from grainline.errors import UserError
 
 CAT = "A cat on the left of the image leans against a wall next to the small dog."

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from grainline.data.make_phrases import CHUNK, Made, make, texts_of
 from grainline.data.phrases.base import Phrase
-from grainline.data.phrases.make import CHUNK, Made, make, texts_of
-from grainline.data.phrases.providers import open_provider
-from grainline.data.phrases.rules import Rules
+from grainline.data.phrases.providers import Rules, open_provider
 from grainline.data.phrases.stored import Stored, digest
 from grainline.data.record import Damaged, Record
-from grainline.data.sources.scenes import Scenes
+from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
 
 

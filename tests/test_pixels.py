@@ -12,7 +12,7 @@ from PIL import Image
 
 from grainline.data.transforms import EvalTransform
 from grainline.encoders.pretrained import load_pretrained
-from grainline.encoders.pretrained.pixels import KNOWN, of_hugging_face, of_open_clip, to_hugging_face
+from grainline.encoders.pretrained.preprocess import KNOWN, of_hugging_face, of_open_clip, to_hugging_face
 from grainline.errors import UserError
 from grainline.model import load
 

@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from test_pairs import Largest
 from torch import Tensor
 
-from grainline.losses import conditioned, lists, pooled
-from grainline.losses.blocks import Blocks, Keys
-from grainline.losses.conditioned import Dense, Gram, Outward, PooledCosine
-from grainline.losses.lists import Lists
-from grainline.losses.pooled import part_loss, part_pairs, pooled_scores, seen
-from grainline.lots import lots
-from grainline.nn.condition import ConditionedPool, Held
+from grainline.losses import text_conditioned
+from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores, seen
+from grainline.losses.tiled import conditioned_cosine, sampled_pairs
+from grainline.losses.tiled.conditioned_cosine import Dense, Gram, Outward, PooledCosine
+from grainline.losses.tiled.pair_mask import Blocks, Keys
+from grainline.losses.tiled.sampled_pairs import Lists
+from grainline.nn.hashing import lots
+from grainline.nn.pooling import ConditionedPool, Held
 from grainline.types import Clock, Mean
 
 CLOCK = Clock(step=3, seed=11)
@@ -120,7 +121,7 @@ def test_in_tiles_of_any_size(
     heads: int, slots: int, negatives: str, pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        conditioned, "CACHED", pairs
+        conditioned_cosine, "CACHED", pairs
     )  # two texts of one picture, or two pictures and all texts
     case = Case(heads, slots=slots)
     assert_same(case.fast(case.pairs(negatives)), case.slow(negatives), case.learnt(), 1e-11, 1e-11)
@@ -153,7 +154,7 @@ def test_all_negatives_are_the_mean_over_the_lots(
     found, sums = case.fast(case.pairs("all")), []
     for lot in range(4):  # pictures have 4, 2 or 1 captions: each is drawn equally often
         fixed = torch.full((5, 5), lot)
-        monkeypatch.setattr(lists, "lots", lambda *ids, fixed=fixed: fixed[:, : len(ids[2])])
+        monkeypatch.setattr(sampled_pairs, "lots", lambda *ids, fixed=fixed: fixed[:, : len(ids[2])])
         sums.append(case.fast(case.pairs("sampled")).total)
     mean = Mean(torch.stack(sums).mean(), found.number)
     assert_same(found, mean, case.learnt(), 1e-12, 1e-11)
@@ -269,8 +270,8 @@ def test_without_a_gradient_it_has_the_same_value() -> None:
 def test_scores_are_sums_over_the_parts_of_a_text(
     heads: int, slots: int, few: int, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pooled, "FEW", few)
-    monkeypatch.setattr(conditioned, "CACHED", 7)
+    monkeypatch.setattr(text_conditioned, "FEW", few)
+    monkeypatch.setattr(conditioned_cosine, "CACHED", 7)
     case = Case(heads, slots=slots)
     texts, real = case.texts[:12].unflatten(0, (4, 3)).detach(), torch.rand(4, 3) > 0.3
     real[0], real[3] = True, False
@@ -314,10 +315,12 @@ def test_tiles_stay_small() -> None:
 def test_scores_by_gram_are_made_for_few_pictures_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     case, at_once = Case(1, torch.float32, slots=3), []
     held, texts = case.pool.keys(case.segments, case.mask), torch.randn(4, 3, 12)
-    real = pooled._gram
-    monkeypatch.setattr(pooled, "_gram", lambda pool, some: at_once.append(len(some[0])) or real(pool, some))
+    real = text_conditioned._gram
+    monkeypatch.setattr(
+        text_conditioned, "_gram", lambda pool, some: at_once.append(len(some[0])) or real(pool, some)
+    )
     whole = pooled_scores(case.pool, held, texts)
-    monkeypatch.setattr(pooled, "ROOM", 2 * 3 * (3 + 12))  # of two pictures
+    monkeypatch.setattr(text_conditioned, "ROOM", 2 * 3 * (3 + 12))  # of two pictures
     torch.testing.assert_close(pooled_scores(case.pool, held, texts), whole)
     assert at_once == [5, 2, 2, 1]
 
@@ -327,7 +330,7 @@ def test_tiles_of_other_devices_hold_many_pairs_but_no_more_than_their_room(
     score: PooledCosine, numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # numbers of a pair: what it pools, 3 heads of 4; or its weights alone, 3 heads of 2
-    monkeypatch.setattr(conditioned, "ROOM", 2**12)
+    monkeypatch.setattr(conditioned_cosine, "ROOM", 2**12)
     rows = (torch.empty(5, 3, 2, 4, device="meta"),)
     cols = (torch.empty(7, 3, 4, device="meta"),)
     for wide in (100, 10**6):

@@ -10,13 +10,13 @@ from checkpoints import pictures, whole
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from grainline.build import Description, start
 from grainline.config import parse
 from grainline.encoders.towers import Towers
 from grainline.encoders.vit import ViT, ViTConfig
 from grainline.errors import UserError
 from grainline.methods.clip import CLIPConfig
-from grainline.nn.cross import CrossPool
-from grainline.start import Description, start
+from grainline.nn.pooling import CrossPool
 
 
 def moved(module: nn.Module) -> Any:

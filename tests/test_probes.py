@@ -14,24 +14,23 @@ from PIL import Image
 from runs import call, complaint, recipe
 from test_cola import Capture, Counting, painted
 
+from grainline.data.benchmarks.contests import Contest, Foiled, origins
+from grainline.data.benchmarks.foilcoco import FoilCoco
+from grainline.data.benchmarks.sugarcrepe import SugarCrepe
+from grainline.data.benchmarks.svo import COLUMNS, SvoProbes
+from grainline.data.benchmarks.valse import Valse
+from grainline.data.formats.joined import Joined
+from grainline.data.open_source import open_source, open_sources, remarks
 from grainline.data.record import Foil, Source
-from grainline.data.sources import open_source, open_sources, remarks
-from grainline.data.sources.contests import Contest, Foiled, origins
-from grainline.data.sources.foilcoco import FoilCoco
-from grainline.data.sources.joined import Joined
-from grainline.data.sources.sugarcrepe import SugarCrepe
-from grainline.data.sources.svo import COLUMNS, SvoProbes
-from grainline.data.sources.valse import Valse
 from grainline.errors import UserError
-from grainline.evaluate.against import against
-from grainline.evaluate.encode import encode_source
-from grainline.evaluate.intervals import from_replicates, interval, replicates, wilson
-from grainline.evaluate.outcome import Options
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.ranking import ALL, CARDS, NOUNS, probe_cells, probes_suite
-from grainline.evaluate.result import Result, read
-from grainline.experiment import run
-from grainline.recipe import read_recipe
+from grainline.evaluation.compare import against, pooled
+from grainline.evaluation.encode import encode_source
+from grainline.evaluation.intervals import from_replicates, interval, replicates, wilson
+from grainline.evaluation.outcome import Options
+from grainline.evaluation.result import Result, read
+from grainline.evaluation.suites.ranking import ALL, CARDS, NOUNS, probe_cells, probes_suite
+from grainline.training.recipe import read_recipe
+from grainline.training.run import run
 
 KINDS = ("subj_neg", "verb_neg", "obj_neg")
 

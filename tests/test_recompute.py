@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from grainline.errors import UserError
 from grainline.methods.base import Method
-from grainline.nn.layers import layer_lists
-from grainline.nn.noise import IMAGES, number_places, rows_of
-from grainline.train.optim import Rule, param_groups, train_mode
-from grainline.train.recompute import compile_layers, recompute_layers
-from grainline.train.schedule import Constant
-from grainline.train.step import cached_step, step
+from grainline.nn.attention import layer_lists
+from grainline.nn.hashing import IMAGES, number_places, rows_of
+from grainline.training.optim import Rule, param_groups, train_mode
+from grainline.training.schedule import Constant
+from grainline.training.step import cached_step, compile_layers, recompute_layers, step
 from grainline.types import Clock
 
 compiles = pytest.mark.filterwarnings(

@@ -15,17 +15,17 @@ from indexes import saved, tiny_model
 from PIL import Image
 from runs import call, complaint
 
+from grainline.data.benchmarks.hexagons import COLOURS, Hexagons, tile_map
+from grainline.data.benchmarks.pickled import read_pickle
+from grainline.data.benchmarks.refcoco import RefCoco
 from grainline.data.decode import decode
+from grainline.data.formats.masks import coco_polygons_mask, polygons_mask, read_mask, run_lengths, unpacked
+from grainline.data.open_source import open_source
 from grainline.data.pack import pack
 from grainline.data.record import Damaged, Record
-from grainline.data.sources import open_source
-from grainline.data.sources.hexagons import COLOURS, Hexagons, tile_map
-from grainline.data.sources.masks import coco_polygons_mask, polygons_mask, read_mask, run_lengths, unpacked
-from grainline.data.sources.pickled import read_pickle
-from grainline.data.sources.refcoco import RefCoco
 from grainline.errors import UserError
-from grainline.evaluate.ask import ask, encoded
-from grainline.evaluate.outcome import Options
+from grainline.evaluation.options import ask, encoded
+from grainline.evaluation.outcome import Options
 
 SIZE = (20, 16)  # of every picture: width, height
 WEDGE = [[2.0, 1.0, 12.5, 1.0, 12.5, 9.0, 2.0, 14.0]]

@@ -17,25 +17,24 @@ from test_scenes import fits
 from test_scenes import read as understood
 from test_viz import Page
 
+from grainline.data.formats.masks import run_lengths
+from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Damaged, Record, Region
-from grainline.data.sources import open_source, open_sources
-from grainline.data.sources.masks import run_lengths
-from grainline.data.sources.scenes import Scenes
+from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
-from grainline.evaluate.against import against
-from grainline.evaluate.ask import ask, encoded
-from grainline.evaluate.encode import Encodings, encode_source
-from grainline.evaluate.examples import Measured
-from grainline.evaluate.expressions import BOX, HEAT, WHOLE
-from grainline.evaluate.extremes import best_expressions, worst_expressions
-from grainline.evaluate.intervals import interval, wilson
-from grainline.evaluate.marks import BINS, centred, marked, overlap, thresholds, unit_range
-from grainline.evaluate.outcome import Options
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.referring import referring_cells, referring_suite, with_expressions
-from grainline.evaluate.result import Result, read
+from grainline.evaluation.collectors.expressions import BOX, HEAT, WHOLE
+from grainline.evaluation.collectors.overlaps import BINS, centred, marked, overlap, thresholds, unit_range
+from grainline.evaluation.compare import against, pooled
+from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.intervals import interval, wilson
+from grainline.evaluation.options import ask, encoded
+from grainline.evaluation.outcome import Options
+from grainline.evaluation.pages.examples import Measured
+from grainline.evaluation.pages.extremes import best_expressions, worst_expressions
+from grainline.evaluation.result import Result, read
+from grainline.evaluation.suites.referring import referring_cells, referring_suite, with_expressions
 from grainline.model import Model
-from grainline.viz.overlay import outlined
+from grainline.report.heatmap import outlined
 
 Capture = pytest.CaptureFixture[str]
 SCENES = "scenes:dev?count=3&size=40"
@@ -207,7 +206,7 @@ def test_batches_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = (surveyed(model, source, batch)[0].expressions for batch in (1, 64))
     assert one is not None
     assert one == other
-    monkeypatch.setattr("grainline.evaluate.judging.PIXELS", 1)
+    monkeypatch.setattr("grainline.evaluation.collectors.expressions.PIXELS", 1)
     assert surveyed(model, source, 64)[0].expressions == one
 
 

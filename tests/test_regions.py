@@ -18,34 +18,32 @@ from test_scenes import fits
 from test_scenes import read as understood
 from test_viz import EVIL, Page
 
+from grainline.data.benchmarks.fgovd import FgOvd, FgOvdLines
 from grainline.data.decode import decode
+from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Damaged, Foil, Region, keys_of
 from grainline.data.scenes import held_out
-from grainline.data.sources import open_source, open_sources
-from grainline.data.sources.fgovd import FgOvd, FgOvdLines
-from grainline.data.sources.scenes import Scenes
+from grainline.data.scenes.source import Scenes
 from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
-from grainline.evaluate.against import against
-from grainline.evaluate.ask import ask, encoded, with_resize
-from grainline.evaluate.encode import Encodings, encode_source
-from grainline.evaluate.examples import Measured
-from grainline.evaluate.extremes import TEXTS, best_regions, worst_regions
-from grainline.evaluate.fgovd import fgovd_cells, fgovd_suite, with_foils
-from grainline.evaluate.intervals import interval, wilson
-from grainline.evaluate.outcome import Options
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.regions import margins, outcomes, question_scores
-from grainline.evaluate.result import Result, read
-from grainline.evaluate.suite import SUITES
-from grainline.experiment import run
+from grainline.evaluation.collectors.regions import margins, outcomes, question_scores
+from grainline.evaluation.compare import against, pooled
+from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.intervals import interval, wilson
+from grainline.evaluation.options import ask, encoded, with_resize
+from grainline.evaluation.outcome import Options
+from grainline.evaluation.pages.examples import Measured
+from grainline.evaluation.pages.extremes import TEXTS, best_regions, worst_regions
+from grainline.evaluation.result import Result, read
+from grainline.evaluation.suites.fgovd import fgovd_cells, fgovd_suite, with_foils
+from grainline.evaluation.suites.registry import SUITES
 from grainline.model import Model, load
-from grainline.recipe import read_recipe
-from grainline.viz.figure import DPI
-from grainline.viz.look import Look, Told, look
-from grainline.viz.maps import BELOW, GAP, HEAD, LARGE, LINE, SIDE, SPACE, WORDS, write_maps
-from grainline.viz.overlay import framed, overlay
-from grainline.viz.page import Gone
+from grainline.report.case import Look, Told, look
+from grainline.report.heatmap import framed, overlay
+from grainline.report.page import Gone
+from grainline.report.png import BELOW, DPI, LARGE, LINE, MAPS_GAP, MAPS_HEAD, SIDE, SPACE, WORDS, write_maps
+from grainline.training.recipe import read_recipe
+from grainline.training.run import run
 
 Capture = pytest.CaptureFixture[str]
 
@@ -716,7 +714,7 @@ def test_the_page_and_the_picture_of_a_measurement(tmp_path: Path, capsys: Captu
     ):
         assert part in words
     with Image.open(figure) as found:
-        assert found.height == pytest.approx(DPI * (HEAD + 6 * (SIDE + WORDS) + 0.6), abs=1)
+        assert found.height == pytest.approx(DPI * (MAPS_HEAD + 6 * (SIDE + WORDS) + 0.6), abs=1)
     assert source.difficulty in words
     rows = [{"image": f"{x}.png", "caption": f"A red dog, {x}. It runs."} for x in "abc"]
     (tmp_path / "pictures/rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -724,8 +722,10 @@ def test_the_page_and_the_picture_of_a_measurement(tmp_path: Path, capsys: Captu
     data = ["--data", tmp_path / "pictures/rows.jsonl"]
     assert call("evaluate", model, *data, "--png", figure) == 0
     with Image.open(figure) as found:
-        rows_of_one = WORDS + LARGE + BELOW + GAP + 2 * LINE + LARGE + BELOW  # "A red dog, a." and "It runs."
-        assert found.height == pytest.approx(DPI * (HEAD + 3 * rows_of_one + 0.6), abs=1)
+        rows_of_one = (
+            WORDS + LARGE + BELOW + MAPS_GAP + 2 * LINE + LARGE + BELOW
+        )  # "A red dog, a." and "It runs."
+        assert found.height == pytest.approx(DPI * (MAPS_HEAD + 3 * rows_of_one + 0.6), abs=1)
 
 
 def test_maps_need_a_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
@@ -754,7 +754,7 @@ def test_maps_of_a_picture_share_one_range_and_keep_the_sign(tmp_path: Path) -> 
 
     def middle(line: int, column: int) -> tuple[float, ...]:
         x = SPACE + column * (SIDE + SPACE) + SIDE / 2
-        y = HEAD + line * (SIDE + WORDS) + WORDS + SIDE / 2
+        y = MAPS_HEAD + line * (SIDE + WORDS) + WORDS + SIDE / 2
         return pixels.getpixel((round(DPI * x), round(DPI * y)))  # type: ignore[return-value]
 
     places = [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1)]

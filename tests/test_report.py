@@ -13,14 +13,15 @@ from PIL import Image
 from runs import call, complaint, recipe
 from test_viz import Page
 
-import grainline.index.report
+import grainline.index.output
 from grainline.data.captions import sentences
-from grainline.data.sources import open_source
-from grainline.data.sources.scenes import Scenes
-from grainline.evaluate import protocols
-from grainline.evaluate.classes import TEMPLATES
-from grainline.evaluate.encode import encode_source
-from grainline.evaluate.examples import (
+from grainline.data.open_source import open_source
+from grainline.data.scenes.source import Scenes
+from grainline.evaluation import ranks as protocols
+from grainline.evaluation.collectors.classes import TEMPLATES
+from grainline.evaluation.collectors.probes import probe_scores
+from grainline.evaluation.encode import encode_source
+from grainline.evaluation.pages.examples import (
     Measured,
     best_classes,
     best_probes,
@@ -30,15 +31,14 @@ from grainline.evaluate.examples import (
     worst_classes,
     worst_probes,
 )
-from grainline.evaluate.probes import probe_scores
-from grainline.evaluate.ranking import probes_suite
-from grainline.evaluate.report import seen, write_html
-from grainline.evaluate.suite import Options, retrieval_suite
-from grainline.evaluate.validated import validated
-from grainline.evaluate.zeroshot import with_classes, zeroshot_suite
-from grainline.train.log import read_log
-from grainline.train.report import curves
-from grainline.viz.page import Gone
+from grainline.evaluation.pages.report import seen, write_html
+from grainline.evaluation.suites.ranking import probes_suite
+from grainline.evaluation.suites.registry import Options, retrieval_suite
+from grainline.evaluation.suites.zeroshot import with_classes, zeroshot_suite
+from grainline.evaluation.validated import validated
+from grainline.report.page import Gone
+from grainline.training.log import read_log
+from grainline.training.report import curves
 
 Capture = pytest.CaptureFixture[str]
 BROKEN = ("03", "07")
@@ -425,7 +425,7 @@ def test_ctrl_c_is_told_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("grainline.train.checkpoint.save", stop)
+    monkeypatch.setattr("grainline.training.checkpoint.save", stop)
     assert call("train", recipe(tmp_path), "--out", tmp_path / "run") == 130
     words = Page((tmp_path / "run" / "report.html").read_text()).words
     assert "Stopped: interrupted" in words
@@ -495,7 +495,7 @@ def test_a_picture_as_the_query_is_shown(made: Path) -> None:
 def test_many_queries_are_listed_and_what_is_left_out_is_said(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(grainline.index.report, "MOST", 2)
+    monkeypatch.setattr(grainline.index.output, "MOST", 2)
     (made / "queries.txt").write_text("\n".join(TEXTS[:3]) + "\n")
     page = made / "page.html"
     assert call("search", made / "index", "--queries", made / "queries.txt", "-k", 2, "--html", page) == 0

@@ -17,12 +17,12 @@ from PIL import Image
 from processes import forked
 from runs import call, complaint, logged, recipe, steps_done
 
-from grainline.experiment import run
 from grainline.model import load
-from grainline.recipe import read_recipe
-from grainline.train import checkpoint, loop
-from grainline.train.checkpoint import newest
-from grainline.train.log import read_log
+from grainline.training import checkpoint, loop
+from grainline.training.checkpoint import newest
+from grainline.training.log import read_log
+from grainline.training.recipe import read_recipe
+from grainline.training.run import run
 
 MODEL = "model.safetensors"
 LONG = (
@@ -44,7 +44,7 @@ def train(arguments: list[str], said: Path) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.argv = ["grainline", "train", *arguments]
-    from grainline.cli import main
+    from grainline.cli.main import main
 
     main()
 

@@ -16,14 +16,14 @@ from torch import nn
 
 from grainline.config import parse
 from grainline.data.dataset import TrainSet
-from grainline.data.sources.scenes import Scenes
+from grainline.data.scenes.source import Scenes
 from grainline.data.texts import TextsConfig
-from grainline.data.tokenizer import Tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.train.config import TrainConfig
-from grainline.train.log import read_log
-from grainline.train.loop import Run, train
+from grainline.training.config import TrainConfig
+from grainline.training.log import read_log
+from grainline.training.loop import Run, train
 
 CPU = torch.device("cpu")
 LIMIT = timedelta(seconds=120)  # for one exchange

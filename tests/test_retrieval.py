@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grainline.errors import UserError
-from grainline.evaluate.retrieval import chance_median, chance_recall, ranks
+from grainline.evaluation.ranks import chance_median, chance_recall, ranks
 
 
 def slow_ranks(score: list[list[float]], positive: list[list[bool]]) -> tuple[list[int], list[bool]]:

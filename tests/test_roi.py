@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grainline.nn.roi import CHUNK, roi_align
+from grainline.nn.pooling import CHUNK, roi_align
 
 
 def bilinear(field: np.ndarray, y: float, x: float) -> np.ndarray:

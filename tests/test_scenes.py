@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from grainline.data.formats.masks import run_lengths
+from grainline.data.formats.tars import Tars
 from grainline.data.record import Source
 from grainline.data.scenes import KINDS, SPLITS, held_out, label_map, picture, sample, tell, words, world
 from grainline.data.scenes.draw import COLOUR, PALE
 from grainline.data.scenes.export import export
 from grainline.data.scenes.phrases import an, split
+from grainline.data.scenes.source import Scenes, is_scenes, regions
 from grainline.data.scenes.world import COLOURS, HELD_OUT, PATTERNS, SHAPES, SIZES, Scene, Thing
-from grainline.data.sources.masks import run_lengths
-from grainline.data.sources.scenes import Scenes, is_scenes, regions
-from grainline.data.sources.tars import Tars
 from grainline.errors import UserError
 
 SCENES = {split: [sample(0, split, i) for i in range(300)] for split in SPLITS}

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grainline.errors import UserError
-from grainline.evaluate.retrieval import ranks
-from grainline.evaluate.score import SIDE, Scorer, pair_scores, retrieval_ranks, tile_side, topk
+from grainline.evaluation.ranks import ranks
+from grainline.evaluation.score import SIDE, Scorer, pair_scores, retrieval_ranks, tile_side, topk
 from grainline.types import Encoded, rows, same_image
 
 

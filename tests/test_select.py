@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from grainline.losses.noise import logistic
-from grainline.nn.relevance import Relevance, best_of
-from grainline.nn.select import (
+from grainline.nn.hashing import logistic
+from grainline.nn.selection import (
     Predictor,
+    Relevance,
     Slots,
     aggregated,
+    best_of,
     gumbel_st,
     hard_topk,
     kept_number,

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from grainline.config import override, parse
 from grainline.errors import UserError
-from grainline.losses.noise import logistic
-from grainline.methods import chosen, tiled
 from grainline.methods.laps import LAPS, LAPSConfig
+from grainline.methods.patch_selection import scoring, types
 from grainline.methods.seps import SEPS, SEPSConfig
-from grainline.train.step import step
+from grainline.nn.hashing import logistic
+from grainline.training.step import step
 from grainline.types import Clock, Encoded, Images, Pair, Texts, rows
 
 FINE = ("image.size=16", "keep=0.4", "aggregate=0.5")  # of 16 patches 7 stay, as 3 tokens
@@ -144,7 +144,7 @@ def looped(method: Any, a: Encoded, b: Encoded, clock: Clock | None = None) -> l
 def test_tiles_score_as_a_loop_over_pairs(
     changes: tuple[str, ...], room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(tiled.ROOM, "cpu", room)
+    monkeypatch.setitem(scoring.ROOM, "cpu", room)
     method = made(*changes)
     a, b = sides(method)
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_laps_is_sparse_selection_with_means_and_leaky_cosines(
     attention: str, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its code adds raw cosines with weight 1; these also weigh the patches that do not stay."""
-    monkeypatch.setitem(tiled.ROOM, "cpu", room)
+    monkeypatch.setitem(scoring.ROOM, "cpu", room)
     torch.manual_seed(0)
     changes = [] if attention == "raw" else ["attention=stretched"]
     method = LAPS(parse(LAPSConfig, override(TINY, [*FINE, *changes]), "test")).double()
@@ -227,7 +227,7 @@ def loss_of(method: SEPS, a: Encoded, b: Encoded, clock: Clock) -> Tensor:
 def test_gradients_of_the_pairs_that_count_are_those_of_all_pairs(
     changes: tuple[str, ...], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(tiled.ROOM, "cpu", 2000)
+    monkeypatch.setitem(scoring.ROOM, "cpu", 2000)
     method = made(*changes)
     images, texts = pictures()
     texts = rows(texts, texts.item >= 0)
@@ -353,7 +353,7 @@ def test_the_shares_that_stay_are_told() -> None:
         assert terms[name].weight is None
         assert 0 < share < 1
     assert float(terms["ratio"].mean.number) == 4 * 6  # pictures and texts that are no padding
-    assert chosen.BEHIND == 2
+    assert types.BEHIND == 2
 
 
 def test_sixteen_pairs_are_learnt_by_heart() -> None:

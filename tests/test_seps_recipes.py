@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from grainline.losses.triplet import keep_ratio
-from grainline.nn.select import kept_number, slot_number
-from grainline.recipe import names, read_recipe
+from grainline.nn.selection import kept_number, slot_number
+from grainline.training.recipe import names, read_recipe
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "sparse_only": {"branches": "sparse"},

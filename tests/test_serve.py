@@ -25,13 +25,12 @@ from runs import call, complaint
 from servers import PATIENCE, Gate, running, until
 
 from grainline.data.captions import sentences
-from grainline.index.answer import Answer, Options, as_json
-from grainline.index.folder import read_manifest, write_manifest
+from grainline.index.results import Answer, Options, as_json
 from grainline.index.search import Index, open_index
-from grainline.index.write import add, build, refresh, remove
-from grainline.web import run
-from grainline.web.batch import Batcher, Busy
-from grainline.web.engine import ByText, Engine
+from grainline.index.store import read_manifest, write_manifest
+from grainline.index.sync import add, build, refresh, remove
+from grainline.web import serve
+from grainline.web.engine import Batcher, Busy, ByText, Engine
 from grainline.web.guard import HEADERS
 from grainline.web.limits import CHARACTERS, HITS, Limits
 
@@ -665,7 +664,7 @@ def test_the_command_serves_until_ctrl_c(
 def test_without_the_extra_the_command_is_one_line(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run, "find_spec", lambda _: None)
+    monkeypatch.setattr(serve, "find_spec", lambda _: None)
     assert "pip install 'grainline[serve]'" in complaint(capsys, "serve", made / "index")
 
 
@@ -679,7 +678,8 @@ def test_mistakes_are_one_line(made: Path, tmp_path: Path, capsys: pytest.Captur
 
 def test_help_does_not_load_the_server() -> None:
     code = (
-        "import sys, grainline.cli; print([n for n in ('torch', 'fastapi', 'uvicorn') if n in sys.modules])"
+        "import sys, grainline.cli.main; "
+        "print([n for n in ('torch', 'fastapi', 'uvicorn') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -21,8 +21,8 @@ from runs import complaint
 from servers import PATIENCE, Gate, running, until
 
 from grainline.config import parse
-from grainline.index.write import build
-from grainline.web import connections, run
+from grainline.index.sync import build
+from grainline.web import serve, server
 from grainline.web.engine import Engine
 from grainline.web.guard import HEADERS
 from grainline.web.limits import Limits
@@ -193,7 +193,7 @@ def test_an_address_has_a_share_of_the_connections_and_gets_it_back(engine: Engi
 def test_of_connections_without_a_place_the_newest_stay(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "SPARE", 2)
+    monkeypatch.setattr(server, "SPARE", 2)
     with ExitStack() as stack:
         client = stack.enter_context(running(engine, Limits(connections=1, idle=FOREVER)))
         placed, oldest, *newer = [stack.enter_context(connected(client)) for _ in range(4)]
@@ -245,9 +245,9 @@ def test_files_that_may_be_open_are_asked_for() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
-        assert run.openable(80) == 80
-        assert run.openable(70) == 80  # what is there stays
-        assert run.openable(hard + 1) == hard if hard != resource.RLIM_INFINITY else True
+        assert serve.openable(80) == 80
+        assert serve.openable(70) == 80  # what is there stays
+        assert serve.openable(hard + 1) == hard if hard != resource.RLIM_INFINITY else True
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -259,7 +259,7 @@ import sys, time
 from pathlib import Path
 from grainline.web.engine import Engine
 from grainline.web.limits import Limits
-from grainline.web.run import serve
+from grainline.web.serve import serve
 real = Engine.answer
 def answer(engine, asked):
     print("asked", flush=True)

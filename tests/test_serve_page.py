@@ -26,14 +26,12 @@ from selenium.webdriver.remote.webelement import WebElement
 from servers import PATIENCE, running
 
 from grainline.data.captions import sentences
-from grainline.index.answer import Answer
+from grainline.index.results import Answer
 from grainline.index.search import Index
-from grainline.index.write import build, remove
-from grainline.nn.maps import on_grid
-from grainline.viz.heat import FLOOR, FULL, place
-from grainline.viz.overlay import overlay
-from grainline.web.batch import Batcher, Busy
-from grainline.web.engine import Engine
+from grainline.index.sync import build, remove
+from grainline.nn.upsample import FLOOR, FULL, on_grid, place
+from grainline.report.heatmap import overlay
+from grainline.web.engine import Batcher, Busy, Engine
 
 QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
 EVIL = "<img src=x onerror=alert(1)>"

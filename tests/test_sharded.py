@@ -21,20 +21,19 @@ from torch.distributed.tensor import DTensor
 
 from grainline.config import parse
 from grainline.data.dataset import TrainSet
-from grainline.data.sources.scenes import Scenes
+from grainline.data.scenes.source import Scenes
 from grainline.data.texts import TextsConfig
-from grainline.data.tokenizer import Tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.methods.base import Method
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.nn.layers import layer_lists
-from grainline.train.config import TrainConfig
-from grainline.train.log import read_log
-from grainline.train.loop import Run, Validation, train
-from grainline.train.optim import OptimizerConfig, build_optimizer
-from grainline.train.parallel import clip, part_of_batch, replicated, shard, whole
-from grainline.train.recompute import recompute_layers
-from grainline.train.step import Objective, step
+from grainline.nn.attention import layer_lists
+from grainline.training.config import TrainConfig
+from grainline.training.log import read_log
+from grainline.training.loop import Run, Validation, train
+from grainline.training.optim import OptimizerConfig, build_optimizer
+from grainline.training.parallel import clip, part_of_batch, replicated, shard, whole
+from grainline.training.step import Objective, recompute_layers, step
 from grainline.types import Images, Texts, concat, rows, to
 from grainline.weights import load_weights
 

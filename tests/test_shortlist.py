@@ -9,18 +9,17 @@ import torch
 from indexes import CONDITIONED, TEXTS, photos, saved, tiny_model
 from test_score import Dot, Late, duplicated, some
 
-from grainline.data.sources import open_source
+from grainline.data.open_source import open_source
 from grainline.errors import UserError
-from grainline.evaluate.against import against
-from grainline.evaluate.ask import ask, encoded, measured
-from grainline.evaluate.examples import Measured, by_picture, by_text
-from grainline.evaluate.outcome import Options
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.ranked import share_scored
-from grainline.evaluate.result import Result
-from grainline.evaluate.retrieval import chance_recall
-from grainline.evaluate.score import Scorer, retrieval_ranks
-from grainline.evaluate.shortlist import candidates, shortlist_ranks
+from grainline.evaluation.compare import against, pooled
+from grainline.evaluation.options import ask, encoded, measured
+from grainline.evaluation.outcome import Options
+from grainline.evaluation.pages.examples import Measured, by_picture, by_text
+from grainline.evaluation.ranks import chance_recall
+from grainline.evaluation.result import Result
+from grainline.evaluation.score import Scorer, retrieval_ranks
+from grainline.evaluation.shortlist import candidates, shortlist_ranks
+from grainline.evaluation.suites.retrieval import share_scored
 from grainline.model import Model
 from grainline.types import Encoded
 
@@ -240,8 +239,8 @@ def test_a_page_shows_candidates_of_the_shortlist_alone(model: Model, data: Path
 def test_a_full_result_can_be_compared_and_not_be_pooled_with_one_in_two_stages(
     model: Model, data: Path, tmp_path: Path
 ) -> None:
-    from grainline.evaluate.pool import pooled
-    from grainline.evaluate.result import write
+    from grainline.evaluation.compare import pooled
+    from grainline.evaluation.result import write
 
     full = asked(model, data, None).result
     write(full, tmp_path / "full.json")
@@ -278,7 +277,7 @@ def test_the_command_ranks_in_two_stages_and_refuses_vectors_before_it_encodes(
 ) -> None:
     import sys
 
-    from grainline.cli import main
+    from grainline.cli.main import main
 
     run, out = saved(model, tmp_path / "run"), tmp_path / "x.json"
     base = ["grainline", "evaluate", str(run), "--data", str(data), "--shortlist", "4"]

@@ -16,17 +16,15 @@ from test_viz import EVIL, Page
 from grainline.data.chunks import balanced_chunks
 from grainline.encoders.cast import segments
 from grainline.errors import UserError
-from grainline.evaluate.attention import looks, parts_of
-from grainline.evaluate.shown import TIMES, end_of_scale, mapped, refuse_unshown, segmentations, shown
+from grainline.evaluation.collectors.text_attention import looks, parts_of
+from grainline.evaluation.pages.shown import TIMES, end_of_scale, mapped, refuse_unshown, segmentations, shown
 from grainline.methods.base import Attending
 from grainline.methods.caft import CAFT
 from grainline.model import Model
+from grainline.report.heatmap import borders, enlarged, mean_colours, overlay, segmented
+from grainline.report.panels import PIXELS, UNDER, Panel, Shown, ramp, write_rows
+from grainline.report.png import DPI, LINE, MAPS_FOOT, MAPS_GAP, MAPS_HEAD, SIDE, SPACE
 from grainline.types import Images
-from grainline.viz.figure import DPI
-from grainline.viz.maps import FOOT, GAP, HEAD, LINE, SIDE, SPACE
-from grainline.viz.overlay import overlay
-from grainline.viz.segments import borders, enlarged, mean_colours, segmented
-from grainline.viz.shown import PIXELS, UNDER, Panel, Shown, ramp, write_rows
 
 Capture = pytest.CaptureFixture[str]
 CAFT_CHANGES = ("heads=2", "composer.depth=1", "composer.heads=2")
@@ -193,18 +191,18 @@ def test_the_figure_has_its_panels_where_they_belong(tmp_path: Path) -> None:
         figure = opened.convert("RGB")
     line = 2 * SPACE + LINE
     tall = line + SIDE + UNDER
-    assert figure.height == pytest.approx((HEAD + 3 * tall + FOOT) * DPI, abs=2)
+    assert figure.height == pytest.approx((MAPS_HEAD + 3 * tall + MAPS_FOOT) * DPI, abs=2)
 
     def at(column: int, row: int) -> tuple[int, ...]:
         x = SPACE + column * (SIDE + SPACE) + SIDE / 2
-        found = figure.getpixel((round(x * DPI), round((HEAD + row * tall + line + SIDE / 2) * DPI)))
+        found = figure.getpixel((round(x * DPI), round((MAPS_HEAD + row * tall + line + SIDE / 2) * DPI)))
         assert isinstance(found, tuple)
         return found
 
     assert [at(column, 0) for column in range(6)] == [panel.image.getpixel((0, 0)) for panel in panels[:6]]
     assert [at(1, 1), at(0, 2)] == [panel.image.getpixel((0, 0)) for panel in (panels[6], panels[2])]
     assert at(0, 1) == (255, 255, 255)
-    assert GAP > 0
+    assert MAPS_GAP > 0
     bar = np.asarray(ramp())[0].astype(int)
     assert np.abs(bar[0] - 255).max() <= 5
     assert (np.diff(bar[:, 2]) <= 0).all(), "from no colour to the full one"

@@ -20,25 +20,23 @@ from test_viz import Page
 from torch import Tensor
 
 from grainline.data.captions import sentences
-from grainline.data.parts import Parted
+from grainline.data.chunks import Parted
 from grainline.data.phrases.patterns import select, words_of
-from grainline.data.phrases.rules import Rules
+from grainline.data.phrases.providers import Rules
 from grainline.data.record import Record
 from grainline.errors import UserError
-from grainline.evaluate.against import against
-from grainline.evaluate.encode import Encodings, encode_source
-from grainline.evaluate.examples import Measured
-from grainline.evaluate.extremes import least_alike, most_alike
-from grainline.evaluate.intervals import interval
-from grainline.evaluate.outcome import Options
-from grainline.evaluate.own import NOTE, OWN_CAPTION, own_suite
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.result import Result, from_json, read, to_json
-from grainline.evaluate.retrieval import ranks
-from grainline.evaluate.seen import ALL_TEXTS, PHRASES, SENTENCES, Likenesses, Owned, seeing
-from grainline.evaluate.similarity import SIM, TEXTS, similarity_suite
-from grainline.evaluate.suite import retrieval_suite
-from grainline.evaluate.table import table
+from grainline.evaluation.collectors.seen import ALL_TEXTS, PHRASES, SENTENCES, Likenesses, Owned, seeing
+from grainline.evaluation.compare import against, pooled
+from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.intervals import interval
+from grainline.evaluation.outcome import Options
+from grainline.evaluation.pages.examples import Measured
+from grainline.evaluation.pages.extremes import least_alike, most_alike
+from grainline.evaluation.ranks import ranks
+from grainline.evaluation.result import Result, from_json, read, to_json
+from grainline.evaluation.suites.registry import retrieval_suite
+from grainline.evaluation.suites.similarity import NOTE, OWN_CAPTION, SIM, TEXTS, own_suite, similarity_suite
+from grainline.evaluation.table import table
 from grainline.methods.base import Seeing
 from grainline.model import load
 from grainline.types import Encoded, rows

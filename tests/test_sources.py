@@ -13,14 +13,14 @@ from PIL import Image
 
 from grainline.data.captions import sentences
 from grainline.data.check import check
+from grainline.data.formats.coco import CocoKarpathy, CocoVal2017
+from grainline.data.formats.common import expand
+from grainline.data.formats.folder import Folder, files_below
+from grainline.data.formats.parquet import Parquet
+from grainline.data.formats.table import Table
+from grainline.data.formats.tars import Tars
+from grainline.data.open_source import SOURCES, Joined, open_source, open_sources
 from grainline.data.record import Damaged, Source
-from grainline.data.sources import SOURCES, Joined, open_source, open_sources
-from grainline.data.sources.coco import CocoKarpathy, CocoVal2017
-from grainline.data.sources.folder import Folder, files_below
-from grainline.data.sources.parquet import Parquet
-from grainline.data.sources.paths import expand
-from grainline.data.sources.table import Table
-from grainline.data.sources.tars import Tars
 from grainline.errors import UserError
 
 
@@ -410,7 +410,7 @@ def test_scenes_are_opened_by_name_and_by_the_wanted_size() -> None:
 
 def test_exported_scenes_come_back_as_they_were(tmp_path: Path) -> None:
     from grainline.data.scenes.export import export
-    from grainline.data.sources.scenes import Scenes
+    from grainline.data.scenes.source import Scenes
 
     drawn = Scenes("scenes:dev?count=3&size=48&regions=1")
     export(drawn, tmp_path / "out", 2)

@@ -18,18 +18,17 @@ from test_zeroshot import Cosine, encoded
 from torch import Tensor
 
 from grainline.data.captions import sentences
-from grainline.data.parts import Parted
+from grainline.data.chunks import Parted
 from grainline.data.record import Record
 from grainline.errors import UserError
-from grainline.evaluate import noise
-from grainline.evaluate.against import against, noted
-from grainline.evaluate.encode import Encodings, encode_source
-from grainline.evaluate.intervals import interval
-from grainline.evaluate.noise import NOISY, PLAIN, SENTENCES, drawn, inserted, pool
-from grainline.evaluate.outcome import Options
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.result import Result, from_json, read, to_json
-from grainline.evaluate.stability import (
+from grainline.evaluation.collectors import subtexts as noise
+from grainline.evaluation.collectors.subtexts import NOISY, PLAIN, SENTENCES, drawn, inserted, pool
+from grainline.evaluation.compare import against, noted, pooled
+from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.intervals import interval
+from grainline.evaluation.outcome import Options
+from grainline.evaluation.result import Result, from_json, read, to_json
+from grainline.evaluation.suites.stability import (
     SSI,
     changes,
     concentration,
@@ -37,9 +36,9 @@ from grainline.evaluate.stability import (
     stability_suite,
     with_noise,
 )
-from grainline.evaluate.table import difference_table, table
-from grainline.experiment import run
-from grainline.recipe import read_recipe
+from grainline.evaluation.table import difference_table, table
+from grainline.training.recipe import read_recipe
+from grainline.training.run import run
 from grainline.types import Encoded
 
 Capture = pytest.CaptureFixture[str]

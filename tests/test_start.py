@@ -17,15 +17,7 @@ from PIL import Image
 from runs import call, complaint
 from torch import Tensor, nn
 
-from grainline.config import parse
-from grainline.encoders.pretrained import load_pretrained
-from grainline.encoders.pretrained.config import PretrainedImageConfig
-from grainline.errors import UserError
-from grainline.index.mark import fingerprint
-from grainline.methods import METHODS
-from grainline.model import Model, load
-from grainline.nn.scale import clamp_scales
-from grainline.start import (
+from grainline.build import (
     Description,
     Start,
     build,
@@ -34,6 +26,14 @@ from grainline.start import (
     start,
     write_description,
 )
+from grainline.config import parse
+from grainline.encoders.pretrained import load_pretrained
+from grainline.encoders.pretrained.config import PretrainedImageConfig
+from grainline.errors import UserError
+from grainline.index.reader import fingerprint
+from grainline.methods import METHODS
+from grainline.model import Model, load
+from grainline.nn.scale import clamp_scales
 
 Saved = Callable[[str], tuple[Path, Any]]
 TEXTS = [SENTENCE[:9], SENTENCE[15:40], "sleeps", "a sleeps by a red house"]
@@ -185,7 +185,7 @@ def test_a_side_may_name_another_checkpoint_than_the_shared_one(saved: Saved) ->
 
 
 def test_a_checkpoint_of_both_sides_is_read_once(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
-    from grainline import start as module
+    from grainline import build as module
 
     read: list[str] = []
     monkeypatch.setattr(
@@ -294,7 +294,7 @@ def test_a_description_from_scratch_begins_as_it_is() -> None:
 
 
 def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: Path) -> None:
-    from grainline.data.tokenizer import Tokenizer
+    from grainline.data.tokenizers.tokenizer import Tokenizer
 
     Tokenizer.train(["a b c d"] * 2, vocab=520).save(tmp_path)
     found = begun("clip", **both(saved("clip")[0]))

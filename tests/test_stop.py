@@ -11,8 +11,8 @@ from processes import together
 from runs import call, logged, recipe, steps_done
 from test_resume import ended, started
 
-from grainline.train import loop
-from grainline.train.checkpoint import newest, verify
+from grainline.training import loop
+from grainline.training.checkpoint import newest, verify
 
 LONG = ("train.steps=30", "train.save_every=25", "data.workers=2")
 WEIGHTS = "model.safetensors"
@@ -150,7 +150,7 @@ def test_two_processes_stop_after_the_same_step_when_one_gets_the_signal(tmp_pat
 
 
 def test_a_folder_in_use_ends_both_processes(tmp_path: Path) -> None:
-    from grainline.lock import one_writer
+    from grainline.files import one_writer
 
     out = tmp_path / "run"
     out.mkdir()

@@ -15,33 +15,39 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
+from grainline.data.open_source import open_source
 from grainline.data.record import Damaged, Foil, Record
-from grainline.data.sources import open_source
 from grainline.errors import UserError
-from grainline.evaluate.choices import Choice, Choices, Chosen
-from grainline.evaluate.encode import Captions, Encodings, encode_source
-from grainline.evaluate.expressions import MARKED_BY, Expression, Expressions, Pixels
-from grainline.evaluate.grouped import Grouped
-from grainline.evaluate.intervals import interval
-from grainline.evaluate.items import Items
-from grainline.evaluate.long import under
-from grainline.evaluate.looked import Looked
-from grainline.evaluate.noise import NOISY, PLAIN, Drawn, Noise
-from grainline.evaluate.outcome import Options, metrics_of
-from grainline.evaluate.pool import paired_test, pooled
-from grainline.evaluate.probes import choices
-from grainline.evaluate.protocols import coco_split, folds
-from grainline.evaluate.ranking import probe_cells, probes_suite
-from grainline.evaluate.regions import Counts, Question, Regions
-from grainline.evaluate.result import from_json, read, to_json, write
-from grainline.evaluate.retrieval import ranks
-from grainline.evaluate.seen import KINDS, Alike, Likeness
-from grainline.evaluate.subtexts import EACH, HALVES, THIRDS, Subtexts
-from grainline.evaluate.suite import CELLS, SUITES, retrieval_cells, retrieval_suite
-from grainline.evaluate.table import table
-from grainline.evaluate.trained import Overlap
-from grainline.evaluate.words import Token
-from grainline.evaluate.zeroshot import with_classes
+from grainline.evaluation.collectors.annotations import Token
+from grainline.evaluation.collectors.choices import Choice, Choices, Chosen
+from grainline.evaluation.collectors.expressions import MARKED_BY, Expression, Expressions, Pixels
+from grainline.evaluation.collectors.grouped import Grouped
+from grainline.evaluation.collectors.long import under
+from grainline.evaluation.collectors.probes import Items, choices
+from grainline.evaluation.collectors.regions import Counts, Question, Regions
+from grainline.evaluation.collectors.seen import KINDS, Alike, Likeness
+from grainline.evaluation.collectors.subtexts import (
+    EACH,
+    HALVES,
+    NOISY,
+    PLAIN,
+    THIRDS,
+    Drawn,
+    Noise,
+    Subtexts,
+)
+from grainline.evaluation.collectors.text_attention import Looked
+from grainline.evaluation.collectors.trained import Overlap
+from grainline.evaluation.compare import paired_test, pooled
+from grainline.evaluation.encode import Captions, Encodings, encode_source
+from grainline.evaluation.intervals import interval
+from grainline.evaluation.outcome import Options, metrics_of
+from grainline.evaluation.ranks import coco_split, folds, ranks
+from grainline.evaluation.result import from_json, read, to_json, write
+from grainline.evaluation.suites.ranking import probe_cells, probes_suite
+from grainline.evaluation.suites.registry import CELLS, SUITES, retrieval_cells, retrieval_suite
+from grainline.evaluation.suites.zeroshot import with_classes
+from grainline.evaluation.table import table
 from grainline.types import Encoded, Pair, same_image
 
 

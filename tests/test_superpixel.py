@@ -10,21 +10,27 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from grainline.encoders.pretrained.sfcn import read_sfcn
-from grainline.encoders.seeds import at_home
-from grainline.encoders.sfcn import SFCN, cells_of, folded
-from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
+from grainline.encoders.superpixels import (
+    SFCN,
+    SuperpixelConfig,
+    Superpixels,
+    at_home,
+    cells_of,
+    folded,
+    read_sfcn,
+)
 from grainline.errors import UserError
-from grainline.nn.kmeans import kmeans, lab
-from grainline.nn.reconstruction import reconstruction
-from grainline.nn.superpixel import (
+from grainline.nn.superpixels import (
     Cells,
     hard,
     inside,
+    kmeans,
+    lab,
     label_of,
     neighbour_of,
     one_hot,
     pool_cells,
+    reconstruction,
     square_grid,
 )
 from grainline.weights import load_weights, save_weights
@@ -272,7 +278,7 @@ def test_a_centre_without_pixels_keeps_its_place() -> None:
 
 
 def test_many_pictures_are_each_as_they_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grainline.nn.kmeans.CHUNK", 5)
+    monkeypatch.setattr("grainline.nn.superpixels.CHUNK", 5)
     pixels = torch.cat([picture(16, seed) for seed in range(6)])
     found = kmeans(pixels, 8, steps=3)
     assert len(found.label) == 12

@@ -10,22 +10,18 @@ from test_dataset import TOKENIZER
 from test_pack import Listed
 from torch import Tensor
 
-from grainline.cli import main
+from grainline.cli.main import main
 from grainline.config import parse
-from grainline.data.causes import MISSING_CAPTION
-from grainline.data.collate import collate
-from grainline.data.dataset import TrainSet
-from grainline.data.kept import digest
-from grainline.data.record import Record
-from grainline.data.sampler import Draw
-from grainline.data.sources import open_source
-from grainline.data.superpixels import StoredSuperpixels, make
+from grainline.data.batches import collate
+from grainline.data.cache import StoredSuperpixels, digest, make_superpixels
+from grainline.data.dataset import Draw, TrainSet
+from grainline.data.open_source import open_source
+from grainline.data.record import MISSING_CAPTION, Record
 from grainline.data.texts import TextsConfig
 from grainline.data.transforms import EvalTransform, SameTransform, TrainTransform
 from grainline.errors import UserError
-from grainline.nn.kmeans import kmeans
-from grainline.nn.superpixel import square_grid
-from grainline.recipe import DataConfig
+from grainline.nn.superpixels import kmeans, square_grid
+from grainline.training.recipe import DataConfig
 
 SCENES = "scenes:dev?count=5"
 SETTINGS = {"kind": "kmeans", "cell": 16, "compactness": 10.0, "steps": 10}
@@ -37,7 +33,7 @@ def segment(pixels: Tensor) -> Tensor:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grainline.data.kept.BATCH", 2)
+    monkeypatch.setattr("grainline.data.cache.BATCH", 2)
 
 
 def run(*arguments: str) -> int:
@@ -92,16 +88,16 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "maps"
     settings = {"size": 64, "settings": SETTINGS}
     with pytest.raises(KeyboardInterrupt):
-        make(source, dies, out, **settings)  # type: ignore[arg-type]
+        make_superpixels(source, dies, out, **settings)  # type: ignore[arg-type]
     assert not out.exists()
     with pytest.raises(UserError, match=r"was made with kind kmeans.*delete it"):
-        make(source, segment, out, size=64, settings=SETTINGS | {"steps": 3})
-    made = make(source, dies, out, size=64, settings=SETTINGS)
+        make_superpixels(source, segment, out, size=64, settings=SETTINGS | {"steps": 3})
+    made = make_superpixels(source, dies, out, size=64, settings=SETTINGS)
     assert (made.pictures, made.kept, made.skipped) == (5, 2, 0)
     assert calls == [2, 2, 2, 1]
-    again = make(source, dies, out, size=64, settings=SETTINGS)
+    again = make_superpixels(source, dies, out, size=64, settings=SETTINGS)
     assert (again.kept, len(calls)) == (5, 4)
-    whole = make(source, segment, tmp_path / "other", size=64, settings=SETTINGS)
+    whole = make_superpixels(source, segment, tmp_path / "other", size=64, settings=SETTINGS)
     assert whole.kept == 0
     codes = [np.load(folder / "neighbours.npy") for folder in (out, tmp_path / "other")]
     assert (codes[0] == codes[1]).all()
@@ -110,7 +106,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
 def test_records_without_a_picture_are_left_out_and_said(tmp_path: Path) -> None:
     picture = open_source(SCENES, size=64)[0].image
     listed = Listed([Record("a", picture, ("A.",)), MISSING_CAPTION, Record("c", picture, ("C.",))])
-    made = make(listed, segment, tmp_path / "maps", size=64, settings=SETTINGS)
+    made = make_superpixels(listed, segment, tmp_path / "maps", size=64, settings=SETTINGS)
     assert (made.pictures, made.skipped) == (2, 1)
     found = stored(tmp_path / "maps", listed)
     pixels = EvalTransform(64)(picture)[None]
@@ -125,7 +121,7 @@ def test_records_without_a_picture_are_left_out_and_said(tmp_path: Path) -> None
 def test_maps_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "maps"
     source = open_source(SCENES, size=64)
-    make(source, segment, out, size=64, settings=SETTINGS)
+    make_superpixels(source, segment, out, size=64, settings=SETTINGS)
     with pytest.raises(UserError, match="pictures of 64 pixels, and the model sees 32"):
         stored(out, source, 32)
     with pytest.raises(UserError, match=r"cell 16, .* and the model has .*cell 8"):

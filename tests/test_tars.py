@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from grainline.data.formats.tarindex import load_shard, members
+from grainline.data.formats.tars import Tars
+from grainline.data.open_source import open_source
 from grainline.data.record import Damaged, Source
-from grainline.data.sources import open_source
-from grainline.data.sources.tarindex import load_shard, members
-from grainline.data.sources.tars import Tars
 from grainline.errors import UserError
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

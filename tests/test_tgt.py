@@ -12,13 +12,11 @@ from make import CLOCK, VOCAB, batch, build
 from torch import Tensor, nn
 
 from grainline.config import parse
-from grainline.encoders.decoder import Decoder, DecoderConfig
-from grainline.encoders.grouper import Grouper, GrouperConfig
+from grainline.encoders.tgt_text import Decoder, DecoderConfig, Grouper, GrouperConfig
 from grainline.errors import UserError
-from grainline.lots import share_of
 from grainline.methods.base import Grouping
 from grainline.methods.tgt import TGT
-from grainline.nn.group import (
+from grainline.nn.grouping import (
     Assignment,
     GroupingBlock,
     gumbel,
@@ -26,9 +24,9 @@ from grainline.nn.group import (
     pooled_groups,
     soft_assignment,
 )
-from grainline.nn.noise import IMAGES, TEXTS, number_places, rows_of
-from grainline.train.optim import OptimizerConfig, Rule, build_optimizer, train_mode
-from grainline.train.step import Objective, cached_step, step
+from grainline.nn.hashing import IMAGES, TEXTS, number_places, rows_of, share_of
+from grainline.training.optim import OptimizerConfig, Rule, build_optimizer, train_mode
+from grainline.training.step import Objective, cached_step, step
 from grainline.types import Encoded, Images, Mean, Pair, Texts, rows
 
 RAW = torch.tensor([[[2.0, 0.0, 1.0], [0.0, 1.0, 3.0]]])  # two groups, three tokens

@@ -11,15 +11,14 @@ from runs import call, complaint, logged
 from safetensors.torch import load_file
 
 from grainline.data.chunks import cropped
-from grainline.data.dataset import TrainSet
+from grainline.data.dataset import Draw, TrainSet
+from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Damaged
-from grainline.data.sampler import Draw
-from grainline.data.sources import open_source, open_sources
 from grainline.data.texts import TextsConfig
-from grainline.data.tokenizer import Tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.model import load
-from grainline.recipe import names, read_recipe
+from grainline.training.recipe import names, read_recipe
 
 TEXTS = [
     "A dog runs over wet sand.", "Two men in green shirts stand in a yard.", "A girl climbs the stairs.",

@@ -23,9 +23,9 @@ import tokenizers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from grainline.data import bpe
 from grainline.data.captions import clean
-from grainline.data.tokenizer import Tokenizer, load_tokenizer
+from grainline.data.tokenizers import bpe
+from grainline.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from grainline.errors import UserError
 
 CORPUS = [
@@ -189,7 +189,7 @@ def test_training_gives_the_same_bytes_in_any_order_process_and_number_of_thread
     ]
     Tokenizer.train(texts, 600).save(tmp_path / "a")
     program = (
-        "import sys, json; from grainline.data.tokenizer import Tokenizer; "
+        "import sys, json; from grainline.data.tokenizers.tokenizer import Tokenizer; "
         "Tokenizer.train(iter(json.loads(sys.argv[1])), 600).save(sys.argv[2])"
     )
     random.Random(0).shuffle(texts)
@@ -268,14 +268,14 @@ def test_other_libraries_read_the_saved_file(toy: Tokenizer, tmp_path: Path) -> 
 
 def test_remembered_words_may_be_forgotten(toy: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = toy.encode(PROBES, 60)
-    monkeypatch.setattr("grainline.data.tokenizer._REMEMBERED", 5)
+    monkeypatch.setattr("grainline.data.tokenizers.tokenizer._REMEMBERED", 5)
     assert [toy.encode([text], 60).ids[0] for text in PROBES] == expected.ids
 
 
 def test_workers_encode_without_a_warning() -> None:
     program = """
 import multiprocessing
-from grainline.data.tokenizer import Tokenizer
+from grainline.data.tokenizers.tokenizer import Tokenizer
 toy = Tokenizer.train(["a dog on the sand"] * 3, 560)
 first = toy.encode(["a dog"] * 50, 9)
 with multiprocessing.get_context("fork").Pool(2) as pool:

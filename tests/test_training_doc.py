@@ -12,7 +12,7 @@ from grainline.methods import METHODS
 from grainline.methods.laps import LAPSConfig
 from grainline.methods.seps import SEPSConfig
 from grainline.methods.vse import VSEConfig
-from grainline.recipe import Recipe
+from grainline.training.recipe import Recipe
 
 PAGE = Path(__file__).parent.parent / "docs" / "training.md"
 OWN = ("image", "text", "width", "pretrained")  # fields of all towers

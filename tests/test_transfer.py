@@ -12,15 +12,15 @@ from runs import call, complaint
 from test_check import blocks
 from test_viz import Page
 
-from grainline.data.sources import open_source, open_sources
+from grainline.data.open_source import open_source, open_sources
 from grainline.errors import UserError
-from grainline.evaluate.ask import ask, encoded, measured, with_files
-from grainline.evaluate.encode import encode_source
-from grainline.evaluate.outcome import Options
-from grainline.evaluate.result import Result, read
-from grainline.evaluate.suite import retrieval_suite
-from grainline.evaluate.trained import overlap, taught
-from grainline.evaluate.transfer import transfer_suite
+from grainline.evaluation.collectors.trained import overlap, taught
+from grainline.evaluation.encode import encode_source
+from grainline.evaluation.options import ask, encoded, measured, with_files
+from grainline.evaluation.outcome import Options
+from grainline.evaluation.result import Result, read
+from grainline.evaluation.suites.registry import retrieval_suite
+from grainline.evaluation.suites.transfer import transfer_suite
 from grainline.model import Model
 
 Capture = pytest.CaptureFixture[str]
@@ -121,7 +121,7 @@ def test_crops_of_training_images_are_counted_apart_and_named(
         note.startswith("1 of 5 pictures look like crops or smaller copies of training images")
         for note in result.notes
     )
-    monkeypatch.setattr("grainline.evaluate.trained.LIMIT", 4)
+    monkeypatch.setattr("grainline.evaluation.collectors.trained.LIMIT", 4)
     assert compared(run, str(test)).unlike == 1
     assert any(
         "1 training images were compared by their bytes alone" in note
@@ -161,7 +161,7 @@ def test_the_data_of_training_are_refused(kind: str, tmp_path: Path) -> None:
 
 def test_scenes_are_compared_by_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(tmp_path / "run", data={"paths": ["scenes:train?count=9"]})
-    monkeypatch.setattr("grainline.data.sources.scenes.picture", None)  # nothing is drawn
+    monkeypatch.setattr("grainline.data.scenes.source.picture", None)  # nothing is drawn
     for same in ("scenes:train?count=9", "scenes:train?count=9&size=64", "scenes:train?count=5"):
         with pytest.raises(UserError, match=r"is what .* was trained on"):
             compared(run, same)

@@ -9,8 +9,8 @@ from grainline.config import override, parse
 from grainline.errors import UserError
 from grainline.losses.triplet import keep_ratio, touched, triplet
 from grainline.methods import METHODS
-from grainline.methods.triplets import Rule, TripletsConfig, both_triplets
-from grainline.train.schedule import StepDecay, rate
+from grainline.methods.shared import Rule, TripletsConfig, both_triplets
+from grainline.training.schedule import StepDecay, rate
 from grainline.types import Clock, Encoded, Pair
 
 SCORE = torch.tensor([[0.8, 0.7, 0.75], [0.65, 0.9, 0.2], [0.7, 0.75, 0.6]])

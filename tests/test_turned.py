@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from grainline.methods import tiled, turned
-from grainline.methods.chosen import Choice, Told, by_length, drawn, told_of
-from grainline.methods.selecting import Selector
-from grainline.methods.turned import Turned, pays
-from grainline.nn.pool import unit
+from grainline.methods.patch_selection import fast_cosines, scoring
+from grainline.methods.patch_selection.fast_cosines import Turned, pays
+from grainline.methods.patch_selection.selector import Selector
+from grainline.methods.patch_selection.types import Choice, Told, by_length, drawn, told_of
+from grainline.nn.pooling import unit
 from grainline.types import Clock, Encoded, rows
 
 PATCHES, WIDTH = 12, 32
@@ -75,12 +75,12 @@ def test_cosines_are_those_of_tokens_that_a_loop_makes(branches: str) -> None:
 def test_scores_of_many_texts_are_those_of_tiles(
     branches: str, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(tiled.ROOM, "cpu", room)
+    monkeypatch.setitem(scoring.ROOM, "cpu", room)
     for dtype, error in ((torch.float64, 1e-11), (torch.float32, 1e-5)):
         selector, (images, texts) = made(branches, dtype), sides(dtype=dtype)
         expected = tiles(selector, images, texts)[:, :-1]
         for one in (images, selector.held(images)):
-            found = tiled.score(selector, one, texts)
+            found = scoring.score(selector, one, texts)
             assert found.isfinite().all()
             torch.testing.assert_close(found[:, :-1], expected, rtol=error, atol=error)
 
@@ -90,10 +90,10 @@ def test_many_texts_are_turned_and_few_are_not(monkeypatch: pytest.MonkeyPatch) 
     asked = []
     whole = Turned.cosines
     monkeypatch.setattr(Turned, "cosines", lambda *x: asked.append(len(x[1])) or whole(*x))
-    tiled.score(selector, images, rows(texts, slice(0, turned.MANY - 1)))
+    scoring.score(selector, images, rows(texts, slice(0, fast_cosines.MANY - 1)))
     assert asked == []
-    tiled.score(selector, images, rows(texts, slice(0, turned.MANY)))
-    assert sum(asked) == turned.MANY
+    scoring.score(selector, images, rows(texts, slice(0, fast_cosines.MANY)))
+    assert sum(asked) == fast_cosines.MANY
 
 
 def test_texts_of_many_words_are_not_turned() -> None:
@@ -105,7 +105,7 @@ def test_texts_of_many_words_are_not_turned() -> None:
     assert not pays(seen, long)
 
 
-@pytest.mark.parametrize("far", [turned.SPREAD * 1.1, 500.0])
+@pytest.mark.parametrize("far", [fast_cosines.SPREAD * 1.1, 500.0])
 def test_logits_far_apart_are_left_to_the_exact_softmax(far: float) -> None:
     """The best patch of a slot is dropped by some texts: what remains of the others would be 0 in float32."""
     selector, (images, texts) = made("sparse", torch.float32), sides(dtype=torch.float32)
@@ -118,19 +118,19 @@ def test_logits_far_apart_are_left_to_the_exact_softmax(far: float) -> None:
     with torch.no_grad():
         expected = selector.tile(apart, told, selector.top)
     torch.testing.assert_close(
-        tiled.scores(selector, apart, told, selector.top)[:, :-1], expected[:, :-1], atol=1e-5, rtol=1e-5
+        scoring.scores(selector, apart, told, selector.top)[:, :-1], expected[:, :-1], atol=1e-5, rtol=1e-5
     )
 
 
 def test_the_widest_logits_that_are_turned_hold_the_tolerance() -> None:
     selector, (images, texts) = made("sparse", torch.float32), sides(dtype=torch.float32)
     seen, told = selector.unpacked(images), told_of(texts)
-    top = torch.where(torch.arange(PATCHES) == 3, turned.SPREAD - 1, seen.logits.clamp(-0.5, 0.5))
+    top = torch.where(torch.arange(PATCHES) == 3, fast_cosines.SPREAD - 1, seen.logits.clamp(-0.5, 0.5))
     seen = seen._replace(logits=top)
     assert pays(seen, told)
     with torch.no_grad():
         expected = selector.tile(seen, told, selector.top)
-    found = tiled.scores(selector, seen, told, selector.top)
+    found = scoring.scores(selector, seen, told, selector.top)
     torch.testing.assert_close(found[:, :-1], expected[:, :-1], atol=1e-5, rtol=1e-5)
 
 
@@ -160,10 +160,10 @@ def test_lots_fall_on_pairs_whatever_stands_beside_them() -> None:
     with torch.no_grad():
         seen = selector.seen(images, selector.top)
     told = told_of(texts)
-    found = tiled.scores(selector, seen, told, decide)
+    found = scoring.scores(selector, seen, told, decide)
     torch.testing.assert_close(found[:, :-1], expected[:, :-1], rtol=1e-11, atol=1e-11)
     order = torch.randperm(11, generator=torch.Generator().manual_seed(5))
-    mixed = tiled.scores(selector, seen, Told(*(x[:, order] for x in told)), decide)
+    mixed = scoring.scores(selector, seen, Told(*(x[:, order] for x in told)), decide)
     keep = order != 10
     torch.testing.assert_close(mixed[:, keep], expected[:, order[keep]], rtol=1e-11, atol=1e-11)
 
@@ -172,9 +172,9 @@ def test_half_precision_counts_in_float32() -> None:
     selector, (images, texts) = made(dtype=torch.float32), sides(dtype=torch.float32)
     half = [x._replace(vector=x.vector.bfloat16(), tokens=x.tokens.bfloat16()) for x in (images, texts)]
     again = [x._replace(vector=x.vector.float(), tokens=x.tokens.float()) for x in half]
-    found = tiled.score(selector, *half)
+    found = scoring.score(selector, *half)
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found[:, :-1], tiled.score(selector, *again)[:, :-1])
+    torch.testing.assert_close(found[:, :-1], scoring.score(selector, *again)[:, :-1])
 
 
 def test_texts_of_a_part_are_alike_in_length_and_lose_what_none_of_them_has() -> None:

@@ -13,8 +13,8 @@ from processes import exit_codes, free_port, start_ranks
 from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 
-from grainline.dist import average, finish, gather
-from grainline.train.step import Objective, step
+from grainline.distributed import average, finish, gather
+from grainline.training.step import Objective, step
 from grainline.types import Encoded, Images, Mean, Texts, rows
 
 KINDS = {"whole": None, "cached": 3}

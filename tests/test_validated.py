@@ -7,8 +7,8 @@ import pytest
 from indexes import TEXTS, photos, saved, texts, tiny_model
 from runs import call
 
-from grainline.evaluate.result import Metric, Result, write
-from grainline.evaluate.validated import validated
+from grainline.evaluation.result import Metric, Result, write
+from grainline.evaluation.validated import validated
 from grainline.index.search import open_index
 
 WEAK = (
@@ -83,7 +83,7 @@ def test_the_server_says_it(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("fastapi")
     from starlette.testclient import TestClient
 
-    from grainline.index.write import build
+    from grainline.index.sync import build
     from grainline.web.app import Server
     from grainline.web.engine import Engine
     from grainline.web.limits import Limits

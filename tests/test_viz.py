@@ -12,17 +12,14 @@ import torch
 from PIL import Image
 
 from grainline.errors import UserError
-from grainline.evaluate.result import Metric, Result, now, versions
-from grainline.nn.maps import on_grid
-from grainline.viz.charts import POINTS, Chart, Series, line_chart, ticks, whisker
-from grainline.viz.classes import Classified, Confusion, classified, confusions
-from grainline.viz.found import Answered, Found, answered
-from grainline.viz.heat import contrast, place
-from grainline.viz.look import Look, Told, look
-from grainline.viz.marked import marked
-from grainline.viz.overlay import colours, limit_of, overlay, scale_bar
-from grainline.viz.page import TEMPLATES, Gone, Section, facts, notes, render_page, summary, write_page
-from grainline.viz.report import Comparison, Example, Hit, charts, comparisons, examples, table
+from grainline.evaluation.result import Metric, Result, now, versions
+from grainline.evaluation.suites.zeroshot import Classified, Confusion, classified, confusion_table
+from grainline.nn.upsample import contrast, on_grid, place
+from grainline.report.case import Answered, Found, Look, Told, answered, look, marked
+from grainline.report.charts import POINTS, Chart, Series, line_chart, ticks, whisker
+from grainline.report.heatmap import colours, limit_of, overlay, scale_bar
+from grainline.report.page import TEMPLATES, Gone, Section, facts, notes, render_page, summary, write_page
+from grainline.report.table import Comparison, Example, Hit, charts, comparisons, examples, table
 
 STYLE = (TEMPLATES / "style.css").read_text()
 LIGHT, DARK = re.findall(r":root {\s*([^}]*?) }", STYLE)
@@ -368,7 +365,10 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
     ]
     sections = [
         Section(text, table(result(text)) + charts(drawn), text),
-        Section("Classes", classified(judged) + confusions([Confusion(text, other, 3, 4)]) + confusions([])),
+        Section(
+            "Classes",
+            classified(judged) + confusion_table([Confusion(text, other, 3, 4)]) + confusion_table([]),
+        ),
         Section("Examples", examples(shown, "t") + comparisons(pairs)),
         answered(Answered(text * 9, None, True, [text], found), 1),
         answered(Answered(text, picture, False, [], [Found(text, 0.5, 0.6, False, Look(picture, text))]), 2),

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grainline.losses import vocabulary
-from grainline.losses.vocabulary import vocabulary_loss
+from grainline.losses.tiled import vocabulary
+from grainline.losses.tiled.vocabulary import vocabulary_loss
 
 
 class Watch(TorchDispatchMode):

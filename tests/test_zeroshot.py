@@ -16,19 +16,17 @@ from rich.console import Console
 from runs import call, complaint, recipe
 from torch import Tensor
 
-from grainline.data.sources import open_source
+from grainline.data.open_source import open_source
 from grainline.errors import UserError
-from grainline.evaluate.against import against, noted
-from grainline.evaluate.classes import TEMPLATES, number_classes, read_classes, read_templates
-from grainline.evaluate.encode import Encodings, encode_source
-from grainline.evaluate.intervals import Interval, interval, replicates, replicates_of_classes, wilson
-from grainline.evaluate.outcome import Options, metrics_of
-from grainline.evaluate.pool import pooled
-from grainline.evaluate.ranking import probes_suite
-from grainline.evaluate.result import Result, from_json, read, to_json, write
-from grainline.evaluate.suite import retrieval_suite
-from grainline.evaluate.table import difference_table, table
-from grainline.evaluate.zeroshot import (
+from grainline.evaluation.collectors.classes import TEMPLATES, number_classes, read_classes, read_templates
+from grainline.evaluation.compare import against, noted, pooled
+from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.intervals import Interval, interval, replicates, replicates_of_classes, wilson
+from grainline.evaluation.outcome import Options, metrics_of
+from grainline.evaluation.result import Result, from_json, read, to_json, write
+from grainline.evaluation.suites.ranking import probes_suite
+from grainline.evaluation.suites.registry import retrieval_suite
+from grainline.evaluation.suites.zeroshot import (
     ENTRY,
     PER_CLASS,
     confusions,
@@ -38,10 +36,11 @@ from grainline.evaluate.zeroshot import (
     zeroshot_cells,
     zeroshot_suite,
 )
-from grainline.experiment import run
+from grainline.evaluation.table import difference_table, table
+from grainline.fingerprint import fingerprint
 from grainline.model import load
-from grainline.origin import fingerprint
-from grainline.recipe import read_recipe
+from grainline.training.recipe import read_recipe
+from grainline.training.run import run
 from grainline.types import Encoded
 
 Capture = pytest.CaptureFixture[str]
@@ -252,7 +251,7 @@ def test_resamples_of_classes_are_those_of_the_loops(monkeypatch: pytest.MonkeyP
     chosen = np.random.default_rng(1).integers(0, 7, size=(50, 7)).tolist()
     wanted = [classes_by_loops(values.tolist(), classes.tolist(), one) for one in chosen]
     np.testing.assert_allclose(drawn, wanted)
-    monkeypatch.setattr("grainline.evaluate.intervals.CHUNK", 12)
+    monkeypatch.setattr("grainline.evaluation.intervals.CHUNK", 12)
     assert replicates_of_classes(values, classes, resamples=501, seed=1).shape == (501,), "in blocks"
 
 

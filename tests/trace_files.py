@@ -59,11 +59,10 @@ RECIPE = {
 
 def samples(run: Path) -> Callable[[int], Any]:
     """A function that makes the texts of a record, given by its number: the caption and two sentences."""
-    from grainline.data.dataset import TrainSet
+    from grainline.data.dataset import Draw, TrainSet
     from grainline.data.record import Record
-    from grainline.data.sampler import Draw
     from grainline.data.texts import TextsConfig
-    from grainline.data.tokenizer import read_tokenizer
+    from grainline.data.tokenizers.tokenizer import read_tokenizer
 
     class NoImage:
         """In the place of the crop: this task is about texts."""

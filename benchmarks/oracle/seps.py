@@ -23,10 +23,10 @@ from torch import Tensor
 
 from grainline import load
 from grainline.data.descriptions import Descriptions
-from grainline.data.sources import open_sources
+from grainline.data.open_source import open_sources
 from grainline.errors import UserError
-from grainline.evaluate.encode import encode_source
-from grainline.evaluate.retrieval import ranks
+from grainline.evaluation.encode import encode_source
+from grainline.evaluation.ranks import ranks
 
 DEPTHS = (1, 3, 5, 10)
 HONEST, ALONE, ADDED = "captions", "descriptions (oracle)", "both (oracle)"

@@ -1,33 +1,159 @@
-"""From a source of records to samples ready for a batch: picture cropped, texts chosen and tokenised.
+"""From a source of records to training samples, and which samples stand in which batch.
 
 Everything random is a function of (seed, epoch, index of the picture), never of the worker, the rank or the
 order of calls: any number of processes makes the same samples, and a resumed run goes on with the same ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from grainline.data.altered import encode_altered
 from grainline.data.captions import sentences
-from grainline.data.causes import MISSING_CAPTION
-from grainline.data.chunks import Chunking, cropped, loose_caption, random_chunks
-from grainline.data.grains import Grains, grains
-from grainline.data.parts import Parted, encode_parts, encode_told, windows
+from grainline.data.chunks import (
+    Chunking,
+    Parted,
+    cropped,
+    encode_parts,
+    encode_told,
+    loose_caption,
+    random_chunks,
+    windows,
+)
 from grainline.data.phrases.base import Provider
-from grainline.data.phrases.providers import open_provider
-from grainline.data.phrases.rules import Rules
-from grainline.data.record import Damaged, Record, Source, as_sentences
-from grainline.data.sampler import Draw
-from grainline.data.texts import TextsConfig, choose, foil_pairs
-from grainline.data.tokenized import TextTokenizer
+from grainline.data.phrases.providers import Rules, open_provider
+from grainline.data.record import MISSING_CAPTION, Damaged, Record, Source, as_sentences
+from grainline.data.texts import Grains, TextsConfig, choose, foil_pairs, grains
+from grainline.data.tokenizers.tokenized import Hiding, TextTokenizer, check_context
 from grainline.data.transforms import Crop
-from grainline.errors import UserError
+from grainline.errors import UserError, amount
 from grainline.types import CAPTION, FOIL, LOOSE, PHRASE, SENTENCE
-from grainline.wording import amount
+
+# Captions of training with some of their words altered, so that no single word is enough to find a picture.
+#
+# Each word, with a chance of its own, is hidden, replaced or deleted, as in LAPS and SEPS. A word is what the
+# tokenizer reads as one (`TextTokenizer.words`), and its pieces share its fate:
+#   50 %  each piece becomes the mask
+#   10 %  each piece becomes any piece of the vocabulary that is no special token
+#   40 %  it goes
+# With a tokenizer that has no mask an altered word always goes. In CLIP's the name of one would be read as
+# several words, and found by a look-up as the unknown token, which there ends the text.
+#
+# What the papers leave open: one word at least stays as it is, and what goes makes room before a text is cut.
+
+
+_HIDDEN, _REPLACED = 0.5, 0.1  # of the words that are altered; the others go
+
+
+def altered(words: Sequence[list[int]], share: float, hiding: Hiding | None, rng: Random) -> list[list[int]]:
+    """The ids of words, each altered with a chance of `share`, but one at least as it was.
+
+    hiding  what may stand in place of a word; None: an altered word goes
+
+    >>> altered([[7], [8, 9]], 1.0, None, Random(0)), altered([[7], [8, 9]], 0.0, None, Random(0))
+    ([[], [8, 9]], [[7], [8, 9]])
+    """
+    touched = [rng.random() < share for _ in words]
+    if words and all(touched):
+        touched[rng.randrange(len(words))] = False
+    return [_other(word, hiding, rng) if one else word for word, one in zip(words, touched, strict=True)]
+
+
+def encode_altered(
+    tokenizer: TextTokenizer, texts: Sequence[str], context: int, share: float, rng: Random
+) -> Parted:
+    """Encoded texts of one part of at most `context` tokens, their words altered as above; the rest is cut.
+
+    With share 0 the same as `encode_parts` of one part.
+    """
+    check_context(context, tokenizer.around)
+    room = context - tokenizer.around
+    head = [] if tokenizer.begin is None else [tokenizer.begin]
+    tail = [] if tokenizer.end is None else [tokenizer.end]
+    said = [
+        [piece for word in altered(tokenizer.words(text), share, tokenizer.hiding, rng) for piece in word]
+        for text in texts
+    ]
+    return Parted([[[*head, *one[:room], *tail]] for one in said], [max(len(one) - room, 0) for one in said])
+
+
+def _other(word: list[int], hiding: Hiding | None, rng: Random) -> list[int]:
+    if hiding is None:
+        return []
+    drawn = rng.random()
+    if drawn < _HIDDEN:
+        return [hiding.mask] * len(word)
+    return rng.choices(hiding.pieces, k=len(word)) if drawn < _HIDDEN + _REPLACED else []
+
+
+# Which pictures stand in which batch: a pure function of (seed, step), so that resuming costs nothing.
+
+
+class Draw(NamedTuple):
+    """One place in the endless stream of shuffled epochs."""
+
+    position: int  # in the whole run, over all ranks
+    epoch: int
+    picture: int  # its place in the source
+
+
+class Batches:
+    """This rank's share of every global batch from one step of the run to another.
+
+    Epochs follow one another without a gap, each a permutation of its own (without `reshuffle` all the same
+    one), and no picture is left out at their ends: a batch that lies across two epochs may hold a picture
+    twice, which losses tell by its id.
+    A rank takes a contiguous share of each batch, so W processes of B / W pictures see what one of B sees.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        batch: int,
+        seed: int,
+        steps: range,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        reshuffle: bool = True,
+    ) -> None:
+        """length pictures in all, `batch` of them a step over all ranks, for each step in `steps`."""
+        if batch % world_size:
+            raise ValueError(f"a batch of {batch} cannot be shared by {world_size} processes")
+        self.length, self.batch, self.seed, self.steps = length, batch, seed, steps
+        self.rank, self.share, self.reshuffle = rank, batch // world_size, reshuffle
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        for step in self.steps:
+            first = step * self.batch + self.rank * self.share
+            yield [self._draw(position) for position in range(first, first + self.share)]
+
+    def _draw(self, position: int) -> Draw:
+        epoch, place = divmod(position, self.length)
+        if epoch != self._epoch:
+            order = permutation(self.length, self.seed, epoch if self.reshuffle else 0)
+            self._epoch, self._order = epoch, order
+        return Draw(position, epoch, int(self._order[place]))
+
+
+def permutation(length: int, seed: int, epoch: int) -> torch.Tensor:
+    """The order of one epoch: [length] int64.
+
+    >>> first, later, other = (permutation(9, seed, epoch) for seed, epoch in ((1, 0), (1, 1), (2, 0)))
+    >>> torch.equal(first, later), torch.equal(first, other)
+    (False, False)
+    """
+    # Mixed into 32 bits here: of a larger seed torch's generator would drop the upper ones without a word.
+    mixed = Random(f"{seed}/{epoch}").getrandbits(32)
+    generator = torch.Generator().manual_seed(mixed)
+    return torch.randperm(length, generator=generator)
 
 
 class Text(NamedTuple):

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from grainline.data.causes import DAMAGED_IMAGE
-from grainline.data.record import Damaged, Record
+from grainline.data.record import DAMAGED_IMAGE, Damaged, Record
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """What is read, whatever a file is called. Pillow knows more, and starts Ghostscript for EPS."""

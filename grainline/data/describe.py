@@ -17,17 +17,15 @@ from typing import Any, NamedTuple, Protocol
 from PIL import Image
 
 from grainline.data.captions import sentences
-from grainline.data.causes import MISSING_CAPTION
 from grainline.data.decode import decode
 from grainline.data.descriptions import FORMAT, OWN, header
+from grainline.data.formats.common import LONG_FIELDS, said
+from grainline.data.formats.table import COLUMNS, Row, fields_of, read_rows
 from grainline.data.lines import as_line, completing, require_same, told_of_skipped
-from grainline.data.record import Damaged, Record, Source, as_sentences
-from grainline.data.sources import open_source
-from grainline.data.sources.common import LONG_FIELDS, said
-from grainline.data.sources.table import COLUMNS, Row, fields_of, read_rows
-from grainline.errors import UserError
+from grainline.data.open_source import open_source
+from grainline.data.record import MISSING_CAPTION, Damaged, Record, Source, as_sentences
+from grainline.errors import UserError, amount
 from grainline.files import reason, remedy
-from grainline.wording import amount
 
 EMPTY = "nothing was said"
 TABLES = (".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv", ".json")

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grainline.data.formats.joined import Over
+from grainline.data.formats.plain import parse_json, read_plain, regular, text_of
 from grainline.data.record import Record, Source
-from grainline.data.sources.joined import Over
-from grainline.data.sources.plain import parse_json, read_plain, regular, text_of
 from grainline.errors import UserError
 from grainline.files import reason
 

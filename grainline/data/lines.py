@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from grainline.errors import UserError
+from grainline.errors import UserError, there_before
 from grainline.files import sync
-from grainline.wording import there_before
 
 
 @contextmanager

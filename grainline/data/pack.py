@@ -8,24 +8,47 @@ when it is complete, and its line when it is on the disk: a run that was killed 
 that has no line. The lines stand in pack.jsonl.partial until the last tar is done.
 """
 
+import io
 import json
 import os
+import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grainline.data.causes import MISSING_CAPTION
 from grainline.data.decode import as_png, decode
+from grainline.data.formats.masks import run_lengths
+from grainline.data.formats.tarindex import HEADER, load_shard, quoted
 from grainline.data.lines import as_line, require_same, resuming
-from grainline.data.record import Damaged, Record, Region, Source
-from grainline.data.shards import write_shard
-from grainline.data.sources.masks import run_lengths
-from grainline.data.sources.tarindex import load_shard
-from grainline.data.sources.tarkeys import HEADER, quoted
-from grainline.errors import UserError
-from grainline.files import reason, remedy, sync
-from grainline.wording import amount, there_before
+from grainline.data.record import MISSING_CAPTION, Damaged, Record, Region, Source
+from grainline.errors import UserError, amount, there_before
+from grainline.files import aside, discard, put, reason, remedy, sync
+
+# Tars that are whole or not there, equal bytes for equal content.
+
+
+def write_shard(
+    path: Path, files: Iterable[tuple[str, bytes]], header: Mapping[str, str] | None = None
+) -> None:
+    """Write names with their bytes, in order, without times and owners. OSError leaves what was there.
+
+    header  what the tar says of all its members, in a global header of POSIX
+    """
+    try:
+        with aside(path).open("wb") as draft:
+            headers = dict(header or {})
+            with tarfile.open(fileobj=draft, mode="w", format=tarfile.PAX_FORMAT, pax_headers=headers) as tar:
+                for name, data in files:
+                    member = tarfile.TarInfo(name)
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+            draft.flush()
+            os.fsync(draft.fileno())
+        put(path)
+    finally:
+        discard(aside(path))
+
 
 FORMAT = 1
 LOG = "pack.jsonl"
@@ -147,7 +170,7 @@ class _Writer:
 
 
 def fields_of(record: Record) -> dict[str, Any]:
-    """What a record says of its picture, in the fields of grainline.data.sources.common.
+    """What a record says of its picture, in the fields of grainline.data.formats.common.
 
     >>> fields_of(Record("a", b"", ("A dog.",), "A wet dog runs."))
     {'captions': ['A dog.'], 'long': 'A wet dog runs.'}

@@ -32,7 +32,7 @@ class TextTokens(NamedTuple):
 class Layered(nn.Module):
     """Abstract: an encoder of layers one after the other that says where its other parts stand.
 
-    Every parameter of a subclass is in its one list of layers (`nn.layers`), or in a part named here.
+    Every parameter of a subclass is in its one list of layers (`nn.attention`), or in a part named here.
     Fine-tuning reads it: rates that fall with depth, and adapters.
     """
 

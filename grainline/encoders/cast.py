@@ -19,9 +19,9 @@ from grainline.config import Config
 from grainline.encoders.base import ImageTokens, Layered
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.encoders.vit import Colour, normalised, waves
-from grainline.nn.block import PROJECTIONS, Stack
+from grainline.nn.attention import PROJECTIONS, Stack
 from grainline.nn.grouping import GraphPool
-from grainline.nn.superpixel import one_hot, pool_cells
+from grainline.nn.superpixels import one_hot, pool_cells
 
 SIZES: dict[str, dict[str, Any]] = {
     "toy": {"width": 32, "heads": 2, "depths": (1, 1, 1, 1)},
@@ -162,7 +162,7 @@ class Cast(Layered):
         """Pictures to tokens. No value is read by the host.
 
         pixels   [N, 3, S, S] uint8 or float
-        regions  [N, S, S] int64 superpixels that are known already, under the contract of `nn.superpixel`
+        regions  [N, S, S] int64 superpixels that are known already, under the contract of `nn.superpixels`
         """
         label = self.superpixels(pixels).label if regions is None else regions
         tokens, mask = self.superpixel_tokens(pixels, label)

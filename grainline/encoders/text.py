@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from grainline.config import Config
 from grainline.encoders.base import Layered, TextTokens
-from grainline.nn.block import PROJECTIONS, Stack
-from grainline.nn.noise import some_rows
-from grainline.nn.pool import mean_pool
-from grainline.nn.static import is_static
+from grainline.nn.attention import PROJECTIONS, Stack
+from grainline.nn.hashing import some_rows
+from grainline.nn.pooling import mean_pool
+from grainline.nn.runtime import is_static
 
 SIZES: dict[str, dict[str, int]] = {
     "toy": {"width": 32, "depth": 1, "heads": 2},

@@ -10,14 +10,14 @@ from grainline.config import Config
 from grainline.encoders.base import ImageTokens
 from grainline.encoders.cast import SIZES as CAST_SIZES
 from grainline.encoders.cast import Cast, CastConfig, segments
-from grainline.encoders.grouper import Grouper, GrouperConfig
 from grainline.encoders.pretrained import Pretrained, build_pretrained
 from grainline.encoders.pretrained.adapters import CLASSED, ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.build import is_vector, space_of
 from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig, is_pretrained
 from grainline.encoders.text import TextConfig, TextTransformer
+from grainline.encoders.tgt_text import Grouper, GrouperConfig
 from grainline.encoders.vit import ViT, ViTConfig
-from grainline.nn.pool import unit
+from grainline.nn.pooling import unit
 from grainline.types import Encoded, Images, Texts, full
 
 WIDTH = 512  # of the shared space, where neither the config nor a checkpoint says it

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from grainline.config import Config
 from grainline.encoders.base import ImageTokens, Layered
-from grainline.nn.block import PROJECTIONS, Attention, Stack, ValueAttention
-from grainline.nn.pool import AttentionPool
+from grainline.nn.attention import PROJECTIONS, Attention, Stack, ValueAttention
+from grainline.nn.pooling import AttentionPool
 
 SIZES: dict[str, dict[str, int]] = {
     "toy": {"width": 32, "depth": 1, "heads": 2},

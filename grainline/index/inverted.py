@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grainline.files import Corrupt, clear_leftovers, discard, sync, unseal
-from grainline.index.folder import NEAR, new_part
-from grainline.index.nearest import APPROXIMATE, Near, Nearest
-from grainline.index.scan import Exact
+from grainline.index.candidates import APPROXIMATE, Exact, Near, Nearest
 from grainline.index.segment import VECTORS, Segment
+from grainline.index.store import NEAR, new_part
 
 EXACT = 200_000  # pictures up to which every vector is compared
 LOOSE = 0.01  # share of the pictures that may be missing before they are added

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from grainline.errors import UserError
-from grainline.index.nearest import APPROXIMATE, Near
-from grainline.index.opened import Opened
+from grainline.index.candidates import APPROXIMATE, Near
+from grainline.index.reader import Opened
 from grainline.index.segment import VECTORS, Row
 
 AT_ONCE = 256  # points sent or read at a time

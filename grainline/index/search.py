@@ -13,23 +13,22 @@ import numpy as np
 import torch
 
 from grainline.data.captions import sentences
-from grainline.data.descriptions import Described
+from grainline.data.descriptions import Described, Descriptions, require_fit
 from grainline.data.record import Damaged
 from grainline.errors import UserError
-from grainline.evaluate.validated import validated
-from grainline.index.answer import Answer, Hit, Options, Sentence, Verdict, verdict_of
-from grainline.index.calibrate import FEWEST, WEAK, Standard, p_value, shown, standard
+from grainline.evaluation.validated import validated
+from grainline.index.calibration import FEWEST, WEAK, Standard, p_value, shown, standard
+from grainline.index.calibration_texts import DRAWN
+from grainline.index.candidates import Nearest
+from grainline.index.image_files import relative, unchanged
 from grainline.index.inverted import nearest
-from grainline.index.mark import model_of
-from grainline.index.nearest import Nearest
-from grainline.index.null import DRAWN
-from grainline.index.opened import Opened
-from grainline.index.pictures import unchanged
+from grainline.index.reader import Opened, model_of
+from grainline.index.results import Answer, Hit, Options, Sentence, Verdict, verdict_of
 from grainline.index.segment import VECTORS
 from grainline.model import ImageLike, Model, given, heat_of
+from grainline.nn.upsample import FEWEST as FEWEST_NULL
+from grainline.nn.upsample import NULL_TEXTS
 from grainline.types import Encoded, rows, to
-from grainline.viz.heat import FEWEST as FEWEST_NULL
-from grainline.viz.heat import NULL_TEXTS
 
 AT_ONCE = 256  # pictures whose tokens are scored at a time
 SPARE = 16  # candidates beyond k: products in float32 may swap neighbours
@@ -251,7 +250,7 @@ class Index:
         size  (H, W); None: the side of the square
 
         Heat is what a text shows beyond the null sentences of the index, in units in which 1 is what few of
-        them reach (`viz.heat.contrast`).
+        them reach (`nn.upsample.contrast`).
 
         Reads the picture files. UserError if one is no longer what was indexed, or if tokens have no places.
         """
@@ -341,3 +340,40 @@ def open_index(
 def check(folder: str | Path) -> int:
     """Compare every file of an index with its sha256; the number of pictures. UserError for damage."""
     return len(Opened(Path(folder), thorough=True))
+
+
+# Pictures as queries, with their descriptions where the model reads them.
+
+
+def queries(index: Index, images: Sequence[str], names: Sequence[str]) -> list[ImageLike]:
+    """Picture files as the model of an index is given them.
+
+    names  files of descriptions, by the path of a picture as it is given or by its name; a picture of the
+           index has its description there
+
+    Raises UserError for a picture without a description, and for files that the model does not read.
+    """
+    model = index.model
+    if not model.method.describes:
+        require_fit(model.description.method, False, Descriptions(names) if names else None, "--descriptions")
+        return list(images)
+    told = Descriptions(names) if names else None
+    return [Described(image, _description(index, image, told)) for image in images]
+
+
+def _description(index: Index, image: str, told: Descriptions | None) -> str:
+    text = None if told is None else told.of_file(image)
+    if text is not None:
+        return text
+    try:
+        place = index.opened.numbers.get(relative(index.root, image))
+    except UserError:  # it lies elsewhere
+        place = None
+    text = None if place is None else index.opened.rows[place].description
+    if text is None:
+        name = index.model.description.method
+        raise UserError(
+            f"{name} reads a description beside each picture, and {image} has none in the index: name a file "
+            "of `grainline data describe` with --descriptions"
+        )
+    return text

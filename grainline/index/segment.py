@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grainline.files import STATE, Corrupt, check_files, read_sealed, sync
-from grainline.index.folder import NPY, Part, inside, new_part, seal_of
-from grainline.index.pages import Column
+from grainline.index.store import NPY, Column, Part, inside, new_part, seal_of
 
 VECTORS, TOKENS, MASK, NULL, ASIDES, SPANNED = "vectors", "tokens", "mask", "null", "asides", "spans"
 ROWS = "rows.jsonl"

@@ -14,7 +14,12 @@ import torch
 from PIL import Image
 
 from grainline.files import WRITE_ERRORS, Corrupt
-from grainline.index.folder import (
+from grainline.index.calibration_texts import read_encoded
+from grainline.index.image_files import Read
+from grainline.index.inverted import keep
+from grainline.index.reader import read_parts
+from grainline.index.segment import MASK, TOKENS, VECTORS, Row, open_segment, take, write_segment
+from grainline.index.store import (
     NULLS,
     SEGMENTS,
     Manifest,
@@ -24,19 +29,6 @@ from grainline.index.folder import (
     clear,
     corrupt,
     write_manifest,
-)
-from grainline.index.inverted import keep
-from grainline.index.null import read_encoded
-from grainline.index.opened import read_parts
-from grainline.index.pictures import Read
-from grainline.index.segment import (
-    MASK,
-    TOKENS,
-    VECTORS,
-    Row,
-    open_segment,
-    take,
-    write_segment,
 )
 from grainline.model import ImageLike, Model, given
 from grainline.types import Encoded, to

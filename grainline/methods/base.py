@@ -13,8 +13,8 @@ from torch import Tensor, einsum, nn
 
 from grainline.data.chunks import Chunking
 from grainline.encoders.towers import Towers, TowersConfig
-from grainline.methods.chosen import Kept
-from grainline.nn.maps import on_grid, on_segments
+from grainline.methods.patch_selection.types import Kept
+from grainline.nn.upsample import on_grid, on_segments
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 
 

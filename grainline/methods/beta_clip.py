@@ -23,16 +23,32 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from grainline.config import Config
-from grainline.dist import own_rows
+from grainline.distributed import own_rows
 from grainline.encoders.towers import TowersConfig
-from grainline.losses.beta import Beta, Divisor, beta_bce, beta_ce, beta_ce_both
-from grainline.losses.blocks import Keys
-from grainline.losses.others import NOBODY, further_ce, others_bce, repeated_ce
+from grainline.losses.beta_cal import (
+    NOBODY,
+    Beta,
+    Divisor,
+    beta_bce,
+    beta_ce,
+    beta_ce_both,
+    further_ce,
+    others_bce,
+    repeated_ce,
+)
+from grainline.losses.tiled.pair_mask import Keys
 from grainline.methods.base import Method, dot
-from grainline.methods.belonging import owner_of, picture_keys, rank_of, slots_of, standing, text_keys
-from grainline.methods.common import both_ways, constant
-from grainline.nn.cross import CrossPool
-from grainline.nn.pool import unit
+from grainline.methods.shared import (
+    both_ways,
+    constant,
+    owner_of,
+    picture_keys,
+    rank_of,
+    slots_of,
+    standing,
+    text_keys,
+)
+from grainline.nn.pooling import CrossPool, unit
 from grainline.nn.scale import LogitScale
 from grainline.types import (
     CAPTION,

@@ -24,13 +24,13 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from grainline.data.chunks import Chunking
-from grainline.encoders.composer import Composer, ComposerConfig
+from grainline.encoders.caft_text import Composer, ComposerConfig
 from grainline.encoders.towers import TowersConfig, image_kind
 from grainline.errors import UserError
 from grainline.losses.contrastive import sigmoid
-from grainline.losses.pooled import Negatives, part_loss, part_pairs
+from grainline.losses.text_conditioned import Negatives, part_loss, part_pairs
 from grainline.methods.base import Method, dot
-from grainline.methods.parts import (
+from grainline.methods.text_parts import (
     CHUNKING,
     Parts,
     apart,
@@ -41,8 +41,7 @@ from grainline.methods.parts import (
     pooled_cosines,
     read_parts,
 )
-from grainline.nn.condition import ConditionedPool
-from grainline.nn.pool import unit
+from grainline.nn.pooling import ConditionedPool, unit
 from grainline.nn.scale import LogitScale
 from grainline.types import (
     CAPTION,

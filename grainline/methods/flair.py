@@ -26,12 +26,12 @@ from torch import Tensor, nn
 
 from grainline.data.chunks import Chunking
 from grainline.encoders.towers import TowersConfig, flat_parts
-from grainline.losses.blocks import Blocks
-from grainline.losses.pairs import Logistic, pair_loss
-from grainline.losses.pooled import Negatives, part_loss, part_pairs
-from grainline.losses.scores import Dot
+from grainline.losses.text_conditioned import Negatives, part_loss, part_pairs
+from grainline.losses.tiled.pair_loss import Logistic, pair_loss
+from grainline.losses.tiled.pair_mask import Blocks
+from grainline.losses.tiled.scores import Dot
 from grainline.methods.base import Method, dot
-from grainline.methods.parts import (
+from grainline.methods.text_parts import (
     CHUNKING,
     Parts,
     apart,
@@ -42,8 +42,7 @@ from grainline.methods.parts import (
     pooled_cosines,
     read_parts,
 )
-from grainline.nn.condition import ConditionedPool
-from grainline.nn.pool import mean_pool, unit
+from grainline.nn.pooling import ConditionedPool, mean_pool, unit
 from grainline.nn.scale import LogitScale
 from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts, full
 

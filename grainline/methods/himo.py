@@ -20,11 +20,11 @@ from typing import Literal
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 
-from grainline.dist import own_rows
+from grainline.distributed import own_rows
 from grainline.encoders.towers import TowersConfig
-from grainline.losses.principal import Principal, principal_part
+from grainline.losses.hide import Principal, principal_part
 from grainline.methods.base import Method, dot
-from grainline.methods.common import both_ways, constant
+from grainline.methods.shared import both_ways, constant
 from grainline.nn.scale import LogitScale
 from grainline.types import Clock, Encoded, Mean, Pair, Term
 

@@ -19,13 +19,13 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from grainline.methods import tiled
 from grainline.methods.base import Method
-from grainline.methods.chosen import Choice, Kept
-from grainline.methods.keeping import keeps
-from grainline.methods.patches import PatchesConfig, encoded_patches, encoded_words, triplets
-from grainline.methods.selecting import Selector
-from grainline.methods.triplets import Rule
+from grainline.methods.patch_selection import scoring
+from grainline.methods.patch_selection.inspect import keeps
+from grainline.methods.patch_selection.selector import Selector
+from grainline.methods.patch_selection.training import PatchesConfig, encoded_patches, encoded_words, triplets
+from grainline.methods.patch_selection.types import Choice, Kept
+from grainline.methods.shared import Rule
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts
 
 
@@ -66,7 +66,7 @@ class LAPS(Method):
         return self.selector.held(images)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        return tiled.score(self.selector, images, texts)
+        return scoring.score(self.selector, images, texts)
 
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
         rule = Rule.at(clock, self.cfg)
@@ -74,7 +74,7 @@ class LAPS(Method):
 
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """What every patch adds to the score of its row, to first order, decisions held fixed."""
-        return tiled.heat(self.selector, images, texts)
+        return scoring.heat(self.selector, images, texts)
 
     def keeps(self, images: Encoded, texts: Encoded) -> Kept:
         """The patches that stay for texts and descriptions, and what words find; see `Keeping`"""

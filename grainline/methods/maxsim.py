@@ -17,10 +17,10 @@ from torch import Tensor
 
 from grainline.encoders.towers import TowersConfig
 from grainline.methods.base import Method, dot
-from grainline.methods.common import both_ways
+from grainline.methods.shared import both_ways
+from grainline.nn.hashing import equal_texts
 from grainline.nn.late import distinct_rows, late_heat, late_score
-from grainline.nn.noise import equal_texts
-from grainline.nn.pool import mean_pool, unit
+from grainline.nn.pooling import mean_pool, unit
 from grainline.nn.scale import LogitScale
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts, full
 

@@ -22,16 +22,22 @@ from torch import Tensor
 
 from grainline.errors import UserError
 from grainline.losses.triplet import Shares, keep_ratio
-from grainline.methods import tiled
 from grainline.methods.base import Method
-from grainline.methods.chosen import Branches, Choice, Decide, Kept, drawn, told_of
-from grainline.methods.keeping import keeps
-from grainline.methods.patches import PatchesConfig, encoded_patches, encoded_words, summary, triplets
-from grainline.methods.selecting import Selector
-from grainline.methods.triplets import Rule
-from grainline.nn.noise import parts_of_rows
-from grainline.nn.relevance import Matching
-from grainline.nn.static import is_static
+from grainline.methods.patch_selection import scoring
+from grainline.methods.patch_selection.inspect import keeps
+from grainline.methods.patch_selection.selector import Selector
+from grainline.methods.patch_selection.training import (
+    PatchesConfig,
+    encoded_patches,
+    encoded_words,
+    summary,
+    triplets,
+)
+from grainline.methods.patch_selection.types import Branches, Choice, Decide, Kept, drawn, told_of
+from grainline.methods.shared import Rule
+from grainline.nn.hashing import parts_of_rows
+from grainline.nn.runtime import is_static
+from grainline.nn.selection import Matching
 from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts
 
 
@@ -122,7 +128,7 @@ class SEPS(Method):
         return self.selector.held(images)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        return tiled.score(self.selector, images, texts)
+        return scoring.score(self.selector, images, texts)
 
     def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
         cfg, rule = self.cfg, Rule.at(clock, self.cfg)
@@ -139,7 +145,7 @@ class SEPS(Method):
         number = real.sum()
         means = {}
         if self.selector.sparse:
-            means["kept by texts"] = tiled.staying_shares(self.selector, seen, told, decide)
+            means["kept by texts"] = scoring.staying_shares(self.selector, seen, told, decide)
         if self.selector.dense:
             means["kept by descriptions"] = seen.kept.mean(-1, keepdim=True)
         weights = self.cfg.ratio_weights if len(means) == 2 else (1.0,)
@@ -149,7 +155,7 @@ class SEPS(Method):
 
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
         """What every patch adds to the score of its row, to first order, decisions held fixed."""
-        return tiled.heat(self.selector, images, texts)
+        return scoring.heat(self.selector, images, texts)
 
     def keeps(self, images: Encoded, texts: Encoded) -> Kept:
         """The patches that stay for texts and descriptions, and what words find; see `Keeping`"""

@@ -3,7 +3,7 @@
 "Discovering Meaningful Units with Visually Grounded Semantics from Image Captions", Behjati & Henderson,
 openreview.net/forum?id=kndKGnEOtb. In five steps:
   1. a caption is read together with K learnt group vectors; every token is given to one of them, by a
-     straight-through Gumbel softmax, and the groups are read once more (`encoders/grouper.py`);
+     straight-through Gumbel softmax, and the groups are read once more (`encoders/tgt_text.py`);
   2. the text vector is the mean of the projected groups, at length 1;
   3. the image vector is the projected mean of the image tokens of an encoder that does not learn (GroupViT in
      the paper), at length 1;
@@ -22,18 +22,17 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from grainline.encoders.decoder import Decoder, DecoderConfig
-from grainline.encoders.grouper import GroupedTokens, Grouper
 from grainline.encoders.pretrained.adapters import AVERAGED
 from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig
 from grainline.encoders.text import TextTransformer
+from grainline.encoders.tgt_text import Decoder, DecoderConfig, GroupedTokens, Grouper
 from grainline.encoders.towers import TowersConfig, flat_parts
 from grainline.encoders.vit import ViTConfig
 from grainline.errors import UserError
-from grainline.losses.vocabulary import vocabulary_loss
+from grainline.losses.tiled.vocabulary import vocabulary_loss
 from grainline.methods.base import Method, dot
-from grainline.methods.common import both_ways
-from grainline.nn.pool import mean_pool, unit
+from grainline.methods.shared import both_ways
+from grainline.nn.pooling import mean_pool, unit
 from grainline.nn.scale import LogitScale
 from grainline.types import FOIL, Clock, Encoded, Images, Mean, Pair, Term, Texts, full
 

@@ -7,7 +7,7 @@ Faghri et al., arXiv 1707.05612. In two steps:
 """
 
 from grainline.methods.base import Method, dot
-from grainline.methods.triplets import Rule, TripletsConfig, both_triplets
+from grainline.methods.shared import Rule, TripletsConfig, both_triplets
 from grainline.types import Clock, Pair, Term
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from grainline.nn.static import is_static
+from grainline.nn.runtime import is_static
 
 BLOCK = 2**23
 """Cosines held at a time; where there are more, blocks of texts are computed again in backward."""

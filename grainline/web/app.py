@@ -19,14 +19,12 @@ from grainline import __version__
 from grainline.data.captions import sentences
 from grainline.data.record import Damaged
 from grainline.errors import UserError
-from grainline.index.calibrate import FEWEST
-from grainline.index.folder import CorruptIndex
-from grainline.index.null import DRAWN
-from grainline.web.batch import Batcher, Busy
-from grainline.web.engine import ByPicture, ByText, Engine, Gone, Where
+from grainline.index.calibration import FEWEST
+from grainline.index.calibration_texts import DRAWN
+from grainline.index.store import CorruptIndex
+from grainline.web.engine import Batcher, Busy, ByPicture, ByText, Engine, Gone, Where
 from grainline.web.guard import Guard, names_of
 from grainline.web.limits import CHARACTERS, HITS, Limits
-from grainline.web.pictures import Refused, shown, taken
 from grainline.web.schema import (
     AnswerOut,
     Error,
@@ -37,11 +35,14 @@ from grainline.web.schema import (
     LimitsOut,
     Name,
     Number,
+    Refused,
     Sentences,
     TextOnly,
     TextQuery,
     answer_out,
     heat_out,
+    shown,
+    taken,
 )
 
 PAGE = {

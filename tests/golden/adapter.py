@@ -14,36 +14,31 @@ from torch import Tensor, nn
 from golden import inputs
 from golden.inputs import FLOAT, Case, normal
 from grainline.config import parse
-from grainline.dist import finish
-from grainline.evaluate.monotonicity import correlation
-from grainline.evaluate.retrieval import ranks
-from grainline.evaluate.tiou import overlap
-from grainline.losses.beta import Beta
-from grainline.losses.pooled import pooled_scores
-from grainline.losses.principal import principal_part
+from grainline.distributed import finish
+from grainline.evaluation.collectors.baselines import overlap
+from grainline.evaluation.ranks import ranks
+from grainline.evaluation.suites.monotonicity import correlation
+from grainline.losses.beta_cal import Beta
+from grainline.losses.hide import principal_part
+from grainline.losses.text_conditioned import pooled_scores
 from grainline.methods.base import Method
 from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig, Grained
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.methods.common import both_ways
 from grainline.methods.flair import FLAIR, FLAIRConfig
 from grainline.methods.himo import HiMo, HiMoConfig
 from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.maxsim import MaxSim, MaxSimConfig
-from grainline.methods.parts import keys_of
-from grainline.methods.patches import summary
+from grainline.methods.patch_selection.training import summary
+from grainline.methods.shared import Rule, both_triplets, both_ways
 from grainline.methods.siglip import SigLIP, SigLIPConfig
+from grainline.methods.text_parts import keys_of
 from grainline.methods.tgt import TGT, TGTConfig
-from grainline.methods.triplets import Rule, both_triplets
-from grainline.nn.block import Block, ValueAttention
-from grainline.nn.condition import ConditionedPool
-from grainline.nn.cross import CrossPool
-from grainline.nn.farthest import farthest_points
-from grainline.nn.group import GroupingBlock
-from grainline.nn.grouping import GraphPool
-from grainline.nn.pool import unit
+from grainline.nn.attention import Block, ValueAttention
+from grainline.nn.grouping import GraphPool, GroupingBlock, farthest_points
+from grainline.nn.pooling import ConditionedPool, CrossPool, unit
 from grainline.nn.positions import to_context
-from grainline.nn.relevance import Relevance
-from grainline.train.step import Objective
+from grainline.nn.selection import Relevance
+from grainline.training.step import Objective
 from grainline.types import CAPTION, PHRASE, SENTENCE, Clock, Encoded, Images, Pair, Term, Texts
 
 TINY = {
@@ -158,7 +153,7 @@ def flair_loss(c: Case) -> Outcome:
     method.scale.log_scale, method.bias = scale.log(), bias
     owner = torch.arange(number).repeat_interleave(c["K"])
     pair = method.meet(Pair(side(unit(vectors), patches), side(unit(texts), texts[:, None], image=owner)))
-    with patch("grainline.losses.lists.lots", lambda *_: batch.negatives):
+    with patch("grainline.losses.tiled.sampled_pairs.lots", lambda *_: batch.negatives):
         found = finish(method.loss(pair, pair, Clock())[c["term"]].mean)
     by = [texts, patches] if c["term"] == "pooled" else [vectors, texts]
     return outcome(found, [*by, scale, bias])
@@ -305,7 +300,7 @@ def grouping(c: Case) -> Outcome:
             layer.weight.copy_(weight)
             layer.bias.copy_(bias)
     by = leaves(batch.groups, batch.tokens)
-    with patch("grainline.nn.group.gumbel", lambda like: batch.noise.to(like.dtype)):
+    with patch("grainline.nn.grouping.gumbel", lambda like: batch.noise.to(like.dtype)):
         found = block(*by, torch.ones(batch.tokens.shape[:2], dtype=torch.bool))
     return outcome(found.groups, by, ramp(found.groups))._replace(soft=found.soft)
 
@@ -340,7 +335,7 @@ def gradcache(c: Case) -> Outcome:
             noise.append(-torch.empty(share.shape, dtype=FLOAT).exponential_().log())
         return noise[call] if call < number else noise[2 * number - 1 - call]  # backward goes back
 
-    with patch("grainline.nn.group.gumbel", drawn):
+    with patch("grainline.nn.grouping.gumbel", drawn):
         found = Objective(method.train())(images, texts, Clock(), c["chunk"]).total
         found.backward()
     each = [p.grad.flatten() for _, p in sorted(method.named_parameters()) if p.grad is not None]

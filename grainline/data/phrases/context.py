@@ -1,15 +1,93 @@
-"""The letter of a word among its neighbours: what is left to decide, from left to right.
+"""The class of each word, as a letter: by the word itself, then among its neighbours.
+
+The letter of a word among its neighbours: what is left to decide, from left to right.
 
 What the rules assume where English leaves it open:
   - a word without a telling ending is a noun, behind a form of "to be" without a determiner an adjective;
   - a word in -s behind a noun is the verb of its clause if the clause has none yet and what follows can
     follow a verb, else a plural;
   - a word in -ing or -ed behind a noun opens a clause ("a man wearing"), before a noun it describes it.
-Letters are those of letters.py; strings such as "DPO" are sets of them.
+Letters are those of context.py; strings such as "DPO" are sets of them.
 """
 
-from grainline.data.phrases import words
-from grainline.data.phrases.letters import NAMEABLE, Word, alone
+import re
+from typing import NamedTuple
+
+from grainline.data.phrases import lexicon
+
+# The letter of a word by itself: its class where it belongs to a closed one, else what its ending allows.
+#
+# The letters are the classes of lexicon.py, and: N noun, R name, V verb, K the 's of a possessive, Q
+# quotation mark, "," comma, "." other mark. Open until the neighbours decide (context.py): n without a
+# telling ending, s in -s, g in -ing, d in -ed.
+
+
+# ruff: noqa: RUF001 (typographic quotation marks are what this file is about)
+
+
+NAMEABLE = frozenset("nsgdNRAE")  # what can follow a word that describes it
+
+_WORD = re.compile(r"\w")
+_NUMBER = re.compile(r"[\d,.]+(?:st|nd|rd|th|s)?$")
+_ADJECTIVE = re.compile(
+    r"""(?: [^aeiou]ous | eous | ious | ful | less | able | ible | ish | ical | ..like | ..[ts]ive | ..[uv]lar
+    | ..tural | ..cular | ..tal | ...nal | ...ial | ...ic | ...ary | ..rior | ...est
+    | (?: nn|zz|gg|ff|dd|ud|ss|sh|ow|rt|sp|ck|az|ok )y )$""",
+    re.VERBOSE,
+)
+_NO_ADJECTIVE = re.compile(  # words with such an ending that are mostly names of things
+    r"""(?: fabric|music|traffic|public|logic|topic|graphic|mosaic|forest|harvest|request|vegetable|table
+    |fable|cable|dish|fish|radish|material|native|locomotive|metal|portal|medal|pedal|hospital|crystal
+    |capital|canal|signal|journal|arsenal|terminal|dial|trial|aerial|interior|exterior|diary|library
+    |glossary|primary|detective|captive )$""",
+    re.VERBOSE,
+)
+
+
+class Word(NamedTuple):
+    """A token before its neighbours are asked."""
+
+    text: str
+    low: str
+    start: int
+    end: int
+
+
+def alone(word: Word, first: bool) -> str:
+    """The letter of a word by itself: its class, or one of the open letters."""
+    text, low = word.text, word.low
+    if low in ("'s", "’s"):
+        return "K"
+    if not _WORD.match(text):
+        return "," if text == "," else "Q" if text in "\"“”‘’'`«»" else "C" if text == "&" else "."
+    if _NUMBER.match(text):
+        return "M"
+    if text == "A" and not first:
+        return "D"
+    letter = lexicon.CLASS.get(low)
+    if letter == "A" and text[0].isupper() and not first:
+        return "R"  # Dr. Brown, OPEN
+    if letter is not None:
+        return letter
+    if text[0].isupper() and not first:
+        return "R"
+    return _by_ending(low)
+
+
+def _by_ending(low: str) -> str:
+    """The letter of a word of an open class."""
+    if low.endswith("ly") and low not in lexicon.NO_LY:
+        return "B"
+    if low.endswith(("ward", "wards", "wise")):
+        return "B"
+    if low.endswith("ing") and low not in lexicon.NO_ING and re.search(r"[aeiouy]", low[:-3]):
+        return "g"
+    if low in lexicon.PARTICIPLES or (low.endswith("ed") and low not in lexicon.NO_ED and len(low) > 3):
+        return "d"
+    if low.endswith("s") and not low.endswith(("ss", "us", "is")):
+        return "s"
+    return "A" if _ADJECTIVE.search(low) and not _NO_ADJECTIVE.search(low) else "n"
+
 
 REACH = 60  # words that a look back or ahead takes in at most, so that time grows with the text alone
 
@@ -63,7 +141,7 @@ class Sentence:
 
     def reduced(self, i: int) -> bool:
         """A participle right after its noun: the clause still waits for its verb."""
-        return self.low(i).endswith("ed") or self.low(i) in words.PARTICIPLES or self.at(i - 1) in "CX,."
+        return self.low(i).endswith("ed") or self.low(i) in lexicon.PARTICIPLES or self.at(i - 1) in "CX,."
 
     def decided(self, i: int) -> str:
         """The letter of a word, given all before it and the open letters behind it."""
@@ -78,7 +156,7 @@ class Sentence:
             return "R"
         if self.low(i) in ("a", "an", "the"):
             return "D"
-        if self.low(i) in ("this", "that") and self.low(i + 1) in words.THIRD_VERBS:
+        if self.low(i) in ("this", "that") and self.low(i + 1) in lexicon.THIRD_VERBS:
             return "O"
         return "D" if self.at(i + 1) in "nsgdNRAMEDPBQ" else "O"
 
@@ -95,15 +173,15 @@ class Sentence:
             return "T"
         if low == "as" and (after == "O" or self.low(i + 1) in ("well", "if")):
             return "S" if after == "O" else "B"
-        if after in ".," and low not in words.PARTICIPLES and low not in words.PARTICLES:
+        if after in ".," and low not in lexicon.PARTICIPLES and low not in lexicon.PARTICLES:
             return "B"
         return "I"
 
     def infinitive(self, i: int) -> bool:
         """Whether the word behind "to" is a verb."""
-        if self.low(i) in words.BE or self.low(i) in ("have", "do"):
+        if self.low(i) in lexicon.BE or self.low(i) in ("have", "do"):
             return True
-        return self.at(i) == "n" and (self.low(i) in words.PLAIN_VERBS or self.at(i + 1) in "DPO")
+        return self.at(i) == "n" and (self.low(i) in lexicon.PLAIN_VERBS or self.at(i + 1) in "DPO")
 
     def auxiliary(self, i: int) -> str:
         """the can: a noun behind its determiner."""
@@ -113,7 +191,7 @@ class Sentence:
         """Some in -ly describe nouns; "forward motion", "overhead light"."""
         low = self.low(i)
         noun = self.at(i + 1) in "nsNR" and (low.endswith("ward") or low in ("overhead", "nearby"))
-        return "A" if noun or low in words.LY_ADJECTIVES else "B"
+        return "A" if noun or low in lexicon.LY_ADJECTIVES else "B"
 
     def adjective(self, i: int) -> str:
         """An adjective without a noun behind its determiner is one itself: "the tallest", "in white"."""
@@ -123,7 +201,7 @@ class Sentence:
         j = self.back(i - 1, "AM")
         if after == "," and self.at(i + 2) not in "AEngd":
             after = "."
-        elif self.low(i + 1) in words.THIRD_VERBS and self.at(j) in "DP" and self.at(i + 2) in "DPIBO":
+        elif self.low(i + 1) in lexicon.THIRD_VERBS and self.at(j) in "DP" and self.at(i + 2) in "DPIBO":
             after = "V"  # "the square stands on"
         if after in "nsgdNRAMEBC," or self.low(i) in ("next", "close", "far", "due", "other", "same", "few"):
             return "A"
@@ -145,7 +223,7 @@ class Sentence:
             return "V"
         if self.describes(i):
             return "A"
-        if (self.low(j) in words.BE or self.low(j) in words.LINKING) and self.at(i + 1) not in "nsNRK":
+        if (self.low(j) in lexicon.BE or self.low(j) in lexicon.LINKING) and self.at(i + 1) not in "nsNRK":
             return "N" if self.low(i + 1) == "of" else "A"
         return "V" if self.wanted(i, j) else "N"
 
@@ -155,10 +233,10 @@ class Sentence:
         j  the word before, adverbs left out
         """
         low, before, after = self.low(i), self.at(i - 1), self.at(i + 1)
-        past = low in words.PASTS and before in "NROSBEC," and after not in "nsN"
-        object_does = before == "O" and low in words.PLAIN_VERBS  # "making it appear"
-        does = self.low(j) in words.SUBJECTS and (after in "DPOIBMTnsVR" or low in words.PLAIN_VERBS)
-        return does or self.low(j) in words.MODAL or before == "T" or past or object_does
+        past = low in lexicon.PASTS and before in "NROSBEC," and after not in "nsN"
+        object_does = before == "O" and low in lexicon.PLAIN_VERBS  # "making it appear"
+        does = self.low(j) in lexicon.SUBJECTS and (after in "DPOIBMTnsVR" or low in lexicon.PLAIN_VERBS)
+        return does or self.low(j) in lexicon.MODAL or before == "T" or past or object_does
 
     def describes(self, i: int) -> bool:
         """Before an adjective of the same noun, or joined to an adjective that stands alone."""
@@ -175,28 +253,30 @@ class Sentence:
     def wanted(self, i: int, j: int) -> bool:
         """A verb that the clause waits for: behind a plural, or joined to another verb."""
         low, after = self.low(i), self.at(i + 1)
-        asked = after in "DPOIBM." or low in words.PLAIN_VERBS
+        asked = after in "DPOIBM." or low in lexicon.PLAIN_VERBS
         if self.plural_subject(j) and not self.finite and asked and not self.later(i):
             return True
-        both = low in words.PLAIN_VERBS and self.at(self.opening(i) - 1) == "C" and not self.finite
+        both = low in lexicon.PLAIN_VERBS and self.at(self.opening(i) - 1) == "C" and not self.finite
         if both and self.at(i - 1) in "NR" and after in "DPIOB":
             return True  # "a man and a woman sit on"
-        joined = self.at(i - 1) == "C" and (low in words.PLAIN_VERBS or self.at(i - 2) == "V")
+        joined = self.at(i - 1) == "C" and (low in lexicon.PLAIN_VERBS or self.at(i - 2) == "V")
         return joined and after in "DPIOB"
 
     def plural_subject(self, i: int) -> bool:
         """Whether a plural noun stands there."""
         low = self.low(i)
-        return self.at(i) in "NR" and ((low.endswith("s") and not low.endswith("ss")) or low in words.PLURALS)
+        return self.at(i) in "NR" and (
+            (low.endswith("s") and not low.endswith("ss")) or low in lexicon.PLURALS
+        )
 
     def predicate(self, i: int) -> bool:
         """Whether an adjective stands alone behind a form of "to be"."""
         i = self.back(i, "AB")
-        return self.low(i) in words.BE or self.low(i) in words.LINKING
+        return self.low(i) in lexicon.BE or self.low(i) in lexicon.LINKING
 
     def third(self, i: int) -> str:
         """In -s: a plural, or the verb of the clause."""
-        before, after, verb = self.at(i - 1), self.at(i + 1), self.low(i) in words.THIRD_VERBS
+        before, after, verb = self.at(i - 1), self.at(i + 1), self.low(i) in lexicon.THIRD_VERBS
         if before in "DPAMITKVX" or (before == "." and i < 2):
             return "N"
         if before == "O" or self.low(i - 1) in ("which", "that", "who") or (before == "S" and after in "DPO"):
@@ -218,7 +298,7 @@ class Sentence:
         """A word in -s behind a noun: does the clause need it?"""
         after = self.at(i + 1)
         start = self.opening(i)
-        singular = self.low(start) in words.SINGULAR
+        singular = self.low(start) in lexicon.SINGULAR
         if self.later(i) and not verb:
             return "N"
         if after == "E":
@@ -246,7 +326,7 @@ class Sentence:
                 return False
             if letter == "X":
                 return self.at(j - 1) not in "CS"
-            if letter == "s" and self.low(j) in words.THIRD_VERBS and self.at(j + 1) in "DPIBO":
+            if letter == "s" and self.low(j) in lexicon.THIRD_VERBS and self.at(j + 1) in "DPIBO":
                 return True
         return False
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from grainline.data.phrases.base import Kind, Phrase, Tagged, Token
-from grainline.data.phrases.words import STOP
+from grainline.data.phrases.lexicon import STOP
 
 SIDES = frozenset({"left", "right", "top", "bottom", "front", "back", "middle", "center"})
 PLACES = SIDES | {

@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from grainline.data.formats.plain import regular
 from grainline.data.phrases.base import Phrase
-from grainline.data.sources.plain import regular
 from grainline.errors import UserError
 from grainline.files import reason
 

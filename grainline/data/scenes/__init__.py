@@ -5,7 +5,17 @@
     label_map(scene, 64)     # [64, 64] uint8, k + 1 where scene.things[k] is seen
     tell(scene)              # captions, noun phrases, sentences, foils
 
-The data source over it is grainline.data.sources.scenes.Scenes.
+The data source over it is grainline.data.scenes.source.Scenes.
+
+    draw     A scene as a picture and as a map of labels, at any resolution.
+    export   Scenes as files: WebDataset tars that any reader of KEY.png and KEY.json understands.
+    foils    Captions and phrases that are wrong in exactly one thing: which piece to replace, by which words.
+    phrases  Sentences in the making: pieces of text that know what they state, and how they become text.
+    source   The procedural world of grainline.data.scenes as a source of records.
+    speech   What people might say about a scene: a long caption, a short one, and captions that are wrong in
+             one thing.
+    words    The words in which scenes are described.
+    world    What is in a scene: its objects, its background, and what is true between them.
 """
 
 from grainline.data.scenes.draw import label_map, picture

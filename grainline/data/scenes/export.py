@@ -16,10 +16,10 @@ import numpy as np
 from PIL import Image
 
 from grainline.data.decode import as_png
+from grainline.data.formats.masks import run_lengths
+from grainline.data.pack import write_shard
 from grainline.data.scenes.draw import COLOUR
-from grainline.data.shards import write_shard
-from grainline.data.sources.masks import run_lengths
-from grainline.data.sources.scenes import Scenes, regions
+from grainline.data.scenes.source import Scenes, regions
 from grainline.errors import UserError
 
 

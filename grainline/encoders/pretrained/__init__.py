@@ -9,6 +9,22 @@ Only this folder knows names of other programs' parameters, classes and settings
 Differs from the library: pixels are normalised inside, padding never counts, a text is summed up by its
 last real token where the library looks for an end token (of one text they are the same), patches are as
 finished as the summary, and the logit scale is a tensor of shape [1].
+
+    adapters    Models of the transformers library as encoders of this package.
+    archive     Tensors out of files that other programs wrote, without running what the files say.
+    build       From the description of an architecture to its encoders, and back to the library's whole
+                model.
+    config      The settings of an encoder that starts from a checkpoint, in the place of those of one from
+                scratch.
+    convert     Pretrained towers back into files that other programs read, and how far that moved their
+                vectors.
+    hf          Hugging Face folders and names: weights and settings of one of KINDS, read strictly.
+    hub         The Hugging Face hub and the transformers library, both loaded late, their errors in one line.
+    llava       Descriptions by LLaVA, through the transformers library: pictures to texts, drawn, but the
+                same each time.
+    openclip    State dicts with the names of OpenAI: those of OpenAI itself, of open_clip and of Long-CLIP.
+    preprocess  How a checkpoint wants its pictures: mean and spread, the filter, and how any picture becomes
+                a square.
 """
 
 import json
@@ -29,7 +45,7 @@ from grainline.encoders.pretrained.build import (
     split,
     whole_model,
 )
-from grainline.encoders.pretrained.folder import from_hugging_face
+from grainline.encoders.pretrained.hf import from_hugging_face
 from grainline.encoders.pretrained.hub import NAME, fetched
 from grainline.encoders.pretrained.openclip import from_file, from_open_clip_folder
 from grainline.errors import UserError

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
-from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
-from grainline.encoders.pretrained.library import library, quiet
-from grainline.encoders.pretrained.noise import draw_by_rows
+from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder, draw_by_rows
+from grainline.encoders.pretrained.hub import library, quiet
 
 
 class Kind(NamedTuple):

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.encoders.pretrained import Pretrained, joined, load_pretrained, pixels, whole_model
-from grainline.encoders.pretrained.library import quiet
+from grainline.encoders.pretrained import Pretrained, joined, load_pretrained, preprocess, whole_model
+from grainline.encoders.pretrained.hub import quiet
 from grainline.encoders.pretrained.openclip import heads_of_image, heads_of_text, to_open_clip_names
 from grainline.errors import UserError
 from grainline.files import replacing, sync, write_tensors, write_text
@@ -46,7 +46,7 @@ def to_hugging_face(
             sync(file)
         kind, architecture = towers.architecture["kind"], towers.architecture
         size = architecture["config"]["vision_config"]["image_size"]
-        processor = pixels.to_hugging_face(kind, architecture, size)
+        processor = preprocess.to_hugging_face(kind, architecture, size)
         write_text(place / "preprocessor_config.json", json.dumps(processor, indent=2) + "\n")
 
 
@@ -61,8 +61,8 @@ def to_open_clip(towers: Pretrained, file: str | Path) -> None:
                 f"the {side} has {mine} heads; readers of a state dict would take width {width} for "
                 f"{heads(width)} heads; write a Hugging Face folder instead"
             )
-    told = {name: towers.architecture[name] for name in pixels.KNOWN["clip"]}
-    if json.dumps(told) != json.dumps(pixels.KNOWN["clip"]):
+    told = {name: towers.architecture[name] for name in preprocess.KNOWN["clip"]}
+    if json.dumps(told) != json.dumps(preprocess.KNOWN["clip"]):
         raise UserError(
             "pictures are made for this CLIP in another way than for OpenAI's, which a state dict does not "
             "tell; write a Hugging Face folder instead"

@@ -15,8 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from grainline.encoders.pretrained.hub import fetched
-from grainline.encoders.pretrained.library import library, quiet, readable
+from grainline.encoders.pretrained.hub import fetched, library, quiet, readable
 from grainline.errors import UserError
 
 MODEL = "llava-hf/llava-1.5-7b-hf"

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from grainline.encoders.pretrained.archive import read_tensors
 from grainline.encoders.pretrained.build import Source, fresh_model
-from grainline.encoders.pretrained.folder import json_beside, plain, tokenizer_of
-from grainline.encoders.pretrained.library import library
-from grainline.encoders.pretrained.pixels import of_open_clip
+from grainline.encoders.pretrained.hf import json_beside, plain, tokenizer_of
+from grainline.encoders.pretrained.hub import library
+from grainline.encoders.pretrained.preprocess import of_open_clip
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP
 from grainline.weights import misfit

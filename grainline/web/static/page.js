@@ -1,7 +1,7 @@
 "use strict";
 // The page of `grainline serve`. What comes from texts, files or answers is set as text, never as HTML.
 
-const FOR = [230, 97, 1], AGAINST = [33, 102, 172], STRENGTH = 0.7; // as in viz/overlay.py
+const FOR = [230, 97, 1], AGAINST = [33, 102, 172], STRENGTH = 0.7; // as in report/heatmap.py
 const SIDE = 768; // of the pictures, sharp in a card on a dense screen
 const FINE = 192; // side of a heat map in pixels, before the browser scales it
 const PAUSE = 250; // milliseconds without a key until sentences are counted
@@ -237,7 +237,7 @@ function coloured(heat, { values, limit }) {
   return canvas;
 }
 
-// Bilinear, as viz/heat.py: a value stands at the centre of its cell, and is continued at the rim.
+// Bilinear, as nn/upsample.py: a value stands at the centre of its cell, and is continued at the rim.
 function between({ rows, columns }, values, right, down) {
   const place = (share, cells) => Math.min(Math.max(share * cells - 0.5, 0), cells - 1);
   const x = place(right, columns), y = place(down, rows), x0 = Math.floor(x), y0 = Math.floor(y);

@@ -1,0 +1,224 @@
+"""The command line, and the commands that have no file of their own. torch is loaded when one needs it."""
+
+import os
+import sys
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from grainline import __version__
+from grainline.cli import index
+from grainline.cli.data import describe, features
+from grainline.cli.evaluate import Images, Many, encode, evaluate
+from grainline.cli.progress import progress
+from grainline.cli.show import show
+from grainline.errors import UserError, plain
+from grainline.stop import Stopped
+
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change fields of the recipe: train.steps=500 data.workers=2 ..."),
+]
+
+app = typer.Typer(
+    name="grainline",
+    help="Align images with text at every grain: train, evaluate, encode, search.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+data = typer.Typer(help="Look at data, and make some.", rich_markup_mode=None)
+app.add_typer(data, name="data")
+app.add_typer(index.index, name="index")
+app.command()(index.search)
+app.command()(show)
+app.command()(index.serve)
+app.command()(index.export)
+data.command()(index.phrases)
+data.command()(index.pack)
+data.command()(index.superpixels)
+data.command()(features)
+data.command()(describe)
+
+INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
+VARIADIC = (
+    "--data",
+    "--set",
+    "--validation",
+    "--beside",
+    "--samples",
+    "--text",
+    "--descriptions",
+    "--trained",
+)
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(f"grainline {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="Name of a built-in recipe (clip/scenes) or a YAML file.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run.")],
+    data: Many = None,
+    images: Images = None,
+    validation: Annotated[
+        list[str] | None, typer.Option(help="Sources to measure on while training.")
+    ] = None,
+    changes: Sets = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")
+    ] = False,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="With --resume: the checkpoint to go on from, such as step-00000200.")
+    ] = None,
+) -> None:
+    """Train a recipe. With torchrun: torchrun --nproc-per-node 2 -m grainline train ..."""
+    from grainline.training.recipe import read_recipe
+    from grainline.training.run import run
+
+    given: list[str] = []
+    given += [f"data.paths={_yaml(data)}"] if data else []
+    given += [f"data.validation={_yaml(validation)}"] if validation else []
+    given += [f"data.images={_yaml(images)}"] if images else []
+    if checkpoint is not None and not resume:
+        raise UserError("--checkpoint says where to go on from; give --resume with it")
+    last = run(read_recipe(recipe, [*(changes or []), *given]), out, resume=resume, at=checkpoint)
+    if os.environ.get("RANK", "0") == "0":  # torchrun starts several of us
+        print(f"trained: {last}")
+
+
+app.command()(evaluate)
+app.command()(encode)
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="IN", help="Run folder on CLIP or SigLIP towers, or a checkpoint: folder, file or name."
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="New Hugging Face folder, or FILE.safetensors for open_clip."),
+    ],
+    scoring: Annotated[
+        str | None,
+        typer.Option(help="How pairs are scored, for runs with several ways: vectors can be written."),
+    ] = None,
+) -> None:
+    """Write a CLIP or SigLIP for other programs, with its tokenizer, and measure that it stayed the same."""
+    from grainline.export.huggingface import convert as run
+
+    moved = run(source, out, scoring)
+    print(f"written: {out} (vectors of pictures moved by {moved.image:.1e}, of texts by {moved.text:.1e})")
+
+
+@data.command()
+def check(
+    path: Annotated[str, typer.Argument(help="A data source.")],
+    images: Images = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Look at this many samples only, evenly spread.")
+    ] = None,
+    damage: Annotated[float, typer.Option(min=0, max=1, help="Share of samples that may be damaged.")] = 0.02,
+) -> None:
+    """Say what a data source holds and what is wrong with it. Exit code 1 if it is not fit for use."""
+    from grainline.data.captions import sentences
+    from grainline.data.check import check as look
+    from grainline.data.check import render, usable
+    from grainline.data.open_source import open_source
+
+    with progress("checking") as step:
+        report = look(open_source(path, images=images), sentences, limit=limit, progress=step)
+    print(render(report))
+    if not usable(report, damage):
+        raise typer.Exit(1)
+
+
+@data.command()
+def scenes(
+    out: Annotated[Path, typer.Option(help="Folder for the tars.")],
+    source: Annotated[str, typer.Argument(help="Such as scenes:train?count=1000&size=224&seed=1")] = "scenes",
+    samples_per_shard: Annotated[int, typer.Option(min=1, help="Samples in each tar.")] = 1000,
+) -> None:
+    """Write scenes as WebDataset tars, with captions, foils, phrases and masks."""
+    from grainline.data.scenes.export import export
+    from grainline.data.scenes.source import Scenes
+    from grainline.errors import amount
+
+    shards = export(Scenes(source), out, samples_per_shard)
+    print(f"written: {amount(len(shards), 'tar')} in {out}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the run and its report.")] = Path("out/demo"),
+    changes: Sets = None,
+) -> None:
+    """Train a small model on drawn scenes, measure it and write report.html: a few minutes on two cores."""
+    from grainline.cli.demo import demo as run_demo
+
+    run_demo(out, changes or [])
+
+
+def main() -> NoReturn:
+    """Run the command line. A user's error is one line on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names of files may hold what the terminal cannot show
+            stream.reconfigure(errors="backslashreplace")
+    usage: Any = typer.BadParameter.__mro__[1]  # typer carries its own click, or an installed one
+    try:
+        code = app(_spread(sys.argv[1:] or ["--help"]), standalone_mode=False)
+    except usage as error:
+        _fail(f"{error.format_message()} See grainline --help.")
+    except UserError as error:
+        _fail(str(error))
+    except Stopped as stop:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"grainline: {plain(str(stop))}", file=sys.stderr)
+        sys.exit(stop.code)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # typer makes this of Ctrl-C by itself, and returns it
+        print("grainline: interrupted; a training run goes on with --resume", file=sys.stderr)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _spread(arguments: list[str]) -> list[str]:
+    """`--data a b` becomes `--data a --data b`.
+
+    >>> _spread(["train", "r", "--data", "a", "b", "--out", "o"])
+    ['train', 'r', '--data', 'a', '--data', 'b', '--out', 'o']
+    """
+    out: list[str] = []
+    option, first = "", False
+    for argument in arguments:
+        if argument.startswith("-"):
+            option, first = argument if argument in VARIADIC else "", True
+        elif option and not first:
+            out.append(option)
+        else:
+            first = False
+        out.append(argument)
+    return out
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"grainline: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _yaml(value: Any) -> str:
+    """A value as `--set` reads it."""
+    import json
+
+    return json.dumps(value)

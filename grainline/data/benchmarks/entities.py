@@ -1,0 +1,210 @@
+"""Flickr30k Entities: captions of Flickr30k with the noun phrases in them, by their official files.
+
+    flickr30k-entities:DIR?split=val&images=flickr30k-images/
+
+Plummer et al., arXiv 1505.04870. DIR is the folder of the release:
+    Sentences/ID.txt    the captions of a picture, one a line:
+                        [/EN#283585/people Two people] are [/EN#0/notvisual outside] .
+    Annotations/ID.xml  boxes of entities by their numbers, where they were unpacked
+    train.txt, val.txt, test.txt   which pictures are whose
+
+A record is a picture ID.jpg with its captions, and a region for every bracket, those of number 0
+("notvisual") and those without a box included; its span says where it stands in which caption. The box of a
+region is the smallest around all boxes of its entity. Without `images` captions can be read alone.
+"""
+
+import copy
+import os
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
+from pathlib import Path
+
+from grainline.data.formats.checked import Fields, Pixels
+from grainline.data.formats.common import (
+    FileSource,
+    digest,
+    read_picture,
+    require_pictures,
+    some,
+    split_query,
+)
+from grainline.data.formats.plain import HELP, read_lines, read_plain, read_text
+from grainline.data.record import (
+    DAMAGED_REGION,
+    DAMAGED_TEXT,
+    MISSING_CAPTION,
+    MISSING_IMAGE,
+    Box,
+    Damaged,
+    Record,
+    Region,
+)
+from grainline.errors import UserError
+
+SENTENCES, ANNOTATIONS = "Sentences", "Annotations"
+_OPENED = re.compile(r"\[/EN#(\d+)((?:/[^\s/\[\]]+)+)$")
+_USE = "[/EN#NUMBER/TYPE words]"
+
+
+class _Sides(Fields):
+    """A box of an annotation; its pixels count from 1."""
+
+    xmin: Pixels
+    ymin: Pixels
+    xmax: Pixels
+    ymax: Pixels
+
+    @property
+    def box(self) -> Box:
+        return self.xmin, self.ymin, self.xmax, self.ymax
+
+
+Marked = tuple[str, int, int]  # number of the entity, and where its words stand in the caption
+
+
+class Entities(FileSource):
+    """The pictures of some splits, in the order of their lists. Raises UserError."""
+
+    def __init__(self, path: str, images: str | None = None) -> None:
+        self._home, options = split_query(path, ("split", "images"))
+        self.path = path
+        if not (Path(self._home) / SENTENCES).is_dir():
+            raise UserError(f"{self._home} holds no folder {SENTENCES}, as Flickr30k Entities has; {HELP}")
+        self._names = _listed(self._home, options.get("split", "val").split(","))
+        self._told = [_captions(os.path.join(self._home, SENTENCES, f"{name}.txt")) for name in self._names]
+        if all(isinstance(told, Damaged) for told in self._told):
+            raise UserError(f"no caption of {self._home} can be used, the first for {self._told[0]}; {HELP}")
+        self._root = images or options.get("images")
+        self._pictured = True
+        if self._root is not None:
+            require_pictures([[self._place(name)] for name in self._names], self._home, self._root)
+
+    def _place(self, name: str) -> str:
+        return os.path.join(self._root or "", f"{name}.jpg")
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> Record:
+        name, told = self._names[index], self._told[index]
+        if isinstance(told, Damaged):
+            raise Damaged(told.cause, told.where)
+        boxes = self._boxes(name) if self._pictured else {}
+        regions = tuple(
+            Region(text[start:end], boxes.get(number), span=(f"captions.{i}", start, end))
+            for i, (text, marked) in enumerate(told)
+            for number, start, end in marked
+        )
+        return Record(f"{name}.jpg", self._picture(name), tuple(text for text, _ in told), regions=regions)
+
+    def _picture(self, name: str) -> bytes:
+        if not self._pictured:
+            return b""
+        if self._root is None:
+            raise Damaged(MISSING_IMAGE, f"{name}.jpg of {self._home} (say where with --images DIR)")
+        return read_picture([self._place(name)], f"{self._home}: {name}")
+
+    def _boxes(self, name: str) -> dict[str, Box]:
+        """The box of every entity that has one; none where annotations were not unpacked."""
+        file = Path(self._home, ANNOTATIONS, f"{name}.xml")
+        if not file.is_file():
+            return {}
+        found: dict[str, list[Box]] = {}
+        try:
+            for thing in ElementTree.fromstring(read_plain(file)).iter("object"):
+                box = thing.find("bndbox")
+                if box is None:
+                    continue
+                left, top, right, bottom = _Sides.of({side.tag: side.text for side in box}).box
+                for number in thing.iter("name"):
+                    found.setdefault(str(number.text).strip(), []).append((left - 1, top - 1, right, bottom))
+        except (ElementTree.ParseError, ValueError, OSError) as error:
+            raise Damaged(DAMAGED_REGION, f"{file} ({error})") from error
+        return {number: _around(boxes) for number, boxes in found.items()}
+
+    def texts_only(self) -> "Entities":
+        """The same captions and phrases, with pictures of no bytes and without boxes."""
+        other = copy.copy(self)
+        other._pictured = False
+        return other
+
+    def keys(self) -> Iterable[str]:
+        """The file names of the pictures."""
+        return (f"{name}.jpg" for name in self._names)
+
+    def fingerprint(self) -> str:
+        """sha256 over names, captions and phrases; neither pictures nor boxes are looked at."""
+        parts: list[str | int] = []
+        for name, told in zip(self._names, self._told, strict=True):
+            parts += [name, len(told)] if isinstance(told, list) else [name, told.cause]
+            for text, marked in told if isinstance(told, list) else ():
+                parts += [text, len(marked), *(x for one in marked for x in one)]
+        return digest(parts)
+
+
+def _captions(file: str) -> list[tuple[str, list[Marked]]] | Damaged:
+    """The captions of a picture, or why there are none."""
+    try:
+        lines = enumerate(read_text(file).split("\n"), 1)
+        found = [read_sentence(line, f"line {number} of {file}") for number, line in lines if line.strip()]
+    except UserError as error:
+        return Damaged(DAMAGED_TEXT, str(error).removesuffix(f"; {HELP}"))
+    return found or Damaged(MISSING_CAPTION, file)
+
+
+def read_sentence(line: str, where: str) -> tuple[str, list[Marked]]:
+    """A caption without its brackets, words parted by one blank, and what stood in them.
+
+    Raises UserError for brackets that are not of the form.
+
+    >>> read_sentence("[/EN#7/people/other Two men] walk [/EN#0/notvisual outside] .", "line 1")
+    ('Two men walk outside .', [('7', 0, 7), ('0', 13, 20)])
+    """
+    words: list[str] = []
+    marked: list[Marked] = []
+    number, start, at = None, 0, 0
+    for word in line.split():
+        opened = _OPENED.match(word)
+        if opened and number is None:
+            number, start = opened[1], at
+            continue
+        closed = number is not None and word.endswith("]")
+        bare = word[:-1] if closed else word
+        if "[/EN#" in word or (closed and at == start and not bare):
+            raise UserError(f"{where} has a bracket that is not {_USE} at {word[:40]!r}; {HELP}")
+        if bare:
+            words.append(bare)
+            at += len(bare) + 1
+        if closed and number is not None:
+            marked.append((number, start, at - 1))
+            number = None
+    if number is not None:
+        raise UserError(f"{where} has a bracket that does not close, of {number}; {HELP}")
+    return " ".join(words), marked
+
+
+def _listed(home: str, splits: list[str]) -> list[str]:
+    """The names of the pictures of some splits. Raises UserError for a split, or captions, not there."""
+    names: list[str] = []
+    for split in splits:
+        file = Path(home, f"{split}.txt")
+        if not file.is_file():
+            there = ", ".join(sorted(one.stem for one in Path(home).glob("*.txt"))) or "none"
+            raise UserError(f"{home} has no list {split}.txt for split {split}: it has {there}; {HELP}")
+        names += [name.removesuffix(".jpg") for name in read_lines(str(file))]
+    gone = [name for name in names if not Path(home, SENTENCES, f"{name}.txt").is_file()]
+    if gone:
+        raise UserError(
+            f"{home}/{SENTENCES} has no captions of {some(gone)} of split {','.join(splits)}; {HELP}"
+        )
+    if len(set(names)) < len(names):
+        twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+        raise UserError(f"split {','.join(splits)} of {home} names {some(twice)} more than once; {HELP}")
+    return names
+
+
+def _around(boxes: list[Box]) -> Box:
+    """The smallest box around all of them."""
+    left, top, right, bottom = zip(*boxes, strict=True)
+    return min(left), min(top), max(right), max(bottom)

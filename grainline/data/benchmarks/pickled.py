@@ -1,0 +1,108 @@
+"""Pickled data without code: lists, dicts, numbers and texts, and nothing that a pickle could call.
+
+A pickle is a program that may call anything. Every instruction of it is looked at first; those that name,
+build or call something end the reading, whatever they name.
+"""
+
+import pickle
+import pickletools
+from io import BytesIO
+from typing import Any
+
+from grainline.data.formats.plain import HELP, read_plain
+from grainline.errors import UserError
+from grainline.files import Unpickler
+
+PLAIN = frozenset(
+    [
+        *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "DUP"),
+        *("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "GET", "BINGET", "LONG_BINGET"),
+        *("NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"),
+        *("FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING"),
+        *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+        *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+        *("EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS"),
+        *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+    ]
+)
+"""Instructions that make values out of the file alone."""
+_OPCODES = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes}
+
+_DAMAGE = (
+    *(ArithmeticError, AttributeError, EOFError, IndexError, KeyError, MemoryError, RecursionError),
+    *(TypeError, ValueError, pickle.UnpicklingError),
+)
+"""What unpickling raises on files that are cut or no pickles."""
+
+
+def read_pickle(path: str) -> Any:
+    """The content of a pickle of plain data, of Python 2 too; its byte strings are texts.
+
+    Raises UserError for one that holds anything else, before any of it is run.
+    """
+    try:
+        data = read_plain(path, 2**62)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
+    try:
+        told = _refuse_code(data, path)
+        found = _loaded(data)
+        return _with_texts(found, {}) if told else found
+    except _DAMAGE as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path} is no pickle of plain data: {first}; {HELP}") from None
+
+
+def _refuse_code(data: bytes, path: str) -> bool:
+    """Raise UserError for an instruction that is not plain; whether the file has byte strings of Python 3."""
+    told, file = False, BytesIO(data)
+    while code := file.read(1):
+        opcode = _OPCODES.get(code)
+        if opcode is None:
+            raise ValueError(f"{code!r} is no instruction")
+        argument = _argument(opcode, file)
+        if opcode.name not in PLAIN:
+            raise UserError(
+                f"{path} asks for more than plain data ({opcode.name} {argument or ''}), and was not run; "
+                f"write its content as JSON; {HELP}"
+            )
+        if "PUT" in opcode.name and argument > len(data):
+            raise ValueError("it asks for more memory than its content can need")
+        if opcode.name == "STOP":
+            break
+        told = told or "BYTES" in opcode.name
+    return told
+
+
+def _argument(opcode: Any, file: BytesIO) -> Any:
+    if (
+        opcode.name == "STRING"
+    ):  # what pickletools reads with is an error where a text of Python 2 is not ASCII
+        return file.readline()
+    return None if opcode.arg is None else opcode.arg.reader(file)
+
+
+def _loaded(data: bytes) -> Any:
+    """Strings of Python 2 are bytes: UTF-8 where they are that, else Latin-1."""
+    try:
+        return Unpickler(BytesIO(data), encoding="utf-8").load()
+    except UnicodeDecodeError:
+        return Unpickler(BytesIO(data), encoding="latin-1").load()
+
+
+def _with_texts(value: Any, done: dict[int, Any]) -> Any:
+    """The same with texts for byte strings.
+
+    done  what became of each value, by its id: a list that stands twice in another one is read once
+    """
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if not isinstance(value, dict | list | tuple):
+        return value
+    if id(value) not in done:
+        if isinstance(value, dict):
+            found: Any = {_with_texts(name, done): _with_texts(inner, done) for name, inner in value.items()}
+        else:
+            found = type(value)(_with_texts(inner, done) for inner in value)
+        done[id(value)] = found
+    return done[id(value)]

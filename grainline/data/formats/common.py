@@ -1,0 +1,391 @@
+"""What all sources share: the base class, and how descriptions and picture files are read.
+
+A description of a picture, in a JSON file beside it or in a row of a table, has these fields:
+    caption, captions                 a string or a list of strings
+    long, long_caption, description   one longer text
+    longs                             a list of further ones
+    regions, boxes                    a list of {phrase, box: [left, top, right, bottom], mask?, span?,
+                                      foils?}
+    foils                             a list of {text, true, kind}; those of a region need no true
+    subtexts                          a list of strings, each longer than the one before
+A mask is what grainline.data.formats.masks reads. Recaptioned data has fields of its own:
+grainline.data.formats.common.
+"""
+
+import glob
+import hashlib
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from grainline.data.formats.checked import Fields, Stretch, Text, Upright, Words, strings
+from grainline.data.formats.masks import Mask
+from grainline.data.formats.plain import HELP, parse_json, read_plain, text_of
+from grainline.data.record import (
+    DAMAGED_REGION,
+    DAMAGED_TEXT,
+    MISSING_IMAGE,
+    UNREADABLE_FILE,
+    Damaged,
+    Foil,
+    Record,
+    Region,
+    as_sentences,
+)
+from grainline.errors import UserError
+
+# Recaptioned data: pictures with short and long captions by three models beside the raw one (DreamLIP).
+#
+#     raw_caption, shortIB_captions, longIB_captions, shortSV_captions, longSV_captions, shortLLA_captions,
+#     longLLA_captions
+#
+# by InstructBLIP, ShareGPT4V and LLaVA, of CC3M, CC12M and YFCC15M. The fields stand in CSV or parquet files
+# beside an "Image Path", which is a URL, or in the JSON of WebDataset tars; as strings, or as lists of
+# sentences as FLAIR prepares them. Wherever descriptions are read, a look at their fields finds them. The raw
+# caption and the short ones are the captions of a record, the long ones its long descriptions.
+
+
+MODELS = ("IB", "SV", "LLA")
+RAW = "raw_caption"
+SHORT = tuple(f"short{model}_captions" for model in MODELS)
+LONG = tuple(f"long{model}_captions" for model in MODELS)
+FIELDS = (RAW, *SHORT, *LONG)
+
+
+def is_recaptioned(fields: Mapping[str, Any]) -> bool:
+    """Whether a description has captions by one of the models."""
+    return any(fields.get(name) for name in (*SHORT, *LONG))
+
+
+def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The description in the names of `common`.
+
+    >>> renamed({"raw_caption": "dog", "shortSV_captions": ["A dog", "It runs"], "longIB_captions": "A dog."})
+    {'captions': ['dog', 'A dog. It runs.'], 'longs': ['A dog.']}
+    """
+    texts = {name: _whole(fields.get(name)) for name in FIELDS}
+    kept = {name: value for name, value in fields.items() if name not in FIELDS}
+    return {
+        **kept,
+        "captions": [texts[n] for n in (RAW, *SHORT) if texts[n]],
+        "longs": [texts[n] for n in LONG if texts[n]],
+    }
+
+
+def _whole(value: Any) -> str:
+    """A text, or sentences as one; anything else counts as no text."""
+    if isinstance(value, list | tuple):
+        value = as_sentences([piece.strip() for piece in value if isinstance(piece, str) and piece.strip()])
+    return value.strip() if isinstance(value, str) else ""
+
+
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif")
+LONG_FIELDS = ("long", "long_caption", "description")
+
+_PROBES = 10_000  # how many picture paths are looked up, at most, before a set is said to have no pictures
+
+
+class FileSource(ABC):
+    """Abstract: a source that lies on a disk. Fulfils grainline.data.record.Source."""
+
+    path: str
+    remarks: tuple[str, ...] = ()  # what was found at opening and is worth knowing, in plain words
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Record:
+        """The record at a position; raises Damaged where there is none to be had, IndexError past the end."""
+
+    @abstractmethod
+    def keys(self) -> Iterable[str]:
+        """The keys of all records in order, without reading any."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Hex digest of what the source holds: equal data, equal digest, wherever it lies."""
+
+
+class Said(NamedTuple):
+    """Everything that one description says about its picture."""
+
+    captions: tuple[str, ...] = ()
+    long: str | None = None
+    regions: tuple[Region, ...] = ()
+    foils: tuple[Foil, ...] = ()
+    subtexts: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+    def record(self, key: str, image: bytes) -> Record:
+        """The record of this description; a long text alone serves as the caption."""
+        assert not self.empty, "no text"
+        captions, long = self.captions, self.long
+        if long and not captions:
+            captions, long = (long,), long if self.others else None
+        return Record(key, image, captions, long, self.regions, self.foils, self.subtexts, self.others)
+
+    @property
+    def texts(self) -> list[str | int]:
+        """What a fingerprint takes of the texts."""
+        parts: list[str | int] = [len(self.captions), *self.captions, self.long or ""]
+        parts += [len(self.subtexts), *self.subtexts] if self.subtexts else []
+        return [*parts, "others", len(self.others), *self.others] if self.others else parts
+
+    @property
+    def silent(self) -> bool:
+        """Whether there is no text of the whole picture."""
+        return not self.captions and not self.long
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no text at all, of no region either."""
+        return self.silent and not self.regions
+
+
+class _Wrong(Fields):
+    """A foil of a region; what it is compared with is the phrase, unless it says otherwise."""
+
+    text: Text
+    true: Words | None = None
+    kind: Words
+
+
+class _Foil(Fields):
+    text: Text
+    true: Words
+    kind: Words
+
+
+class _Region(Fields):
+    phrase: Text
+    box: Upright | None = None
+    mask: Mask | None = None
+    span: Stretch | None = None
+    foils: tuple[_Wrong, ...] | None = None
+
+    def region(self) -> Region:
+        foils = tuple(
+            Foil(one.text, self.phrase if one.true is None else one.true, one.kind)
+            for one in self.foils or ()
+        )
+        return Region(self.phrase, self.box, self.mask, self.span, foils)
+
+
+class _Placed(Fields):
+    """What a description says of parts of its picture."""
+
+    regions: tuple[_Region, ...] = ()
+    boxes: tuple[_Region, ...] = ()
+    foils: tuple[_Foil, ...] = ()
+
+
+def _placed(fields: Mapping[str, Any], where: str) -> tuple[tuple[Region, ...], tuple[Foil, ...]]:
+    given = {name: fields[name] for name in _Placed.model_fields if fields.get(name)}
+    try:
+        found = _Placed.of(given) if given else _Placed()
+    except ValueError as error:
+        raise Damaged(DAMAGED_REGION, f"{where} ({error})") from None
+    foils = tuple(Foil(foil.text, foil.true, foil.kind) for foil in found.foils)
+    return tuple(region.region() for region in found.regions or found.boxes), foils
+
+
+def said(fields: Mapping[str, Any], where: str) -> Said:
+    """Read the fields named at the top of this file. Texts are stripped, empty ones dropped.
+
+    Raises Damaged("damaged region"), which names the field.
+
+    >>> said({"caption": "A dog.", "captions": ["It runs. ", " "], "description": "A wet dog."}, "a.json")[:2]
+    (('A dog.', 'It runs.'), 'A wet dog.')
+    """
+    if is_recaptioned(fields):
+        fields = renamed(fields)
+    several = strings(fields.get("captions"))
+    captions = [text for text in strings(fields.get("caption")) if text not in several] + several
+    long = next((" ".join(texts) for name in LONG_FIELDS if (texts := strings(fields.get(name)))), None)
+    longs = ([long] if long else []) + strings(fields.get("longs"))
+    regions, foils = _placed(fields, where)
+    return Said(
+        tuple(captions),
+        longs[0] if longs else None,
+        regions,
+        foils,
+        tuple(strings(fields.get("subtexts"))),
+        tuple(longs[1:]),
+    )
+
+
+def described(data: bytes, where: str) -> Said:
+    """The texts of a JSON file beside a picture; none where it holds no object. Raises Damaged."""
+    fields = beside(lambda data: parse_json(text_of(data, "surrogatepass")), data, where)
+    return said(fields, where) if isinstance(fields, dict) else Said()
+
+
+def beside(read: Callable[[bytes], Any], data: bytes, where: str) -> Any:
+    """What a reader makes of a file beside a picture. Raises Damaged where it raises ValueError."""
+    try:
+        return read(data)
+    except ValueError as error:
+        raise Damaged(DAMAGED_TEXT, f"{where} ({error})") from None
+
+
+def read_picture(candidates: Sequence[str], where: str) -> bytes:
+    """The bytes of the first of these paths that exists. Raises Damaged."""
+    for path in candidates:
+        try:
+            return read_plain(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as error:  # ValueError: a path with a null character
+            why = error.strerror if isinstance(error, OSError) else error
+            named = path if where in ("", path) else f"{where}: {path}"
+            raise Damaged(UNREADABLE_FILE, f"{named} ({why})") from error
+    raise Damaged(MISSING_IMAGE, f"{where} (looked for {candidates[0]})")
+
+
+def require_pictures(candidates: Sequence[Sequence[str]], source: str, root: str, which: str = "") -> None:
+    """Fail if none of the pictures is there. Each entry lists the paths where one picture may lie.
+
+    which  what else the error says of the folder
+    """
+    if not os.path.isdir(root):
+        raise UserError(
+            f"no folder of pictures at {root}, named for {source}: say where with --images DIR{which}; {HELP}"
+        )
+    step = max(1, len(candidates) // _PROBES)
+    if not any(os.path.isfile(path) for paths in candidates[::step] for path in paths):
+        first = next((paths[0] for paths in candidates if paths), root)
+        raise UserError(
+            f"none of the {len(candidates)} pictures of {source} is under {root} (the first was looked for at"
+            f" {first}): say where they lie with --images DIR{which}; {HELP}"
+        )
+
+
+def split_query(path: str, allowed: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Take "file.csv?image=photo&root=pictures" apart. A file whose name holds a question mark stays whole.
+
+    >>> split_query("rows.csv?image=photo&root=my%20pictures", ("image", "root"))
+    ('rows.csv', {'image': 'photo', 'root': 'my pictures'})
+    """
+    base, query = divide(path)
+    if not query:
+        return path, {}
+    options: dict[str, str] = {}
+    for part in query.split("&"):
+        name, _, value = part.partition("=")
+        if name not in allowed or not value:
+            raise UserError(
+                f"'{part}' in {path} is no option: allowed are {', '.join(allowed)} as name=value; {HELP}"
+            )
+        options[name] = unquote(value)
+    return base, options
+
+
+def divide(path: str) -> tuple[str, str]:
+    """Path and query. Only a question mark before an equals sign starts a query: it is a wildcard elsewhere.
+
+    >>> divide("rows.csv?image=photo"), divide("rows-?.csv")
+    (('rows.csv', 'image=photo'), ('rows-?.csv', ''))
+    """
+    base, _, query = path.rpartition("?")
+    return (base, query) if base and "=" in query and not os.path.exists(path) else (path, "")
+
+
+def name_and_size(folder: str, name: str) -> list[str | int]:
+    """What a fingerprint takes of a picture file; a size of -1 where it is gone."""
+    path = os.path.join(folder, name)
+    return [name, os.path.getsize(path) if os.path.exists(path) else -1]
+
+
+def digest(parts: Iterable[str | int]) -> str:
+    """sha256 over a list of values; where one ends and the next begins counts.
+
+    >>> digest(["ab", "c"]) == digest(["a", "bc"])
+    False
+    """
+    total = hashlib.sha256()
+    for part in parts:
+        data = str(part).encode("utf-8", "surrogatepass")
+        total.update(b"%d:" % len(data))
+        total.update(data)
+    return total.hexdigest()
+
+
+def some(names: Sequence[str], number: int = 3) -> str:
+    """The first few names, for a message.
+
+    >>> some(["a", "b", "c", "d"], 2)
+    'a, b and 2 more'
+    """
+    rest = len(names) - number
+    return ", ".join(names[:number]) + (f" and {rest} more" if rest > 0 else "")
+
+
+# Patterns of paths: braces as in WebDataset ({0000..0004}, {a,b}) and the wildcards of the shell; and what a
+# URL is called on a disk.
+
+
+_MOST = 1_000_000  # a typing mistake in a range shall not fill the memory
+
+
+def is_pattern(path: str) -> bool:
+    """Whether a path stands for several. What exists under just this name is itself.
+
+    >>> is_pattern("train-{0..4}.tar"), is_pattern("train-*.tar"), is_pattern("train-0.tar")
+    (True, True, False)
+    """
+    return not os.path.exists(path) and (braces(path) != [path] or glob.has_magic(path))
+
+
+def expand(path: str) -> list[str]:
+    """The paths that a pattern stands for, wildcards sorted. Raises UserError if one is not there."""
+    if not is_pattern(path):
+        return [path]
+    found: list[str] = []
+    missing: list[str] = []
+    for one in braces(path):
+        matches = sorted(glob.glob(one)) if glob.has_magic(one) and not os.path.exists(one) else [one]
+        found += matches
+        missing += [one] if not matches or not os.path.exists(matches[0]) else []
+    if missing:
+        raise UserError(f"{path} stands for {some(missing)}, where nothing is (from {os.getcwd()}); {HELP}")
+    return found
+
+
+def braces(path: str) -> list[str]:
+    """All readings of the braces in a path; numbers keep their zeros.
+
+    >>> braces("{train,dev}-{08..10}.tar")[:4]
+    ['train-08.tar', 'train-09.tar', 'train-10.tar', 'dev-08.tar']
+    """
+    pieces = re.split(r"(\{[^{}]*\})", path)
+    choices = [_choices(piece, path) if number % 2 else [piece] for number, piece in enumerate(pieces)]
+    return ["".join(choice) for choice in product(*choices)]
+
+
+def _choices(brace: str, path: str) -> list[str]:
+    inside = brace[1:-1]
+    span = re.fullmatch(r"(\d+)\.\.(\d+)", inside)
+    if span:
+        first, last = int(span[1]), int(span[2])
+        if not first <= last < first + _MOST:
+            raise UserError(
+                f"{brace} in {path} is no range of at most {_MOST} numbers, smallest first; {HELP}"
+            )
+        return [f"{number:0{len(span[1])}d}" for number in range(first, last + 1)]
+    return inside.split(",") if "," in inside else [brace]
+
+
+def name_of(url: str) -> str:
+    """The file name of a URL or a path.
+
+    >>> name_of("https://a.org/vg/23%20a.jpg?size=2"), name_of("vg/2390970.jpg")
+    ('23 a.jpg', '2390970.jpg')
+    """
+    if "://" in url:  # no urlsplit, which is an error for http://[
+        url = unquote(re.split("[?#]", url.partition("://")[2].partition("/")[2])[0])
+    return url.rpartition("/")[2]

@@ -1,0 +1,195 @@
+"""A folder of pictures, subfolders included, each with its texts in a file of the same name beside it.
+
+    cats/a.jpg   cats/a.txt    one caption per line that is not empty
+    cats/b.png   cats/b.json   the fields of grainline.data.formats.common; its texts win if both are there
+
+Keys are the paths of the pictures below the folder, in sorted order. Hidden files and folders are left alone.
+A bare folder holds pictures without any text beside them: there is nothing to train on, but much to encode.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+
+from grainline.data.formats.checked import strings
+from grainline.data.formats.common import (
+    IMAGE_SUFFIXES,
+    FileSource,
+    Said,
+    beside,
+    described,
+    digest,
+    name_and_size,
+    read_picture,
+    some,
+)
+from grainline.data.formats.plain import HELP, read_plain, text_of
+from grainline.data.record import MISSING_CAPTION, UNREADABLE_FILE, Damaged, Record
+from grainline.errors import UserError
+
+_TEXT_SUFFIXES = ("json", "txt")
+
+
+class Folder(FileSource):
+    """The pictures below a folder, or the given ones of them (paths relative to it).
+
+    `remarks` names texts that have no picture.
+    """
+
+    def __init__(self, path: str, files: Sequence[str] | None = None, *, allow_bare: bool = False) -> None:
+        """allow_bare  a picture may lack a text: its record has no captions. Else it is damaged."""
+        self.allow_bare = allow_bare
+        self.path = path
+        listed = list(files) if files is not None else files_below(path)
+        self._names = sorted(name for name in listed if suffix(name) in IMAGE_SUFFIXES)
+        if not self._names:
+            kinds = sorted({suffix(name) for name in listed})
+            found = f"{len(listed)} files of the kinds {some(kinds, 8)}" if listed else "nothing"
+            raise UserError(
+                f"{path} holds no pictures ({', '.join(IMAGE_SUFFIXES)}), no tars and no parquet files,"
+                f" but {found}; {HELP}"
+            )
+        beside = {name for name in listed if suffix(name) in _TEXT_SUFFIXES}
+        stems = {os.path.splitext(name)[0] for name in self._names}
+        if files is None:
+            if not allow_bare and not any(os.path.splitext(name)[0] in stems for name in beside):
+                raise UserError(
+                    f"{path} holds {len(self._names)} pictures without captions: put NAME.txt or NAME.json"
+                    f" beside NAME.{suffix(self._names[0])}, or name a table (jsonl, csv); {HELP}"
+                )
+            alone = sorted(name for name in beside if os.path.splitext(name)[0] not in stems)
+            self.remarks = (f"{len(alone)} texts have no picture: {some(alone)}",) if alone else ()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> Record:
+        name = self._names[index]
+        texts = self._texts(name)
+        path = os.path.join(self.path, name)
+        if texts.silent and not self.allow_bare:
+            raise Damaged(MISSING_CAPTION, path)
+        picture = read_picture([path], path)
+        return Record(name, picture, ()) if texts.silent else texts.record(name, picture)
+
+    def _texts(self, name: str) -> Said:
+        stem = os.path.join(self.path, os.path.splitext(name)[0])
+        texts = Said()
+        fields = _beside(stem, "json")
+        if fields is not None:
+            texts = described(fields, f"{stem}.json")
+        if texts.silent:
+            lines = _beside(stem, "txt")
+            if lines is not None:
+                captions = beside(text_of, lines, f"{stem}.txt").split("\n")
+                texts = texts._replace(captions=tuple(strings(captions)))
+        return texts
+
+    def keys(self) -> Iterable[str]:
+        """The paths of the pictures below the folder."""
+        return iter(self._names)
+
+    def fingerprint(self) -> str:
+        """sha256 over names and sizes of the pictures, and their texts; reads every text file."""
+        parts: list[str | int] = []
+        for name in self._names:
+            parts += name_and_size(self.path, name)
+            try:
+                texts = self._texts(name)
+                parts += texts.texts
+            except Damaged as damaged:
+                parts.append(damaged.cause)
+        return digest(parts)
+
+
+def suffix(name: str) -> str:
+    """The lower-case suffix without its dot.
+
+    >>> suffix("a/b.tar.JPG"), suffix("README")
+    ('jpg', '')
+    """
+    return os.path.splitext(name)[1][1:].lower()
+
+
+def files_below(path: str) -> list[str]:
+    """Paths of all files below a folder, relative to it, sorted. Links are followed, circles are not."""
+    found: list[str] = []
+    visited: set[tuple[int, int]] = set()
+    for folder, below, files in os.walk(path, onerror=_refuse, followlinks=True):
+        state = os.stat(folder)
+        if (state.st_dev, state.st_ino) in visited:
+            below.clear()
+            continue
+        visited.add((state.st_dev, state.st_ino))
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        inside = os.path.relpath(folder, path)
+        found += [os.path.normpath(os.path.join(inside, name)) for name in files if not name.startswith(".")]
+    return sorted(found)
+
+
+def _refuse(error: OSError) -> None:
+    raise UserError(
+        f"{error.filename} cannot be read ({error.strerror}): change its permissions or leave it out; {HELP}"
+    )
+
+
+def _beside(stem: str, kind: str) -> bytes | None:
+    """A file that may be absent, its suffix in small letters or capitals. Raises Damaged where it is there
+    and cannot be read."""
+    for path in (f"{stem}.{kind}", f"{stem}.{kind.upper()}"):
+        try:
+            return read_plain(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise Damaged(UNREADABLE_FILE, f"{path} ({error.strerror})") from error
+    return None
+
+
+# A folder with one subfolder for each class, for classification: `classes:DIR`.
+#
+#     photos/great_white_shark/a.jpg      caption "great white shark"
+#     photos/great_white_shark/x/b.jpg    the same: the folder below DIR decides
+#
+# The caption of a picture is the name of its folder, with blanks for underscores. Texts beside the pictures
+# are not read.
+
+
+class Classes(FileSource):
+    """The pictures in the subfolders of a folder. `remarks` names those that lie in none."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        found = sorted(name for name in files_below(path) if suffix(name) in IMAGE_SUFFIXES)
+        self._names = [name for name in found if os.path.dirname(name)]
+        if not self._names:
+            raise UserError(
+                f"{path} holds no pictures ({', '.join(IMAGE_SUFFIXES)}) in subfolders, of which each is a"
+                f" class, and {len(found)} beside them; {HELP}"
+            )
+        loose = [name for name in found if not os.path.dirname(name)]
+        self.remarks = (f"{len(loose)} pictures lie in no subfolder: {some(loose)}",) if loose else ()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> Record:
+        name = self._names[index]
+        path = os.path.join(self.path, name)
+        return Record(name, read_picture([path], path), (label(name),))
+
+    def keys(self) -> Iterable[str]:
+        """The paths of the pictures below the folder."""
+        return iter(self._names)
+
+    def fingerprint(self) -> str:
+        """sha256 over names and sizes of the pictures; the names hold the classes."""
+        return digest(part for name in self._names for part in name_and_size(self.path, name))
+
+
+def label(name: str) -> str:
+    """The class of a picture by its path below the folder.
+
+    >>> label(os.path.join("great_white_shark", "x", "b.jpg"))
+    'great white shark'
+    """
+    return " ".join(name.split(os.sep)[0].replace("_", " ").split())

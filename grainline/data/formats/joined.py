@@ -1,0 +1,168 @@
+"""Sources made of sources: several as one, and one without some of its captions.
+
+Several sources as one, and what stands over a single one.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain
+from pathlib import Path
+
+from grainline.data.formats.common import FileSource, digest, divide
+from grainline.data.formats.plain import HELP
+from grainline.data.record import MISSING_CAPTION, Box, Boxed, Damaged, Record, Source, boxes_of, keys_of
+from grainline.errors import UserError
+
+
+class Joined(FileSource):
+    """One source after the other. If two of them share a key, or might, all keys are prefixed.
+
+    A source that cannot list its keys (scenes) might share any, so then all are prefixed.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        assert sources, "no source"
+        self.sources = list(sources)
+        self.path = " ".join(source.path for source in sources)
+        self._ends = list(accumulate(len(source) for source in sources))
+        self._prefixes = _prefixes(self.sources)
+        self.remarks = tuple(f"{source.path}: {remark}" for source in sources for remark in remarks(source))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Record:
+        number, place = self._place(index)
+        record = self.sources[number][place]
+        return record._replace(key=self._prefixes[number] + record.key)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The number of the source that a record is from, and its position there."""
+        index = range(len(self))[index]
+        number = bisect_right(self._ends, index)
+        return number, index - self._ends[number] + len(self.sources[number])
+
+    def boxes(self, index: int) -> tuple[Box, ...]:
+        """The boxes of the things in a picture, as `boxes_of` finds them in its own source."""
+        number, place = self._place(index)
+        source = self.sources[number]
+        return source.boxes(place) if isinstance(source, Boxed) else boxes_of(source, place, source[place])
+
+    def keys(self) -> Iterable[str]:
+        """The keys of all records in order; reads the records of sources that cannot list them."""
+        for prefix, source in zip(self._prefixes, self.sources, strict=True):
+            yield from (prefix + key for key in keys_of(source))
+
+    def fingerprint(self) -> str:
+        """sha256 over the fingerprints of the sources, in order."""
+        return digest(source.fingerprint() for source in self.sources)
+
+
+class Over(FileSource):
+    """A source over another one: the same records in the same order, but for what subclasses change."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.path, self.remarks = source, source.path, remarks(source)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Record:
+        return self.source[index]
+
+    def keys(self) -> Iterable[str]:
+        """Those of the source; reads its records where it cannot list them."""
+        return keys_of(self.source)
+
+    def fingerprint(self) -> str:
+        """That of the source."""
+        return self.source.fingerprint()
+
+
+def parts_of(source: Source) -> list[Source]:
+    """The sources of which a source is made: those that were joined, and what stands below another one."""
+    if isinstance(source, Joined):
+        return [part for one in source.sources for part in parts_of(one)]
+    return parts_of(source.source) if isinstance(source, Over) else [source]
+
+
+def remarks(source: Source) -> tuple[str, ...]:
+    """What a source found at opening and is worth knowing."""
+    return source.remarks if isinstance(source, FileSource) else ()
+
+
+def _prefixes(sources: Sequence[Source]) -> list[str]:
+    listed = [source for source in sources if isinstance(source, FileSource)]
+    if len(listed) == len(sources):
+        keys = set(chain.from_iterable(source.keys() for source in listed))
+        if len(keys) == sum(map(len, sources)):
+            return [""] * len(sources)
+    names = [Path(source.path).stem for source in sources]
+    if len(set(names)) < len(names):
+        names = [f"{name}.{number}" for number, name in enumerate(names)]
+    return [f"{name}/" for name in names]
+
+
+# Captions held back: `PATH?skip=0,1`, any source without some of the captions of each of its records.
+#
+# A picture whose description is made of two of its captions is learnt from, and found by, the other ones.
+
+
+OPTION = "skip"
+
+
+class HeldBack(Over):
+    """A source without the captions of some numbers, which count from 0. A record left without is damaged."""
+
+    def __init__(self, source: Source, skip: tuple[int, ...]) -> None:
+        super().__init__(source)
+        self.skip = skip
+        self.path = f"{source.path} without captions {', '.join(map(str, skip))}"
+
+    def __getitem__(self, index: int) -> Record:
+        """The record at a position. Raises Damaged where no caption is left."""
+        record = self.source[index]
+        kept = tuple(text for number, text in enumerate(record.captions) if number not in self.skip)
+        if not kept:
+            raise Damaged(MISSING_CAPTION, f"{record.key} (all its captions are held back)")
+        return _renumbered(record._replace(captions=kept), record.captions, self.skip)
+
+    def fingerprint(self) -> str:
+        """sha256 over that of the source, and what is held back."""
+        return digest([self.source.fingerprint(), OPTION, *self.skip])
+
+
+def _renumbered(record: Record, before: tuple[str, ...], skip: tuple[int, ...]) -> Record:
+    """With the regions and foils of what is left alone; spans count the captions that are."""
+    kept = [number for number in range(len(before)) if number not in skip]
+    name = {f"captions.{old}": f"captions.{new}" for new, old in enumerate(kept)}
+    regions = []
+    for region in record.regions:
+        if region.span is None or not region.span[0].startswith("captions."):
+            regions.append(region)
+        elif region.span[0] in name:
+            regions.append(region._replace(span=(name[region.span[0]], *region.span[1:])))
+    gone = {before[old] for old in skip if old < len(before)} - {*record.captions, *record.longs}
+    foils = tuple(foil for foil in record.foils if foil.true not in gone)
+    return record._replace(regions=tuple(regions), foils=foils)
+
+
+def held_back(path: str) -> tuple[str, tuple[int, ...]]:
+    """A path without the option, and the numbers that it gives. Raises UserError.
+
+    >>> held_back("a-*.tar?skip=0,1"), held_back("scenes:dev?count=5&skip=2"), held_back("a.csv?image=x")
+    (('a-*.tar', (0, 1)), ('scenes:dev?count=5', (2,)), ('a.csv?image=x', ()))
+    """
+    base, query = divide(path)
+    options = query.split("&") if query else []
+    given = [option for option in options if option.startswith(f"{OPTION}=")]
+    if not given:
+        return path, ()
+    numbers = ",".join(option.partition("=")[2] for option in given).split(",")
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        raise UserError(
+            f"{', '.join(given)} in {path} must be numbers of captions, which count from 0, such as "
+            f"{OPTION}=0,1; {HELP}"
+        )
+    rest = "&".join(option for option in options if option not in given)
+    return (f"{base}?{rest}" if rest else base), tuple(sorted({int(number) for number in numbers}))

@@ -1,0 +1,206 @@
+"""Parquet files with pictures inside, or with paths of pictures. Needs the extra `data` (pyarrow).
+
+Columns are found by name as in grainline.data.formats.table (image and text columns), or named with
+`file.parquet?image=COL&caption=COL&long=COL&root=DIR`. A picture is bytes, a struct of {bytes, path} as the
+`datasets` library writes it, or a path.
+
+Parquet has no access to single rows: a row group is read whole, and the last two are kept. That is fast in
+order; a shuffle over large row groups reads each again and again, so write small ones (100 to 1000 rows) or
+use tars.
+"""
+
+import os
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from grainline.data.formats.common import (
+    FileSource,
+    Said,
+    digest,
+    read_picture,
+    require_pictures,
+    said,
+    split_query,
+)
+from grainline.data.formats.plain import HELP, regular
+from grainline.data.formats.table import FURTHER, OPTIONS, SPOTS, choose_columns, fields_of
+from grainline.data.record import MISSING_CAPTION, MISSING_IMAGE, UNREADABLE_FILE, Damaged, Record
+from grainline.errors import UserError
+
+KEPT_GROUPS = 2
+
+
+class _Group(NamedTuple):
+    file: str
+    number: int  # in its file
+    first: int  # row of the file
+    rows: int
+
+
+class Parquet(FileSource):
+    """The rows of one or more parquet files, file after file. Keys are "NAME:ROW"."""
+
+    def __init__(self, paths: Sequence[str], path: str | None = None, images: str | None = None) -> None:
+        self.path = paths[0] if path is None else path
+        parts = [split_query(name, OPTIONS) for name in paths]
+        options = split_query(self.path, OPTIONS)[1] or parts[0][1]
+        self._files = [file for file, _ in parts]
+        self._groups: list[_Group] = []
+        schema: Any = None
+        for file in self._files:
+            with _opened(file) as opened:
+                schema = schema or opened.schema_arrow
+                missing = set(schema.names) - set(opened.schema_arrow.names)
+                if missing:
+                    raise UserError(
+                        f"{file} has no column {min(missing)}, which {self._files[0]} has; {HELP}"
+                    )
+                sizes = [opened.metadata.row_group(n).num_rows for n in range(opened.metadata.num_row_groups)]
+            firsts = [0, *accumulate(sizes)]
+            self._groups += [
+                _Group(file, n, first, rows)
+                for n, (first, rows) in enumerate(zip(firsts, sizes, strict=False))
+            ]
+        self._ends = list(accumulate(group.rows for group in self._groups))
+        if not len(self):
+            raise UserError(f"{self.path} holds no rows; {HELP}")
+        self._columns = choose_columns(schema.names, options, self._files[0])
+        self._further = [name for name in FURTHER if name in schema.names]
+        folder = os.path.dirname(os.path.abspath(self._files[0]))
+        self._root = os.path.abspath(images) if images else os.path.join(folder, options.get("root", ""))
+        self._labels = _labels(self._files)
+        self._forget()
+        _require_fitting(schema, self._columns, self._files[0])
+        if _is_path(schema.field(self._columns["image"]).type):
+            self._require_pictures()
+
+    def _forget(self) -> None:
+        """Nothing is open and nothing read: the state in which a process starts."""
+        self._process = os.getpid()
+        self._cache: OrderedDict[int, list[dict[str, Any]]] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_cache": OrderedDict()}
+
+    def _require_pictures(self) -> None:
+        try:
+            names = [row[self._columns["image"]] for row in self._rows(0)]
+        except (OSError, ValueError):  # its rows are damaged, each for itself
+            return
+        require_pictures([[os.path.join(self._root, name)] for name in names if name], self.path, self._root)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> Record:
+        index = range(len(self))[index]
+        group = bisect_right(self._ends, index)
+        row = index - self._ends[group] + self._groups[group].rows
+        key = self._key(group, row)
+        where = f"{self._groups[group].file}: {key}"
+        try:
+            fields = self._rows(group)[row]
+        except (OSError, ValueError) as error:  # pyarrow's own errors derive from these two
+            raise Damaged(UNREADABLE_FILE, f"{where} ({error})") from error
+        texts = self._said(fields, where)
+        if texts.silent:
+            raise Damaged(MISSING_CAPTION, where)
+        return texts.record(key, self._image(fields[self._columns["image"]], where))
+
+    def _said(self, fields: dict[str, Any], where: str) -> Said:
+        return said(fields_of(fields, self._columns), where)
+
+    def _image(self, value: Any, where: str) -> bytes:
+        if isinstance(value, dict):
+            value = value["bytes"] if value.get("bytes") else value.get("path")
+        if not value:
+            raise Damaged(MISSING_IMAGE, where)
+        return (
+            value if isinstance(value, bytes) else read_picture([os.path.join(self._root, str(value))], where)
+        )
+
+    def _key(self, group: int, row: int) -> str:
+        return f"{self._labels[self._groups[group].file]}:{self._groups[group].first + row}"
+
+    def _rows(self, group: int) -> list[dict[str, Any]]:
+        """The needed columns of one row group; the latest groups are kept."""
+        if self._process != os.getpid():  # a forked worker: what pyarrow holds open is not to be shared
+            self._forget()
+        if group not in self._cache:
+            self._cache[group] = _read(self._groups[group], [*self._columns.values(), *self._further])
+            while len(self._cache) > KEPT_GROUPS:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(group)
+        return self._cache[group]
+
+    def keys(self) -> Iterable[str]:
+        """File name and row of every record."""
+        for number, group in enumerate(self._groups):
+            yield from (self._key(number, row) for row in range(group.rows))
+
+    def fingerprint(self) -> str:
+        """sha256 over keys and texts, read without the pictures; their sizes do not count."""
+        wanted = [name for role, name in self._columns.items() if role != "image"]
+        wanted += [name for name in self._further if name not in SPOTS]
+        parts: list[str | int] = list(self.keys())
+        for group in self._groups:
+            try:
+                rows = _read(group, wanted)
+            except (OSError, ValueError):
+                parts.append(UNREADABLE_FILE)
+                continue
+            for fields in rows:
+                texts = said(fields_of(fields, self._columns), self.path)
+                parts += texts.texts
+        return digest(parts)
+
+
+def _labels(files: Sequence[str]) -> dict[str, str]:
+    names = [os.path.basename(file) for file in files]
+    return dict(zip(files, names if len(set(names)) == len(names) else files, strict=True))
+
+
+def _opened(file: str) -> Any:
+    """A pyarrow ParquetFile, to be used in a with statement. Raises UserError."""
+    try:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise UserError(f"{file} needs pyarrow: pip install 'grainline[data]'; {HELP}") from error
+    try:
+        regular(file)
+        return ParquetFile(file)
+    except (OSError, ArrowInvalid) as error:
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(f"{file} cannot be read as parquet ({why}); {HELP}") from error
+
+
+def _read(group: _Group, columns: Sequence[str]) -> list[dict[str, Any]]:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(group.file) as file:
+        # Without threads: pyarrow's pool does not survive a fork.
+        rows: list[dict[str, Any]] = file.read_row_group(
+            group.number, columns=list(columns), use_threads=False
+        ).to_pylist()
+    return rows
+
+
+def _is_path(kind: Any) -> bool:
+    return str(kind) in ("string", "large_string", "string_view")
+
+
+def _require_fitting(schema: Any, columns: dict[str, str], file: str) -> None:
+    """The image column holds bytes, {bytes, path} or a path."""
+    import pyarrow
+
+    kind = schema.field(columns["image"]).type
+    names = [kind.field(n).name for n in range(kind.num_fields)] if pyarrow.types.is_struct(kind) else []
+    if not (_is_path(kind) or str(kind).endswith("binary") or "bytes" in names or "path" in names):
+        raise UserError(
+            f"{file} has {kind} in its image column {columns['image']}: bytes, a struct of bytes and path,"
+            f" or a path is needed; {HELP}"
+        )

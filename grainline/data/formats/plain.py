@@ -1,0 +1,178 @@
+"""Files as bytes, text and JSON: only regular files are read, and JSON says what is wrong with it.
+
+A named pipe has no end until somebody writes into it, and /dev/zero never has one. Both are refused before
+they are opened.
+"""
+
+import errno
+import json
+import math
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from grainline.errors import UserError
+
+HELP = "see docs/data.md"
+
+MOST_BYTES = 2**30  # of an image file: the largest that is decoded has 716 MB in 16 bits and four channels
+_DIGITS = 300  # of an integer in JSON; a longer one is infinite, as 1e999 is, and no check accepts that
+
+
+def regular(path: str | Path) -> int:
+    """The size of a regular file in bytes. Raises OSError, also for a pipe, a device and a folder."""
+    state = os.stat(path)
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return state.st_size
+
+
+def read_plain(path: str | Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a regular file. Raises OSError, also for one of more than `most` bytes."""
+    if regular(path) > most:
+        raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))
+    return Path(path).read_bytes()
+
+
+def text_of(data: bytes, errors: str = "strict") -> str:
+    """The text of a file in UTF-8. Raises ValueError.
+
+    errors  "surrogatepass" takes halves of surrogate pairs too, which JSON may hold
+
+    >>> text_of("\\ufeffCaf\\u00e9".encode())
+    'Café'
+    """
+    try:
+        return data.decode("utf-8-sig", errors)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text ({error.reason} at byte {error.start})") from None
+
+
+def read_text(path: str) -> str:
+    """A whole text file in UTF-8, line ends as they are. Raises UserError."""
+    try:
+        return text_of(read_plain(path, 2**62))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is {error}: convert it; {HELP}") from error
+
+
+def read_lines(path: str) -> list[str]:
+    """The texts of a file with one a line, without blank lines. Raises UserError, also where none is left."""
+    lines = [line.strip() for line in read_text(path).split("\n") if line.strip()]
+    if not lines:
+        raise UserError(f"{path} holds no text; expected one text a line")
+    return lines
+
+
+def load_json(path: str) -> Any:
+    """The content of a JSON file. Raises UserError."""
+    try:
+        return parse_json(read_text(path))
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}; {HELP}") from error
+
+
+def parse_json(text: str) -> Any:
+    """Parsed JSON. Raises ValueError, also for a key that one object has twice and for too deep nesting.
+
+    >>> parse_json('{"a": [1, 1e999]}')
+    {'a': [1, inf]}
+    >>> parse_json('{"a": 1, "a": 2}')
+    Traceback (most recent call last):
+    ValueError: one object has the key 'a' 2 times
+    """
+    try:
+        return json.loads(text, object_pairs_hook=once, parse_int=whole)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError for a key that comes twice: one value would vanish."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name, times = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"one object has the key {name[:40]!r} {times} times")
+    return found
+
+
+def whole(digits: str) -> float:
+    """An integer of JSON. Python refuses thousands of digits, and the whole file with them."""
+    return int(digits) if len(digits) <= _DIGITS else math.copysign(math.inf, -digits.startswith("-"))
+
+
+# The elements of a JSON list one by one, so that the first rows of a file of gigabytes are cheap.
+
+
+PIECE = 2**20  # characters read at a time
+MOST = 16 * PIECE  # characters of one element: a longer one is taken for damage, so that it fills no memory
+
+_SIGN = re.compile(r"\s*(\S)\s*")
+_decode = json.JSONDecoder(object_pairs_hook=once, parse_int=whole).raw_decode
+
+
+def elements(path: str) -> Iterator[Any]:
+    """The elements in order; what stands behind the last one that is asked for is not looked at.
+
+    Raises UserError where the file cannot be read, is no list, or breaks off.
+    """
+    number = 0
+    try:
+        regular(path)
+        with open(path, encoding="utf-8-sig") as file:
+            text, at = file.read(PIECE), 0
+            while True:
+                try:
+                    found = _element(text, at, "," if number else "[")
+                except EOFError as error:
+                    more = file.read(PIECE)
+                    if not more or len(text) - at > MOST:
+                        raise ValueError(str(error)) from error
+                    text, at = text[at:] + more, 0
+                    continue
+                if found is None:
+                    return
+                value, at = found
+                number += 1
+                yield value
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text ({error.reason}): convert it") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no JSON list: element {number + 1} ({error}); {HELP}") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
+
+
+def _element(text: str, at: int, mark: str) -> tuple[Any, int] | None:
+    """The element after a mark and where it ends, None where the list ends.
+
+    Raises EOFError where more of the text may mend it, ValueError where a wrong sign stands.
+    """
+    sign = _SIGN.match(text, at)
+    if sign is None:
+        raise EOFError("the file ends inside the list")
+    end = sign.end()
+    if mark == "," and sign[1] == "]":
+        return None
+    if sign[1] != mark:
+        raise ValueError(f"{sign[1]!r} stands where {mark!r} is due")
+    if mark == "[" and text[end : end + 1] == "]":
+        return None
+    try:
+        value, end = _decode(text, end)
+    except json.JSONDecodeError as error:
+        raise EOFError(str(error)) from error
+    after = _SIGN.match(text, end)
+    if after is None:
+        raise EOFError("the file ends inside the list")
+    if after[1] not in ",]":  # half of a number ends so too: -3 of -3.5
+        raise EOFError(f"{after[1]!r} stands behind it")
+    return value, end

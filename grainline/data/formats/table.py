@@ -1,0 +1,315 @@
+"""Tables whose rows name a picture and its texts: JSON Lines, CSV, TSV, or a JSON list of rows.
+
+Columns are found by name (`COLUMNS`), or named: `file.csv?image=photo&caption=sentence&root=pictures`. Paths
+of pictures are relative to the table's folder, to `root`, or to the folder given with --images. Rows with the
+same picture become one record with all their captions; its key is the path of the picture as the table writes
+it. A URL stands for the picture of its file name. JSON rows may have the further fields of
+grainline.data.formats.common. The whole table is held in memory.
+"""
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grainline.data.formats.checked import shown
+from grainline.data.formats.common import FIELDS as RECAPTIONED
+from grainline.data.formats.common import (
+    LONG_FIELDS,
+    FileSource,
+    Said,
+    digest,
+    name_of,
+    read_picture,
+    require_pictures,
+    said,
+    some,
+    split_query,
+)
+from grainline.data.formats.plain import HELP, parse_json, read_text
+from grainline.data.record import DAMAGED_ROW, MISSING_CAPTION, MISSING_IMAGE, Damaged, Record
+from grainline.errors import UserError
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "image": (
+        "image",
+        "image_path",
+        "filepath",
+        "file_name",
+        "filename",
+        "path",
+        "img",
+        "img_path",
+        "image_name",
+        "image path",
+        "imagepath",
+    ),
+    "caption": ("caption", "captions", "text", "title", "sentence", "sentences", "raw_caption"),
+    "long": LONG_FIELDS,
+}
+"""The names that a column goes by, best first; capitals do not matter."""
+
+OPTIONS = ("image", "caption", "long", "root")
+SPOTS = ("regions", "boxes", "foils")
+FURTHER = (*SPOTS, "subtexts", "longs", *RECAPTIONED)  # fields that are called so or are not there
+
+
+class Row(NamedTuple):
+    """One line of a table, or why there is none."""
+
+    number: int  # of its line or place, from 1
+    fields: Mapping[str, Any]
+    error: str = ""
+
+
+class _Picture(NamedTuple):
+    row: int  # the first that names it
+    key: str
+    path: str  # as the table writes it; empty where no row names one
+    said: Said
+    damage: tuple[str, str] | None = None  # cause and where
+
+
+class Table(FileSource):
+    """The pictures of a table in the order of their first rows."""
+
+    which = ""  # pictures are meant, for an error
+
+    def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
+        self.path = path
+        self._file, options = split_query(path, OPTIONS)
+        found = read_rows(self._file) if rows is None else rows
+        columns = choose_columns({name for row in found for name in row.fields}, options, self._file)
+        folder = os.path.dirname(os.path.abspath(self._file))
+        self._root = os.path.abspath(images) if images else os.path.join(folder, options.get("root", ""))
+        self._pictures = list(_merge(found, columns, self._file))
+        if all(picture.said.empty for picture in self._pictures if not picture.damage):
+            raise UserError(
+                f"{self._file} has no text in any row (column {columns.get('caption', '')}); {HELP}"
+            )
+        _refuse_shared([picture.path for picture in self._pictures if "://" in picture.path], self._file)
+        places = [self._places(picture) for picture in self._pictures if picture.path]
+        require_pictures(places, self._file, self._root, self.which)
+
+    def _places(self, picture: _Picture) -> list[str]:
+        return [os.path.join(self._root, name_of(picture.path) if "://" in picture.path else picture.path)]
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def __getitem__(self, index: int) -> Record:
+        picture = self._pictures[index]
+        where = f"{self._file}: row {picture.row}"
+        if picture.damage:
+            raise Damaged(*picture.damage)
+        if not picture.path:
+            raise Damaged(MISSING_IMAGE, where)
+        if picture.said.empty:
+            raise Damaged(MISSING_CAPTION, where)
+        return picture.said.record(picture.key, read_picture(self._places(picture), where))
+
+    def keys(self) -> Iterable[str]:
+        """The paths of the pictures, as the table writes them."""
+        return (picture.key for picture in self._pictures)
+
+    def fingerprint(self) -> str:
+        """sha256 over names and texts; pictures are not looked at, so their sizes do not count."""
+        parts: list[str | int] = []
+        for picture in self._pictures:
+            parts += [picture.key, *picture.said.texts]
+        return digest(parts)
+
+
+def _refuse_shared(urls: Iterable[str], file: str) -> None:
+    """Raises UserError where two URLs have one file name."""
+    named: dict[str, str] = {}
+    for url in urls:
+        first = named.setdefault(name_of(url), url)
+        if first != url:
+            raise UserError(
+                f"{file}: {url} and {first} have one file name, by which both would be found: download such "
+                f"sets as WebDataset tars that take the columns of the table along; {HELP}"
+            )
+
+
+def choose_columns(found: Iterable[str], options: Mapping[str, str], file: str) -> dict[str, str]:
+    """Which column is the image, the caption and the long text. Raises UserError.
+
+    >>> choose_columns(["id", "Filename", "title"], {}, "a.csv")
+    {'image': 'Filename', 'caption': 'title'}
+    >>> choose_columns(["photo", "title"], {"image": "photo"}, "a.csv")
+    {'image': 'photo', 'caption': 'title'}
+    """
+    present = sorted(found)
+    lower = {name.lower(): name for name in reversed(present)}
+    chosen: dict[str, str] = {}
+    for role, names in COLUMNS.items():
+        if role in options:
+            if options[role] not in present:
+                raise UserError(
+                    f"{file} has no column {options[role]}; its columns are {some(present, 12)}; {HELP}"
+                )
+            chosen[role] = options[role]
+        else:
+            known = [lower[name] for name in names if name in lower]
+            chosen |= {role: known[0]} if known else {}
+    for role in ("image", "caption"):
+        if role not in chosen and not (role == "caption" and "long" in chosen):
+            raise UserError(
+                f"{file} has no {role} column among {some(present, 12) or 'no columns'}: call it one of"
+                f" {', '.join(COLUMNS[role])}, or name it with ?{role}=COLUMN; {HELP}"
+            )
+    return chosen
+
+
+def fields_of(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """A row in the field names of `said`. A caption column may hold a JSON list of strings."""
+    fields = {name: row[name] for name in FURTHER if row.get(name)}
+    fields["caption"] = _unpacked(row.get(columns.get("caption", "")))
+    fields["long"] = row.get(columns.get("long", ""))
+    return fields
+
+
+def _unpacked(value: Any) -> Any:
+    if not isinstance(value, str) or not value.startswith("["):
+        return value
+    try:
+        several = parse_json(value)
+    except ValueError:
+        return value
+    return several if isinstance(several, list) and all(isinstance(text, str) for text in several) else value
+
+
+def _merge(rows: Sequence[Row], columns: Mapping[str, str], file: str) -> Iterator[_Picture]:
+    """One picture for all rows that name it, in the order of first rows; damaged rows stay alone."""
+    pictures: dict[str, _Picture] = {}
+    for row in rows:
+        line = f"row {row.number}"
+        path = row.fields.get(columns["image"])
+        if row.error:
+            pictures[line] = _Picture(
+                row.number, line, "", Said(), (DAMAGED_ROW, f"{file}: {line} ({row.error})")
+            )
+        elif not isinstance(path, str) or not path.strip():
+            pictures[line] = _Picture(row.number, line, "", Said())
+        else:
+            path = path.strip()
+            place = os.path.normpath(path)
+            pictures[place] = _joined(
+                pictures.get(place) or _Picture(row.number, path, path, Said()), row, columns, file
+            )
+    yield from pictures.values()
+
+
+def _joined(picture: _Picture, row: Row, columns: Mapping[str, str], file: str) -> _Picture:
+    try:
+        new = said(fields_of(row.fields, columns), f"{file}: row {row.number}")
+    except Damaged as damaged:
+        return picture._replace(damage=(damaged.cause, damaged.where))
+    old = picture.said
+    return picture._replace(
+        said=Said(
+            old.captions + new.captions,
+            old.long or new.long,
+            old.regions + new.regions,
+            old.foils + new.foils,
+            old.subtexts or new.subtexts,
+            old.others or new.others,
+        )
+    )
+
+
+def read_rows(file: str) -> list[Row]:
+    """The rows of a file, by its suffix. Raises UserError for what is no table."""
+    text = read_text(file)
+    if not text.strip():
+        raise UserError(f"{file} is empty; {HELP}")
+    kind = Path(file).suffix.lower()
+    if kind in (".csv", ".tsv"):
+        return list(_csv_rows(file, text))
+    return json_lines(file, text) if kind != ".json" else json_rows(file, json_or_rows(file, text))
+
+
+def json_lines(file: str, text: str) -> list[Row]:
+    """The rows of JSON Lines. A line that is no JSON object is one damaged row, unless all are."""
+    rows = [_json_row(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if all(row.error for row in rows):
+        raise UserError(f"{file} is not JSON Lines: {rows[0].error}; one object a line is needed; {HELP}")
+    return rows
+
+
+def json_or_rows(file: str, text: str) -> Any:
+    """Parsed JSON, or the rows of a .json file that holds JSON Lines after all. Raises UserError."""
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        rows = [_json_row(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        if not rows or rows[0].error:
+            raise UserError(f"{file} is not JSON: {error}; {HELP}") from error
+        return rows
+
+
+def json_rows(file: str, data: Any) -> list[Row]:
+    """Rows from a list of objects, or from an object whose only list is one. Raises UserError."""
+    found = data
+    if isinstance(data, dict):
+        lists = [value for value in data.values() if isinstance(value, list)]
+        found = lists[0] if len(lists) == 1 else None
+        if found and not any(isinstance(row, dict) for row in found):
+            found = [data]  # JSON Lines of one line
+    if not isinstance(found, list) or not found:
+        what = f"an object with {some(list(data), 8)}" if isinstance(data, dict) else shown(data)
+        raise UserError(
+            f"{file} holds {what}: allowed are COCO's and Karpathy's files, and lists of rows; {HELP}"
+        )
+    if isinstance(found[0], Row):
+        return found
+    return [
+        Row(number, row) if isinstance(row, dict) else Row(number, {}, _no_object(row))
+        for number, row in enumerate(found, 1)
+    ]
+
+
+def _json_row(number: int, line: str) -> Row:
+    try:
+        fields = parse_json(line)
+    except ValueError as error:
+        return Row(number, {}, str(error))
+    return Row(number, fields) if isinstance(fields, dict) else Row(number, {}, _no_object(fields))
+
+
+def _no_object(row: Any) -> str:
+    return f"{shown(row)}, not an object"
+
+
+def _csv_rows(file: str, text: str) -> Iterator[Row]:
+    """The rows of CSV or TSV. Split at what the first line has most of: many a .csv has tabs."""
+    head = text.split("\n", 1)[0]
+    delimiter = "\t" if Path(file).suffix.lower() == ".tsv" else max(",\t;|", key=head.count)
+    csv.field_size_limit(2**31 - 1)  # the library would refuse a cell of 131,072 characters
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    line = 1
+    try:
+        names = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        twice = [name for name in dict.fromkeys(names) if name and names.count(name) > 1]
+        if twice:
+            raise UserError(f"{file} has the column {some(twice)} more than once; {HELP}")
+        line = reader.line_num + 1
+        for number, row in enumerate(reader, 1):
+            rest = row.pop(
+                None, ()
+            )  # DictReader's key for what is left over: a caption would lose its end unseen
+            if rest:
+                raise UserError(
+                    f"{file} has {len(names) + len(rest)} fields in row {number}, and {len(names)} columns"
+                    f" ({some(names, 12)}): put quotes around texts that hold '{delimiter}'; {HELP}"
+                )
+            yield Row(number, row)
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(
+            f"{file} cannot be read as a table from line {line} on, where a quote does not close or a text"
+            f" holds one: {error}; write a quote inside a text twice; {HELP}"
+        ) from error

@@ -1,0 +1,312 @@
+"""Where everything lies in a tar: found by reading its headers only, and kept in the user's cache folder.
+
+`members` reads the three formats in use (POSIX ustar with its name prefix, GNU with long names, pax) and says
+why it stopped early, where it did. Archives that were simply concatenated are read to their real end. `Shard`
+groups the members into samples: all with the same name up to the first dot of the last path component.
+`load_shard` caches it in $XDG_CACHE_HOME/grainline/index (else ~/.cache/grainline/index), one file per tar,
+valid as long as the tar's size and modification time stay the same. A folder that cannot be written means no
+cache, and a cache file that is not what was written is built again. Needs a POSIX system (os.pread).
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from grainline.data.formats.common import IMAGE_SUFFIXES
+from grainline.data.formats.plain import HELP, regular
+from grainline.errors import UserError
+
+# Keys as names of members: what comes before the first dot of a name is all that a tar can say of a key.
+#
+# A tar of `grainline data pack` says in its global header that its names are quoted, with percent signs as in
+# URLs, so that any key comes back. Other programs see the quoted names.
+
+
+HEADER = {"GRAINLINE.keys": "quoted"}
+
+_PLAIN = "/ ,+=@()"
+
+
+def quoted(key: str) -> str:
+    """A key as the name of a member, without its suffix: ASCII, no dots, no slash at its ends.
+
+    >>> quoted("cats/a.v2.jpg"), quoted("/b"), quoted("rows.parquet:7")
+    ('cats/a%2Ev2%2Ejpg', '%2Fb', 'rows%2Eparquet%3A7')
+    """
+    assert key, "no key"
+    name = quote(key, safe=_PLAIN, errors="surrogatepass").replace(".", "%2E")
+    name = f"%2F{name[1:]}" if name.startswith("/") else name
+    return f"{name[:-1]}%2F" if name.endswith("/") else name
+
+
+def unquoted(name: str) -> str:
+    """The key that `quoted` made a name of."""
+    return unquote(name, errors="surrogatepass")
+
+
+VERSION = 1  # of the cache files: raise it when the meaning of Shard changes
+ABSENT = -1
+SPANS = 6  # numbers per sample in Shard.spans
+
+_BLOCK = 512
+_LARGEST = 2**62  # bytes of a member: places and sizes are kept in 63 bits
+_LONGEST = 1 << 20  # bytes of a header that speaks of the next one: names and attributes, never data
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+class Member(NamedTuple):
+    """One file of a tar."""
+
+    name: str
+    offset: int  # of its first byte
+    size: int
+
+
+class Members(NamedTuple):
+    """The files of a tar in order; the last one may reach beyond the end of the tar."""
+
+    files: list[Member]
+    flaw: str  # why reading stopped before a proper end; empty if it did not
+    lost: bool  # whether samples may follow that nobody can see
+    quoted: bool = False  # whether names are as grainline.data.formats.tarindex makes them
+
+
+class Shard(NamedTuple):
+    """The samples of one tar."""
+
+    path: str  # absolute
+    size: int
+    mtime_ns: int
+    keys: list[str]
+    spans: array  # SPANS numbers a sample: offset and size of image, json, txt; ABSENT where there is none
+    flaw: str
+    lost: bool  # then the last sample is the cut one, or a mere key that stands for what was lost
+
+
+class _Header(NamedTuple):
+    name: str
+    size: int
+    kind: bytes
+
+
+def members(path: str) -> Members:
+    """All files of a tar, from its headers. Raises UserError for what is no tar, or a packed one."""
+    found: list[Member] = []
+    flaw, lost = "ends without an end mark", False
+    regular(path)
+    with open(path, "rb", buffering=0) as file:
+        handle, end = file.fileno(), os.fstat(file.fileno()).st_size
+        _refuse_packed(path, os.pread(handle, 6, 0))
+        position, extra, common = 0, {}, dict[str, str]()
+        while position < end:
+            block = os.pread(handle, _BLOCK, position)
+            if (
+                not any(block) and len(block) == _BLOCK
+            ):  # two zero blocks end an archive; another one may follow
+                flaw, position = "", position + _BLOCK
+                continue
+            header = _header(block)
+            if header is None and position == 0 and len(block) == _BLOCK:
+                raise UserError(f"{path} is not a tar (no valid header at its start); {HELP}")
+            more = None if header is None else _extension(handle, header, position + _BLOCK)
+            if header is None or more is None:
+                flaw = f"has a cut or damaged header at byte {position}"
+                return Members(found, flaw, True, common.items() >= HEADER.items())
+            flaw = "ends without an end mark"
+            size = header.size
+            if header.kind == b"g":
+                common.update(more)
+            elif header.kind in (b"x", b"L", b"K"):
+                extra.update(more)
+            else:
+                size = _add(found, header, common | extra, position + _BLOCK, path)
+                extra = {}
+            position += _BLOCK + -(-size // _BLOCK) * _BLOCK
+    if found and found[-1].offset + found[-1].size > end:
+        flaw = f"ends inside {found[-1].name}"
+    elif extra:
+        flaw, lost = f"ends behind the header of a member at byte {end}", True
+    elif end == 0:
+        flaw, lost = "is empty", True
+    return Members(found, flaw, lost, common.items() >= HEADER.items())
+
+
+def _add(found: list[Member], header: _Header, extra: dict[str, str], offset: int, path: str) -> int:
+    """Append a member if it is a file; how many bytes of data follow its header."""
+    name = extra.get("path", header.name)
+    if header.kind == b"S" or "GNU.sparse.major" in extra:
+        raise UserError(f"{path} holds the sparse file {name}: write the tar again without --sparse; {HELP}")
+    if header.kind not in (b"0", b"\0", b"7"):
+        return 0 if header.kind in b"123456" else header.size  # links, devices and folders have no data
+    size = int(extra.get("size", header.size))
+    if not name.endswith("/"):
+        found.append(Member(name, offset, size))
+    return size
+
+
+def _refuse_packed(path: str, start: bytes) -> None:
+    for magic, name in _PACKED.items():
+        if start.startswith(magic):
+            raise UserError(
+                f"{path} is packed with {name}: unpack it first, tars are read at random places; {HELP}"
+            )
+
+
+def _header(block: bytes) -> _Header | None:
+    """A header block taken apart; None if its checksum or a number in it is wrong."""
+    try:
+        if len(block) < _BLOCK or sum(block) - sum(block[148:156]) + 8 * 32 != _number(block[148:156]):
+            return None
+        name, size = _text(block[:100]), _number(block[124:136])
+    except ValueError:
+        return None
+    if block[257:263] == b"ustar\0" and block[345]:  # GNU writes other things where POSIX has the prefix
+        name = f"{_text(block[345:500])}/{name}"
+    return _Header(name, size, block[156:157]) if 0 <= size <= _LARGEST else None
+
+
+def _text(field: bytes) -> str:
+    return field.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+
+
+def _number(field: bytes) -> int:
+    """Octal digits, or binary behind a set high bit (sizes of 8 GiB and more). Raises ValueError."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
+
+
+def _extension(handle: int, header: _Header, offset: int) -> dict[str, str] | None:
+    """What a header that speaks of the next one says of it; None if its data are cut or damaged."""
+    if header.kind not in (b"x", b"g", b"L", b"K"):
+        return {}
+    data = os.pread(handle, min(header.size, _LONGEST + 1), offset)
+    if len(data) != header.size:
+        return None
+    if header.kind == b"L":
+        return {"path": _text(data)}
+    if header.kind == b"K":
+        return {}
+    said: dict[str, str] = {}
+    while data and data[0]:
+        digits, _, _ = data.partition(b" ")
+        if not digits.isdigit() or len(digits) > 8 or not len(digits) < int(digits) <= len(data):
+            return None
+        name, _, value = data[len(digits) + 1 : int(digits) - 1].partition(b"=")
+        said[_text(name)] = value.decode("utf-8", "surrogateescape")
+        data = data[int(digits) :]
+    size = said.get("size", "0")
+    return said if size.isascii() and size.isdigit() and len(size) < 19 else None
+
+
+def load_shard(path: str) -> Shard:
+    """The samples of a tar, from the cache or from its headers. Raises UserError."""
+    path = os.path.abspath(path)
+    try:
+        state = os.stat(path)
+        cache = _cache_file(path)
+        kept = None if cache is None else _read_cache(cache, path, state)
+        if kept is not None:
+            return kept
+        shard = group(path, members(path), state)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
+    if cache is not None:
+        _write_cache(cache, shard)
+    return shard
+
+
+def group(path: str, found: Members, state: os.stat_result) -> Shard:
+    """Members to samples. A second file of the same kind under the same key opens a sample of its own."""
+    samples: dict[str, dict[str, Member]] = {}
+    newest: dict[str, str] = {}  # from a name to the key of its latest sample, for names that come again
+    for member in found.files:
+        name, kind = _split(member.name)
+        if not name or not kind:
+            continue
+        name = unquoted(name) if found.quoted else name
+        key = newest.get(name, name)
+        if kind in samples.get(key, {}):
+            key = newest[name] = next(
+                k for n in range(2, len(samples) + 3) if (k := f"{name}#{n}") not in samples
+            )
+        samples.setdefault(key, {})[kind] = member
+    spans = array("q", (number for sample in samples.values() for number in _spans(sample)))
+    keys = list(samples)
+    if found.lost and _complete(spans[-SPANS:]):
+        keys.append(f"{Path(path).name} after {keys[-1]}" if keys else Path(path).name)
+        spans.extend([ABSENT] * SPANS)
+    return Shard(path, state.st_size, state.st_mtime_ns, keys, spans, found.flaw, found.lost)
+
+
+def _complete(spans: array) -> bool:
+    """Whether the last sample has a picture and a text: what is lost is not its own. True of nothing."""
+    return not spans or (spans[0] != ABSENT and (spans[2] != ABSENT or spans[4] != ABSENT))
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Key and kind of a member; no kind for what is no part of a sample.
+
+    >>> _split("./a/cat.jpg"), _split("b.c/cat.long.TXT"), _split(".cat.jpg"), _split("cat.npy")
+    (('a/cat', 'jpg'), ('b.c/cat', 'long.txt'), ('', 'cat.jpg'), ('cat', ''))
+    """
+    folder, slash, file = name.removeprefix("./").rpartition("/")
+    stem, _, kind = file.partition(".")
+    kind = kind.lower()
+    wanted = kind.rpartition(".")[2] in (*IMAGE_SUFFIXES, "json", "txt")
+    return (folder + slash + stem if stem else ""), (kind if wanted else "")
+
+
+def _spans(sample: dict[str, Member]) -> Iterator[int]:
+    """Image, json and txt of a sample. "jpg" goes before "mask.jpg", then the order in the tar decides."""
+    for suffixes in (IMAGE_SUFFIXES, ("json",), ("txt",)):
+        kinds = [kind for kind in sample if kind.rpartition(".")[2] in suffixes]
+        best = min(kinds, key=lambda kind: "." in kind, default=None)
+        yield sample[best].offset if best else ABSENT
+        yield sample[best].size if best else ABSENT
+
+
+def _cache_file(path: str) -> Path | None:
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home
+        return None
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
+    return base / "grainline" / "index" / f"{name}.json"
+
+
+def _read_cache(cache: Path, path: str, state: os.stat_result) -> Shard | None:
+    """The shard as it was written, or None: no file, another tar, another version, a single wrong bit."""
+    try:
+        seal, _, body = cache.read_bytes().partition(b"\n")
+        if hashlib.sha256(body).hexdigest().encode() != seal:
+            return None
+        version, *fields = json.loads(body)
+    except (OSError, ValueError):
+        return None
+    if [version, *fields[:3]] != [VERSION, path, state.st_size, state.st_mtime_ns]:
+        return None
+    _, size, mtime_ns, keys, spans, flaw, lost = fields
+    return Shard(path, size, mtime_ns, keys, array("q", spans), flaw, lost)
+
+
+def _write_cache(cache: Path, shard: Shard) -> None:
+    """Written whole or not at all; a folder that refuses only costs the time to build the index again."""
+    body = json.dumps([VERSION, *shard._replace(spans=shard.spans.tolist())]).encode()  # type: ignore[arg-type]
+    with contextlib.suppress(OSError):
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=cache.parent, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+            os.replace(draft, cache)
+        except OSError:
+            os.unlink(draft)
+            raise

@@ -1,0 +1,153 @@
+"""WebDataset tars with random access: every sample is one or two reads at a known place, whatever the order.
+
+A sample is an image and its texts under one name: KEY.jpg (jpeg, png, webp, gif, bmp) with KEY.json, KEY.txt
+or both. The texts of the JSON win where it has any (fields: grainline.data.formats.common), else the .txt is
+one caption.
+
+Differs from the webdataset library: no streaming, no pipes, no packed tars; members of a sample need not be
+neighbours. Nothing is open after the constructor and nothing open is pickled, so loader workers may be forked
+or spawned.
+"""
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import accumulate, chain
+from pathlib import Path
+
+from grainline.data.formats.checked import strings
+from grainline.data.formats.common import FileSource, Said, beside, described, digest
+from grainline.data.formats.plain import HELP, text_of
+from grainline.data.formats.tarindex import ABSENT, SPANS, Shard, load_shard
+from grainline.data.record import (
+    MISSING_CAPTION,
+    MISSING_IMAGE,
+    TRUNCATED_TAR,
+    UNREADABLE_FILE,
+    Damaged,
+    Record,
+)
+from grainline.errors import UserError, amount
+
+
+class Tars(FileSource):
+    """The samples of one or more tars as one sequence, shard after shard.
+
+    Keys are the names in the tar; if two tars share one, all keys are prefixed with the path of their tar.
+    `remarks` names tars that end too early.
+    """
+
+    def __init__(self, paths: Sequence[str], path: str | None = None) -> None:
+        assert paths, "no tar"
+        self.path = paths[0] if path is None else path
+        self._shards = [load_shard(name) for name in paths]
+        self._ends = list(accumulate(len(shard.keys) for shard in self._shards))
+        self._prefixes = _prefixes(paths, self._shards)
+        self.remarks = tuple(
+            f"{name} {shard.flaw}" for name, shard in zip(paths, self._shards, strict=True) if shard.flaw
+        )
+        self._require_samples(paths)
+
+    def _require_samples(self, paths: Sequence[str]) -> None:
+        images = any(offset != ABSENT for shard in self._shards for offset in shard.spans[::SPANS])
+        texts = any(
+            offset != ABSENT
+            for shard in self._shards
+            for offset in chain(shard.spans[2::SPANS], shard.spans[4::SPANS])
+        )
+        flaws = "".join(f" ({remark})" for remark in self.remarks[:1])
+        found = f"{self.path} ({amount(len(paths), 'tar')}, {amount(len(self), 'sample')})"
+        if not images:
+            raise UserError(f"{found} holds no KEY.jpg, .jpeg, .png, .webp, .gif or .bmp{flaws}; {HELP}")
+        if not texts:
+            raise UserError(
+                f"{found} holds pictures but no KEY.json or KEY.txt with their captions{flaws}; {HELP}"
+            )
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Record:
+        index = range(len(self))[index]
+        number = bisect_right(self._ends, index)
+        shard = self._shards[number]
+        row = index - self._ends[number] + len(shard.keys)
+        where = f"{shard.path}: {shard.keys[row]}"
+        image, image_size, first, first_size, second, second_size = shard.spans[
+            row * SPANS : (row + 1) * SPANS
+        ]
+        # The last sample of a tar that ends too early lacks what was cut off.
+        cut = bool(shard.flaw) and row == len(shard.keys) - 1
+        if image == ABSENT:
+            raise Damaged(TRUNCATED_TAR if cut else MISSING_IMAGE, where)
+        texts = Said()
+        if first != ABSENT:
+            texts = described(_read(shard, first, first_size, where), f"{where}.json")
+        if second != ABSENT and texts.silent:
+            captions = beside(text_of, _read(shard, second, second_size, where), f"{where}.txt")
+            texts = texts._replace(captions=tuple(strings(captions)))
+        if texts.empty:
+            raise Damaged(TRUNCATED_TAR if cut else MISSING_CAPTION, where)
+        return texts.record(self._prefixes[number] + shard.keys[row], _read(shard, image, image_size, where))
+
+    def keys(self) -> Iterable[str]:
+        """The keys of all samples in order."""
+        return (
+            prefix + key
+            for prefix, shard in zip(self._prefixes, self._shards, strict=True)
+            for key in shard.keys
+        )
+
+    def fingerprint(self) -> str:
+        """sha256 over the sizes of the tars, and the names, places and sizes of their members.
+
+        No member is read, so a text replaced by another of equal length goes unseen.
+        """
+        return digest(
+            part
+            for shard in self._shards
+            for part in (shard.size, len(shard.keys), *shard.keys, *shard.spans)
+        )
+
+
+def _prefixes(paths: Sequence[str], shards: Sequence[Shard]) -> list[str]:
+    number = sum(len(shard.keys) for shard in shards)
+    if len(shards) == 1 or len(set(chain.from_iterable(shard.keys for shard in shards))) == number:
+        return [""] * len(shards)
+    stems = [Path(path).stem for path in paths]
+    names = stems if len(set(stems)) == len(stems) else list(paths)
+    return [f"{name}/" for name in names]
+
+
+class _Handle:
+    """An open file that closes when the last user lets go of it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+@lru_cache(maxsize=64)  # per process, safe in threads; pread leaves no position that a fork could share
+def _open(path: str, size: int, mtime_ns: int) -> _Handle:
+    handle = _Handle(os.open(path, os.O_RDONLY))
+    state = os.fstat(handle.number)
+    if (state.st_size, state.st_mtime_ns) != (size, mtime_ns):
+        raise OSError("it was changed after its index was read")
+    return handle
+
+
+def _read(shard: Shard, offset: int, size: int, where: str) -> bytes:
+    """These bytes of a tar. Raises Damaged."""
+    if offset + size > shard.size:
+        raise Damaged(TRUNCATED_TAR, where)
+    try:
+        handle = _open(shard.path, shard.size, shard.mtime_ns)
+        data = os.pread(handle.number, size, offset)
+    except OSError as error:
+        raise Damaged(UNREADABLE_FILE, f"{where} ({error})") from error
+    if len(data) < size:
+        raise Damaged(TRUNCATED_TAR, where)
+    return data

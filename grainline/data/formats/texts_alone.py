@@ -1,0 +1,99 @@
+"""Captions without pictures: `texts:FILE`, for what learns from texts alone.
+
+FILE is JSON Lines or a JSON list whose rows have a caption or several and perhaps a long text, or, with any
+other suffix, plain text with one caption a line; with `.gz` behind it, it is read packed. Each row is one
+record. Its picture is a grey square that stands for none: training refuses such data for a method that looks
+at pictures.
+"""
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterable
+
+from PIL import Image
+
+from grainline.data.formats.common import FileSource, Said, digest, said
+from grainline.data.formats.joined import parts_of
+from grainline.data.formats.plain import HELP, read_plain, read_text, text_of
+from grainline.data.formats.table import Row, json_lines, json_or_rows, json_rows
+from grainline.data.record import DAMAGED_ROW, MISSING_CAPTION, Damaged, Record, Source
+from grainline.errors import UserError
+
+SIDE = 8  # of the grey square, in pixels
+COLUMNS = {
+    "caption": ("captions", "caption", "text", "sentence", "sentences"),
+    "long": ("long", "description"),
+}
+
+
+class TextsAlone(FileSource):
+    """The rows of a file of texts. Key: the number of the row, from 1."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._rows = _rows(path)
+        self.remarks = ("captions without pictures: a grey square stands for each",)
+        if all(row.error or _said(row, path).silent for row in self._rows):
+            raise UserError(
+                f"{path} has no text in any row; a row has one of {', '.join(COLUMNS['caption'])}; {HELP}"
+            )
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Record:
+        row = self._rows[index]
+        where = f"{self.path}: row {row.number}"
+        if row.error:
+            raise Damaged(DAMAGED_ROW, f"{where} ({row.error})")
+        found = _said(row, self.path)
+        if found.silent:
+            raise Damaged(MISSING_CAPTION, where)
+        return found.record(str(row.number), b"")._replace(image=Image.new("RGB", (SIDE, SIDE), (128,) * 3))
+
+    def keys(self) -> Iterable[str]:
+        """The numbers of the rows."""
+        return (str(row.number) for row in self._rows)
+
+    def fingerprint(self) -> str:
+        """sha256 over the texts."""
+        parts: list[str | int] = []
+        for row in self._rows:
+            parts += [row.number, *(() if row.error else _said(row, self.path).texts)]
+        return digest(parts)
+
+
+def without_pictures(source: Source) -> str:
+    """The path of the first of the parts of a source that has no pictures; "" if all have."""
+    return next((part.path for part in parts_of(source) if isinstance(part, TextsAlone)), "")
+
+
+def _rows(path: str) -> list[Row]:
+    plain = path.removesuffix(".gz")
+    text = _unpacked(path) if plain != path else read_text(path)
+    if not text.strip():
+        raise UserError(f"{path} is empty; {HELP}")
+    kind = os.path.splitext(plain)[1].lower()
+    if kind in (".jsonl", ".ndjson", ".jsonlines"):
+        return json_lines(path, text)
+    if kind == ".json":
+        return json_rows(path, json_or_rows(path, text))
+    lines = enumerate(text.split("\n"), 1)
+    return [Row(number, {"caption": line}) for number, line in lines if line.strip()]
+
+
+def _said(row: Row, path: str) -> Said:
+    fields = {
+        role: next((row.fields[x] for x in names if x in row.fields), None) for role, names in COLUMNS.items()
+    }
+    return said(fields, f"{path}: row {row.number}")
+
+
+def _unpacked(path: str) -> str:
+    try:
+        return text_of(gzip.decompress(read_plain(path, 2**62)))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error}); {HELP}") from error
+    except (EOFError, zlib.error, ValueError) as error:
+        raise UserError(f"{path} is no whole gzip file of UTF-8 text ({error}); {HELP}") from error

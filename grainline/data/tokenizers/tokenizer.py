@@ -1,0 +1,367 @@
+"""CLIP-shaped byte-pair encoding: a checkpoint's own vocabulary, or one trained on the training captions.
+
+CLIP-shaped means, in this order:
+  1. the text is cleaned (`captions.clean`) and lower-cased;
+  2. CLIP's pattern splits it into words, single digits and runs of other marks;
+  3. every word becomes its UTF-8 bytes, the last one marked with `</w>`;
+  4. merges are applied in the order in which they were learnt.
+Every text has ids: the alphabet (`bpe.py`) holds all 256 bytes twice, inside a word and at its end.
+
+Whatever file a vocabulary comes from, steps 1 to 3 are ours. The tokenizers of the transformers library leave
+out most of the cleaning, and captions written by language models are full of what it mends.
+"""
+
+import gzip
+import json
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import models, normalizers, processors
+
+from grainline.data.captions import clean
+from grainline.data.formats.plain import regular
+from grainline.data.tokenizers import bpe
+from grainline.data.tokenizers.bpe import BEGIN, END, SUFFIX
+from grainline.data.tokenizers.library_files import read_pipeline
+from grainline.data.tokenizers.library_tokenizer import LibraryTokenizer
+from grainline.data.tokenizers.tokenized import (
+    CONTENT,
+    META,
+    TextTokenizer,
+    Tokenized,
+    by_word,
+    check_context,
+    check_full,
+    meta_text,
+    write,
+)
+from grainline.errors import UserError
+
+# Where the files of a tokenizer are: in a folder, on the Hugging Face hub, inside an open_clip_torch.
+
+
+NAMES = ("tokenizer.json", "vocab.json", "spiece.model", "vocab.txt")
+"""Files of which one is enough (vocab.json has its merges.txt); the first that is there is read."""
+
+_SUFFIXES = (".json", ".gz", ".txt", ".model")  # of files, not of names on the hub
+_BESIDE = ("merges.txt", "tokenizer_config.json", "config.json")
+
+
+def held_in(folder: Path) -> Path | None:
+    """The file of a folder that is to be read; None if it holds none."""
+    return next((folder / name for name in NAMES if (folder / name).is_file()), None)
+
+
+def located(path: str | Path) -> Path:
+    """The file that a path or a name on the hub means. UserError if there is none."""
+    place = Path(path) if Path(path).exists() else _on_hub(str(path))
+    file = held_in(place) if place.is_dir() else place
+    if file is not None:
+        return file
+    if (place / "tokenizer.model").is_file():
+        raise UserError(f"{path} holds only tokenizer.model, which is not read; fetch its tokenizer.json too")
+    raise UserError(f"no tokenizer in {path}: it holds neither {', '.join(NAMES[:-1])} nor {NAMES[-1]}")
+
+
+def _on_hub(name: str) -> Path:
+    """The folder into which the hub's files were fetched. Files, not a class of the transformers library:
+
+    some of those return a tokenizer of two entries without a network and say nothing.
+    """
+    if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is None or Path(name).suffix in _SUFFIXES:
+        raise UserError(f"no tokenizer at {name}: give a folder, a tokenizer.json or a Hugging Face name")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=[*NAMES, *_BESIDE]))
+    except (OSError, ValueError) as error:
+        reason = next(iter(str(error).strip().splitlines()), repr(error))
+        raise UserError(
+            f"no folder {name} here, and the Hugging Face hub gave no tokenizer of that name ({reason}); "
+            "download it and give its folder"
+        ) from None
+
+
+def in_open_clip() -> Path | None:
+    """CLIP's vocabulary, by the list of installed files: importing the package would import torchvision."""
+    try:
+        files = metadata.files("open_clip_torch") or []
+    except metadata.PackageNotFoundError:
+        return None
+    places = [Path(str(file.locate())) for file in files if file.name == "bpe_simple_vocab_16e6.txt.gz"]
+    return next((place for place in places if place.is_file()), None)
+
+
+_REMEMBERED = 200_000  # words whose ids are kept: about 40 MB
+_CLIP_MERGES = 49_152 - 256 - 2  # of the 262,144 in CLIP's published list
+_ROUND, _FILLED = 8, 128  # a table filled up to a round size: a multiple of the first, fewer rows more
+
+
+class Tokenizer:
+    """Text to ids and back. Final, read-only, and cheap to send to another process."""
+
+    def __init__(
+        self, vocabulary: Mapping[str, int], merges: bpe.Merges, where: str = "the vocabulary"
+    ) -> None:
+        """where  what the vocabulary comes from, for error messages"""
+        _check(vocabulary, where)
+        try:
+            model = models.BPE(vocab=dict(vocabulary), merges=list(merges), end_of_word_suffix=SUFFIX)
+        except Exception as error:  # the library knows no narrower one
+            raise _unlike_clip(where, str(error)) from error
+        self._backend = tokenizers.Tokenizer(model)
+        self._backend.pre_tokenizer = bpe.splitter()
+        self._backend.add_special_tokens([BEGIN, END])
+        self._words: dict[str, list[int]] = {}
+        self.vocab = len(vocabulary)
+        self.begin, self.end, self.around = vocabulary[BEGIN], vocabulary[END], 2
+        self.hiding = None
+        self.pad = 0  # a real token as well, as in CLIP: masks come from lengths, never from ids
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer.from_json, (self.to_json(),)
+
+    def encode(self, texts: Sequence[str], context: int) -> Tokenized:
+        """Cleaned, lower-cased and encoded texts, cut to `context` tokens; the end token is always kept.
+
+        >>> toy = Tokenizer.train(["a cat sat on a mat"] * 2, vocab=530)
+        >>> ids, lost = toy.encode(["A CAT sat", "a"], context=4)
+        >>> [toy.pieces(row)[1:] for row in ids], lost
+        ([['a</w>', 'cat</w>', '<|endoftext|>'], ['a</w>', '<|endoftext|>']], [1, 0])
+        """
+        assert not isinstance(texts, str)
+        check_context(context, self.around)
+        lines = [clean(text).lower().split(" ") for text in texts]
+        known = self._known(lines)
+        ids, lost = [], []
+        for line in lines:
+            row = [self.begin]
+            for word in line:
+                row += known[word]
+            over = len(row) + 1 - context
+            if over > 0:
+                del row[context - 1 :]
+            row.append(self.end)
+            ids.append(row)
+            lost.append(max(over, 0))
+        return Tokenized(ids, lost)
+
+    def cleaned(self, text: str) -> str:
+        """The text in which spans count."""
+        return clean(text).lower()
+
+    def spans(self, text: str, context: int) -> list[tuple[int, int]]:
+        """Where each id of `encode([text], context)` stands in cleaned(text): characters, end excluded.
+
+        Begin and end tokens are empty spans at the ends; bytes of one character share its span.
+        """
+        cleaned = self.cleaned(text)
+        found = self._backend.encode(cleaned, add_special_tokens=False).offsets
+        kept = found[: context - 2]
+        last = kept[-1][1] if len(kept) < len(found) else len(cleaned)
+        return [(0, 0), *kept, (last, last)]
+
+    def words(self, text: str) -> list[list[int]]:
+        """The ids of a text, word by word: runs of letters, single digits, runs of other marks.
+
+        >>> toy = Tokenizer.train(["a cat's mat"] * 2, vocab=530)
+        >>> [toy.decode(word) for word in toy.words("A cat's hat, 24")]
+        ['a', 'cat', "'s", 'hat', ',', '2', '4']
+        """
+        return by_word(self._backend.encode(self.cleaned(text), add_special_tokens=False))
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Entries of the vocabulary: bytes as CLIP writes them, `</w>` at the end of words."""
+        return [str(self._backend.id_to_token(number)) for number in ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Readable text: lower case, one space after every word, begin and end tokens left out."""
+        letters = "".join(piece for piece in self.pieces(ids) if piece not in (BEGIN, END))
+        data = b"".join(
+            b" " if part == SUFFIX else bytes(bpe.BYTES[letter] for letter in part)
+            for part in re.split(f"({SUFFIX})", letters)
+        )
+        return data.decode("utf-8", "replace").strip()
+
+    def _known(self, lines: list[list[str]]) -> dict[str, list[int]]:
+        """Ids of every word between blanks. No merge crosses a blank, so each word is encoded only once."""
+        if len(self._words) > _REMEMBERED:
+            self._words.clear()
+        new = list({word for line in lines for word in line} - self._words.keys())
+        if new:
+            encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
+            self._words.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
+        return self._words
+
+    # --- files ---
+
+    def to_json(self) -> str:
+        """The content of a `tokenizer.json` that the tokenizers and transformers libraries read too."""
+        full = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        blanks = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
+        full.normalizer = normalizers.Sequence([normalizers.NFC(), blanks, normalizers.Lowercase()])
+        full.post_processor = processors.TemplateProcessing(
+            single=f"{BEGIN} $A {END}", special_tokens=[(BEGIN, self.begin), (END, self.end)]
+        )
+        return full.to_str(pretty=True)
+
+    @staticmethod
+    def from_json(text: str, where: str = "the tokenizer") -> "Tokenizer":
+        """From the content of a `tokenizer.json`. Raises UserError unless it is CLIP-shaped."""
+        try:
+            content = json.loads(text)
+            model = content["model"]
+            vocabulary = dict(model["vocab"]) | {x["content"]: x["id"] for x in content["added_tokens"]}
+            merges = bpe.pairs(x if isinstance(x, str) else " ".join(x) for x in model["merges"])
+            suffix = model["end_of_word_suffix"]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise _unlike_clip(where, "no byte-pair encoding in it") from error
+        if suffix != SUFFIX:
+            raise _unlike_clip(where, f"its words end in {suffix!r}, not {SUFFIX!r}")
+        return Tokenizer(vocabulary, merges, where)
+
+    def save(self, folder: str | Path) -> None:
+        """Write `tokenizer.json` and `tokenizer_meta.json`. Equal tokenizers write equal bytes."""
+        write(self, folder)
+
+    def meta(self) -> dict[str, Any]:
+        """What `tokenizer_meta.json` holds."""
+        return {"kind": "clip", "vocab": self.vocab, "begin": self.begin, "end": self.end, "pad": self.pad}
+
+    @staticmethod
+    def load(path: str | Path) -> "Tokenizer":
+        """A CLIP-shaped one, as `read_tokenizer` finds it."""
+        found = read_tokenizer(path)
+        if not isinstance(found, Tokenizer):
+            raise _unlike_clip(str(path), f"it is of the kind {found.meta()['kind']}")
+        return found
+
+    # --- training ---
+
+    @staticmethod
+    def train(texts: Iterable[str], vocab: int) -> "Tokenizer":
+        """Learn merges from captions: at most `vocab` tokens, fewer if pairs seen twice run out.
+
+        The same captions give the same tokenizer, in any order and on any number of threads.
+        """
+        if vocab < bpe.SMALLEST:
+            raise UserError(
+                f"vocab is {vocab}; a trained tokenizer needs {bpe.SMALLEST} at least (all bytes twice)"
+            )
+        merges = bpe.learn(bpe.count_words(texts), vocab - bpe.SMALLEST)
+        return Tokenizer(bpe.vocabulary(merges), merges)
+
+
+def read_tokenizer(path: str | Path) -> TextTokenizer:
+    """A tokenizer of any kind from a folder, a file or a Hugging Face name; a run's own is read like others.
+
+    Files are tokenizer.json, vocab.json beside merges.txt or a .txt.gz of CLIP, spiece.model of SigLIP,
+    vocab.txt of BERT. Raises UserError for what cannot be read, or was saved as another tokenizer.
+    """
+    file = located(path)
+    meta = file.with_name(META)
+    if file.name != CONTENT or not meta.is_file():
+        return _read(file)
+    try:
+        found, said = _read(file), meta.read_bytes()
+        contents = file.read_bytes(), None  # None: as older versions wrote it
+    except (OSError, UserError) as error:  # `save` wrote it whole
+        raise UserError(f"the tokenizer {file} is damaged; copy it and {meta.name} again") from error
+    if said not in [meta_text(found, content).encode() for content in contents]:
+        raise UserError(
+            f"{file} and {meta.name} beside it are not of one tokenizer: one is damaged or was changed; "
+            "copy both again"
+        )
+    return found
+
+
+def load_tokenizer(
+    path: str | Path | None = None, *, checkpoint: str | Path | None = None, vocab: int | None = None
+) -> TextTokenizer:
+    """The tokenizer that goes with a checkpoint; never a silent stand-in.
+
+    path        a folder, a file or a Hugging Face name; taken if given
+    checkpoint  else a folder of weights, if it holds a tokenizer
+                else CLIP's vocabulary inside an installed open_clip_torch
+    vocab       size of the model's token table; another size is an error. Only a table that was filled
+                up to a round size (a multiple of 8, less than 128 rows more) passes, and a warning says so.
+    """
+    if path is not None:
+        found, where = read_tokenizer(path), str(path)
+    elif checkpoint is not None and held_in(Path(checkpoint)) is not None:
+        found, where = read_tokenizer(checkpoint), str(checkpoint)
+    else:
+        file = in_open_clip()
+        if file is None:
+            raise UserError(
+                f"no tokenizer found{'' if checkpoint is None else f' in {checkpoint}'}; name a folder that "
+                "holds tokenizer.json, or vocab.json and merges.txt, or put CLIP's vocabulary in reach with "
+                "`pip install --no-deps open_clip_torch`"
+            )
+        found, where = read_tokenizer(file), "the vocabulary of open_clip_torch"
+    if vocab is not None and found.vocab != vocab:
+        if vocab % _ROUND or not 0 < vocab - found.vocab < _FILLED:
+            raise UserError(
+                f"{where} has {found.vocab} tokens, the model {vocab}; "
+                "name the tokenizer that the model was trained with"
+            )
+        warnings.warn(
+            f"{where} has {found.vocab} tokens and the model a table of {vocab} rows: "
+            "taken for a table filled up to a round size",
+            stacklevel=2,
+        )
+    return found
+
+
+def _read(file: Path) -> TextTokenizer:
+    try:
+        regular(file)
+        pipeline = None if file.suffix == ".gz" or file.name == "vocab.json" else read_pipeline(file)
+        return _read_clip(file) if pipeline is None else LibraryTokenizer(pipeline, str(file))
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the tokenizer {file}: {error}") from error
+
+
+def _read_clip(file: Path) -> Tokenizer:
+    if file.suffix == ".gz":
+        return _from_list(file)
+    if file.name == "vocab.json":
+        return _from_two_files(file)
+    return Tokenizer.from_json(file.read_text(encoding="utf-8"), str(file))
+
+
+def _from_list(file: Path) -> Tokenizer:
+    lines = gzip.decompress(file.read_bytes()).decode("utf-8").split("\n")
+    merges = bpe.pairs(lines[1 : 1 + _CLIP_MERGES])
+    return Tokenizer(bpe.vocabulary(merges), merges, str(file))
+
+
+def _from_two_files(file: Path) -> Tokenizer:
+    merges = file.with_name("merges.txt")
+    if not merges.is_file():
+        raise UserError(f"{file} needs a merges.txt beside it; there is none")
+    try:
+        vocabulary = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is no JSON: {error}") from error
+    return Tokenizer(vocabulary, bpe.pairs(merges.read_text(encoding="utf-8").split("\n")), str(file))
+
+
+def _check(vocabulary: Mapping[str, int], where: str) -> None:
+    check_full(vocabulary, where)
+    missing = [token for token in (BEGIN, END) if token not in vocabulary]
+    if missing:
+        raise _unlike_clip(where, f"it has no {missing[0]}")
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise _unlike_clip(where, f"its ids are not 0 to {len(vocabulary) - 1}")
+
+
+def _unlike_clip(where: str, why: str) -> UserError:
+    return UserError(
+        f"{where} is not a CLIP-shaped tokenizer: {why}; give one of CLIP, SigLIP, SigLIP 2 or BERT"
+    )

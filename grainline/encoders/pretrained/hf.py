@@ -1,0 +1,132 @@
+"""Hugging Face folders and names: weights and settings of one of KINDS, read strictly."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grainline.encoders.pretrained.build import HEADLESS, KINDS, Source, sides_of
+from grainline.encoders.pretrained.hub import library, quiet, readable
+from grainline.encoders.pretrained.preprocess import of_hugging_face
+from grainline.errors import UserError
+from grainline.weights import listed
+
+
+def from_hugging_face(folder: Path, quick_gelu: bool | None) -> Source:
+    """A folder as `save_pretrained` of the transformers library writes it."""
+    found, name = library(), str(folder)
+    with quiet(), readable(folder):
+        config = found.AutoConfig.from_pretrained(name).to_dict()
+    kind = _kind_of(name, config)
+    for settings_of_side in sides_of({"config": config}).values():
+        _square(name, settings_of_side)
+    if quick_gelu is not None:
+        if kind != "clip":
+            raise UserError(f"{name} is a {kind}, which has one activation; quick_gelu is for CLIP")
+        for side in ("vision_config", "text_config"):
+            config[side]["hidden_act"] = "quick_gelu" if quick_gelu else "gelu"
+    headless = {"add_pooling_layer": False} if kind in HEADLESS else {}
+    with quiet(), readable(folder):
+        model, report = getattr(found, KINDS[kind].model).from_pretrained(
+            name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **headless
+        )
+    unread = {key for key in report["unexpected_keys"] if re.fullmatch(KINDS[kind].left_out, key)}
+    wrong = listed(
+        {
+            "missing": report["missing_keys"],
+            "unknown": set(report["unexpected_keys"]) - unread,
+            "of another form": {key for key, *_ in report["mismatched_keys"]},
+        }
+    )
+    if wrong:
+        raise UserError(f"the weights of {name} do not fit its config.json: {wrong}; fetch both again")
+    pad = _pad(folder, config.get("text_config", config))
+    if kind == "siglip":
+        config["text_config"]["pad_token_id"] = (
+            pad  # its model reads padding, so whoever has the config must know
+        )
+    pixels = of_hugging_face(kind, _processor(folder), name)
+    architecture = {"kind": kind, "config": plain(config), "pad": pad, **pixels}
+    left_out = tuple(sorted({key.split(".")[0] for key in unread}))
+    return Source(architecture, model.state_dict(), tokenizer_of(folder), left_out)
+
+
+def _kind_of(name: str, config: Mapping[str, Any]) -> str:
+    kind = str(config.get("model_type"))
+    if kind == "siglip2":
+        raise UserError(
+            f"{name} is a SigLIP 2 for pictures of any shape (NaFlex), which is not supported; "
+            "give one of fixed size, such as google/siglip2-base-patch16-224"
+        )
+    if kind not in KINDS:
+        raise UserError(f"{name} is a {kind}; models that can be loaded are {', '.join(KINDS)}")
+    if kind == "siglip" and not config["vision_config"].get("vision_use_head", True):
+        raise UserError(
+            f"{name} has no attention pool (vision_use_head is false), so no vector for a picture"
+        )
+    return kind
+
+
+def _square(name: str, config: dict[str, Any]) -> None:
+    """Sides of pictures and patches as one number each; some configs write [224, 224]."""
+    for key in {"image_size", "patch_size"} & config.keys():
+        sides = config[key] if isinstance(config[key], list) else [config[key]]
+        if len(set(sides)) != 1:
+            raise UserError(f"{key} of {name} is {sides}; only square pictures and patches can be read")
+        config[key] = sides[0]
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those of the file they came from: where it lay, its precision, its version."""
+    left = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "architectures"}
+    kept = {key: plain(x) if isinstance(x, dict) else x for key, x in config.items() if key not in left}
+    content: dict[str, Any] = json.loads(json.dumps(kept))
+    return content
+
+
+def _processor(folder: Path) -> dict[str, Any]:
+    """The settings of the image processor; the second file is what version 5 of the library writes."""
+    whole = json_beside(folder, "processor_config.json")
+    found: dict[str, Any] = json_beside(folder, "preprocessor_config.json") or whole.get(
+        "image_processor", {}
+    )
+    return found
+
+
+def _pad(folder: Path, config: Mapping[str, Any]) -> int:
+    """The id that fills up texts: SigLIP reads it. The tokenizer knows, the config often does not."""
+    token = json_beside(folder, "tokenizer_config.json").get("pad_token")
+    tokens = json_beside(folder, "tokenizer.json").get("added_tokens", [])
+    try:
+        token = token["content"] if isinstance(token, dict) else token
+        ids = {entry["content"]: int(entry["id"]) for entry in tokens}
+    except (TypeError, KeyError, ValueError) as error:
+        raise UserError(
+            f"the tokenizer of {folder} names its special tokens in no form that is known ({error!r}); "
+            "fetch it again"
+        ) from None
+    return ids.get(str(token), int(config.get("pad_token_id") or 0))
+
+
+def json_beside(folder: Path, file: str) -> dict[str, Any]:
+    """A file beside the weights; empty where there is none."""
+    try:
+        content = json.loads((folder / file).read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    except ValueError as error:
+        raise UserError(f"{file} of {folder} is no JSON: {error}; fetch it again") from None
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{file} of {folder} holds a {type(content).__name__}, not settings by name; fetch it again"
+        )
+    return content
+
+
+def tokenizer_of(folder: Path) -> str | None:
+    """The folder, where it holds a tokenizer."""
+    files = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model")
+    return str(folder) if any((folder / file).is_file() for file in files) else None

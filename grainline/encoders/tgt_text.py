@@ -1,0 +1,174 @@
+"""The text side of the Text Group Transformer: tokens to groups, and a caption decoded from them.
+
+A text encoder whose summary is a few groups of tokens: that of the Text Group Transformer.
+
+In four steps:
+  1. K learnt group vectors stand behind the tokens of a text, without positions; layers in which all see all
+     let both inform each other;
+  2. a block gives every token to one group, and each group takes up the mean of its tokens
+    (`nn/grouping.py`);
+  3. a few more layers read the groups alone;
+  4. the summary is the mean of the groups behind a LayerNorm.
+
+Masks come from lengths, never from ids. A short text may use fewer groups than a long one. Positions can be
+left out at random in training, so that groups cannot be told by place alone.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from grainline.config import Config
+from grainline.encoders.text import Grouping, SizedConfig, check_length, length_groups
+from grainline.nn.attention import PROJECTIONS, Attention, CrossAttention, Stack
+from grainline.nn.grouping import Assignment, GroupingBlock
+from grainline.nn.hashing import some_rows, stays
+from grainline.nn.pooling import mean_pool
+from grainline.nn.runtime import is_static
+
+
+class GrouperConfig(SizedConfig):
+    """`depth` counts the layers over tokens and groups, `later` those over groups alone."""
+
+    groups: int = Field(gt=0)
+    later: int = Field(3, ge=0)
+    form: Literal["full", "minimal"] = "full"  # the block of GroupViT's code, or the equations alone
+    eps: float = Field(1.0, ge=1e-6)  # beside the number of tokens of a group
+    position_dropout: float = Field(0.0, ge=0.0, le=1.0)  # share of tokens without position, in training
+    tokens_per_group: float | None = Field(None, ge=1)  # a text of n tokens uses n / this groups; None: all
+
+
+class GroupedTokens(NamedTuple):
+    """A text as groups, before any projection into a shared space."""
+
+    pooled: Tensor  # [M, W] the mean of the groups that are used
+    tokens: Tensor  # [M, K, W] the groups, behind the last LayerNorm; empty ones too
+    mask: Tensor  # [M, K] bool, True = used
+    soft: Tensor  # [M, K, L] how much of each token every group takes, without noise; 0 at padding
+    states: Tensor  # [M, L, W] the tokens as the grouping reads them, 0 at padding; L = 0 in training
+
+
+class Grouper(Grouping):
+    """Token ids to groups.
+
+    Blocks and the grouping block stand one after the other in one list of layers, as the blocks of
+    `TextTransformer` do: the first ones can begin with its weights.
+    """
+
+    before, behind = ("words", "position", "groups"), ("norm",)
+    attention = rf"{PROJECTIONS}|((assign|attention)\.)?to_(query|key|value|out)"
+
+    def __init__(self, cfg: GrouperConfig) -> None:
+        super().__init__()
+        self.width, self.context, self.buckets = cfg.width, cfg.context, cfg.buckets
+        self.count, self.position_dropout = cfg.groups, cfg.position_dropout
+        self.tokens_per_group = cfg.tokens_per_group
+        self.words = nn.Embedding(cfg.vocab, cfg.width)
+        self.position = nn.Parameter(torch.randn(cfg.context, cfg.width) * 0.01)
+        # Not zeros: groups that are alike would stay alike for ever.
+        self.groups = nn.Parameter(nn.init.trunc_normal_(torch.empty(cfg.groups, cfg.width), std=0.02))
+        self.stack = Stack(cfg.width, cfg.depth + cfg.later, cfg.heads, drop_path=cfg.drop_path)
+        self.stack.blocks.insert(cfg.depth, _block(cfg))
+        self.norm = nn.LayerNorm(cfg.width)
+        nn.init.normal_(self.words.weight, std=0.02)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> GroupedTokens:
+        """ids [M, L], mask [M, L] -> GroupedTokens of the same L; padding may be longer than the context"""
+        if is_static():  # the caller keeps to the context
+            groups, soft, states = self._read(ids, mask)
+        else:
+            check_length(mask, self.context)
+            length = ids.shape[1]
+            found = length_groups(mask.sum(1), self.buckets)
+            parts = []
+            for rows, longest in found:
+                with some_rows(rows, len(ids)):
+                    parts.append(self._read(ids[rows, :longest], mask[rows, :longest]))
+            back = torch.cat([rows for rows, _ in found]).argsort()
+            groups = torch.cat([x for x, _, _ in parts])[back]
+            soft = torch.cat([F.pad(x, (0, length - x.shape[2])) for _, x, _ in parts])[back]
+            short = 0 if self.training else length
+            states = torch.cat([F.pad(x, (0, 0, 0, max(0, short - x.shape[1]))) for _, _, x in parts])[back]
+        used = self.used(mask)
+        return GroupedTokens(mean_pool(groups, used).vector, groups, used, soft, states)
+
+    def used(self, mask: Tensor) -> Tensor:
+        """The groups of each text: mask [M, L] -> [M, K] bool, the first of them, one at least"""
+        number = mask.sum(1, keepdim=True)
+        if self.tokens_per_group is not None:
+            number = (number / self.tokens_per_group).round().clamp(min=1)
+        else:
+            number = torch.full_like(number, self.count)
+        return torch.arange(self.count, device=mask.device) < number
+
+    def _read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The groups behind all layers, who takes which token, the tokens before: [M, K, W], [M, K, L],
+        [M, L, W]"""
+        words = self.words(ids) + self._positions(ids)
+        groups = self.groups.to(words.dtype).expand(len(ids), -1, -1)
+        x = torch.cat([words, groups], 1)
+        used = self.used(mask)
+        seen, soft, states = torch.cat([mask, used], 1), None, words[:, :0]
+        for block in self.stack.blocks:
+            if isinstance(block, Assignment | GroupingBlock):
+                tokens = x[:, : -self.count]
+                states = tokens[:, :0] if self.training else tokens * mask[..., None]
+                x, _, soft = block(x[:, -self.count :], tokens, mask, used)
+                seen = used  # groups alone from now on
+            else:
+                x = block(x, seen)
+        assert soft is not None
+        return self.norm(x), soft, states
+
+    def _positions(self, ids: Tensor) -> Tensor:
+        position = self.position[: ids.shape[1]]
+        if not self.training or self.position_dropout == 0.0:
+            return position
+        return position * stays(self, tuple(ids.shape), ids.device, self.position_dropout)[..., None]
+
+
+def _block(cfg: GrouperConfig) -> Assignment | GroupingBlock:
+    if cfg.form == "minimal":
+        return Assignment(cfg.width, cfg.eps)
+    return GroupingBlock(cfg.width, cfg.groups, cfg.heads, cfg.eps)
+
+
+# A small decoder that says a caption again from a few vectors: it shows what they hold of the caption.
+#
+# It writes from left to right. Its table of words, in and out, is that of the text encoder, so it has none of
+# its own.
+
+
+class DecoderConfig(Config):
+    """Size of the one layer; its width is that of the text encoder."""
+
+    heads: int = Field(1, gt=0)  # of self-attention and of attention to the vectors
+    hidden: int = Field(512, gt=0)  # of its MLP
+
+
+class Decoder(nn.Module):
+    """One pre-norm layer: x + Attention, causal; x + attention to the vectors; x + MLP; then LayerNorm."""
+
+    def __init__(self, cfg: DecoderConfig, width: int, context: int) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.randn(context, width) * 0.01)
+        self.norm_self, self.attention = nn.LayerNorm(width), Attention(width, cfg.heads)
+        self.norm_cross, self.cross = nn.LayerNorm(width), CrossAttention(width, cfg.heads)
+        self.norm_mlp = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, cfg.hidden), nn.GELU(), nn.Linear(cfg.hidden, width))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, words: Tensor, vectors: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What is known of the next token at each place: [M, L, W]
+
+        words    [M, L, W] word vectors of the tokens so far, padding on the right
+        vectors  [M, K, W] what the caption is said from
+        mask     [M, K] bool, True = real; None: all are
+        """
+        x = words + self.position[: words.shape[1]]
+        x = x + self.attention(self.norm_self(x), None, True)
+        x = x + self.cross(self.norm_cross(x), vectors, mask)
+        return self.norm(x + self.mlp(self.norm_mlp(x)))

@@ -1,1 +1,0 @@
-"""Retrieval and foil suites: scores in chunks, ranks with ties counted, intervals, results as JSON."""

@@ -1,0 +1,251 @@
+"""Retrieval with long captions: under which protocol a set is read, and the card that says so.
+
+The metrics are those of retrieval. Numbers of papers on such sets differ by what is compared: which text of a
+record, how it is cleaned, which pictures. A rule settles that for a set, and a card tells it with the result.
+The texts are read as CAFT (arXiv 2602.02977) and FLAIR (arXiv 2412.03561) read them, as far as that is known.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from grainline.data.benchmarks.long_captions import LongCaptions
+from grainline.data.formats.common import FileSource, digest
+from grainline.data.formats.joined import Joined, remarks
+from grainline.data.record import Record, Source
+from grainline.errors import UserError
+
+LONG_RETRIEVAL = "long-retrieval"
+DEFAULT, PLAIN = "default", "plain"
+
+RANKS = (
+    "every picture is ranked against all texts and every text against all pictures; a rank is 1 plus the"
+    " number of wrong candidates that score as high as the right one or higher"
+)
+TIES = (
+    "Published code gives a tie to the candidate that stands first, or leaves it to the sorting; here a tie"
+    " is wrong, and the table counts them."
+)
+EMPTY = "A picture with an empty text is left out and counted; published numbers keep it."
+
+
+class Rule(NamedTuple):
+    """How a protocol reads a set."""
+
+    benchmark: str  # of the source
+    name: str  # of the set, for people
+    text: Callable[[str], str]  # what is done with the text of the file
+    rows: int | None  # the first so many; None: all
+    pairs: int  # of the whole set
+    which: str  # text of a record is taken, and why
+    pictures: str
+    papers: str  # how far it is from them
+
+
+class Card(NamedTuple):
+    """What a result was measured under, in words. `pairs` 0: nobody says how many there should be."""
+
+    set: str
+    protocol: str
+    text: str
+    pictures: str
+    captions: str
+    ranks: str
+    papers: str
+    pairs: int
+
+    def told(self, found: int) -> dict[str, str]:
+        """The card for a result on so many pictures."""
+        of = f" of {self.pairs:,}" if self.pairs else ""
+        names = ("set", "protocol", "text", "pictures", "captions", "ranks", "papers")
+        said = {name: getattr(self, name) for name in names}
+        return {**said, "pictures": f"{found:,}{of}: {self.pictures}"}
+
+
+def rejoined(text: str) -> str:
+    """The text as FLAIR reads DCI, ImageInWords and ShareGPT4V: cut at each line break, `</s>` and period,
+    the pieces joined by a period and a blank. It also cuts numbers such as 3.5.
+
+    >>> rejoined("A cat\\nIt is 3.5 kg </s> and grey. ")
+    'A cat. It is 3. 5 kg. and grey'
+    """
+    pieces = (piece.strip() for piece in re.split(r"\n|</s>|\.", text))
+    return ". ".join(piece for piece in pieces if piece)
+
+
+def first_line(text: str) -> str:
+    """The text up to its first line break, even if that is nothing, as Long-CLIP reads Urban-1k.
+
+    >>> first_line("A street.\\nCars wait."), first_line("\\nA street.")
+    ('A street.', '')
+    """
+    return re.split(r"\r\n|\r|\n", text, maxsplit=1)[0]
+
+
+def one_line(text: str) -> str:
+    """The text with blanks for line breaks, as Long-CLIP reads ShareGPT4V.
+
+    >>> one_line("A street.\\n\\nCars wait.")
+    'A street.  Cars wait.'
+    """
+    return text.replace("\n", " ")
+
+
+def as_it_stands(text: str) -> str:
+    """The text."""
+    return text
+
+
+_CUT = "cut at line breaks, </s> and periods and joined again by '. ', as FLAIR reads it"
+_SHARE = "the second turn of conversations, which describes the picture"
+_CAFT = "CAFT names the set and not its reader; FLAIR's is taken, which CAFT builds upon."
+
+RULES: dict[str, Rule] = {
+    "dci": Rule(
+        *("dci", "DCI", rejoined, None, 7805),
+        f"short_caption and extra_caption, the whole description of the picture without its masks, {_CUT}",
+        "all splits pooled",
+        _CAFT,
+    ),
+    "docci": Rule(
+        *("docci", "DOCCI", as_it_stands, None, 5000),
+        "the full description as it stands",
+        "the test split",
+        "FLAIR's own file of DOCCI holds single sentences, which is another task.",
+    ),
+    "urban-1k": Rule(
+        *("urban-1k", "Urban-1k", first_line, None, 1000),
+        "the first line of the text of a picture, as Long-CLIP reads it; FLAIR's file has no second lines",
+        "all",
+        "FLAIR's file holds one empty text.",
+    ),
+    "sv-1k": Rule(
+        *("sharegpt4v", "SV-1k (ShareGPT4V)", rejoined, 1000, 1000),
+        f"{_SHARE}, {_CUT}",
+        "the first 1,000 rows of the file",
+        f"{_CAFT} Long-CLIP only puts blanks for line breaks: sv-1k-long-clip.",
+    ),
+    "sv-10k": Rule(
+        *("sharegpt4v", "SV-10k (ShareGPT4V)", rejoined, 10000, 10000),
+        f"{_SHARE}, {_CUT}",
+        "the first 10,000 rows of the file, those of SV-1k among them",
+        _CAFT,
+    ),
+    "sv-1k-long-clip": Rule(
+        *("sharegpt4v", "SV-1k (ShareGPT4V)", one_line, 1000, 1000),
+        f"{_SHARE}, with blanks for line breaks, as Long-CLIP reads it",
+        "the first 1,000 rows of the file",
+        "CAFT and FLAIR cut the text at periods and join it again: sv-1k.",
+    ),
+    "iiw": Rule(
+        *("iiw", "IIW (ImageInWords)", rejoined, None, 612),
+        f"the field IIW, {_CUT}: 10.16 sentences a text, as in Table 6 of CAFT",
+        "IIW-400 (400), DCI_Test (112) and DOCCI_Test (100) together",
+        f"{_CAFT} One picture is 0.163 points of a recall.",
+    ),
+}
+"""By the name of the protocol. The first of a set is its default."""
+
+PROTOCOLS = (DEFAULT, PLAIN, *RULES)
+
+
+class Under(FileSource):
+    """A benchmark as a rule reads it."""
+
+    def __init__(self, source: LongCaptions, rule: Rule) -> None:
+        self.path = source.path
+        self.remarks = remarks(source)
+        self._source, self._rule = source, rule
+
+    def __len__(self) -> int:
+        return min(len(self._source), self._rule.rows or len(self._source))
+
+    def __getitem__(self, index: int) -> Record:
+        index = range(len(self))[index]
+        return self._source.record(index, self._rule.text(self._source.pairs[index].text))
+
+    def keys(self) -> Iterable[str]:
+        """The names of the pictures."""
+        return (pair.key for pair in self._source.pairs[: len(self)])
+
+    def fingerprint(self) -> str:
+        """sha256 over names and texts as they are read; rows behind the last one do not count."""
+        kept = self._source.pairs[: len(self)]
+        return digest(part for pair in kept for part in (pair.key, self._rule.text(pair.text)))
+
+
+def under(source: Source, protocol: str = DEFAULT, captions: str = "whole") -> tuple[Source, Card]:
+    """The source as a protocol reads it, and the card. A set without a rule of its own is read as it is.
+
+    captions  "whole" or "first": which text of a record, where no rule says it
+
+    Raises UserError for a protocol of another set.
+    """
+    found = _benchmark(source)
+    if protocol == DEFAULT:
+        protocol = next((name for name, rule in RULES.items() if rule.benchmark == found), PLAIN)
+    if protocol == PLAIN:
+        return source, _plain(found, captions)
+    if protocol not in RULES:
+        raise UserError(f"protocol is {protocol!r}; allowed for {LONG_RETRIEVAL}: {', '.join(PROTOCOLS)}")
+    rule = RULES[protocol]
+    if rule.benchmark != found:
+        allowed = ", ".join(name for name in PROTOCOLS if name not in RULES or RULES[name].benchmark == found)
+        raise UserError(
+            f"--protocol {protocol} reads the files of {rule.name}, and {source.path} is not these; allowed"
+            f" here: {allowed}"
+        )
+    card = Card(
+        rule.name,
+        protocol,
+        rule.which,
+        rule.pictures,
+        "one a picture; where a file names a picture again, its first text stands",
+        RANKS,
+        " ".join((rule.papers, EMPTY, TIES)),
+        rule.pairs,
+    )
+    return _read(source, rule), card
+
+
+def notes_of_card(card: Card, texts: tuple[str, ...], pictures: int) -> tuple[str, ...]:
+    """What keeps a result from the numbers of others."""
+    notes = []
+    if card.pairs and pictures != card.pairs:
+        notes.append(f"{pictures:,} pictures here, {card.pairs:,} in {card.set}: its recalls are others")
+    again = len(texts) - len(set(texts))
+    if again:
+        notes.append(f"{again:,} texts stand at another picture too, word for word: they tie exactly")
+    return tuple(notes)
+
+
+def _plain(benchmark: str, captions: str) -> Card:
+    text = {
+        "whole": "the fullest there is: the long description, else all captions joined as sentences",
+        "first": "the first caption",
+    }[captions]
+    return Card(
+        f"{benchmark}, without its protocol" if benchmark else "none with a protocol of its own",
+        PLAIN,
+        text,
+        "all",
+        "one text a picture",
+        RANKS,
+        f"No published protocol. {TIES}",
+        0,
+    )
+
+
+def _benchmark(source: Source) -> str:
+    """The set that a source is all of; "" where there is no such set. Only ImageInWords has several files."""
+    if isinstance(source, Joined):
+        found = {_benchmark(one) for one in source.sources}
+        return "iiw" if found == {"iiw"} else ""
+    return source.benchmark if isinstance(source, LongCaptions) else ""
+
+
+def _read(source: Source, rule: Rule) -> Source:
+    if isinstance(source, Joined):
+        return Joined([_read(one, rule) for one in source.sources])
+    assert isinstance(source, LongCaptions), "the set was found"
+    return Under(source, rule)

@@ -1,0 +1,247 @@
+"""Images as `grainline show` draws them: segments, where texts look, patches that stay.
+
+Pictures as `grainline show` draws them: their segments, and where the parts of texts look in them.
+
+A map that is stretched to its own range hides that a text looks at nothing, so all maps are drawn on one
+scale, and the weight of the empty slot stands below each.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from grainline.errors import UserError
+from grainline.evaluation.collectors.text_attention import Part, attending, looks
+from grainline.evaluation.pages.tokened import pieces
+from grainline.methods.base import Attending, Keeping
+from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Kept
+from grainline.model import ImageLike, Model, given
+from grainline.nn.upsample import place
+from grainline.report.heatmap import enlarged, overlay, segmented
+from grainline.report.panels import PIXELS, Panel, Shown, alone, counted, legend, shares, together
+from grainline.types import Images, each, rows
+
+TIMES = 8
+"""The end of the scale, as a multiple of the weight that all tokens would have if they shared alike."""
+
+
+def segmentations(model: Model, square: Image.Image) -> list[np.ndarray]:
+    """The segments of a square as the model sees it, from fine to coarse: [S, S] integers each
+
+    [] where image tokens are no segments.
+    """
+    pixels = torch.from_numpy(np.array(square)).permute(2, 0, 1)[None].to(model.device)
+    with torch.no_grad():
+        maps = model.method.towers.segmentations(
+            Images(pixels, torch.zeros(1, dtype=torch.int64, device=model.device))
+        )
+    return [one[0].cpu().numpy() for one in maps]
+
+
+def refuse_unshown(model: Model, texts: Sequence[str]) -> None:
+    """Raise UserError where nothing can be shown of a method, or of a text."""
+    method, name = model.method, model.description.method
+    blank = [i for i, text in enumerate(texts, 1) if not text.strip()]
+    if blank:
+        raise UserError(f"--text number {blank[0]} has no words; give words to look for")
+    if isinstance(method, Keeping):
+        if not texts:
+            raise UserError(f"{name} keeps patches for a text; give --text, to show which ones")
+        return
+    if not isinstance(method, Attending) and not method.segmented:
+        heat = "; its heat is drawn by `grainline evaluate MODEL --data DATA --png FILE`" * method.placed
+        raise UserError(f"{name} has neither segments nor texts that look at image tokens{heat}")
+    if texts:
+        attending(method, name, "--text")
+    elif not method.segmented:
+        raise UserError(f"this {name} sees patches, not segments; give --text, to show where it looks")
+
+
+def end_of_scale(model: Model, square: ImageLike) -> float:
+    """The weight that has the full colour, the same for all pictures of a model."""
+    grid = model.method.grid
+    if isinstance(model.method, Keeping) and grid is not None:
+        return min(1.0, TIMES / (grid[0] * grid[1]))
+    return min(1.0, TIMES / model.encode(images=[square]).tokens.shape[1])
+
+
+def shown(model: Model, name: str, square: Image.Image, texts: Sequence[str], limit: float) -> Shown:
+    """A picture as its segments of all stages, and where each part of each text looks.
+
+    square  as `model.seen` has it
+    limit   the weight that has the full colour
+    """
+    maps = segmentations(model, square)
+    stages = [
+        Panel(
+            f"{len(np.unique(label))} {'segments' if i or len(maps) == 1 else 'superpixels'}",
+            segmented(square, maps[i:], PIXELS),
+        )
+        for i, label in enumerate(maps)
+    ]
+    drawn = _texts(model, square, texts, limit) if texts else []
+    if not stages and all(len(panels) == 1 for panels in drawn):
+        drawn = [[panel for panels in drawn for panel in panels]]
+    return Shown(name, square, ([stages] if stages else []) + drawn)
+
+
+def mapped(model: Model, square: ImageLike, texts: Sequence[str]) -> list[list[tuple[Part, np.ndarray]]]:
+    """Where the parts of each text look in a square: each with its weights over the pixels, [S, S]"""
+    method, size = model.method, (model.method.size, model.method.size)
+    images = model.encode(images=[square])
+    same = rows(images, torch.zeros(len(texts), dtype=torch.int64, device=model.device))
+    out = []
+    for parts in looks(method, same, model.encode(texts=texts), texts):
+        heat = [method.on_pixels(images, part.weight[None, :-1].to(model.device), size)[0] for part in parts]
+        out.append([(part, one.cpu().numpy()) for part, one in zip(parts, heat, strict=True)])
+    return out
+
+
+def _texts(model: Model, square: Image.Image, texts: Sequence[str], limit: float) -> list[list[Panel]]:
+    """The panels of each text, one for each of its parts."""
+    out = []
+    for i, found in enumerate(mapped(model, square, texts), 1):
+        panels = []
+        for part, heat in found:
+            image = enlarged(np.asarray(overlay(square, heat, limit)), PIXELS)
+            panels.append(Panel(part.words, Image.fromarray(image), f"empty {part.empty:.2f}"))
+        out.append(_numbered(panels, i, len(texts)))
+    return out
+
+
+def _numbered(panels: list[Panel], number: int, texts: int) -> list[Panel]:
+    """The panels of a text; the numbers of text and part stand in front of the words, where not alone."""
+    whole = str(number) * (texts > 1)
+    out = []
+    for i, panel in enumerate(panels, 1):
+        mark = ".".join(filter(None, (whole, str(i) * (len(panels) > 1))))
+        out.append(panel._replace(words=f"{mark}  {panel.words}".strip()))
+    return out
+
+
+# What methods that choose patches keep of a picture, as `grainline show` draws it: for a caption, for the
+# description, and together; and for each word of the caption the token of the picture that it finds.
+#
+# All of it is what scores are made of (`Keeping.keeps`): nothing is chosen here.
+
+
+WORDS = 40  # of a caption whose finds are shown: the first ones
+CAPTION, DESCRIPTION = "caption", "description"
+
+
+class Match(NamedTuple):
+    """A token of the picture, and the words of a caption that find it."""
+
+    token: str  # what it is
+    words: list[tuple[str, float]]  # with their cosines
+    share: np.ndarray  # [G, G] of each patch in the token; zeros where it has no place
+
+
+def kept(
+    model: Model, name: str, square: Image.Image, told: tuple[Sequence[str], str | None], limit: float
+) -> Shown:
+    """A picture with what stays of it for each of some captions, and what their words find.
+
+    square  as `model.seen` has it
+    told    captions, and the description of the picture where the method reads one
+    limit   the share of a patch in a token that has the full colour
+    """
+    texts, description = told
+    found = kept_of(model, square, texts, description)
+    heads, lines = [], []
+    for i, text in enumerate(texts):
+        one = rows(found, slice(i, i + 1))
+        number = f" {i + 1}" if len(texts) > 1 else ""
+        before = f"Description: {description}\n" if description and not i else ""
+        heads.append(f"{before}Caption{number}, score {float(one.score[0]):.3f}: {text}")
+        lines.append(stays(one, square, model.method.grid, joint=model.method.describes))
+        words = pieces(model, text, one.told[0].nonzero()[:, 0].tolist())
+        heads.append(summed(one, len(words)))
+        lines.append([drawn(match, square, limit) for match in matches(one, words, model.method.grid)])
+    return Shown(name, square, lines, heads)
+
+
+def kept_of(model: Model, square: Image.Image, texts: Sequence[str], description: str | None) -> Kept:
+    """What stays of a square for each text, and what words find: [M] rows, on the CPU"""
+    method = model.method
+    assert isinstance(method, Keeping), "ask `refuse_unshown` first"
+    image = model.encode(images=[given(square, description)])
+    same = rows(image, torch.zeros(len(texts), dtype=torch.int64, device=model.device))
+    return each(lambda x: x.cpu(), method.keeps(same, model.encode(texts=texts)))
+
+
+def stays(found: Kept, square: Image.Image, grid: tuple[int, int] | None, *, joint: bool) -> list[Panel]:
+    """The picture with the patches that stay, for each choice that there is, and for both together.
+
+    found  one row
+    joint  whether a lone choice of the caption knows the description too
+    """
+    chosen = {CAPTION: found.by_text, DESCRIPTION: found.by_description}
+    maps = {what: _laid(one[0], grid) for what, one in chosen.items() if one is not None}
+    names = {what: f"kept for the {what}" for what in maps}
+    if joint and DESCRIPTION not in maps:
+        names[CAPTION] = "kept for caption and description, which choose by one score"
+    panels = [
+        Panel(names[what], alone(square, one, PIXELS), counted(one), alt=f"{names[what]}: {place(one * 1.0)}")
+        for what, one in maps.items()
+    ]
+    if len(maps) == 2:
+        first, second = maps.values()
+        image = together(square, first, second, PIXELS)
+        lines = legend(first, second, (CAPTION, DESCRIPTION))
+        panels.append(Panel("kept for both together", image, counted(first | second), legend=lines))
+    return panels
+
+
+def matches(found: Kept, words: Sequence[str], grid: tuple[int, int] | None) -> list[Match]:
+    """The tokens that the first WORDS words find, in the order of the words, each token once.
+
+    found  one row
+    words  all words that it compares
+    """
+    real = found.told[0]
+    out: dict[int, Match] = {}
+    each_word = zip(words, found.token[0][real].tolist(), found.found[0][real].tolist(), strict=True)
+    for word, token, cosine in list(each_word)[:WORDS]:
+        share = _laid(found.made_of[0, token, :-1], grid)
+        match = out.setdefault(token, Match(_named(found.kind, token, share), [], share))
+        match.words.append((word, cosine))
+    return list(out.values())
+
+
+def summed(found: Kept, number: int) -> str:
+    """What stands above the tokens that words find. number: of words"""
+    mean = float(found.found[0][found.told[0]].mean())
+    left = f", of which the first {WORDS} are shown" if number > WORDS else ""
+    return (
+        f"What its words and pieces of words find: cosines, whose mean over all {number} is {mean:.3f}{left}"
+    )
+
+
+def drawn(match: Match, square: Image.Image, limit: float) -> Panel:
+    """A token with its words, and where it is made of."""
+    words = ", ".join(f"{word}\N{NO-BREAK SPACE}{cosine:.2f}" for word, cosine in match.words)
+    where = place(match.share) if match.share.any() else "without a place"
+    image = shares(square, match.share, limit, PIXELS)
+    return Panel(words, image, match.token, alt=f"{words}: {match.token}, {where}")
+
+
+def _named(kinds: Sequence[str], token: int, share: np.ndarray) -> str:
+    kind = kinds[token]
+    if kind == PATCH:
+        row, column = divmod(token, share.shape[1])
+        return f"patch in row {row + 1}, column {column + 1}"
+    return {
+        SLOT: f"aggregated token {token + 1} of {kinds.count(SLOT)}",
+        REST: "one token of what is dropped",
+        CLASS: "the class token, without a place",
+    }[kind]
+
+
+def _laid(values: torch.Tensor, grid: tuple[int, int] | None) -> np.ndarray:
+    """Values of patches [L] where the patches lie: [G, G]"""
+    assert grid is not None, "patches that are chosen lie on a grid"
+    return values.view(grid).numpy()

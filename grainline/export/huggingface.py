@@ -1,0 +1,178 @@
+"""A CLIP or SigLIP, of others or fine-tuned here, in the form of other programs: `grainline convert`.
+
+What was written is read again and compared with what was meant, so that a file that is there is right.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grainline.data.tokenizers.library_tokenizer import write_settings
+from grainline.data.tokenizers.tokenized import TextTokenizer
+from grainline.data.tokenizers.tokenizer import load_tokenizer
+from grainline.encoders.pretrained import Pretrained, load_pretrained
+from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
+from grainline.encoders.pretrained.build import is_vector, space_of
+from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig
+from grainline.encoders.pretrained.convert import Parity, parity, to_hugging_face, to_open_clip
+from grainline.errors import UserError
+from grainline.files import discard
+from grainline.model import Model, find_run, load
+
+MOST = 1e-4  # largest difference of a number of a unit vector before writing and after reading again
+PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+BESIDE = ("tokenizer.json", "tokenizer_meta.json")
+FORMS = {"clip": "clip", "siglip": "siglip", "himo": "clip", "beta_clip": "clip", "flair": "clip"}
+"""Methods that score as a model of others does once they are trained, and which."""
+
+
+def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
+    """Write a model into a new Hugging Face folder, or into a state dict of open_clip (`.safetensors`).
+
+    source   a run folder whose towers are a CLIP or SigLIP, or what `load_pretrained` takes
+    scoring  how the method of a run scores pairs, where it has several ways: only "vectors" can be written
+
+    The tokenizer is written too, into the folder or beside the file. Returns how far vectors moved. Raises
+    UserError where the model has no such form, where something is in the way, and where vectors moved by more
+    than MOST; nothing is left then.
+    """
+    place = Path(out)
+    _check_place(place)
+    towers, tokenizer = _read(source, scoring)
+    if place.suffix == ".safetensors":
+        _check_activation(towers, place)
+        _check_beside(place.parent, tokenizer)
+        to_open_clip(towers, place)
+        if tokenizer is not None:
+            tokenizer.save(place.parent)
+    else:
+        to_hugging_face(towers, place, () if tokenizer is None else (_writer(towers, tokenizer),))
+    moved = parity(towers, place)
+    if not max(moved) <= MOST:
+        shutil.rmtree(place) if place.is_dir() else discard(place)
+        raise UserError(
+            f"{place} gave other vectors than {source} when it was read again (pictures by "
+            f"{moved.image:.1e}, texts by {moved.text:.1e}; allowed is {MOST:.0e}) and was removed"
+        )
+    return moved
+
+
+def _writer(towers: Pretrained, tokenizer: TextTokenizer) -> Callable[[Path], None]:
+    """Writes the tokenizer into a Hugging Face folder, with what its AutoTokenizer wants to know."""
+    assert towers.text is not None
+    context, pad = towers.text.context, towers.architecture["pad"]
+    masked = not is_vector(towers.architecture)  # SigLIP reads its padding
+
+    def write(folder: Path) -> None:
+        tokenizer.save(folder)
+        write_settings(tokenizer, folder, context=context, pad=pad, masked=masked)
+
+    return write
+
+
+def towers_of(model: Model, source: str) -> Pretrained:
+    """The towers of a method as those of one checkpoint; UserError with the reason where they are none."""
+    why = _obstacle(model)
+    if why:
+        raise UserError(f"{source} cannot be written for other programs: {why}")
+    config = model.description.config
+    method: Any = model.method  # a CLIP or a SigLIP: see `FORMS`
+    towers = method.towers
+    assert isinstance(config.image, PretrainedImageConfig)
+    assert isinstance(config.text, PretrainedTextConfig)
+    image, text = config.image.architecture, config.text.architecture
+    assert image is not None
+    assert text is not None
+    assert isinstance(towers.image, ImageEncoder)
+    assert isinstance(towers.text, TextEncoder)
+    settings = image["config"] | {"text_config": text["config"]["text_config"]}
+    bare = is_vector(image)
+    if not bare:
+        settings |= {"projection_dim": towers.space}
+        for side in ("vision_config", "text_config"):
+            settings[side] = settings[side] | {"projection_dim": towers.space}
+    return Pretrained(
+        image=towers.image,
+        text=towers.text,
+        image_projection=None if bare else towers.to_image.weight.detach(),
+        text_projection=None if bare else towers.to_text.weight.detach(),
+        scale=method.scale().detach(),
+        bias=method.bias.detach() if bare else None,
+        tokenizer=None,
+        left_out=(),
+        architecture=image | {"config": settings, "pad": text["pad"]},
+    )
+
+
+def _obstacle(model: Model) -> str:
+    """Why no other program has a model like this one; empty where one has."""
+    config = model.description.config
+    name = model.description.method
+    if model.method.chunking is not None:
+        return f"{name} makes a text of {model.method.parts} chunks, which no CLIP or SigLIP does"
+    if name not in FORMS or model.method.pairwise:
+        better = "; --scoring vectors leaves that out" if name in FORMS else ""
+        return f"{name} scores pairs by their tokens, which no CLIP or SigLIP does{better}"
+    kinds, spaces = {}, set()
+    for side, own in (("image", config.image), ("text", config.text)):
+        if not isinstance(own, PretrainedImageConfig | PretrainedTextConfig):
+            return f"its {side} side was trained from scratch, and they do not know that architecture"
+        assert own.architecture is not None
+        kinds[side] = own.architecture["kind"]
+        spaces.add(space_of(own.architecture))
+    if set(kinds.values()) != {FORMS[name]}:
+        return (
+            f"it is a {name} on the image side of a {kinds['image']} and the text side of a {kinds['text']}"
+        )
+    if FORMS[name] == "siglip" and spaces != {config.width}:
+        return f"its vectors of width {config.width} come out of projections, and a SigLIP has none"
+    return ""
+
+
+def _read(source: str, scoring: str | None) -> tuple[Pretrained, TextTokenizer | None]:
+    """Towers and tokenizer; a checkpoint of others may come without one."""
+    if find_run(Path(source)) is None:
+        if scoring is not None:
+            raise UserError(
+                f"scoring is {scoring!r}; {source} is no run and has one way to score: leave it out"
+            )
+        found = load_pretrained(source)
+        name = found.tokenizer
+        return found, None if name is None else load_tokenizer(
+            name, vocab=found.text.vocab if found.text else None
+        )
+    model = load(source, device="cpu", scoring=scoring)
+    return towers_of(model, source), model.tokenizer
+
+
+def _check_place(place: Path) -> None:
+    if place.suffix in PICKLED:
+        raise UserError(
+            f"{place} would be pickled; a state dict is written as .safetensors, all else as a folder"
+        )
+    if place.exists() and (place.is_file() or any(place.iterdir())):
+        raise UserError(f"{place} is there already; give a new name")
+
+
+def _check_activation(towers: Pretrained, place: Path) -> None:
+    """A state dict does not tell its GELU; its name does, and those that read it go by that."""
+    kind, config = towers.architecture["kind"], towers.architecture["config"]
+    if kind != "clip":
+        return
+    quick = config["text_config"]["hidden_act"] == "quick_gelu"
+    if quick != ("quickgelu" in place.name.lower()):
+        stem = place.stem if quick else "clip"
+        better = f"{stem}-quickgelu.safetensors" if quick else "one without that word"
+        raise UserError(
+            f"this CLIP {'has' if quick else 'does not have'} the quick GELU, which a state dict tells by "
+            f"'quickgelu' in its name; name it {better}"
+        )
+
+
+def _check_beside(folder: Path, tokenizer: TextTokenizer | None) -> None:
+    there = next((folder / name for name in BESIDE if (folder / name).is_file()), None)
+    if tokenizer is not None and there is not None:
+        raise UserError(
+            f"{there} is there already, and the tokenizer belongs beside the file; give a new folder"
+        )

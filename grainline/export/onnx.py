@@ -1,0 +1,371 @@
+"""`grainline export MODEL OUT`: two graphs, tokenizer and description, measured before they are there.
+
+image.onnx       pixels -> vector, tokens, token_mask
+text.onnx        ids, mask -> vector, tokens, token_mask
+tokenizer.json   and tokenizer_meta.json
+export.json      names and shapes, how pictures and texts are prepared, scale and bias, versions, parity
+"""
+
+import importlib.util
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import grainline
+from grainline.data.batches import texts_of
+from grainline.data.scenes.source import Scenes
+from grainline.encoders.cast import CastConfig
+from grainline.errors import UserError
+from grainline.files import replacing, sync, write_text
+from grainline.fingerprint import fingerprint
+from grainline.methods.base import Method
+from grainline.model import Model
+from grainline.nn.runtime import static
+from grainline.types import Encoded, Images, Texts, rows
+
+# The two halves of a method as functions of tensors: what a graph is made of.
+#
+# Their inputs and outputs have the names that the graphs give them.
+
+
+OUTPUTS = ("vector", "tokens", "token_mask")
+
+
+class Outputs(NamedTuple):
+    """What both towers return, by the names in OUTPUTS."""
+
+    vector: Tensor  # [N, D] float32, unit length
+    tokens: Tensor  # [N, L, D] float32
+    token_mask: Tensor  # [N, L] bool, True = real token
+
+
+class ImageTower(nn.Module):
+    """Pixels to vectors and tokens."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, pixels: Tensor) -> Outputs:
+        """pixels [N, 3, size, size] uint8 in 0..255; mean and spread are inside"""
+        number = torch.zeros(pixels.shape[0], dtype=torch.int64, device=pixels.device)
+        return _outputs(self.method.encode_images(Images(pixels, number)))
+
+
+class TextTower(nn.Module):
+    """Ids to vectors and tokens."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Outputs:
+        """ids int64, mask bool: [M, L], or [M, S, L] for a method that reads parts; L <= context"""
+        if self.method.parts == 1:
+            ids, mask = ids[:, None], mask[:, None]
+        number = torch.zeros(ids.shape[0], dtype=torch.int64, device=ids.device)
+        return _outputs(self.method.encode_texts(Texts(ids, mask, number, number, number)))
+
+
+def given(texts: Texts, parts: int) -> tuple[Tensor, Tensor]:
+    """Ids and mask as the text tower of a method with so many parts takes them."""
+    return (texts.ids[:, 0], texts.mask[:, 0]) if parts == 1 else (texts.ids, texts.mask)
+
+
+def _outputs(encoded: Encoded) -> Outputs:
+    return Outputs(encoded.vector, encoded.tokens, encoded.mask)
+
+
+# From a module to an ONNX file, and how far onnxruntime's results are from torch's.
+
+
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
+
+Axes = Mapping[str, Mapping[int, str]]
+"""Input -> axis -> name, of the axes that may have any length."""
+
+
+class Parity(NamedTuple):
+    """Largest absolute differences between onnxruntime and torch."""
+
+    vector: float
+    tokens: float  # of real tokens, as a share of the largest number in them where that is above 1
+
+    @property
+    def worst(self) -> float:
+        """The larger of both; NaN if one is."""
+        return float(np.max(self))
+
+
+def require_onnx() -> None:
+    """Raise UserError if one of the libraries is not installed."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"export needs {', '.join(missing)}: pip install 'grainline[onnx]'")
+
+
+@torch.no_grad()
+def write_graph(
+    module: nn.Module, example: Sequence[Tensor], axes: Axes, file: Path, longest: Mapping[str, int]
+) -> int:
+    """Write a module that returns Outputs as an ONNX file; the version of its operators.
+
+    example  one tensor for each input in `axes`, with two rows at least: torch takes 1 for a constant
+    longest  the greatest length of some of the named axes
+
+    A graph of more than 2 GB is written as two files, FILE and FILE.data.
+    """
+    dims = {
+        name: torch.export.Dim(name, min=1, max=longest.get(name))
+        for name in dict.fromkeys(name for named in axes.values() for name in named.values())
+    }
+    shapes = {name: {axis: dims[dim] for axis, dim in named.items()} for name, named in axes.items()}
+    with static(), _quiet():
+        program = torch.export.export(module, tuple(example), dynamic_shapes=shapes, strict=False)
+        made: Any = torch.onnx.export(
+            program,
+            (),
+            input_names=list(axes),
+            output_names=list(OUTPUTS),
+            dynamic_shapes=_named_once(axes),  # here only names: what varies is settled
+            dynamo=True,
+            verbose=False,
+        )
+        made.save(file)
+    return int(made.model.opset_imports[""])
+
+
+def session(file: Path) -> Any:
+    """The graph in onnxruntime, on the CPU."""
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+
+
+def differences(run: Any, module: nn.Module, inputs: Sequence[Sequence[Tensor]]) -> Parity:
+    """Run a session and its module on several inputs and compare all that counts.
+
+    Padding is not compared: what stands there is no one's concern. Masks must be equal.
+    """
+    names = [entry.name for entry in run.get_inputs()]
+    vector, tokens = [], []
+    for tensors in inputs:
+        feed = {name: x.numpy() for name, x in zip(names, tensors, strict=True)}
+        found = Outputs(*map(torch.from_numpy, run.run(list(OUTPUTS), feed)))
+        with torch.no_grad():
+            wanted: Outputs = module(*tensors)
+        if not torch.equal(found.token_mask, wanted.token_mask):
+            return Parity(float("nan"), float("nan"))
+        vector.append(_largest(found.vector, wanted.vector))
+        mask = wanted.token_mask
+        size = _largest(wanted.tokens[mask], torch.zeros(()))
+        tokens.append(_largest(found.tokens[mask], wanted.tokens[mask]) / max(1.0, size))
+    return Parity(float(np.max(vector)), float(np.max(tokens)))
+
+
+def _named_once(axes: Axes) -> dict[str, dict[int, str]]:
+    """The axes without those that an input before has named: torch warns of names that come again.
+
+    >>> _named_once({"ids": {0: "texts", 1: "tokens"}, "mask": {0: "texts", 1: "tokens"}})
+    {'ids': {0: 'texts', 1: 'tokens'}, 'mask': {}}
+    """
+    seen: set[str] = set()
+    out = {}
+    for name, named in axes.items():
+        out[name] = {axis: dim for axis, dim in named.items() if dim not in seen}
+        seen.update(named.values())
+    return out
+
+
+def _largest(a: Tensor, b: Tensor) -> float:
+    """The largest difference; 0 where there is nothing to compare, as with texts that have no tokens."""
+    apart = (a.double() - b.double()).abs()
+    return float(apart.max()) if apart.numel() else 0.0
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch warns of its own deprecations, and that torchvision is not there."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        logging.disable(before)
+
+
+FORMAT = 1
+LIMIT = 1e-4  # largest difference to torch; float32 on another runtime stays two digits below
+BATCHES = (1, 2, 5)  # rows at a time when parity is measured
+IMAGE, TEXT = "image", "text"
+
+
+class Exported(NamedTuple):
+    """What was written."""
+
+    opset: int
+    parity: dict[str, Parity]  # of "image" and "text"
+    bytes: dict[str, int]
+
+
+class _Side(NamedTuple):
+    """One tower with what its graph needs."""
+
+    module: ImageTower | TextTower
+    axes: dict[str, dict[int, str]]
+    inputs: Sequence[tuple[Tensor, ...]]  # for parity
+    example: tuple[Tensor, ...]  # for tracing
+
+
+def export(model: Model, out: str | Path) -> Exported:
+    """Write both towers of a model on the CPU into a new folder, whole or not at all.
+
+    Parity is measured in batches of 1, 2 and 5 on drawn scenes and their captions, and on texts as short and
+    as long as the model reads them. Raises UserError where it is above LIMIT, where the folder is taken,
+    without the extra `onnx`, for a method that scores by what both sides make of each other, and for
+    superpixels that are not the same on another runtime.
+    """
+    require_onnx()
+    _refuse(model)
+    home = Path(out)
+    if home.exists() and (not home.is_dir() or any(home.iterdir())):
+        raise UserError(f"{home} is there already; give a new folder")
+    sides = {IMAGE: _image_side(model), TEXT: _text_side(model)}
+    longest = {"tokens": model.method.context, "parts": model.method.parts}
+    with replacing(home) as place:
+        place.mkdir()
+        parity, opset = {}, 0
+        for name, side in sides.items():
+            file = place / f"{name}.onnx"
+            opset = write_graph(side.module, side.example, side.axes, file, longest)
+            parity[name] = differences(session(file), side.module, side.inputs)
+            _accept(name, parity[name])
+        model.tokenizer.save(place)
+        described = _description(model, sides, parity, opset)
+        write_text(place / "export.json", json.dumps(described, indent=1, allow_nan=False) + "\n")
+        sizes = {path.name: path.stat().st_size for path in sorted(place.iterdir())}
+        for name in sizes:
+            sync(place / name)
+    return Exported(opset, parity, sizes)
+
+
+def _refuse(model: Model) -> None:
+    """Raise UserError for what no graph can do."""
+    config = model.description.config
+    if config.model_dump().get("scoring") == "conditioned":
+        raise UserError(
+            f"{model.description.method} with conditioned scores pools each picture by each text, which "
+            "neither of two graphs can do; --scoring vectors exports the same weights with scores by vectors"
+        )
+    if model.method.describes:
+        raise UserError(
+            f"{model.description.method} reads a description beside each picture, and the graph of pictures "
+            "takes pixels alone, so it cannot be exported"
+        )
+    # One unit in the last place of a colour, and k-means gives pixels of a third of the drawn scenes to
+    # another superpixel; the network of SFCN computes in bfloat16, and OpenCV in no graph at all.
+    if isinstance(config.image, CastConfig) and config.image.superpixels.kind != "grid":
+        raise UserError(
+            f"superpixels by {config.image.superpixels.kind} are not the same on another runtime, where the "
+            "last bit of a number decides between two of them; a model trained with "
+            "model.image.superpixels.kind=grid can be exported"
+        )
+
+
+def _accept(name: str, parity: Parity) -> None:
+    if not parity.worst <= LIMIT:
+        raise UserError(
+            f"the {name} graph differs from the model by {parity.vector:.1e} in vectors and "
+            f"{parity.tokens:.1e} in tokens on onnxruntime; allowed is {LIMIT:.0e}; nothing was written"
+        )
+
+
+def _image_side(model: Model) -> _Side:
+    scenes = _scenes(model.method)
+    pixels = torch.stack([model.transform(record.image, record.key) for record in scenes])
+    inputs = [(pixels[:n],) for n in BATCHES]
+    return _Side(ImageTower(model.method), {"pixels": {0: "images"}}, inputs, (pixels[:2],))
+
+
+def _text_side(model: Model) -> _Side:
+    """Texts of the scenes; one that is cut, one word and none stand among them and alone."""
+    method = model.method
+    told = [record.whole for record in _scenes(method)]
+    texts = [told[0], " ".join(told * (2 + method.context // 8)), "", "word", *told[1:]]
+    ids = model.read(texts).ids
+    several = ((0, 1), (1, 2), (2, 3), (2, 4), (0, 5))
+    inputs = [given(texts_of(ids[a:b]), method.parts) for a, b in several]
+    axis = {0: "texts", 1: "tokens"} if method.parts == 1 else {0: "texts", 1: "parts", 2: "tokens"}
+    whole = rows(texts_of(ids), slice(0, 2))
+    return _Side(TextTower(method), {"ids": axis, "mask": axis}, inputs, given(whole, method.parts))
+
+
+def _scenes(method: Method) -> Sequence[Any]:
+    drawn = Scenes(f"scenes:dev?count={max(BATCHES)}", max(method.size, 32))
+    return [drawn[i] for i in range(len(drawn))]
+
+
+def _description(
+    model: Model, sides: dict[str, _Side], parity: dict[str, Parity], opset: int
+) -> dict[str, Any]:
+    method = model.method
+    scale: Any = _of_vectors(dict(method.named_modules()), "scale")
+    bias: Any = _of_vectors(dict(method.named_parameters()), "bias")
+    return {
+        "format": FORMAT,
+        "method": model.description.method,
+        "config": model.description.config.model_dump(mode="json"),
+        "fingerprint": fingerprint(model),
+        "pairwise": method.pairwise,
+        "size": method.size,
+        "resize": model.transform.resize,
+        "filter": model.transform.filter.name.lower(),
+        "margin": model.transform.larger / method.size,
+        "pixels": "RGB, uint8 in 0..255; mean and spread are applied inside the graph",
+        "grid": method.grid,
+        "context": method.context,
+        "parts": method.parts,
+        "chunking": None if method.chunking is None else method.chunking.model_dump(mode="json"),
+        "vocab": model.tokenizer.vocab,
+        "begin": model.tokenizer.begin,
+        "end": model.tokenizer.end,
+        "scale": None if scale is None else float(scale().detach()),
+        "bias": None if bias is None else float(bias.detach()),
+        "opset": opset,
+        "inputs": {name: _inputs(side) for name, side in sides.items()},
+        "outputs": {
+            "vector": "[rows, width]",
+            "tokens": "[rows, tokens, width]",
+            "token_mask": "[rows, tokens]",
+        },
+        "parity": {name: found._asdict() for name, found in parity.items()},
+        "batches": BATCHES,
+        "versions": {"grainline": grainline.__version__, "torch": torch.__version__}
+        | {name: version(name) for name in NEEDED},
+    }
+
+
+def _of_vectors(parts: Mapping[str, Any], name: str) -> Any:
+    """The scale or bias of the score by vectors; CAFT has another one for parts. None where there is none."""
+    return parts.get(name, parts.get(f"whole_{name}"))
+
+
+def _inputs(side: _Side) -> dict[str, Any]:
+    """Type and shape of every input; axes of any length by their names."""
+    found = {}
+    for (name, named), tensor in zip(side.axes.items(), side.example, strict=True):
+        shape = [named.get(axis, size) for axis, size in enumerate(tensor.shape)]
+        found[name] = {"type": str(tensor.dtype).removeprefix("torch."), "shape": shape}
+    return found

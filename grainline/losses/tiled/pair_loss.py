@@ -1,0 +1,304 @@
+"""Losses over all pairs of two lists of rows, in tiles: the matrix of their scores is never stored.
+
+A loss is put together from two parts. A score says what the logits of a tile are and how a gradient passes
+through them (`scores.py`): `Dot`, or any differentiable function of rows, columns and shared parameters.
+A loss class says what becomes of the logits:
+
+    Separable   each pair has a loss of its own: loss and gradient come out of one pass over the tiles
+    Normalised  cross-entropy of rows, and of columns, in two passes (`pair_loss.py`)
+
+Which pairs are positives, negatives or none is described by `Blocks`. What is kept is linear in the number of
+rows: the inputs, their gradients, a few numbers for each row and column, and for `Normalised` logits of tiles
+that take no more than the inputs.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from grainline.losses.tiled.pair_mask import Blocks, Tile, Where
+from grainline.losses.tiled.sampled_pairs import Lists
+from grainline.losses.tiled.scores import Parts, Score
+from grainline.losses.tiled.walk import Job, exact, kept, only_once, scaled, total, zeros
+from grainline.types import Mean, full
+
+# Cross-entropies of rows and of columns over tiles of pairs: one half of the losses in `pair_loss.py`.
+#
+# A first pass finds the sum of exponentials of each row, and of each column. The backward pass goes over the
+# tiles again. Logits of the first pass are kept for it where the score can use them, as long as all of them
+# together are no larger than the rows and columns themselves: so a tile is computed once in small groups,
+# twice in large ones, and memory stays linear in the number of rows.
+
+
+TINY = 1e-30
+NEAR = 30.0
+"""So far apart may logits be for rows and columns to share their exponentials: in float32 even those of e-25
+of the largest one of their row are not lost then."""
+LOG2E = 1.4426950408889634
+"""Powers of 2 take a quarter of the time of torch's `exp` on processors that are not Intel's."""
+
+
+class Normalised(NamedTuple):
+    """Cross-entropy of every row over its columns and, if asked for, of every column over its rows.
+
+    The target of a row are the weights of its pairs, divided by their sum; a row without any is skipped.
+    """
+
+    columns: bool
+
+
+class TwoPasses(torch.autograd.Function):
+    """The sums of exponentials first, the gradient over tiles that are met again."""
+
+    @staticmethod
+    def forward(ctx: Any, job: Job, learns: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        sides = [_Side(job, side, tensors[0].dtype) for side in range(1 + job.loss.columns)]
+        known: list[Tensor] = []  # the logits of the first tiles
+        room = job.room(tensors) if learns and job.score.closed else 0
+        with exact(tensors[0]):
+            for tile, here, where in job.each(tensors):
+                logits = job.score.tile(*here)
+                room -= logits.nbytes
+                if room >= 0:
+                    known.append(logits)
+                if where is not None:
+                    hits = torch.where(where.weight > 0, where.weight * logits, 0.0)  # a score may give -inf
+                    for side in sides:
+                        side.meet(tile, where.weight, hits)
+                    logits = kept(logits, where, -torch.inf)
+                for side, lse in zip(sides, _log_sums(logits, len(sides)), strict=True):
+                    side.add(tile, lse)
+        ctx.job, ctx.sides, ctx.known = job, sides, known
+        ctx.save_for_backward(*tensors)
+        out = [x for side in sides for x in side.mean()]
+        ctx.mark_non_differentiable(*out[1::2])
+        return tuple(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        only_once()
+        job, tensors = ctx.job, ctx.saved_tensors
+        sums = zeros(tensors, ctx.needs_input_grad[2:])
+        with exact(tensors[0]):
+            second = _second(ctx.sides, grads[::2])
+            for number, (tile, here, where) in enumerate(job.each(tensors)):
+                logits, pull = job.score.pulled(*here, ctx.known[number] if number < len(ctx.known) else None)
+                pull(second.slopes(logits, tile, where), job.part(sums, tile))
+        return None, None, *sums
+
+
+class _Side:
+    """What is known of the rows (0), or of the columns (1), after the first pass."""
+
+    def __init__(self, job: Job, number: int, dtype: torch.dtype) -> None:
+        self.number, self.shares = number, job.shares[number].to(dtype)
+        self.lse = torch.full_like(self.shares, -torch.inf)  # log of the sum of exponentials
+        self.hit = torch.zeros_like(self.shares)  # sum of weight * logit
+        self.mass = torch.zeros_like(self.shares)  # sum of weight
+
+    def part(self, tile: Tile) -> slice:
+        return tile.cols if self.number else tile.rows
+
+    def meet(self, tile: Tile, weight: Tensor, hits: Tensor) -> None:
+        """Take in the positives of a tile: their weights, and those times the logits."""
+        self.hit[self.part(tile)] += hits.sum(1 - self.number)
+        self.mass[self.part(tile)] += weight.sum(1 - self.number)
+
+    def add(self, tile: Tile, lse: Tensor) -> None:
+        """Take in the candidates of a tile: the logs of their sums of exponentials; -inf is none."""
+        here = self.part(tile)
+        self.lse[here] = torch.logaddexp(self.lse[here], lse)
+
+    def mean(self) -> tuple[Tensor, Tensor]:
+        asks = self.mass > 0
+        losses = torch.where(asks, self.lse - self.hit / self.mass.clamp(min=TINY), 0.0)
+        return total(self.shares, losses), (self.shares * asks).sum()
+
+
+def _log_sums(logits: Tensor, sides: int) -> list[Tensor]:
+    """The logs of the sums of exponentials of rows [r] and, with two sides, of columns [c]
+
+    With two sides the host waits for the device, to read whether they can share the exponentials.
+    """
+    tops = [logits.amax(1 - side) for side in range(sides)]
+    if (zero := _near(tops)) is not None:
+        exps = _exp_from(logits, zero)
+        return [exps.sum(1 - side).log_().add_(zero) for side in range(sides)]
+    found = []
+    for side, top in enumerate(tops):
+        zero = top.masked_fill(top.abs() == torch.inf, 0.0)
+        exps = _exp_from(logits, zero.unsqueeze(1 - side))
+        found.append(exps.sum(1 - side).log_().add_(zero))
+    return found
+
+
+def _near(sides: list[Tensor]) -> Tensor | None:
+    """The largest number of two sides if all are near to it, but for those that are -inf; else None"""
+    if len(sides) == 1:
+        return None
+    both = torch.cat(sides)
+    top, least = both.amax(), both.masked_fill(both == -torch.inf, torch.inf).amin()
+    return top if 0 <= float(top - least) <= NEAR else None
+
+
+def _exp_from(logits: Tensor, zero: Tensor) -> Tensor:
+    """exp(logits - zero)"""
+    return torch.add(-LOG2E * zero, logits, alpha=LOG2E).exp2_()
+
+
+class _Second(NamedTuple):
+    """The second pass; of each list the first tensor is about rows, a second one about columns."""
+
+    near: Tensor | None  # [] what all of lse is near to, if they share the exponentials
+    lse: list[Tensor]
+    force: list[Tensor]  # gradient by the loss of each row; with `near` times exp(near - lse)
+    pull: list[Tensor]  # gradient by that loss for a weight of 1
+
+    def slopes(self, logits: Tensor, tile: Tile, where: Where | None) -> Tensor:
+        """The gradient by the logits of a tile."""
+        if self.near is not None:
+            out = _exp_from(logits, self.near).mul_(_added(_across(self.force, tile)))
+        else:
+            pairs = zip(_across(self.lse, tile), _across(self.force, tile), strict=True)
+            out = _added([_exp_from(logits, lse).mul_(force) for lse, force in pairs])
+        if where is None:
+            return out
+        return kept(out, where, 0.0).addcmul_(where.weight, _added(_across(self.pull, tile)), value=-1)
+
+
+def _across(sides: list[Tensor], tile: Tile) -> list[Tensor]:
+    """Of each side what belongs to a tile: [r, 1], [1, c]"""
+    parts = (tile.rows, tile.cols)[: len(sides)]
+    return [x[part].unsqueeze(1 - side) for side, (x, part) in enumerate(zip(sides, parts, strict=True))]
+
+
+def _added(sides: list[Tensor]) -> Tensor:
+    return sides[0] if len(sides) == 1 else sides[0] + sides[1]
+
+
+def _second(sides: list[_Side], grads: Sequence[Tensor]) -> _Second:
+    asks = [side.mass > 0 for side in sides]
+    force = [
+        torch.where(ask, side.shares * grad.to(side.shares.dtype), 0.0)
+        for ask, side, grad in zip(asks, sides, grads, strict=True)
+    ]
+    pull = [x / side.mass.clamp(min=TINY) for x, side in zip(force, sides, strict=True)]
+    # No exponential of a row that asks for nothing is more than 0.
+    lse = [side.lse.masked_fill(~ask, torch.inf) for ask, side in zip(asks, sides, strict=True)]
+    if (near := _near([side.lse for side in sides])) is not None:
+        force = [x * torch.exp(near - y) for x, y in zip(force, lse, strict=True)]
+    return _Second(near, lse, force, pull)
+
+
+class Separable(ABC):
+    """A loss of every pair by itself. Abstract."""
+
+    @abstractmethod
+    def losses(self, logits: Tensor, where: Where | None) -> Tensor:
+        """The losses of a tile [r, c]; without `where`, all its pairs are negatives"""
+
+    @abstractmethod
+    def slopes(self, logits: Tensor, where: Where | None) -> Tensor:
+        """Their derivatives by the logits: [r, c]"""
+
+
+class Logistic(Separable):
+    """Binary cross-entropy; positives count by their weight, negatives by that of their column, or by 1.
+
+    same  : weight * log(1 + exp(-logit))
+    else  : against * log(1 + exp(logit))
+    """
+
+    def losses(self, logits: Tensor, where: Where | None) -> Tensor:
+        if where is None:
+            return F.softplus(logits)
+        sign, size = _sign_and_size(where)
+        return kept(F.softplus(sign * logits).mul_(size), where, 0.0)
+
+    def slopes(self, logits: Tensor, where: Where | None) -> Tensor:
+        if where is None:
+            return logits.sigmoid()
+        sign, size = _sign_and_size(where)
+        return kept((sign * logits).sigmoid_().mul_(sign.mul_(size)), where, 0.0)
+
+
+def _sign_and_size(where: Where) -> tuple[Tensor, Tensor]:
+    """-1 and the weight of positives, 1 and that of all others: [r, c]; torch.where takes far more time"""
+    other = (~where.same).to(where.weight.dtype)
+    sign = 2 * other - 1
+    return sign, where.weight + (other if where.against is None else other.mul_(where.against))
+
+
+def pair_loss(
+    score: Score,
+    loss: Separable | Normalised,
+    rows: Parts,
+    cols: Parts,
+    blocks: Blocks | Lists,
+    *,
+    shared: Parts = (),
+    shares: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Mean, ...]:
+    """A loss over all pairs of rows and columns that `blocks` describes, or `Lists` of some of them.
+
+    rows    tensors [n, ...] of my rows, cols tensors [M, ...] of everyone's columns, shared parameters of the
+            score; gradients reach all that are floating-point
+    shares  weight [n] of each row and [M] of each column in its mean; None: 1
+
+    Separable: one mean, of a sum over columns for each row with any candidate
+        for i with real[i]:
+            total += shares[i] * (sum of loss(logits[i, j]) over its pairs j)
+            number += shares[i]
+    Normalised: the mean over rows, and with `columns` that over columns; no lists, no `against`
+        for i with weight[i].sum() > 0:
+            target = weight[i] / weight[i].sum()
+            total += shares[i] * -(target * log_softmax(logits[i] over its pairs)).sum()
+            number += shares[i]
+
+    Computed at least in float32, whatever autocast says; sums over rows in float64. Differentiable once.
+    """
+    rows, cols, shared = (tuple(_whole(x) for x in part) for part in (rows, cols, shared))
+    weights = shares or tuple(full(x[0]).new_ones(len(x[0])) for x in (rows, cols))
+    tiles = tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
+    job = Job(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]))
+    function = TwoPasses if isinstance(loss, Normalised) else _OnePass
+    found = function.apply(job, torch.is_grad_enabled(), *rows, *cols, *shared)
+    return tuple(Mean(*pair) for pair in zip(found[::2], found[1::2], strict=True))
+
+
+def _whole(x: Tensor) -> Tensor:
+    return full(x) if x.is_floating_point() else x
+
+
+class _OnePass(torch.autograd.Function):
+    """Losses of single pairs: their gradient is known as soon as the logit is."""
+
+    @staticmethod
+    def forward(ctx: Any, job: Job, learns: bool, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        sums = zeros(tensors, [learns and want for want in ctx.needs_input_grad[2:]])
+        shares = job.shares[0]
+        losses = shares.new_zeros(len(shares), dtype=tensors[0].dtype)
+        with exact(tensors[0]):
+            for tile, here, where in job.each(tensors):
+                share = shares[tile.rows].to(losses.dtype)
+                if any(x is not None for x in sums):
+                    logits, pull = job.score.pulled(*here)
+                    parts = job.part(sums, tile)
+                    pull(job.loss.slopes(logits, where).mul_(share[:, None]), parts)
+                    job.put(parts, sums, tile)
+                else:
+                    logits = job.score.tile(*here)
+                losses[tile.rows] += job.loss.losses(logits, where).sum(1)
+        ctx.sums = sums
+        number = (shares * job.blocks.rows.real()).sum().to(losses.dtype)
+        ctx.mark_non_differentiable(number)
+        return total(shares, losses), number
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        only_once()
+        return None, None, *scaled(ctx, grad)

@@ -1,0 +1,105 @@
+"""Scores of pairs by tiles, and how gradients pass through them: one half of a loss in `pair_loss.py`."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+Parts = tuple[Tensor, ...]
+"""Tensors that belong to the same rows: [n, ...] each. Shared parameters have any shape."""
+
+Pull = Callable[[Tensor, Sequence[Tensor | None]], None]
+"""From a gradient by the logits of a tile to those by rows, columns and shared parameters, which are added to
+sums of the same shapes, in this order; None: not wanted."""
+
+CACHED = 512
+"""Rows and columns of a tile on a CPU: it stays in the cache of a core."""
+LARGE = 4096
+"""The same elsewhere: a tile takes 64 MiB then, and a few are alive at a time."""
+
+
+class Score(ABC):
+    """The logits of tiles. Abstract."""
+
+    closed: ClassVar[bool] = False
+    """Whether `pulled` can use logits that are known, rather than compute the tile again."""
+
+    @abstractmethod
+    def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
+        """The logits of r rows with c columns: [r, c], differentiable"""
+
+    def sides(self, rows: Parts, cols: Parts, wide: int) -> tuple[int, int]:  # noqa: ARG002
+        """How many rows and columns a tile has at most, where a row has `wide` columns in all."""
+        side = CACHED if rows[0].device.type == "cpu" else LARGE
+        return side, side
+
+    def pulled(
+        self,
+        rows: Parts,
+        cols: Parts,
+        shared: Parts,
+        known: Tensor | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, Pull]:
+        """The logits of a tile, and how a gradient passes through it: here by autograd.
+
+        known  [r, c] the logits, if they are there already; only where `closed`
+        """
+        everything = (*rows, *cols, *shared)
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in everything]
+            n, m = len(rows), len(rows) + len(cols)
+            logits = self.tile(tuple(leaves[:n]), tuple(leaves[n:m]), tuple(leaves[m:]))
+
+        def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
+            wanted = [(x, into) for x, into in zip(leaves, sums, strict=True) if into is not None]
+            found = torch.autograd.grad(logits, [x for x, _ in wanted], by_logits, allow_unused=True)
+            for (_, into), x in zip(wanted, found, strict=True):
+                if x is not None:
+                    into += x
+
+        return logits.detach(), pull
+
+
+class Dot(Score):
+    """Inner products of rows [n, D] with columns [M, D]; a scale is put on the rows beforehand.
+
+    Columns of a tile may be [r, c, D]: others for each row.
+    """
+
+    closed = True
+
+    def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:  # noqa: ARG002
+        if cols[0].dim() == 3:
+            return (cols[0] @ rows[0][..., None])[..., 0]
+        return rows[0] @ cols[0].T
+
+    def pulled(
+        self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
+    ) -> tuple[Tensor, Pull]:
+        def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
+            add_products(by_logits, (rows[0], cols[0]), (sums[0], sums[1]))
+
+        return self.tile(rows, cols, shared) if known is None else known, pull
+
+
+def add_products(
+    by_logits: Tensor, sides: tuple[Tensor, Tensor], sums: tuple[Tensor | None, Tensor | None]
+) -> None:
+    """Pass a gradient by inner products [r, c] on to rows [r, D] and columns [c, D], where it is wanted.
+
+    Columns may be [r, c, D].
+    """
+    rows, cols = sides
+    by_rows, by_cols = sums
+    if cols.dim() == 3:
+        if by_rows is not None:
+            by_rows += (by_logits[:, None] @ cols)[:, 0]
+        if by_cols is not None:
+            by_cols.addcmul_(by_logits[..., None], rows[:, None])
+        return
+    if by_rows is not None:
+        by_rows.addmm_(by_logits, cols)
+    if by_cols is not None:
+        by_cols.addmm_(by_logits.T, rows)

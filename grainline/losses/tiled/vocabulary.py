@@ -1,0 +1,92 @@
+"""Cross-entropy over a large vocabulary: the logits of a batch are never stored.
+
+The logits of a token are its products with all rows of a table, often the table of word vectors itself. For
+4,096 captions of 16 tokens and 49,408 entries they would take 12 GB. Here some tokens at a time meet the
+whole table: their logits become their losses and their gradients at once, and are gone. So each product is
+computed once, in the forward pass, and the backward pass has only a scale to put on what is there.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grainline.losses.tiled.pair_loss import LOG2E
+from grainline.losses.tiled.walk import exact, only_once, scaled
+from grainline.types import Mean, full
+
+TILE = {"cpu": 2**22}
+"""Logits of a tile: 16 MiB in float32 on a CPU, and ELSEWHERE 256 MiB, where there is more to keep busy."""
+ELSEWHERE = 2**26
+
+
+def vocabulary_loss(hidden: Tensor, table: Tensor, target: Tensor) -> Mean:
+    """The sum of the cross-entropies of tokens over a vocabulary, and their number.
+
+    hidden  [T, W] what is known of each token
+    table   [V, W] the vectors of all entries; no bias
+    target  [T] int64 in 0..V-1; a token with another one is left out
+
+    for i with 0 <= target[i] < V:
+        total += -log_softmax(hidden[i] @ table.T)[target[i]]
+        number += 1
+
+    Computed at least in float32, whatever autocast says; sums over tokens in float64. Differentiable once.
+    """
+    counts = (target >= 0) & (target < table.shape[0])
+    hidden, target = full(hidden)[counts], target[counts]
+    if hidden.dtype != table.dtype:
+        table = table.to(hidden.dtype)
+    total: Tensor = _OnePass.apply(torch.is_grad_enabled(), hidden, table, target)
+    return Mean(total, counts.sum())
+
+
+class _OnePass(torch.autograd.Function):
+    """Losses and gradients out of one walk over the tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, learns: bool, hidden: Tensor, table: Tensor, target: Tensor) -> Tensor:
+        wanted = [learns and want for want in ctx.needs_input_grad[1:3]]
+        sums = [
+            torch.zeros_like(x) if want else None for x, want in zip((hidden, table), wanted, strict=True)
+        ]
+        losses = hidden.new_zeros(len(hidden))
+        size = max(1, TILE.get(hidden.device.type, ELSEWHERE) // len(table))
+        room = hidden.new_empty(min(size, len(hidden)), len(table))  # for the logits of one tile at a time
+        with exact(hidden):
+            for start in range(0, len(hidden), size):
+                part = slice(start, start + size)
+                parts = None if sums[0] is None else sums[0][part], sums[1]
+                losses[part] = _tile(hidden[part], table, target[part], room[: len(target[part])], parts)
+        ctx.sums = sums
+        return losses.double().sum().to(losses.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        only_once()
+        return None, *scaled(ctx, grads[0]), None
+
+
+def _tile(
+    hidden: Tensor,
+    table: Tensor,
+    target: Tensor,
+    logits: Tensor,
+    sums: tuple[Tensor | None, Tensor | None],
+) -> Tensor:
+    """The losses of some tokens [t]; their gradients are added to the sums. `logits` [t, V] is written to.
+
+    The gradient by the logits is exp(logit - top) / rest, less 1 at the target. It is never formed: 1 / rest
+    is put on what it is multiplied with, and the target is taken off by itself.
+    """
+    torch.mm(hidden, table.T, out=logits)
+    hit = logits.gather(1, target[:, None])[:, 0]
+    top = logits.amax(1)
+    exps = torch.add(top[:, None] * -LOG2E, logits, alpha=LOG2E, out=logits).exp2_()
+    rest = exps.sum(1)
+    by_hidden, by_table = sums
+    if by_hidden is not None:
+        torch.mm(exps, table, out=by_hidden).div_(rest[:, None]).sub_(table[target])
+    if by_table is not None:
+        by_table.addmm_(exps.T, hidden / rest[:, None]).index_add_(0, target, hidden, alpha=-1)
+    return rest.log() + top - hit

@@ -1,0 +1,191 @@
+"""The pre-norm transformer block and a stack of them."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from grainline.nn.hashing import DropPath
+
+PROJECTIONS = r"attention\.(to_qkv|to_out)"
+"""Names of the linear projections of attention inside a block."""
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention through SDPA."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} is not a multiple of {heads} heads")
+        self.heads = heads
+        self.to_qkv = nn.Linear(width, 3 * width)
+        self.to_out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """x [N, L, W], mask [N, L] bool or None (everything is real) -> [N, L, W]
+
+        With `causal`, padding must stand on the right: real tokens then never see it and no mask is needed.
+        """
+        q, k, v = (
+            self.to_qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        )  # [N, heads, L, W/heads]
+        seen = None
+        if mask is not None and not causal:
+            seen = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # a row of padding sees itself: no NaN
+        return self.to_out(attend(q, k, v, seen, causal).transpose(1, 2).flatten(2))
+
+
+class ValueAttention(Attention):
+    """Attention for the first token alone; each of the others keeps to its own value.
+
+    In the last layer that changes nothing about the class token, and a patch stays its own: the value-only
+    features of Zhou et al. (arXiv 2112.01071), for the vision transformers of CLIP.
+    """
+
+    def forward(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """x [N, L, W], without mask -> [N, L, W]"""
+        assert mask is None
+        assert not causal
+        q, k, v = self.to_qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.to_out(first_attends(q[:, :, :1], k, v))
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention of some tokens to others."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} is not a multiple of {heads} heads")
+        self.heads = heads
+        self.to_query, self.to_key, self.to_value, self.to_out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x [N, K, W] reads tokens [N, L, W] where mask [N, L] is True (None: everywhere) -> [N, K, W]
+
+        Where nothing is real, everything is read: no NaN.
+        """
+        q, k, v = (
+            y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for y in (self.to_query(x), self.to_key(tokens), self.to_value(tokens))
+        )  # [N, heads, K or L, W/heads]
+        seen = None if mask is None else (mask | ~mask.any(1, keepdim=True))[:, None, None]
+        return self.to_out(attend(q, k, v, seen, causal=False).transpose(1, 2).flatten(2))
+
+
+def first_attends(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What `ValueAttention` projects: q [N, heads, 1, C], k, v [N, heads, L, C] -> [N, L, heads * C]"""
+    first = attend(q, k, v, None, causal=False)
+    return torch.cat([first, v[:, :, 1:]], 2).transpose(1, 2).flatten(2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool) -> Tensor:
+    """Softmax attention: q, k, v [N, heads, L, C], seen [N, 1, 1, L] bool or None -> [N, heads, L, C]
+
+    This is SDPA, except for bfloat16 on a CPU. There SDPA's kernel takes 1.8 to 9 times as long, forward and
+    backward, as these three lines, at the lengths of captions and patches (docs/performance.md).
+    """
+    if q.device.type != "cpu" or q.dtype != torch.bfloat16:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal)
+    fit = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)  # [N, heads, L, L]
+    if causal:
+        seen = torch.ones(fit.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if seen is not None:
+        fit = fit.masked_fill(~seen, -torch.inf)
+    return fit.softmax(-1) @ v
+
+
+class Block(nn.Module):
+    """x + Attention(LN(x)), then x + MLP(LN(x)); in training a share of the rows skips each branch."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mlp_ratio: float = 4.0,
+        drop_path: float = 0.0,
+        attention: type[Attention] = Attention,
+    ) -> None:
+        super().__init__()
+        self.skip_attention, self.skip_mlp = DropPath(drop_path), DropPath(drop_path)
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, int(width * mlp_ratio)), nn.GELU(), nn.Linear(int(width * mlp_ratio), width)
+        )
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """x [N, L, W], mask [N, L] -> [N, L, W]"""
+        x = x + self.skip_attention(self.attention(self.norm1(x), mask, causal))
+        return x + self.skip_mlp(self.mlp(self.norm2(x)))
+
+
+class Stack(nn.Module):
+    """Blocks one after the other."""
+
+    def __init__(
+        self,
+        width: int,
+        depth: int,
+        heads: int,
+        mlp_ratio: float = 4.0,
+        drop_path: float = 0.0,
+        last: type[Attention] = Attention,  # of the last block
+    ) -> None:
+        super().__init__()
+        # From 0 at the first block to drop_path at the last, which for a single block is the same one.
+        rates = [drop_path * i / (depth - 1) for i in range(depth)] if depth > 1 else [drop_path]
+        kinds = [Attention] * (depth - 1) + [last]
+        self.blocks = nn.ModuleList(
+            Block(width, heads, mlp_ratio, rate, kind) for rate, kind in zip(rates, kinds, strict=True)
+        )
+        self._initialise(width, depth)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """x [N, L, W], mask [N, L] -> [N, L, W]"""
+        for block in self.blocks:
+            x = block(x, mask, causal)
+        return x
+
+    def _initialise(self, width: int, depth: int) -> None:
+        """CLIP's spreads: what writes into the residual stream is smaller the more blocks write."""
+        into, out = width**-0.5, width**-0.5 * (2 * depth) ** -0.5
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            hidden, _, back = block.mlp
+            for layer, spread in (
+                (block.attention.to_qkv, into),
+                (block.attention.to_out, out),
+                (hidden, (2 * width) ** -0.5),
+                (back, out),
+            ):
+                assert isinstance(layer, nn.Linear)
+                nn.init.normal_(layer.weight, std=spread)
+                nn.init.zeros_(layer.bias)
+
+
+# Which parts of a model are its layers: the blocks that stand one after the other inside an encoder.
+#
+# Our own encoders and those of other libraries keep them in an `nn.ModuleList`; what such a list holds is one
+# layer each for freezing, for rates that fall with depth, for recomputation, compilation and sharding.
+
+
+def layer_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
+    """The lists of layers by their full name, in the order of the model.
+
+    A list inside a list is a part of a layer, and not named. Nor is one without parameters, such as that of a
+    network whose weights are buffers: nothing in it can learn.
+
+    >>> layer = nn.ModuleDict({"heads": nn.ModuleList([nn.Linear(2, 2)])})
+    >>> model = nn.ModuleDict({"image": nn.ModuleList([layer] * 3)})
+    >>> [(name, len(found)) for name, found in layer_lists(model).items()]
+    [('image', 3)]
+    """
+    found: dict[str, nn.ModuleList] = {}
+    for name, module in model.named_modules():
+        outer = any(name.startswith(f"{other}.") for other in found)
+        learns = isinstance(module, nn.ModuleList) and any(True for _ in module.parameters())
+        if learns and not outer:
+            found[name] = module
+    return found

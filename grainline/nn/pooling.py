@@ -1,0 +1,263 @@
+"""Pooling: mean and attention, by a text, by a text that may look at nothing, over rectangles.
+
+Pooling that says where it looked.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from grainline.nn.attention import attend
+from grainline.types import full
+
+
+class Pooled(NamedTuple):
+    """A summary and the weights it was made with."""
+
+    vector: Tensor  # [..., W]
+    weight: Tensor  # [..., L] sums to 1: the heat map, for free
+
+
+class AttentionPool(nn.Module):
+    """One learnt query reads all tokens (the MAP head of Zhai et al., arXiv 2106.04560, as in SigLIP)."""
+
+    def __init__(self, width: int, heads: int, mlp_ratio: float = 4.0) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Parameter(torch.randn(width) * width**-0.5)
+        self.to_query = nn.Linear(width, width)
+        self.to_key_value = nn.Linear(width, 2 * width)
+        self.to_out = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, int(width * mlp_ratio)), nn.GELU(), nn.Linear(int(width * mlp_ratio), width)
+        )
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Pooled:
+        """x [N, L, W], mask [N, L] bool or None -> Pooled([N, W], [N, L] mean over heads)"""
+        query = self.to_query(self.query).unflatten(0, (self.heads, -1))  # [heads, W/heads]
+        key, value = (
+            self.to_key_value(x).unflatten(-1, (2, self.heads, -1)).unbind(2)
+        )  # [N, L, heads, W/heads]
+        fit = torch.einsum("hc,nlhc->nhl", query, key) * query.shape[-1] ** -0.5
+        if mask is not None:
+            fit = fit.masked_fill(~mask[:, None], -torch.inf)
+        weight = full(fit).softmax(-1)
+        out = self._out(torch.einsum("nhl,nlhc->nhc", weight.to(value.dtype), value).flatten(1))
+        return Pooled(out, weight.mean(1))
+
+    def each(self, x: Tensor) -> Tensor:
+        """What the summary would be if it looked at one token only: [N, L, W] -> [N, L, W]
+
+        That puts tokens into the space of the summary, for heat maps (Zhou et al., arXiv 2112.01071, do so
+        for the attention pool of CLIP's ResNets).
+        """
+        return self._out(self.to_key_value(x).chunk(2, -1)[1])
+
+    def _out(self, value: Tensor) -> Tensor:
+        out = self.to_out(value)
+        return out + self.mlp(self.norm(out))
+
+
+def mean_pool(x: Tensor, mask: Tensor) -> Pooled:
+    """The mean of the real tokens: x [N, L, W], mask [N, L]; zeros where nothing is real.
+
+    >>> mean_pool(torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([[True, True, False]])).vector
+    tensor([[2.]])
+    """
+    weight = mask.to(x.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)
+    return Pooled(torch.einsum("nl,nlw->nw", weight, x.masked_fill(~mask[..., None], 0.0)), weight)
+
+
+def unit(x: Tensor) -> Tensor:
+    """x [..., D] at length 1, in full precision: cosines of half-precision vectors lose the third digit."""
+    return F.normalize(full(x), dim=-1)
+
+
+# Pooling by a text that may also look at nothing, as in FLAIR (arXiv 2412.03561) and CAFT (2602.02977).
+#
+# A text reads the segments of a picture, or its patches. Beside them stands an empty slot, a key and a value
+# of zeros: a text that finds nothing puts its weight there, and what it pooled shrinks towards a constant.
+
+
+class Held(NamedTuple):
+    """What a picture gives to every text that reads it: computed once, and kept where it is read again."""
+
+    key: Tensor  # [N, heads, L, D / heads]
+    value: Tensor  # [N, heads, L, D / heads]
+    mask: Tensor | None  # [N, L] bool, True = real segment; None: all are
+
+
+class ConditionedPool(nn.Module):
+    """Every text reads the segments of a picture and an empty slot, in several heads.
+
+    For each head:
+        q, k, u = W_q LN_q(t) + b_q, W_k LN_k(v) + b_k, W_v LN_v(v) + b_v
+        a[l] = exp(q . k[l] / sqrt(d)) / (1 + sum over l' of exp(q . k[l'] / sqrt(d)))
+        z = sum over l of a[l] u[l]
+    out = W_o (z of all heads side by side) + b_o
+
+    This is nn.MultiheadAttention with add_zero_attn behind three LayerNorms, and begins as that does. Nothing
+    of the text itself is added to what it pools, or the picture would hold the text.
+    """
+
+    def __init__(self, width: int, heads: int = 8) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} is not a multiple of {heads} heads")
+        self.heads = heads
+        self.norm_query, self.norm_key, self.norm_value = (nn.LayerNorm(width) for _ in range(3))
+        self.to_query, self.to_key, self.to_value = (nn.Linear(width, width) for _ in range(3))
+        self.to_out = nn.Linear(width, width)
+        bound = (6 / (width + 3 * width)) ** 0.5  # Xavier, over the three matrices stacked
+        for layer in (self.to_query, self.to_key, self.to_value):
+            nn.init.uniform_(layer.weight, -bound, bound)
+        for layer in (self.to_query, self.to_key, self.to_value, self.to_out):
+            nn.init.zeros_(layer.bias)
+
+    def queries(self, texts: Tensor) -> Tensor:
+        """texts [..., D], not of unit length -> [..., heads, D / heads], divided by sqrt(D / heads)"""
+        query = self.to_query(self.norm_query(texts)).unflatten(-1, (self.heads, -1))
+        return query * query.shape[-1] ** -0.5
+
+    def keys(self, segments: Tensor, mask: Tensor | None = None) -> Held:
+        """segments [N, L, D], mask [N, L] bool -> keys and values, which no text has a part in"""
+        key, value = (
+            layer(norm(segments)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer, norm in ((self.to_key, self.norm_key), (self.to_value, self.norm_value))
+        )
+        return Held(key, value, mask)
+
+    def read(self, queries: Tensor, held: Held) -> Pooled:
+        """queries [N, K, heads, d] of the texts of each picture -> Pooled([N, K, D], [N, K, L + 1])
+
+        The weights are means over the heads, the last one is that of the empty slot. Queries [1, K, heads, d]
+        are asked of every picture. A picture without real segments gives `to_out.bias`; its empty slot is 1.
+        """
+        fit = full(queries.transpose(1, 2) @ held.key.transpose(-1, -2))  # [N, heads, K, L]
+        if held.mask is not None:
+            fit = fit.masked_fill(~held.mask[:, None, None], -torch.inf)
+        weight = F.pad(fit, (0, 1)).softmax(-1)  # [N, heads, K, L + 1]
+        seen = weight[..., :-1].to(held.value.dtype) @ held.value  # [N, heads, K, d]
+        return Pooled(self.to_out(seen.transpose(1, 2).flatten(2)), weight.mean(1))
+
+    def forward(self, texts: Tensor, segments: Tensor, mask: Tensor | None = None) -> Pooled:
+        """The K texts of each picture, or with texts [1, K, D] the same ones of all, with what they pool.
+
+        texts [N, K, D], segments [N, L, D], mask [N, L] bool -> as in `read`, nothing of unit length
+        """
+        return self.read(self.queries(texts), self.keys(segments, mask))
+
+
+# Pooling by a text: the picture as these words see it (the block of beta-CLIP, arXiv 2512.12678).
+
+
+class CrossPool(nn.Module):
+    """Every text reads the patches of its picture by attention; an MLP follows.
+
+        q, k, v = W_q t, W_k p, W_v p        (behind a LayerNorm each, with `input_norm`)
+        o = W_o attention(q, k, v)           (without the text itself: it would leak into the picture)
+        out = o + W_2 quick_gelu(W_1 LN(o))
+
+    Attention begins as that of nn.MultiheadAttention does: Xavier-uniform over the three projections stacked.
+    """
+
+    def __init__(self, width: int, heads: int = 8, mlp_ratio: float = 4.0, input_norm: bool = False) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} is not a multiple of {heads} heads")
+        self.heads = heads
+        self.input_norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3 if input_norm else 0))
+        self.to_query, self.to_key, self.to_value = (nn.Linear(width, width) for _ in range(3))
+        self.to_out = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.widen = nn.Linear(width, int(width * mlp_ratio))
+        self.narrow = nn.Linear(int(width * mlp_ratio), width)
+        bound = (6 / (width + 3 * width)) ** 0.5
+        for layer in (self.to_query, self.to_key, self.to_value):
+            nn.init.uniform_(layer.weight, -bound, bound)
+        for layer in (self.to_query, self.to_key, self.to_value, self.to_out):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, texts: Tensor, patches: Tensor) -> Tensor:
+        """texts [N, K, D], the K texts of each picture, patches [N, L, D] -> [N, K, D], not of unit length
+
+        texts [1, K, D] are asked of every picture. Keys and values are computed once for each patch, whatever
+        K is, and queries once for each text.
+        """
+        keys = values = patches
+        if self.input_norms:
+            ask, look, take = self.input_norms
+            texts, keys, values = ask(texts), look(patches), take(patches)
+        q, k, v = (
+            x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for x in (self.to_query(texts), self.to_key(keys), self.to_value(values))
+        )  # [N, heads, K or L, D / heads]
+        out = attend(q.expand(len(k), -1, -1, -1), k, v, None, causal=False)
+        out = self.to_out(out.transpose(1, 2).flatten(2))
+        hidden = self.widen(self.norm(out))
+        return out + self.narrow(hidden * torch.sigmoid(1.702 * hidden))
+
+
+# Aligned bilinear pooling over rectangles of a map of features (RoIAlign).
+#
+# He et al., arXiv 1703.06870, with the half-pixel shift that Detectron2 and torchvision call `aligned=True`:
+# the value of a cell stands at its middle. Every bin of a rectangle is the mean over a lattice of points, and
+# the value at a point is the bilinear mean of the four cells around it. A lattice is the product of its rows
+# and columns, so the mean over a bin is a weight for each row of cells times one for each column.
+
+
+CHUNK = 64  # rectangles whose maps are copied at a time
+
+
+def roi_align(
+    maps: Tensor,
+    boxes: Tensor,
+    of: Tensor,
+    *,
+    bins: tuple[int, int] = (1, 1),
+    scale: tuple[float, float] = (1.0, 1.0),
+    samples: int | None = None,
+) -> Tensor:
+    """Features of R rectangles: [R, bins[0], bins[1], D]
+
+    maps     [N, H, W, D]
+    boxes    [R, 4] left, top, right, bottom; times `scale` they are in cells, from 0 to W and from 0 to H
+    of       [R] int64, the map of each rectangle
+    bins     rows and columns of bins that a rectangle is cut into
+    scale    cells for one unit of `boxes`, down and across
+    samples  points of a bin each way; None: one for each cell that it reaches over, rounded up
+
+    A point beyond the rim by up to one cell takes the value at the rim, one further out counts as 0. A
+    rectangle without height or width is 0.
+
+    for each rectangle, bin i, j and point y, x of its lattice:
+        out[r, i, j] += bilinear(maps[of[r]], y - 0.5, x - 0.5) / number of points
+
+    >>> ramp = torch.arange(14.0).expand(1, 14, 14)[..., None]
+    >>> roi_align(ramp, torch.tensor([[2.0, 3.0, 6.0, 9.0]]), torch.tensor([0])).item()
+    3.5
+    """
+    box = boxes.double() * boxes.new_tensor([scale[1], scale[0]] * 2, dtype=torch.float64)
+    down = _weights(box[:, 1], box[:, 3], bins[0], maps.shape[1], samples).to(maps.dtype)  # [R, i, H]
+    across = _weights(box[:, 0], box[:, 2], bins[1], maps.shape[2], samples).to(maps.dtype)  # [R, j, W]
+    parts = zip(down.split(CHUNK), across.split(CHUNK), of.split(CHUNK), strict=True)
+    return torch.cat([torch.einsum("rih,rjw,rhwd->rijd", y, x, maps[i]) for y, x, i in parts])
+
+
+def _weights(low: Tensor, high: Tensor, bins: int, cells: int, samples: int | None) -> Tensor:
+    """What each cell along one side adds to the mean of each bin: [R, bins, cells]
+
+    low, high  [R] ends of the rectangles in cells
+    """
+    step = ((high - low) / bins)[:, None, None]  # [R, 1, 1] length of a bin
+    number = step.ceil() if samples is None else torch.full_like(step, samples)
+    point = torch.arange(int(number.max()) if number.numel() else 0, device=low.device)  # [S]
+    place = torch.arange(bins, device=low.device)[:, None] + (point + 0.5) / number.clamp(min=1)
+    at = low[:, None, None] - 0.5 + step * place  # [R, bins, S]
+    counts = (point < number) & (at >= -1) & (at <= cells)
+    inside = at.clamp(0, cells - 1)[..., None]  # the rim goes on outside
+    share = (1 - (inside - torch.arange(cells, device=low.device)).abs()).clamp(min=0)  # [R, bins, S, cells]
+    return (share * counts[..., None]).sum(2) / number.clamp(min=1)

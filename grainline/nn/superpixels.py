@@ -1,0 +1,297 @@
+"""Superpixels under one contract, and the mean of a feature map over them.
+
+A picture of S x S pixels is cut into G x G square cells, G = S / cell. Each cell is the place of one
+superpixel, and a pixel belongs to the superpixel of its own cell or of one of the eight cells around it.
+Those nine are numbered row by row, from 0, above and to the left, over 4, its own, to 8, below and to the
+right. So a map of superpixels is nine numbers for each pixel, whatever the size of the picture, and the
+mean of features over superpixels needs no scatter: it is nine sums over cells, each shifted by one cell at
+most.
+
+    S   side of the picture in pixels      G   side of the grid of cells
+    C   channels of a feature map          h, w   its height and width
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from grainline.types import full
+
+OWN = 4  # the neighbour that is the pixel's own cell
+
+
+class Cells(NamedTuple):
+    """Which superpixels the pixels belong to."""
+
+    association: Tensor  # [N, 9, S, S] >= 0, sums to 1 over the neighbours inside the picture, 0 outside
+    label: Tensor  # [N, S, S] int64 in 0..G*G-1, the most associated neighbour
+
+
+class CellPool(NamedTuple):
+    """Means over superpixels."""
+
+    tokens: Tensor  # [N, G*G, C] zeros where the mass is 0
+    mass: Tensor  # [N, G*G] in pixels; 0: an empty superpixel
+
+
+def neighbour_of(label: Tensor, cell: int) -> Tensor:
+    """Which neighbour each label is: [N, S, S] int64 in 0..G*G-1 -> [N, S, S] int64 in 0..8
+
+    A label further away than one cell breaks the contract, and its number means nothing.
+
+    >>> neighbour_of(torch.tensor([[[0, 1], [1, 3]]]), cell=1)
+    tensor([[[4, 4],
+             [2, 4]]])
+    """
+    row, column = _place(label, cell)
+    grid = label.shape[-1] // cell
+    down, across = label // grid - row, label % grid - column
+    return 3 * (down + 1) + across + 1
+
+
+def label_of(neighbour: Tensor, cell: int) -> Tensor:
+    """The labels that neighbours are, the inverse of `neighbour_of`: [N, S, S] int64 -> [N, S, S] int64"""
+    row, column = _place(neighbour, cell)
+    grid = neighbour.shape[-1] // cell
+    step = torch.arange(-1, 2, device=neighbour.device)
+    return grid * row + column + (grid * step[:, None] + step).flatten()[neighbour]
+
+
+def inside(size: int, cell: int, device: torch.device | None = None) -> Tensor:
+    """Which neighbours of each pixel lie inside the picture: [9, S, S] bool"""
+    at = torch.arange(size, device=device) // cell
+    step = torch.arange(-1, 2, device=device)[:, None]
+    there = (at + step >= 0) & (at + step < size // cell)  # [3, S]
+    return (there[:, None, :, None] & there[None, :, None, :]).flatten(0, 1)
+
+
+def one_hot(label: Tensor, cell: int) -> Tensor:
+    """Hard labels as weights: [N, S, S] int64 -> [N, 9, S, S] of zeros and ones"""
+    return (neighbour_of(label, cell)[:, None] == _numbers(label.device)).float()
+
+
+def square_grid(pixels: Tensor, cell: int) -> Cells:
+    """Every pixel belongs to its own cell. pixels [N, 3, S, S]"""
+    number, _, size, _ = pixels.shape
+    own = torch.full((1, size, size), OWN, device=pixels.device)
+    association = (own[:, None] == _numbers(pixels.device)).float()
+    return Cells(association.expand(number, -1, -1, -1), label_of(own, cell).expand(number, -1, -1))
+
+
+def pool_cells(features: Tensor, weight: Tensor, cell: int) -> CellPool:
+    """Means of features over superpixels, differentiable in both. The sums are in float32 at least.
+
+    features  [N, C, h, w]; every value stands for a square of S/h pixels, and S/h divides the cell
+    weight    [N, 9, S, S]: `one_hot` of hard labels, or an association; what lies outside counts nowhere
+
+    for each pixel p and neighbour a, the superpixel s:
+        total[s] += weight[a, p] * features[p], mass[s] += weight[a, p]
+    tokens = total / mass
+    """
+    size, stride = weight.shape[-1], weight.shape[-1] // features.shape[-1]
+    if features.shape[-1] * stride != size or cell % stride or size % cell:
+        raise ValueError(f"features of side {features.shape[-1]} do not fit cells of {cell} in {size} pixels")
+    grid, side = size // cell, cell // stride
+    with torch.autocast(features.device.type, enabled=False):
+        values = full(features)
+        share = F.avg_pool2d(weight.to(values.dtype), stride) * stride**2  # [N, 9, h, w] pixels of each value
+        blocks = values.unflatten(2, (grid, side)).unflatten(4, (grid, side))  # [N, C, G, k, G, k]
+        blocks = blocks.permute(0, 2, 4, 3, 5, 1).flatten(3, 4)  # [N, G, G, k*k, C]
+        parts = share.unflatten(2, (grid, side)).unflatten(4, (grid, side))
+        parts = parts.permute(0, 2, 4, 1, 3, 5).flatten(4, 5)  # [N, G, G, 9, k*k]
+        total = shifted((parts @ blocks).permute(3, 0, 1, 2, 4))  # [N, G, G, C]
+        mass = shifted(parts.sum(-1, keepdim=True).permute(3, 0, 1, 2, 4))  # [N, G, G, 1]
+        tokens = total / torch.where(mass > 0, mass, 1.0)
+    return CellPool(tokens.flatten(1, 2), mass.flatten(1))
+
+
+def hard(association: Tensor, cell: int) -> Tensor:
+    """The most associated neighbour as a label: [N, 9, S, S] -> [N, S, S] int64
+
+    Of equal ones it is the one with the lower number.
+    """
+    return label_of((9 - first_rank(association.clone())).long()[:, 0], cell)
+
+
+def first_rank(x: Tensor) -> Tensor:
+    """9 less the number of the first of the largest along dimension 1: [N, 9, ...] -> [N, 1, ...]
+
+    x is overwritten: 9 less the number at each of the largest, 0 elsewhere. A few passes in place are many
+    times as fast on a CPU as argmax along a dimension of nine.
+    """
+    rank = torch.arange(9, 0, -1, device=x.device, dtype=x.dtype).view(9, *[1] * (x.dim() - 2))
+    return x.eq_(x.amax(1, keepdim=True)).mul_(rank).amax(1, keepdim=True)
+
+
+def shifted(parts: Tensor) -> Tensor:
+    """What each cell gives to the nine around it, summed where it arrives: [9, N, G, G, C] -> [N, G, G, C]"""
+    grid = parts.shape[2]
+    out = F.pad(torch.zeros_like(parts[OWN]), (0, 0, 1, 1, 1, 1))  # a rim for what falls outside
+    for neighbour, part in enumerate(parts):
+        top, left = divmod(neighbour, 3)
+        out[:, top : top + grid, left : left + grid] += part
+    return out[:, 1:-1, 1:-1]
+
+
+def around(x: Tensor) -> Tensor:
+    """What stands in the nine cells around each cell, 0 outside: [N, G, G, C] -> [N, G, G, 9, C]"""
+    grid = x.shape[1]
+    wide = F.pad(x, (0, 0, 1, 1, 1, 1))
+    parts = [wide[:, top : top + grid, left : left + grid] for top in range(3) for left in range(3)]
+    return torch.stack(parts, 3)
+
+
+def _place(x: Tensor, cell: int) -> tuple[Tensor, Tensor]:
+    """Row [S, 1] and column [S] of the cell that each pixel lies in."""
+    at = torch.arange(x.shape[-1], device=x.device) // cell
+    return at[:, None], at
+
+
+def _numbers(device: torch.device) -> Tensor:
+    return torch.arange(9, device=device)[:, None, None]
+
+
+# Superpixels without weights: local k-means over colour and place, for a whole batch at once.
+#
+# SLIC (Achanta et al., IEEE TPAMI 34(11), 2012) under the contract of `nn.superpixels`: a pixel chooses among
+# the centres of its own cell and of those around it, so none is far from its superpixel, and none left over.
+#
+# A pixel is [L, a, b, s*y, s*x] with s = compactness / cell: colour in CIELAB, place in pixels. Distances are
+# squared. Everything is kept relative to where the centre of the pixel's cell began, so that the products
+# below are differences of small numbers, and float32 is enough.
+
+
+Row = tuple[float, float, float]
+
+_TO_XYZ: tuple[
+    Row, Row, Row
+] = (  # linear sRGB to XYZ over the white of D65 (IEC 61966-2-1), so that white is 1, 1, 1
+    (0.4124564 / 0.95047, 0.3575761 / 0.95047, 0.1804375 / 0.95047),
+    (0.2126729, 0.7151522, 0.0721750),
+    (0.0193339 / 1.08883, 0.1191920 / 1.08883, 0.9503041 / 1.08883),
+)
+_TO_LAB: tuple[Row, Row, Row] = ((0.0, 116.0, 0.0), (500.0, -500.0, 0.0), (0.0, 200.0, -200.0))
+_FAR = -1e30  # the fit of a centre outside the picture
+CHUNK = 64  # pictures at a time: some 300 MB at 224 pixels
+
+
+def lab(pixels: Tensor) -> Tensor:
+    """CIELAB of sRGB under D65: [N, 3, ...] uint8 or float in 0..1 -> [N, 3, ...] float32
+
+    Each of linear R, G, B:  c / 12.92 up to 0.04045, else ((c + 0.055) / 1.055)^2.4
+    Each of X, Y, Z over white, f:  t^(1/3) above (6/29)^3, else t / (3 (6/29)^2) + 4/29
+    L = 116 f(Y) - 16, a = 500 (f(X) - f(Y)), b = 200 (f(Y) - f(Z))
+    """
+    with torch.autocast(pixels.device.type, enabled=False):
+        c = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
+        linear = torch.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+        t = _mixed(_TO_XYZ, linear)
+        f = torch.where(t > (6 / 29) ** 3, t.clamp(min=0) ** (1 / 3), t * (29 / 6) ** 2 / 3 + 4 / 29)
+        found = _mixed(_TO_LAB, f)
+        found[:, 0] -= 16
+    return found
+
+
+@torch.no_grad()
+def kmeans(pixels: Tensor, cell: int, compactness: float = 10.0, steps: int = 10) -> Cells:
+    """Local k-means: [N, 3, S, S] uint8 or float in 0..1 -> Cells of zeros and ones
+
+    compactness  what a distance of one cell weighs, in units of Lab; 10 to 20 is usual
+    steps        how often the pixels choose; between two choices the centres move to the mean of their pixels
+
+    Centres begin at the mean colour and the middle of their cell. A centre that no pixel chooses stays where
+    it was. Equal distances go to the neighbour with the lower number.
+    """
+    with torch.autocast(pixels.device.type, enabled=False):
+        parts = [_associated(part, cell, compactness, steps) for part in pixels.split(CHUNK)]
+    association = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return Cells(association, hard(association, cell))
+
+
+def _associated(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
+    """The association of a few pictures: [N, 9, S, S] of zeros and ones"""
+    grid = pixels.shape[-1] // cell
+    values, apart = _features(lab(pixels), cell, compactness)
+    there = inside(grid, 1, pixels.device).permute(1, 2, 0)[..., None]  # [G, G, 9, 1]
+    moved = torch.zeros_like(apart[..., 0, :])  # [N, G, G, 5] of the centres, since they began
+    chosen = values
+    for step in range(steps):
+        if step:
+            total = (chosen @ values.mT).view(*apart.shape[:-1], 6)
+            total = _sums(total, apart)
+            moved = torch.where(total[..., 5:] > 0, total[..., :5] / total[..., 5:].clamp(min=1), moved)
+        centre = around(moved) + apart
+        # |x - u|^2 = |x|^2 - 2 (x u - |u|^2 / 2), and |x|^2 is the same for all nine
+        offset = torch.where(there, centre.square().sum(-1, keepdim=True) / -2, _FAR)
+        fit = torch.cat([centre, offset], -1).flatten(0, 2) @ values  # [N*G*G, 9, c*c]
+        chosen = fit.eq_(first_rank(fit))  # 1 at the first of the largest, else 0
+    chosen = chosen.view(len(pixels), grid, grid, 9, cell, cell)
+    return chosen.permute(0, 3, 1, 4, 2, 5).reshape(len(pixels), 9, *pixels.shape[2:])
+
+
+def _features(colour: Tensor, cell: int, compactness: float) -> tuple[Tensor, Tensor]:
+    """Pixels relative to where the centre of their cell began, and where those around it began.
+
+    colour [N, 3, S, S] in Lab -> [N*G*G, 6, c*c], the last of the six a 1, and [N, G, G, 9, 5]
+    """
+    number, grid = len(colour), colour.shape[-1] // cell
+    blocks = colour.unflatten(2, (grid, cell)).unflatten(4, (grid, cell)).permute(0, 2, 4, 1, 3, 5)
+    begun = blocks.mean((4, 5))  # [N, G, G, 3]
+    scale = compactness / cell
+    place = (torch.arange(cell, device=colour.device) - (cell - 1) / 2) * scale
+    values = torch.ones(number, grid, grid, 6, cell, cell, device=colour.device)
+    values[..., :3, :, :] = blocks - begun[..., None, None]
+    values[..., 3, :, :] = place[:, None]
+    values[..., 4, :, :] = place
+    away = torch.arange(9, device=colour.device)
+    steps = torch.stack([away // 3 - 1, away % 3 - 1], -1) * compactness  # [9, 2]
+    apart = around(begun) - begun[..., None, :]
+    return values.flatten(4).flatten(0, 2), torch.cat([apart, steps.expand(*apart.shape[:-1], 2)], -1)
+
+
+def _sums(total: Tensor, apart: Tensor) -> Tensor:
+    """Sums and numbers of pixels, by cell and neighbour, to those of each centre, relative to where it began:
+    [N, G, G, 9, 6] -> [N, G, G, 6]
+    """
+    own = total[..., :5] - total[..., 5:] * apart
+    return shifted(torch.cat([own, total[..., 5:]], -1).permute(3, 0, 1, 2, 4))
+
+
+def _mixed(table: tuple[Row, Row, Row], x: Tensor) -> Tensor:
+    """x [N, 3, ...] with its channels mixed by a table of three rows."""
+    first, second, third = x.unbind(1)
+    return torch.stack([a * first + b * second + c * third for a, b, c in table], 1)
+
+
+# How well superpixels say again what they are made of: a loss for SFCN where nobody has drawn borders.
+
+
+def reconstruction(association: Tensor, colour: Tensor, cell: int, compactness: float = 10.0) -> Tensor:
+    """The mean over the pixels of each picture of how far they are from what their superpixels say: [N]
+
+    association  [N, 9, S, S] as in `Cells`, soft; the gradient flows into it
+    colour       [N, 3, S, S] in Lab
+    compactness  what a distance of one cell weighs, in units of Lab
+
+    With x_p the place of pixel p in pixels, f_p its colour and A_ps its association with superpixel s:
+        u_s = sum_p A_ps f_p / sum_p A_ps,  c_s = sum_p A_ps x_p / sum_p A_ps
+        loss = mean_p |sum_s A_ps u_s - f_p| + compactness / cell * mean_p |sum_s A_ps c_s - x_p|
+
+    SFCN (arXiv 2003.12929) was trained with the labels of regions that people drew in place of the colour.
+    """
+    size = colour.shape[-1]
+    grid = size // cell
+    with torch.autocast(colour.device.type, enabled=False):
+        at = torch.arange(size, device=colour.device, dtype=colour.dtype)
+        place = torch.stack(torch.meshgrid(at, at, indexing="ij")).expand(len(colour), -1, -1, -1)
+        values = torch.cat([colour, place], 1)  # [N, 5, S, S]
+        centre = pool_cells(values, association, cell).tokens.unflatten(1, (grid, grid))
+        weight = association.to(values.dtype).unflatten(2, (grid, cell)).unflatten(4, (grid, cell))
+        said = torch.einsum("narbsc,nrsav->nvrbsc", weight, around(centre)).reshape(values.shape)
+        off = said - values
+        return (
+            torch.linalg.vector_norm(off[:, :3], dim=1)
+            + compactness / cell * torch.linalg.vector_norm(off[:, 3:], dim=1)
+        ).mean((1, 2))

@@ -1,0 +1,140 @@
+"""From heat over image tokens to contrast against other texts, and to words.
+
+A raw map says little to the eye. Where image tokens and texts lie in two narrow cones, every cosine of an
+image is about the same positive number, and a map of it is one colour all over. `contrast` asks instead where
+a text shows *more than other texts do*, and measures that by how far other texts get by chance.
+"""
+
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from grainline.errors import UserError
+
+NULL_TEXTS = 64  # other texts that contrast is measured against: enough for a percentile
+FEWEST = 16
+REACH = 0.8  # share of other texts whose largest contrast is below 1; some of the rest do show in the image
+ROUNDING = 1e-5  # of the size of heat: other texts whose maps differ by less than that do not differ
+NOTHING = "no contrast"
+FLOOR, FULL = 1.0, 2.0  # contrast below FLOOR is not drawn, from FULL on it has the full colour
+PLACES = (
+    ("upper left", "top", "upper right"),
+    ("left", "centre", "right"),
+    ("lower left", "bottom", "lower right"),
+)
+
+
+def contrast(heat: Tensor, null: Tensor, real: Tensor) -> Tensor:
+    """Where texts show in an image more than other texts do: [M, L], 0 where a token is not real.
+
+    heat  [M, L] of the texts over the tokens of one image
+    null  [N, L] of other texts, such as captions of other images, over the same tokens; N >= 16
+    real  [L] bool, the tokens that count
+
+    In three steps, for the heat h of a text and g_1 .. g_N of the others:
+      1. minus its own mean over the tokens, which says how well text and image fit and not where;
+      2. minus the mean of the others at the same token (theirs without themselves), since some tokens are
+         close to every text:  r = h - mean(g),  r_n = (g_n - mean(g)) N / (N - 1);
+      3. over the 80th percentile of the largest |r_n| of each n.
+    So 1 is what one other text of five reaches somewhere in this image, and a map below 1 shows nothing.
+
+    Raises UserError for fewer than 16 other texts.
+
+    >>> null = torch.eye(4).repeat(5, 1)
+    >>> contrast(torch.tensor([[2.0, 0.0, 0.0, 0.0], [5.0, 5.0, 5.0, 5.0]]), null, torch.ones(4).bool())
+    tensor([[ 1.9000, -0.6333, -0.6333, -0.6333],
+            [ 0.0000,  0.0000,  0.0000,  0.0000]])
+    """
+    if len(null) < FEWEST:
+        raise UserError(f"contrast needs {FEWEST} other texts or more, and {len(null)} were given")
+    own, others = (_centred(x.double(), real) for x in (heat, null))
+    usual = others.mean(0)
+    spread = (others - usual) * (len(others) / (len(others) - 1))
+    reach = spread.abs().amax(1).quantile(REACH)
+    least = ROUNDING * null.double().abs().amax().clamp(min=1e-30)
+    return ((own - usual) / torch.maximum(reach, least)).to(heat.dtype)
+
+
+def _centred(heat: Tensor, real: Tensor) -> Tensor:
+    """Minus the mean over the real tokens, and 0 at the others."""
+    mean = (heat * real).sum(1, keepdim=True) / real.sum().clamp(min=1)
+    return (heat - mean) * real
+
+
+def place(heat: np.ndarray, floor: float = 0.0) -> str:
+    """Where heat is strongest, in words: the ninth of the image in which the maximum lies.
+
+    heat   [H, W] signed
+    floor  above 0: the least contrast that is drawn; a map whose sizes stay below shows nothing
+
+    >>> place(np.array([[0.1, 0.1, 0.9], [0.1, 0.2, 0.1], [0.1, 0.1, 0.1]]))
+    'strongest at the upper right'
+    >>> place(np.zeros((3, 3))), place(np.array([[-1.0, -2.0]]))
+    ('the same everywhere', 'against it everywhere, least at the left')
+    >>> place(np.array([[0.4, 0.9]]), floor=1.0), place(np.array([[-1.2, 0.9]]), floor=1.0)
+    ('no contrast', 'less than other texts at the left')
+    """
+    if floor and heat.max() < floor:
+        if heat.min() > -floor:
+            return NOTHING
+        return f"less than other texts at the {_ninth(-heat)}"
+    if heat.max() == heat.min():
+        return "the same everywhere"
+    where = _ninth(heat)
+    return f"strongest at the {where}" if heat.max() > 0 else f"against it everywhere, least at the {where}"
+
+
+def _ninth(heat: np.ndarray) -> str:
+    """The ninth of the image in which the maximum of heat [H, W] lies."""
+    row, column = (
+        int(3 * (i + 0.5) / n)
+        for i, n in zip(np.unravel_index(heat.argmax(), heat.shape), heat.shape, strict=True)
+    )
+    return PLACES[row][column]
+
+
+# From values of image tokens to maps over pixels: of tokens on a grid, and of segments.
+
+
+Mode = Literal["bilinear", "bicubic"]
+
+
+def on_grid(heat: Tensor, grid: tuple[int, int], size: tuple[int, int], mode: Mode = "bilinear") -> Tensor:
+    """Spread the heat of tokens on a grid over the pixels below them: [N, H, W].
+
+    heat  [N, L] signed, L = rows * columns of the grid, row by row
+    grid  (rows, columns) of tokens
+    size  (H, W) in pixels
+    mode  "bilinear" never leaves the range of the tokens; "bicubic" is smoother and overshoots a little
+
+    A token's own value stands at the centre of its patch; at the rim values are continued, not extrapolated.
+
+    >>> import torch
+    >>> on_grid(torch.tensor([[0.0, 1.0]]), (1, 2), (1, 4))
+    tensor([[[0.0000, 0.2500, 0.7500, 1.0000]]])
+    """
+    assert heat.shape[1] == grid[0] * grid[1], (heat.shape, grid)
+    tokens = heat.float().view(-1, 1, *grid)
+    return F.interpolate(tokens, size=size, mode=mode, align_corners=False)[:, 0]
+
+
+def on_segments(heat: Tensor, places: Tensor, size: tuple[int, int]) -> Tensor:
+    """Give every pixel the heat of its segment: [N, H, W].
+
+    A larger size is reached by bilinear interpolation, a smaller one by the mean over areas.
+
+    heat    [N, L] of segments
+    places  [N, h, w] integers 0..L-1, the segment of each pixel
+    size    (H, W)
+
+    >>> import torch
+    >>> on_segments(torch.tensor([[0.25, 1.0]]), torch.tensor([[[0, 1]]]), (1, 2))
+    tensor([[[0.2500, 1.0000]]])
+    """
+    found = heat.float().gather(1, places.flatten(1).long()).view(places.shape)
+    if size[0] < found.shape[1] and size[1] < found.shape[2]:
+        return F.interpolate(found[:, None], size=size, mode="area")[:, 0]
+    return F.interpolate(found[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]

@@ -1,0 +1,202 @@
+"""Images with something laid over them: signed heat in two colours, frames, nested segments.
+
+Signed heat over an image, in two colours that colour-blind readers can tell apart.
+
+Orange is for, blue is against; no heat is no colour, and the image shows in its own colours there. The
+strength of the colour is the size of the heat. The range is symmetric around zero, so that the sign is never
+lost; say it beside the image (`limit_of`).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+FOR = (230, 97, 1)  # orange and blue differ in hue for every common kind of colour blindness,
+AGAINST = (33, 102, 172)  # and are about equally dark
+GREY = 160
+DASH = 6  # pixels
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom in pixels; right and bottom are one past the last one."""
+STRENGTH = 0.7  # opacity where the heat reaches the limit: the image stays visible
+
+
+def limit_of(heat: np.ndarray) -> float:
+    """The end of the symmetric range: the largest size of any value, at least a tiny positive number.
+
+    >>> limit_of(np.array([[0.25, -0.5], [0.0, 0.125]]))
+    0.5
+    """
+    assert np.isfinite(heat).all(), "heat is finite"
+    return max(float(np.abs(heat).max()), float(np.finfo(np.float32).tiny))
+
+
+def colours(heat: np.ndarray, limit: float, floor: float = 0.0) -> np.ndarray:
+    """Heat as colour with opacity: [..., 4] uint8.
+
+    heat   [...] signed; sizes beyond the limit are drawn like the limit
+    limit  > floor
+    floor  the size up to which there is no colour
+
+    >>> colours(np.array([0.0, 2.0, -0.5]), limit=1.0).tolist()
+    [[230, 97, 1, 0], [230, 97, 1, 178], [33, 102, 172, 89]]
+    >>> colours(np.array([1.0, -2.0]), limit=3.0, floor=1.0).tolist()
+    [[230, 97, 1, 0], [33, 102, 172, 89]]
+    """
+    assert limit > floor >= 0, (limit, floor)
+    out = np.empty((*heat.shape, 4), np.uint8)
+    out[..., :3] = np.where((heat < 0)[..., None], AGAINST, FOR)
+    out[..., 3] = np.rint(255 * STRENGTH * np.clip((np.abs(heat) - floor) / (limit - floor), 0, 1))
+    return out
+
+
+def overlay(
+    image: Image.Image, heat: np.ndarray, limit: float | None = None, floor: float = 0.0
+) -> Image.Image:
+    """The image with the heat laid over it in colour: RGB, of the size of the image.
+
+    heat   [H, W] signed, H and W those of the image
+    limit  end of the symmetric range; None: the largest size in this map. Give the same limit to maps that
+           are compared with each other
+    floor  the size up to which there is no colour
+    """
+    heat = np.asarray(heat, np.float64)
+    assert heat.shape == (image.height, image.width), (heat.shape, image.size)
+    layer = Image.fromarray(colours(heat, limit_of(heat) if limit is None else limit, floor))
+    return Image.alpha_composite(image.convert("RGBA"), layer).convert("RGB")
+
+
+def framed(image: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
+    """The picture in RGB with a frame around a rectangle: two pixels of black inside, between lines of white.
+
+    box  left, top, right, bottom in pixels
+    """
+    out = image.convert("RGB")
+    right, bottom = max(round(box[2]), round(box[0]) + 1) - 1, max(round(box[3]), round(box[1]) + 1) - 1
+    pen = ImageDraw.Draw(out)
+    for inset, colour in ((-1, "white"), (0, "black"), (1, "black"), (2, "white")):
+        left, top = round(box[0]) + inset, round(box[1]) + inset
+        if left <= right - inset and top <= bottom - inset:
+            pen.rectangle((left, top, right - inset, bottom - inset), outline=colour)
+    return out
+
+
+def ruled(image: Image.Image, boxes: Sequence[Box]) -> Image.Image:
+    """The picture in RGB with boxes in thin lines of grey. boxes: left, top, right, bottom in pixels"""
+    pixels = np.array(image.convert("RGB"))
+    for box in boxes:
+        pixels[_rim(box, pixels.shape[:2])] = GREY
+    return Image.fromarray(pixels)
+
+
+def dashed(image: Image.Image, box: Box) -> Image.Image:
+    """The picture in RGB with a box in two lines of black and white dashes."""
+    pixels = np.array(image.convert("RGB"))
+    size = pixels.shape[:2]
+    light = np.add.outer(np.arange(size[0]), np.arange(size[1])) // DASH % 2 == 0
+    for inset in (0, 1):
+        rim = _rim(box, size, inset)
+        pixels[rim & light], pixels[rim & ~light] = 255, 0
+    return Image.fromarray(pixels)
+
+
+def _rim(box: Box, size: tuple[int, ...], inset: int = 0) -> np.ndarray:
+    """The pixels along the edges of a box, so many inside: [H, W] bool"""
+    left, top = round(box[0]) + inset, round(box[1]) + inset
+    right, bottom = max(round(box[2]) - inset, left + 1), max(round(box[3]) - inset, top + 1)
+    out = np.zeros(size, bool)
+    out[max(top, 0) : bottom, max(left, 0) : right] = True
+    out[max(top + 1, 0) : max(bottom - 1, 0), max(left + 1, 0) : max(right - 1, 0)] = False
+    return out
+
+
+def outlined(image: Image.Image, mask: np.ndarray) -> Image.Image:
+    """The picture in RGB with a line around a mask: a pixel of black inside, a pixel of white outside.
+
+    mask  [H, W] bool, H and W those of the picture
+    """
+    assert mask.shape == (image.height, image.width), (mask.shape, image.size)
+    pixels = np.array(image.convert("RGB"))
+    pixels[mask & ~_shrunk(mask)] = 0
+    pixels[~mask & ~_shrunk(~mask)] = 255
+    return Image.fromarray(pixels)
+
+
+def _shrunk(mask: np.ndarray) -> np.ndarray:
+    """The pixels whose four neighbours are in the mask too; what lies beyond the rim counts as in it."""
+    around = np.pad(mask, 1, constant_values=True)
+    return mask & around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
+
+
+def scale_bar(width: int = 120, height: int = 10, floor: float = 0.0) -> Image.Image:
+    """The colour scale from minus the limit to the limit, over white: RGB of the given size.
+
+    floor  the share of the limit up to which there is no colour
+    """
+    ramp = np.tile(np.linspace(-1, 1, width), (height, 1))
+    return overlay(Image.new("RGB", (width, height), "white"), ramp, 1.0, floor)
+
+
+# Nested segments of a picture: mean colours with borders, those of coarser stages heavier.
+
+
+DARK = 128  # luminance below which lines are white, else black
+
+
+def enlarged(values: np.ndarray, side: int) -> np.ndarray:
+    """A square of values as another square, each place with the value that lies below its centre.
+
+    values  [S, S, ...]
+
+    >>> enlarged(np.array([[0, 1], [2, 3]]), 3).tolist()
+    [[0, 1, 1], [2, 3, 3], [2, 3, 3]]
+    """
+    at = (2 * np.arange(side) + 1) * len(values) // (2 * side)
+    return np.asarray(values[at[:, None], at[None]])
+
+
+def borders(label: np.ndarray, width: int) -> np.ndarray:
+    """Lines of so many pixels between segments: [H, W] bool. label [H, W]; 0 pixels wide is no line
+
+    >>> borders(np.array([[0, 0, 0, 1, 1]]), 2).astype(int).tolist()
+    [[0, 0, 1, 1, 0]]
+    """
+    before, behind = width // 2, width - width // 2
+    around = np.pad(label, (before, behind), mode="edge")
+    out = np.zeros(label.shape, bool)
+    for y in range(width + 1):
+        for x in range(width + 1):
+            out |= around[y : y + label.shape[0], x : x + label.shape[1]] != label
+    return out
+
+
+def mean_colours(pixels: np.ndarray, label: np.ndarray) -> np.ndarray:
+    """Every pixel in the mean colour of its segment: [H, W, 3] uint8
+
+    pixels  [H, W, 3] uint8
+    label   [H, W] integers
+    """
+    _, place, number = np.unique(label, return_inverse=True, return_counts=True)
+    flat = pixels.reshape(-1, 3).astype(np.float64)
+    total = np.stack([np.bincount(place.ravel(), weights=flat[:, c]) for c in range(3)], axis=1)
+    return np.rint(total / number[:, None]).astype(np.uint8)[place].reshape(pixels.shape)
+
+
+def segmented(picture: Image.Image, maps: Sequence[np.ndarray], side: int) -> Image.Image:
+    """The picture as the segments of the first map, with a line around each: RGB of side x side pixels.
+
+    picture  S x S
+    maps     [S, S] integers each, from fine to coarse; later ones join segments of earlier ones
+
+    Lines of the first map are one pixel wide, those that a later map still has one more for each map. They
+    are black over bright segments and white over dark ones.
+    """
+    image = mean_colours(np.asarray(picture.convert("RGB")), maps[0])
+    image = enlarged(image, side)
+    line = np.zeros((side, side), bool)
+    for width, label in enumerate(maps, 1):
+        line |= borders(enlarged(label, side), width)
+    bright = image @ np.array([0.299, 0.587, 0.114]) >= DARK
+    return Image.fromarray(
+        np.where(line[..., None], np.where(bright, 0, 255)[..., None], image).astype(np.uint8)
+    )

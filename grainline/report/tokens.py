@@ -1,0 +1,85 @@
+"""What stands on a page about groups of tokens: captions with the share of each group in each token.
+
+A caption is a map with a row for each group and a column for each token. Below it stand the group that takes
+most of each token, the annotated phrases as brackets, and the tokens themselves. Drawings are inline SVG.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+
+from grainline.report.page import render
+
+CELL, ROW, LEFT, GAP = 24, 18, 64, 4  # in pixels: a token, a group, room for names, between map and strip
+TALL = 84  # room for the tokens, which are turned
+COLOURS = 6  # of groups in the strip; more groups begin again
+LETTERS = 12  # of a token that are shown
+RULES = (
+    "A row is a group, a column a token; the darker, the more of the token the group takes. The strip below"
+    " has the group that takes most, brackets are the annotated phrases."
+)
+POSITIONS = (
+    "The mean over all captions of what each group takes, from their first token to their last. Rows that are"
+    " dark in one place alone say that groups are places in a caption, whatever it says."
+)
+
+
+class Tokened(NamedTuple):
+    """A caption, its phrases and what groups take of its tokens."""
+
+    name: str  # of its picture
+    words: Sequence[str]  # [L] tokens
+    soft: np.ndarray  # [K, L] columns sum to 1
+    phrases: Sequence[tuple[int, ...]]  # the tokens of each
+    tiou: float
+    uniform: float  # tIoU of as many uniform chunks
+
+    @property
+    def taken(self) -> list[int]:
+        """The group that takes most of each token, of equals the first."""
+        return [int(group) for group in self.soft.argmax(0)]
+
+    @property
+    def brackets(self) -> list[tuple[int, int]]:
+        """The first and the last token of each stretch of a phrase."""
+        return [ends for phrase in self.phrases for ends in runs(phrase)]
+
+    @property
+    def shortened(self) -> list[str]:
+        """The tokens as they are drawn."""
+        return [word if len(word) <= LETTERS else word[: LETTERS - 1] + "…" for word in self.words]
+
+    @property
+    def told(self) -> str:
+        """Both tIoU in words."""
+        return f"tIoU {100 * self.tiou:.1f} %, uniform chunks {100 * self.uniform:.1f} %"
+
+
+def runs(tokens: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbours as first and last.
+
+    >>> runs([1, 2, 5])
+    [(1, 2), (5, 5)]
+    """
+    out: list[tuple[int, int]] = []
+    for token in sorted(tokens):
+        if out and out[-1][1] == token - 1:
+            out[-1] = (out[-1][0], token)
+        else:
+            out.append((token, token))
+    return out
+
+
+def tokened(shown: Sequence[Tokened]) -> Markup:
+    """Captions one below the other."""
+    return render("tokens.html", shown=shown, **_SIZES)
+
+
+def positions(mean: np.ndarray) -> Markup:
+    """The mean share of each group along a caption. mean: [K, B]"""
+    return render("positions.html", mean=mean.tolist(), **_SIZES)
+
+
+_SIZES = {"cell": CELL, "row": ROW, "left": LEFT, "gap": GAP, "tall": TALL, "colours": COLOURS}

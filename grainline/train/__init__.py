@@ -1,1 +1,0 @@
-"""Training: one step, the loop around it, and what it writes."""

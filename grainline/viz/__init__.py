@@ -1,1 +1,0 @@
-"""Heat maps on pixels, overlays, charts and the self-contained report."""

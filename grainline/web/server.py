@@ -1,0 +1,215 @@
+"""The program that listens, and its connections: places for them, time limits, an orderly end."""
+
+import asyncio
+import math
+import socket
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from grainline.web.app import Server
+from grainline.web.guard import HEADERS, HEALTH, Guard, Pool, Refusal, counted, is_listed, json_of
+from grainline.web.limits import Limits
+
+# Connections before a request is there: places for them, and time limits that begin with the connection.
+#
+# uvicorn limits the time between two requests alone: for the first one, and within headers, it waits for
+# ever. Here every connection has a deadline: for the first byte of a request, then for the end of its
+# headers, and after an answer again. A client that takes nothing of its answer is dropped.
+#
+# A connection takes a place, of which there are so many in all and for one address. Without a place it may
+# ask for /api/health; any other request gets 503. Of connections without a place the SPARE newest stay.
+
+
+SPARE = 64
+CROWDED = Refusal(503, "too many connections at a time; try again in a moment")
+
+
+class Places:
+    """Which connections have a place."""
+
+    def __init__(self, guard: Guard, limits: Limits) -> None:
+        self.guard, self.limits = guard, limits
+        self.pool = Pool(limits.connections, limits.share)
+        self.placed: dict[Connection, str] = {}  # with the client that its place counts for
+        self.spare: dict[Connection, None] = {}  # oldest first
+
+    def admit(self, connection: "Connection") -> bool:
+        """Whether the connection has a place, now or already. If too many have none, the oldest is closed."""
+        if connection in self.placed:
+            return True
+        client = self._client(connection)
+        if self.pool.take(client):
+            self.spare.pop(connection, None)
+            self.placed[connection] = client
+            return True
+        self.spare[connection] = None
+        if len(self.spare) > SPARE:
+            oldest = next((one for one in self.spare if one.waits), connection)
+            self.leave(oldest)
+            oldest.close(CROWDED)
+        return False
+
+    def leave(self, connection: "Connection") -> None:
+        self.spare.pop(connection, None)
+        if connection in self.placed:
+            self.pool.give(self.placed.pop(connection))
+
+    def _client(self, connection: "Connection") -> str:
+        """ "" for a listed proxy: its requests count for other addresses, its connections for none."""
+        address = connection.client[0] if connection.client else ""
+        return "" if is_listed(address, self.limits.behind_proxy) else counted(address)
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection with a place and a deadline."""
+
+    def __init__(self, places: Places, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.places, self.limits = places, places.limits
+        self.app = self._asked
+        self.begun = False  # a part of the next request has come
+        self.unsent: float = math.inf  # bytes of answers, at the last look
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether no request is under way."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._in(self.limits.idle, self._late)
+        self.places.admit(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._in(None)
+        self.places.leave(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self.waits and not self.begun:
+            self.begun = True
+            self._in(self.limits.headers, self._late)
+        super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        self.begun, self.unsent = False, math.inf
+        self._in(self.limits.idle, self._late)
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.unsent = math.inf
+        self._in(self.limits.idle, self._late)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.waits:
+            self._in(None)
+
+    def shutdown(self) -> None:
+        if not self.transport.is_closing():
+            super().shutdown()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words, in plain text
+        self.close(Refusal(400, "this is no HTTP request"))
+
+    def close(self, refusal: Refusal | None = None) -> None:
+        """Close the connection, and say why to a client that asks, or may be about to for the first time."""
+        asks = self.begun or self.cycle is None
+        if refusal and asks and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(_bytes_of(refusal))
+        self.transport.close()
+        self._in(self.limits.idle, self.transport.abort)
+
+    async def _asked(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application, as uvicorn calls it once the headers are there."""
+        if not self.flow.write_paused:  # else the client still has to take the answer before
+            self._in(None)
+        left = self.transport.is_closing()  # a place would never be given back
+        if (not left and self.places.admit(self)) or scope["path"] == HEALTH:
+            await self.places.guard(scope, receive, send)
+        else:
+            await self.places.guard.refuse(scope, send, CROWDED)
+
+    def _in(self, seconds: float | None, act: Callable[[], None] | None = None) -> None:
+        """Set the one timer of this connection anew."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = self.loop.call_later(seconds, act) if seconds is not None and act else None
+
+    def _late(self) -> None:
+        """The deadline is over."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent:
+            if unsent >= self.unsent:
+                self.transport.abort()
+            else:
+                self.unsent = unsent
+                self._in(self.limits.idle, self._late)
+        elif self.waits:
+            late = Refusal(408, f"the headers were not sent within {self.limits.headers:g} s")
+            self.close(late if self.begun else None)
+
+
+@lru_cache(maxsize=1)  # of many refusals at once all are alike
+def _bytes_of(refusal: Refusal) -> bytes:
+    """A whole answer of HTTP/1.1."""
+    headers, body = json_of(refusal)
+    fixed = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+    lines = [b"HTTP/1.1 %d %s" % (refusal.status, STATUS_PHRASES[refusal.status])]
+    lines += [name + b": " + value for name, value in (*fixed, *headers, (b"connection", b"close"))]
+    return b"\r\n".join([*lines, b"", body])
+
+
+ACCEPTED = 128  # connections that are accepted at once: open files before the first of them can be refused
+QUEUE = 4096  # connections that wait for that; a client that finds no room there tries again after seconds
+
+
+class Program(uvicorn.Server):
+    """A server that answers the requests under way before it ends: as they deserve, or with 503."""
+
+    def __init__(self, server: Server, log_level: str = "warning") -> None:
+        self.ours = server
+        self.places = Places(server.app, server.limits)
+        settings = uvicorn.Config(
+            server.app,
+            http=partial(Connection, self.places),  # type: ignore[arg-type]
+            ws="none",
+            log_level=log_level,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=ACCEPTED,
+            timeout_keep_alive=math.ceil(server.limits.idle),
+            timeout_graceful_shutdown=math.ceil(server.limits.grace) + 2,
+        )
+        super().__init__(settings)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(QUEUE)  # asyncio has one number for both
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        timers = [
+            loop.call_later(self.ours.limits.grace, self.ours.app.end),
+            loop.call_later(self.ours.limits.grace + 1, self._drop),
+        ]
+        await super().shutdown(sockets)
+        for timer in timers:
+            timer.cancel()
+
+    def _drop(self) -> None:
+        """Close connections whose clients take no answer."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
