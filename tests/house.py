@@ -21,8 +21,8 @@ from typing import NamedTuple
 PACKAGE = "grainline"
 SMALL = 80  # lines
 LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is not reached, it stands beside
-    "lines": 46_000,  # goal 35,000
-    "files": 262,  # goal 210
+    "lines": 45_000,  # goal 35,000
+    "files": 261,  # goal 210
     "siblings": 16,
     "small files": 27,
     "names twice in a folder": 0,

@@ -11,5 +11,5 @@ runtime      What modules ask about how they run: while a graph is exported, and
 scale        The temperature of a contrastive loss, as a learnt and bounded scale of its logits.
 selection    Which patches stay for a text and how they become fewer, and the score of what stays (SEPS).
 superpixels  Superpixels under one contract, and the mean of a feature map over them.
-upsample     From heat over image tokens to contrast against other texts, and to words.
+upsample     From values of image tokens to maps over pixels, to contrast against other texts, and to words.
 """

@@ -1,4 +1,4 @@
-"""From heat over image tokens to contrast against other texts, and to words.
+"""From values of image tokens to maps over pixels, to contrast against other texts, and to words.
 
 A raw map says little to the eye. Where image tokens and texts lie in two narrow cones, every cosine of an
 image is about the same positive number, and a map of it is one colour all over. `contrast` asks instead where

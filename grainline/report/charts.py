@@ -1,6 +1,6 @@
 """Line charts and interval bars as inline SVG, in light and dark, without a plotting library.
 
-Colours come from CSS custom properties (report/templates/style.css), so one drawing serves both themes. Series
+Colours come from CSS custom properties (templates/style.css), so one drawing serves both themes. Series
 also differ in their dashes.
 """
 
