@@ -17,7 +17,7 @@ from grainline.data.record import MISSING_IMAGE, Damaged
 from grainline.errors import UserError
 from grainline.files import Corrupt, one_writer
 from grainline.index import writer
-from grainline.index.calibration import best_hits, owned, p_value, shown, standard
+from grainline.index.calibration import NEAR, best_hits, owned, p_value, shown, standard
 from grainline.index.calibration_texts import gather_texts
 from grainline.index.image_files import CHANGED, OUTSIDE, relative, unchanged
 from grainline.index.reader import Opened
@@ -311,9 +311,13 @@ def test_keys_and_values_are_stored_and_pictures_are_never_projected_by_a_search
 def test_a_null_text_as_query_is_as_sure_as_its_place_among_them(made: Path, model: Model) -> None:
     index = open_index(made / "index", model)
     answers = index.search(index.opened.null.texts, 1, PLAIN._replace(shortlist=None))
-    shares = sorted(answer.hits[0].p for answer in answers)
-    assert shares == pytest.approx([(i + 2) / 25 for i in range(24)], abs=2.5 / 25)  # scores kept in fp16
-    assert not any(answer.sure for answer in answers)
+    known = index.opened.calibration.known  # the 24 texts, and a span of each
+    assert len(known.best) == 48 < NEAR
+    place = [(1 + (known.best >= one).sum()) / (1 + len(known.best)) for one in known.best[:24]]
+    found = [answer.hits[0].p for answer in answers]
+    assert found == pytest.approx(place, abs=2.5 / len(known.best))  # scores stored in fp16
+    assert [answer.sure for answer in answers] == [p <= 0.05 for p in found]
+    assert min(found) <= 2 / 49  # the best of 48 is among its own
 
 
 def test_a_null_text_does_not_see_its_own_picture(tmp_path: Path, model: Model) -> None:

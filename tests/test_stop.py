@@ -3,13 +3,14 @@
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import together
+from processes import forked, together
 from runs import call, logged, recipe, steps_done
-from test_resume import ended, started
+from test_resume import ended, started, train
 
 from grainline.training import loop
 from grainline.training.checkpoint import newest, verify
@@ -40,6 +41,17 @@ def sent(*numbers: int) -> Callable[[], None]:
     return act
 
 
+def waiting(arguments: list[str], said: Path) -> None:
+    """A run that waits in its tenth step until there is a file `go` beside what it says."""
+
+    def wait() -> None:
+        while not said.with_name("go").exists():
+            time.sleep(0.01)
+
+    at_step(pytest.MonkeyPatch(), 10, wait)
+    train(arguments, said)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is left alone."""
@@ -54,11 +66,13 @@ def test_a_signal_to_all_processes_of_a_run_saves_a_checkpoint_that_it_goes_on_f
 ) -> None:
     """As terminals and torchrun send it: to the processes that load data as well."""
     out, arguments = tmp_path / "run", [recipe(tmp_path), "--set", *LONG]
-    process = started(arguments, out)
+    process = forked().Process(target=waiting, args=([*arguments, "--out", str(out)], tmp_path / "run.txt"))
+    process.start()
     while steps_done(out) < 5:
         assert process.is_alive(), (tmp_path / "run.txt").read_text()
     assert process.pid is not None
     os.killpg(process.pid, number)
+    (tmp_path / "go").touch()
     process.join(timeout=120)
     assert process.exitcode == 128 + number
     said = (tmp_path / "run.txt").read_text()

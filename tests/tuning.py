@@ -42,7 +42,6 @@ def method(case: str, name: str = "clip", noise: float = 0.0) -> Method:
         made.towers.text = encoders(sides.text, noise).text
     made.towers.to_image = nn.Linear(made.towers.image.width, 16, bias=False)
     made.towers.to_text = nn.Linear(made.towers.text.width, 16, bias=False)
-    made.size = made.towers.image.size
     return made.eval()
 
 
