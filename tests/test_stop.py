@@ -48,6 +48,7 @@ def waiting(arguments: list[str], said: Path) -> None:
         while not said.with_name("go").exists():
             time.sleep(0.01)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
     at_step(pytest.MonkeyPatch(), 10, wait)
     train(arguments, said)
 
