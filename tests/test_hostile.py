@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+import math
 import os
 import pickle
 import signal
@@ -19,6 +20,7 @@ from runs import call, complaint, recipe
 from grainline.data.benchmarks.proposals import Proposals
 from grainline.data.captions import sentences
 from grainline.data.check import check
+from grainline.data.formats.plain import elements, parse_json
 from grainline.data.open_source import open_source
 from grainline.data.record import Damaged
 from grainline.errors import UserError
@@ -237,6 +239,13 @@ def test_a_hostile_value_in_any_field_is_damage_or_one_line(kind: Kind, tmp_path
             walked(f"{name}:{path}", images)
             if name not in ("texts", "refcoco") and number % 3 == 0:
                 walked(str(path), images)  # its kind is found by a look inside
+
+
+def test_one_long_number_leaves_what_stands_beside_it(tmp_path: Path) -> None:
+    text = f'[{{"id": 1}}, {{"id": -{"7" * 5000}}}, {{"id": 3}}]'
+    (tmp_path / "list.json").write_text(text)
+    expected = [{"id": 1}, {"id": -math.inf}, {"id": 3}]
+    assert parse_json(text) == expected == list(elements(str(tmp_path / "list.json")))
 
 
 def test_hostile_annotations_of_expressions_are_damage_or_one_line(tmp_path: Path) -> None:
