@@ -1,7 +1,7 @@
 """What it costs to check every byte of an index before it is used.
 
-Three ways over the same segments of 512 images, with vectors of width 512, scores of 1,000 null texts and 49
-tokens for each image:
+Three ways over the same segments of 512 images, with vectors of width 512, scores of 1,000 null texts, of a
+sentence and of a span of each, and 49 tokens for each image:
   pages   as an index is read: a crc32 of each page, when it is first used
   none    no array is checked
   whole   as before there were pages: at each opening the sha256 of all files but the tokens, which nothing
@@ -29,6 +29,7 @@ from grainline.index.candidates import Exact
 from grainline.index.segment import (
     ASIDES,
     NULL,
+    SPANNED,
     TOKENS,
     VECTORS,
     Row,
@@ -53,6 +54,7 @@ def written(folder: Path, images: int) -> list[tuple[Path, Part]]:
             VECTORS: vectors / np.linalg.norm(vectors, axis=1, keepdims=True),
             NULL: rng.standard_normal((len(rows), TEXTS), np.float32).astype(np.float16),
             ASIDES: rng.standard_normal((len(rows), TEXTS), np.float32).astype(np.float16),
+            SPANNED: rng.standard_normal((len(rows), TEXTS), np.float32).astype(np.float16),
             TOKENS: rng.standard_normal((len(rows), LENGTH, WIDTH), np.float32).astype(np.float16),
         }
         target = folder / SEGMENTS / f"{number:08d}"
@@ -72,7 +74,8 @@ def search(segments: Sequence[Segment]) -> None:
     scan = Exact([one.arrays[VECTORS].whole() for one in segments], [one.live for one in segments], low=False)
     scan.top(query / np.linalg.norm(query), K)
     for one in segments:
-        one.arrays[NULL][one.live].max(0)
+        for name in (NULL, SPANNED):
+            one.arrays[name][one.live].max(0)
     take(segments, ASIDES, where[rng.permutation(len(where))[:BACKGROUND]])
     take(segments, TOKENS, where[rng.permutation(len(where))[:CANDIDATES]])
 
