@@ -28,7 +28,7 @@ import yaml
 from PIL import Image
 
 LIMITS = {  # files; the goal stands beside
-    "texts of a record": 11,  # goal 5
+    "texts of a record": 8,  # goal 5
     "query to hits": 20,  # goal 8
     "pair to score": 21,  # goal 8
 }
