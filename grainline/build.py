@@ -16,7 +16,7 @@ from grainline.encoders.pretrained import Pretrained, load_pretrained
 from grainline.encoders.pretrained.build import space_of
 from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig
 from grainline.encoders.superpixels import Superpixels
-from grainline.encoders.towers import WIDTH, Towers, TowersConfig
+from grainline.encoders.towers import WIDTH, TowersConfig
 from grainline.errors import UserError
 from grainline.files import reason, write_text
 from grainline.methods import METHODS
@@ -44,11 +44,10 @@ class Start(NamedTuple):
     def method(self) -> Method:
         """Fresh weights, but for the sides that come from a checkpoint."""
         made = build(self.description)
-        for towers in made.modules():
-            if isinstance(towers, Towers):
-                towers.fill(self.image, self.text)
-            if isinstance(towers, Superpixels) and towers.cfg.checkpoint is not None:
-                towers.fill(Path(towers.cfg.checkpoint))
+        made.towers.fill(self.image, self.text)
+        for part in made.towers.image.modules():
+            if isinstance(part, Superpixels) and part.cfg.checkpoint is not None:
+                part.fill(Path(part.cfg.checkpoint))
         return made
 
     def tokenizer(self, asked: str | None = None) -> TextTokenizer:

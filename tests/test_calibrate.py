@@ -85,7 +85,7 @@ def test_p_of_every_sentence_is_that_of_the_steps_in_loops(
 
 
 class _Steps:
-    """The steps of calibrate.py, one value at a time."""
+    """The steps of calibration.py, one value at a time."""
 
     def __init__(self, index: Index) -> None:
         opened = index.opened

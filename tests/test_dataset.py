@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from grainline.data.batches import Batch, collate, load_batches, texts_of
+from grainline.data.batches import NAMED, Account, Batch, collate, load_batches, texts_of
 from grainline.data.captions import sentences
 from grainline.data.dataset import TRIES, Batches, Draw, TrainSet, permutation
 from grainline.data.record import DAMAGED_IMAGE, MISSING_CAPTION, Damaged, Foil, Record
@@ -17,7 +17,6 @@ from grainline.data.texts import TextsConfig, choose, foil_pairs
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.errors import UserError
-from grainline.training.log import NAMED, Account
 from grainline.types import CAPTION, FOIL, each
 
 LONG = "A red circle stands left. A blue square lies below it. Two stars shine. The ground is grey."

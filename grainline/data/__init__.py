@@ -1,6 +1,6 @@
 """Pictures and what is said about them: sources of records, their texts, and batches made of them.
 
-batches       Samples to batches, made in processes of their own ahead of the steps that use them.
+batches       Samples to batches, made ahead in processes of their own, and the count of what was damaged.
 cache         What is made once of every image of a source and read in training: rows, such as superpixels
               and features.
 captions      Captions as strings: cleaning as CLIP does it, and splitting into sentences.

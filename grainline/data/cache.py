@@ -291,7 +291,7 @@ def make_superpixels(
     settings: Mapping[str, Any],
     progress: Callable[[int, int], None] | None = None,
 ) -> Made:
-    """Write the superpixels of all pictures of a source, or what is missing of them, as `kept.make` does.
+    """Write the superpixels of all pictures of a source, or what is missing of them, as `make` does.
 
     segment   [n, 3, S, S] uint8 -> labels [n, S, S] under the contract of `nn.superpixels`
     size      side of the square that evaluation sees, S
@@ -316,7 +316,7 @@ class StoredSuperpixels:
     def __init__(
         self, folder: Path, source: Source, transform: EvalTransform, settings: Mapping[str, Any]
     ) -> None:
-        """Arguments and errors as `kept.Stored` has them; settings are all that the model has."""
+        """Arguments and errors as `Stored` has them; settings are all that the model has."""
         self.stored, self.cell = Stored(KIND, folder, source, transform, settings), int(settings["cell"])
         self.stored.open((transform.size, transform.size))
 
@@ -346,7 +346,7 @@ def make_features(
     row: tuple[int, int],
     progress: Callable[[int, int], None] | None = None,
 ) -> Made:
-    """Write the features of all pictures of a source, or what is missing of them, as `kept.make` does.
+    """Write the features of all pictures of a source, or what is missing of them, as `make` does.
 
     encode   [n, 3, S, S] uint8 -> [n, 1 + L, W]
     encoder  fingerprint of its settings and weights

@@ -98,7 +98,7 @@ class Calibration:
     def __init__(self, known: Known, own: Own) -> None:
         self.known, self.own = known, own
         self._null: dict[int, np.ndarray] = {}
-        self._usual: dict[int, float] = {}
+        self._best: dict[int, np.ndarray] = {}
 
     def p(self, count: int, score: np.ndarray, of: Standard, tested: np.ndarray) -> np.ndarray:
         """p of the sentences of one query in its hits: [K, S]
@@ -128,18 +128,23 @@ class Calibration:
         last = np.searchsorted(apart[order], apart[order][:NEAR][-1:], side="right")
         return order[: int(last[0])] if len(order) else order
 
+    def best(self, count: int) -> np.ndarray:
+        """The standardised scores of the best hits of the nearest null texts, sorted."""
+        if count not in self._best:
+            self._best[count] = np.sort(self.known.best[self.near(count)])
+        return self._best[count]
+
     def usual(self, count: int) -> float:
         """The standardised score of the best hit that a query of so many sentences has without a match."""
-        if count not in self._usual:
-            self._usual[count] = float(np.median(self.known.best[self.near(count)]))
-        return self._usual[count]
+        return float(np.median(self.best(count)))
 
     def null(self, count: int) -> np.ndarray:
         """What help the tested sentences of the nearest null texts are, sorted."""
         if count not in self._null:
             near, known = self.near(count), self.known
             counts = known.counts[near]
-            usual = np.array([self.usual(int(number)) for number in counts])
+            numbers, which = np.unique(counts, return_inverse=True)
+            usual = np.array([self.usual(int(number)) for number in numbers])[which]
             margin = (known.best[near] - usual) * known.standard.spread[near]
             self._null[count] = np.sort(self.help(known.tested[near], margin, counts))
         return self._null[count]

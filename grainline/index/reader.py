@@ -111,8 +111,8 @@ class Opened:
         """
         if count == 1:
             return self.null_sentences
-        near = self.calibration.near(count)
-        return np.sort(self.calibration.known.best[near]) if len(near) else self.null_texts
+        best = self.calibration.best(count)
+        return best if len(best) else self.null_texts
 
     @cached_property
     def null_images(self) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from grainline.data.batches import Batch, load_batches
+from grainline.data.batches import Account, Batch, load_batches
 from grainline.data.cache import KeptFeatures
 from grainline.data.dataset import Batches, TrainSet
 from grainline.data.open_source import remarks
@@ -28,7 +28,7 @@ from grainline.stop import Request, Stopped, requests
 from grainline.training import checkpoint
 from grainline.training.checkpoint import TrainState, drawn_by_process, rng_state, set_rng_state
 from grainline.training.config import TrainConfig
-from grainline.training.log import Account, Log
+from grainline.training.log import Log
 from grainline.training.lora import add_lora
 from grainline.training.optim import build_optimizer, rates, require_frozen, set_rates, train_mode
 from grainline.training.parallel import Unsharded, clip, dtype_of, part_of_batch, replicated, shard

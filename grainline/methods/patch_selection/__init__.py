@@ -9,6 +9,6 @@ selector      Pictures whose patches are chosen by the text they are compared wi
               share.
 training      Encoding and training where texts choose patches: what `seps` and `laps` do alike around a
               `Selector`.
-types         What pairs of pictures and texts are made of, where texts choose patches: see `selecting`
-              and `tiled`.
+types         What pairs of images and texts are made of where texts choose patches: for
+              `selector.py`, `scoring.py`.
 """

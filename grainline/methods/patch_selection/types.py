@@ -1,4 +1,4 @@
-"""What pairs of pictures and texts are made of, where texts choose patches: see `selecting` and `tiled`."""
+"""What pairs of images and texts are made of where texts choose patches: for `selector.py`, `scoring.py`."""
 
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
