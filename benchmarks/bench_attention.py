@@ -1,7 +1,7 @@
 """Attention in bfloat16 on a CPU: torch's SDPA kernel against the three lines of `nn.attention`.
 
 Forward and backward at the lengths of captions and of patches: a causal text, a bidirectional one with
-padding, and two pictures.
+padding, and two images.
 
     python -m benchmarks.bench_attention [--batch 32] [--heads 6] [--repeats 7]
 """

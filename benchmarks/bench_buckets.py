@@ -1,7 +1,7 @@
 """Texts in groups of similar length against all padded to the longest: forward and backward, gate G14.
 
 Lengths are drawn around the means of two methods to come:
-  caft       8 sub-captions a picture, about 35 tokens each, at most 77
+  caft       8 sub-captions an image, about 35 tokens each, at most 77
   beta-clip  a caption and five sentences of about 190 tokens, at most 248, and 30 phrases of about 15
 Both ways must give the same summaries, to 1e-6 of their length.
 
@@ -24,8 +24,8 @@ VOCAB = 8192
 class Case(NamedTuple):
     """Texts of one method."""
 
-    lengths: Callable[[int], Tensor]  # number of pictures -> [M]
-    pictures: int
+    lengths: Callable[[int], Tensor]  # number of images -> [M]
+    images: int
     context: int
     gate: float
 
@@ -44,10 +44,10 @@ CASES = {
 
 
 def measure(name: str, encoder: str, repeats: int, share: float) -> None:
-    """One case; `share` of its pictures, for a quick try."""
+    """One case; `share` of its images, for a quick try."""
     case = CASES[name]
     torch.manual_seed(0)
-    lengths = case.lengths(max(1, round(case.pictures * share)))
+    lengths = case.lengths(max(1, round(case.images * share)))
     mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
     ids = torch.randint(3, VOCAB, mask.shape)
     config = {"name": encoder, "vocab": VOCAB, "context": case.context}

@@ -1,10 +1,10 @@
 """How much of a training step of CAFT is its alignment, and where the time of a step goes.
 
-    python -m benchmarks.bench_caft [--repeats 7] [--size B] [--pictures 4]
+    python -m benchmarks.bench_caft [--repeats 7] [--size B] [--images 4]
 
-A step encodes pictures and sub-captions, forward and backward; alignment is both losses with the pooling, for
-a batch of 256 pictures of 8 sub-captions, width 512 and 64 segments. Encoders are those of the recipe
-caft/paper; they take as long for each picture whatever the batch, so that some pictures stand for all.
+A step encodes images and sub-captions, forward and backward; alignment is both losses with the pooling, for
+a batch of 256 images of 8 sub-captions, width 512 and 64 segments. Encoders are those of the recipe
+caft/paper; they take as long for each image whatever the batch, so that some images stand for all.
 Superpixels are computed in the step. Sub-captions have 36 tokens on average, as those of long captions.
 Gates: the shares of the performance goals, section "end to end". The profile is that of a whole step with its
 own batch.
@@ -38,22 +38,22 @@ def made(size: str, *changes: str) -> CAFT:
     return CAFT(CAFTConfig.model_validate(override(values, list(changes)))).train()
 
 
-def texts_of(pictures: int) -> Texts:
-    """A long caption of four parts for each picture, and four loose ones."""
+def texts_of(images: int) -> Texts:
+    """A long caption of four parts for each image, and four loose ones."""
     g = torch.Generator().manual_seed(0)
-    rows = pictures * (1 + LOOSE_ONES)
+    rows = images * (1 + LOOSE_ONES)
     lengths = torch.normal(36.0, 14.0, (rows, PARTS), generator=g).round().clamp(8, 77)
     loose = torch.arange(rows) % (1 + LOOSE_ONES) > 0
     lengths[loose, 1:] = 0
     mask = torch.arange(77) < lengths[..., None]
     ids = torch.randint(3, 40_000, mask.shape, generator=g)
-    owner = torch.arange(pictures).repeat_interleave(1 + LOOSE_ONES)
+    owner = torch.arange(images).repeat_interleave(1 + LOOSE_ONES)
     return Texts(ids, mask, torch.arange(rows), owner, torch.where(loose, LOOSE, CAPTION))
 
 
-def images_of(pictures: int) -> Images:
+def images_of(images: int) -> Images:
     g = torch.Generator().manual_seed(1)
-    return Images(torch.rand(pictures, 3, 224, 224, generator=g), torch.arange(pictures))
+    return Images(torch.rand(images, 3, 224, 224, generator=g), torch.arange(images))
 
 
 def encode(method: CAFT, images: Images, texts: Texts) -> None:
@@ -80,7 +80,7 @@ def encoded(width: int) -> tuple[Encoded, Encoded]:
 def align(method: CAFT, images: Encoded, texts: Encoded, level: Tensor) -> None:
     """Both losses, forward and backward."""
     extra = method.encode_texts(texts_of(1)).extra._replace(level=level)
-    both = method.meet(Pair(images, texts._replace(extra=extra)))
+    both = method.before_gather(Pair(images, texts._replace(extra=extra)))
     terms = method.loss(both, both, Clock())
     sum((t.weight * t.mean.total for t in terms.values() if t.weight), torch.zeros(())).backward()
 
@@ -95,9 +95,9 @@ def shares(a: Callable[[], None], b: Callable[[], None], repeats: int, times: fl
     return interval(found)
 
 
-def profile(size: str, pictures: int) -> None:
+def profile(size: str, number: int) -> None:
     """The parts of a whole step by their time, in percent."""
-    method, images, texts = made(size), images_of(pictures), texts_of(pictures)
+    method, images, texts = made(size), images_of(number), texts_of(number)
     cast = method.towers.image
     label = cast.superpixels(images.pixels).label
     known = images._replace(regions=label)
@@ -119,8 +119,8 @@ def profile(size: str, pictures: int) -> None:
     for name, call in parts.items():
         call()
         took = min(seconds(call) for _ in range(3))
-        report(f"profile, {pictures} pictures of size {size}: {name}", 100 * took / whole, "% of step")
-    report(f"profile, {pictures} pictures of size {size}: step", whole, "s")
+        report(f"profile, {number} images of size {size}: {name}", 100 * took / whole, "% of step")
+    report(f"profile, {number} images of size {size}: step", whole, "s")
 
 
 def _leaves(encoded: Encoded) -> Encoded:
@@ -132,11 +132,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--size", default="B")
-    parser.add_argument("--pictures", type=int, default=4)
+    parser.add_argument("--images", type=int, default=4)
     args = parser.parse_args()
-    profile(args.size, args.pictures)
+    profile(args.size, args.images)
     encoders = made(args.size)
-    images, texts = images_of(args.pictures), texts_of(args.pictures)
+    images, texts = images_of(args.images), texts_of(args.images)
     level = texts_of(BATCH).level
     for negatives, heads, most in WAYS:
         method = made("toy", f"negatives={negatives}", f"heads={heads}")
@@ -145,7 +145,7 @@ def main() -> None:
             partial(align, method, *mine, level),
             partial(encode, encoders, images, texts),
             args.repeats,
-            BATCH / args.pictures,
+            BATCH / args.images,
         )
         what = f"alignment of {BATCH}, {negatives}, {heads} head{'s' * (heads > 1)} / encoders {args.size}"
         report(what, found, "%", at_most=most)

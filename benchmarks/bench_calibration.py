@@ -39,7 +39,7 @@ from rich.table import Table
 from grainline.data.captions import sentences
 from grainline.data.open_source import open_source
 from grainline.data.record import Record
-from grainline.data.scenes import Background, Scene, Told, words
+from grainline.data.scenes import Background, Scene, SceneDescription, words
 from grainline.data.scenes.phrases import matches, stated
 from grainline.data.scenes.source import Scenes
 from grainline.data.scenes.world import holds
@@ -103,7 +103,7 @@ def drawn(images: int, queries: int, seed: int, size: int, most: int | None) -> 
     known = {f"{dev[i].key}.png": dev.scene(i) for i in range(images)}
     facts: dict[str, Callable[[Scene], bool]] = {}
     for i in range(queries):
-        facts |= statements(test.scene(i), test.told(i))
+        facts |= statements(test.scene(i), test.description(i))
     inside = [_item(dev[i], most, i) for i in range(images)]
     outside = [_item(test[i], most, i) for i in range(queries)]
     return Data(inside, outside, lambda key, text: facts[text](known[key]))
@@ -117,7 +117,7 @@ def _item(record: Record, most: int | None, number: int) -> Item:
     return Item(f"{record.key}.png", record.image, text, (foil.text, changed[0]) if most is None else None)
 
 
-def statements(scene: Scene, told: Told) -> dict[str, Callable[[Scene], bool]]:
+def statements(scene: Scene, told: SceneDescription) -> dict[str, Callable[[Scene], bool]]:
     """Each sentence of a caption, and whether another scene makes it true, read by itself.
 
     An object is there if one has all that is stated; a relation holds if two such objects have it ("it" may
@@ -182,12 +182,12 @@ def measure(model: Model, data: Data, null: str | None) -> Measured:
                 (root / item.key).write_bytes(item.image)
             else:
                 item.image.save(root / item.key)
-        build(root, out, model=model, null=null)
+        build(root, out, model=model, calibration_texts=null)
         index = open_index(out, model)
         there = index.search([item.text for item in data.inside], 1, PLAIN)
         found = [a.hits[0].path == item.key for a, item in zip(there, data.inside, strict=True)]
         said = _sentences(index, data)
-        power = index.opened.calibration.power(Options().support)
+        power = index.reader.calibration.power(Options().support)
         foreign = _best(index, [item.text for item in data.outside])
         removed: list[float] = []
         taken = data.inside[: len(data.inside) // 2]

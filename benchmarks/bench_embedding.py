@@ -1,12 +1,12 @@
-"""Indexing a folder of pictures against a plain loop with the same model, in pictures a second.
+"""Indexing a folder of images against a plain loop with the same model, in images a second.
 
 The plain loop opens each file with Pillow, decodes it in full, squares it and encodes it, one by one or in
 batches; it writes nothing and knows no null texts. An index that takes the files in reads, hashes and
 decodes each once, encodes, scores the null texts, and writes synced segments; that it encodes the null texts,
-once, is told apart. `encode` is `Model.encode` on the files. The pictures are JPEGs of 640 x 480 made
+once, is told apart. `encode` is `Model.encode` on the files. The images are JPEGs of 640 x 480 made
 here. Without MODEL two small ones with fresh weights are made.
 
-    python -m benchmarks.bench_embedding [MODEL] [--pictures 128] [--repeats 5]
+    python -m benchmarks.bench_embedding [MODEL] [--images 128] [--repeats 5]
 """
 
 import argparse
@@ -26,9 +26,9 @@ from grainline.build import Description
 from grainline.config import parse
 from grainline.data.open_source import open_source
 from grainline.data.tokenizers.tokenizer import Tokenizer
-from grainline.index.calibration_texts import encode_null, gather_texts
+from grainline.index.calibration_texts import encode_calibration, gather_texts
 from grainline.index.sync import add, build
-from grainline.methods import METHODS
+from grainline.methods import method_class
 from grainline.model import Model, load
 from grainline.types import Images
 
@@ -41,11 +41,11 @@ SMALL = {
 
 def small(method: str) -> Model:
     """A model the size of ViT-Ti/16 with fresh weights."""
-    config = parse(METHODS[method][1], SMALL, "benchmark")
+    config = parse(method_class(method).config_class, SMALL, "benchmark")
     torch.manual_seed(0)
     source = open_source("scenes:dev?count=200&size=32", size=None)
     said = [source[i].whole for i in range(200)]
-    made = METHODS[method][0](config)  # type: ignore[call-arg]
+    made = method_class(method)(config)  # type: ignore[call-arg]
     return Model(Description(method, config), made, Tokenizer.train(said, vocab=1024))
 
 
@@ -63,7 +63,7 @@ def plain(model: Model, paths: Sequence[Path], batch: int) -> None:
 
 
 def take_in(model: Model, base: Path, paths: Sequence[Path]) -> None:
-    """All files into a copy of an index that holds another picture."""
+    """All files into a copy of an index that holds another image."""
     with tempfile.TemporaryDirectory(dir=base.parent) as folder:
         out = Path(folder, "index")
         shutil.copytree(base, out)
@@ -78,7 +78,7 @@ def measure(model: Model, folder: Path, number: int, repeats: int) -> None:
     texts = gather_texts(None)
     null.write_text("\n".join(texts.texts) + "\n")
     Image.new("RGB", (640, 480)).save(root / "another.png")
-    build(root, folder / "index", model=model, null=str(null))
+    build(root, folder / "index", model=model, calibration_texts=str(null))
     paths = [root / f"{i:05}.jpg" for i in range(number)]
     for path, data in zip(paths, files(640, 480, number), strict=True):
         path.write_bytes(data)
@@ -93,26 +93,26 @@ def measure(model: Model, folder: Path, number: int, repeats: int) -> None:
             ratio = paired(ways[ours], ways[loop], repeats)
             report(f"embedding: {name}, {loop} / {ours}", ratio, "x")
     for what, way in ways.items():
-        report(f"embedding: {name}, {what}", number / min(seconds(way) for _ in range(3)), "pictures/s")
+        report(f"embedding: {name}, {what}", number / min(seconds(way) for _ in range(3)), "images/s")
     encoded = model.encode(images=paths[: model.batch])
-    known = encode_null(model, texts)
-    report(f"embedding: {name}, encoding null texts", seconds(partial(encode_null, model, texts)), "s")
+    known = encode_calibration(model, texts)
+    report(f"embedding: {name}, encoding null texts", seconds(partial(encode_calibration, model, texts)), "s")
     with torch.no_grad():
         took = min(seconds(lambda: [model.score(encoded, x) for x in known.values()]) for _ in range(3))
     share = took / len(encoded.vector) * 1000
-    report(f"embedding: {name}, scoring null texts", share, "ms/picture")
+    report(f"embedding: {name}, scoring null texts", share, "ms/image")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--pictures", type=int, default=128)
+    parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     models = [load(args.model)] if args.model else [small("clip"), small("maxsim")]
     for model in models:
         with tempfile.TemporaryDirectory() as folder:
-            measure(model, Path(folder), args.pictures, args.repeats)
+            measure(model, Path(folder), args.images, args.repeats)
 
 
 if __name__ == "__main__":

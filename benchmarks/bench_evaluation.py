@@ -3,7 +3,7 @@
 Both ways find the same ranks. Their times are taken in turns; their memory in processes of their own, from
 the moment when the inputs are there. The tiles promise to stay within a stated memory.
 
-    python -m benchmarks.bench_evaluation [--pictures 5000] [--captions 5] [--width 512] [--repeats 3]
+    python -m benchmarks.bench_evaluation [--images 5000] [--captions 5] [--width 512] [--repeats 3]
 """
 
 import argparse
@@ -26,24 +26,28 @@ class Dot:
     """The smallest scorer there is."""
 
     pairwise = False
+    blockwise = False
+
+    def precompute(self, images: Encoded) -> Encoded:
+        return images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         return images.vector @ texts.vector.T
 
 
 class Inputs(NamedTuple):
-    """Vectors of pictures and of their captions."""
+    """Vectors of images and of their captions."""
 
     images: Encoded
     texts: Encoded
 
 
-def inputs(pictures: int, captions: int, width: int) -> Inputs:
-    """Captions scattered around their pictures, so that ranks spread over the whole range."""
+def inputs(images: int, captions: int, width: int) -> Inputs:
+    """Captions scattered around their images, so that ranks spread over the whole range."""
     torch.manual_seed(0)
-    image = torch.randn(pictures, width)
-    text = image.repeat_interleave(captions, 0) + 5 * torch.randn(pictures * captions, width)
-    owner = torch.arange(pictures)
+    image = torch.randn(images, width)
+    text = image.repeat_interleave(captions, 0) + 5 * torch.randn(images * captions, width)
+    owner = torch.arange(images)
     return Inputs(encoded(image, owner), encoded(text, owner.repeat_interleave(captions)))
 
 
@@ -54,7 +58,7 @@ def encoded(vector: Tensor, owner: Tensor) -> Encoded:
 
 
 def in_tiles(given: Inputs) -> tuple[Tensor, Tensor]:
-    """Ranks of pictures and of captions, our way."""
+    """Ranks of images and of captions, our way."""
     both = retrieval_ranks(Dot(), given.images, given.texts)
     return both.i2t.rank, both.t2i.rank
 
@@ -74,21 +78,21 @@ def by_sorting(given: Inputs) -> tuple[Tensor, Tensor]:
 WAYS = {"tiles": in_tiles, "sorting": by_sorting}
 
 
-def prepare(way: str, pictures: int, captions: int, width: int) -> Callable[[], object]:
+def prepare(way: str, images: int, captions: int, width: int) -> Callable[[], object]:
     """What `fresh_peak` measures: one way, once its inputs are there."""
-    given = inputs(pictures, captions, width)
+    given = inputs(images, captions, width)
     torch.ones(300, 300) @ torch.ones(300, 300)  # the libraries' own buffers
     return partial(WAYS[way], given)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--pictures", type=int, default=5000)
+    parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--captions", type=int, default=5)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    sizes = (args.pictures, args.captions, args.width)
+    sizes = (args.images, args.captions, args.width)
     given = inputs(*sizes)
     same = all(torch.equal(a, b) for a, b in zip(in_tiles(given), by_sorting(given), strict=True))
     assert same, "both ways find the same ranks"

@@ -1,10 +1,10 @@
 """Training from kept features against training with the frozen encoder: time of a step, loading included.
 
 The image side is a GroupViT of the published sizes with weights at random, frozen; the text side is small, as
-that of the Text Group Transformer is. Pictures are JPEGs of 640 x 480, made here. Both sides take the same
+that of the Text Group Transformer is. Images are JPEGs of 640 x 480, made here. Both sides take the same
 captions in the same order; the loader works in this process, so a step pays for it.
 
-    python -m benchmarks.bench_features [--pictures 32] [--batch 16] [--repeats 5]
+    python -m benchmarks.bench_features [--images 32] [--batch 16] [--repeats 5]
 """
 
 import argparse
@@ -20,7 +20,7 @@ from benchmarks.harness import keep_pages, paired, report, seconds
 from grainline.cli.data import encoding, shape
 from grainline.config import parse
 from grainline.data.batches import collate
-from grainline.data.cache import KeptFeatures, make_features
+from grainline.data.cache import CachedFeatures, make_features
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.record import Record
 from grainline.data.texts import TextsConfig
@@ -29,16 +29,16 @@ from grainline.data.transforms import Crop, EvalTransform, SameTransform
 from grainline.encoders.pretrained.hub import library
 from grainline.encoders.pretrained.preprocess import KNOWN
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.training.optim import OptimizerConfig, Rule, build_optimizer, train_mode
+from grainline.training.optim import OptimizerConfig, ParamRule, build_optimizer, train_mode
 from grainline.training.step import Objective
 from grainline.types import Clock
 
 COLOURS = ("red", "green", "blue", "grey", "black", "white")
-RULES = (Rule(pattern=r"towers\.image\..*", lr=0), Rule(pattern=".*"))
+RULES = (ParamRule(pattern=r"towers\.image\..*", lr_factor=0), ParamRule(pattern=".*"))
 
 
 class Made:
-    """Pictures with a caption each, in memory."""
+    """Images with a caption each, in memory."""
 
     path = "made here"
 
@@ -67,7 +67,7 @@ def method() -> CLIP:
 
 
 def steps(data: TrainSet, made: CLIP, batch: int) -> Callable[[], Any]:
-    """One step after the other, each over the next pictures."""
+    """One step after the other, each over the next images."""
     optimizer = build_optimizer(made, OptimizerConfig(rules=RULES))
     train_mode(made)
     objective, done = Objective(made), [0]
@@ -87,11 +87,11 @@ def steps(data: TrainSet, made: CLIP, batch: int) -> Callable[[], Any]:
 def main() -> None:
     keep_pages()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pictures", type=int, default=32)
+    parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    source, made, transform = Made(args.pictures), method(), EvalTransform(224, "squash")
+    source, made, transform = Made(args.images), method(), EvalTransform(224, "squash")
     tokenizer = Tokenizer.train([source[i].whole for i in range(len(source))], vocab=600)
 
     def training(crop: Crop) -> Callable[[], Any]:
@@ -102,13 +102,13 @@ def main() -> None:
         encode, out = encoding(made.eval(), tokens=False), Path(home) / "features"
         row = shape(encode, 224)
         once = seconds(lambda: make_features(source, encode, out, transform, encoder="bench", row=row))
-        kept = training(KeptFeatures(out, source, transform, "bench", tokens=False))
+        kept = training(CachedFeatures(out, source, transform, "bench", tokens=False))
         plain = training(SameTransform(transform))
         ratio = paired(kept, plain, args.repeats)
         facts = {"batch": args.batch, "threads": torch.get_num_threads(), "step_s": seconds(kept)}
         report("features: step with the encoder / step from kept ones", ratio, "x", **facts)
-        report("features: making them", once / len(source), "s/picture")
-        report("features: bytes of a picture", (out / "features.npy").stat().st_size / len(source), "bytes")
+        report("features: making them", once / len(source), "s/image")
+        report("features: bytes of an image", (out / "features.npy").stat().st_size / len(source), "bytes")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@
 Times are those of the device, from event to event, the median of some calls after two that are thrown away;
 memory is what torch's allocator had in use at most, beyond the inputs. First the two ceilings of the machine:
 a product of matrices and a copy. Then
-  G1 to G3  losses of 2,048 pictures x 8 captions x 64 segments at width 512, forward and backward; beside it
+  G1 to G3  losses of 2,048 images x 8 captions x 64 segments at width 512, forward and backward; beside it
             the modules of `bench_pooled` at the largest batch that they can hold
-  G4        scores of pictures with texts, keys and values included
-  G8, G9    farthest points, SFCN and k-means for 2,048 pictures
+  G4        scores of images with texts, keys and values included
+  G8, G9    farthest points, SFCN and k-means for 2,048 images
   G11       100 candidates ranked anew for each of many queries, keys and values held
   steps     of CAFT with the encoders of the paper, in bfloat16; and what share of it is alignment
 `--share N` divides the batches by N, to try the program on a small device.
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import bench_caft, bench_pooled
-from benchmarks.bench_superpixels import drawn, pictures
+from benchmarks.bench_superpixels import drawn, images
 from benchmarks.harness import report
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels, folded
 from grainline.losses.text_conditioned import pooled_scores
@@ -33,7 +33,7 @@ from grainline.nn.superpixels import kmeans
 from grainline.training.step import Objective
 from grainline.types import Clock, Encoded, Images, Texts, to
 
-PICTURES = 2048
+IMAGES = 2048
 SIDE = 8192  # of the matrices whose product is the ceiling
 GPU = torch.device("cuda")
 """Entered where inputs are made, left where time is taken: inside, torch asks Python at every operation."""
@@ -88,7 +88,7 @@ def losses(number: int, repeats: int) -> None:
             torch.set_float32_matmul_precision(precision)
             found = cost(prepared("tiles", goal, number), repeats)
             gate = most.get(goal.name)
-            facts = {"pictures": number, "pairs_per_s": _pairs(goal, number) / found.ms * 1e3}
+            facts = {"images": number, "pairs_per_s": _pairs(goal, number) / found.ms * 1e3}
             report(f"{goal.name} B={number}, {word}: time", found.ms, "ms", at_most=gate, **facts)
             gate = 1536.0 if gate else None
             report(f"{goal.name} B={number}, {word}: memory", found.mib, "MiB", at_most=gate)
@@ -126,7 +126,7 @@ def against(goal: bench_pooled.Goal, number: int, word: str, repeats: int) -> No
 
 @torch.no_grad()
 def scores(number: int, repeats: int) -> None:
-    """G4: so many pictures against ten times as many texts."""
+    """G4: so many images against ten times as many texts."""
     with GPU:
         pool = bench_pooled.Batch(1, 8).pool
         segments = torch.randn(number, bench_pooled.SLOTS, bench_pooled.WIDTH)
@@ -157,33 +157,33 @@ def again(repeats: int) -> None:
 
 @torch.no_grad()
 def superpixels(number: int, repeats: int) -> None:
-    """G8 and G9, for so many pictures of 224 pixels."""
+    """G8 and G9, for so many images of 224 pixels."""
     x = torch.randn(number, 197, 768, device=GPU)
     found = cost(partial(farthest_points, x, None, 65), repeats)
-    report(f"G8 farthest points, {number} pictures", found.ms, "ms", at_most=1.5, mib=found.mib)
+    report(f"G8 farthest points, {number} images", found.ms, "ms", at_most=1.5, mib=found.mib)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         farthest_points(x, None, 65)
     found = cost(graph.replay, repeats)
-    report(f"G8 farthest points, {number} pictures, as a graph", found.ms, "ms", at_most=1.5)
-    pixels = pictures(64, 224).cuda().repeat(max(1, number // 64), 1, 1, 1)
+    report(f"G8 farthest points, {number} images, as a graph", found.ms, "ms", at_most=1.5)
+    pixels = images(64, 224).cuda().repeat(max(1, number // 64), 1, 1, 1)
     found = cost(lambda: kmeans(pixels, 16).label, repeats)
-    report(f"k-means, {len(pixels)} pictures", found.ms, "ms", mib=found.mib)
+    report(f"k-means, {len(pixels)} images", found.ms, "ms", mib=found.mib)
     ours = Superpixels(SuperpixelConfig(kind="sfcn", checkpoint="drawn"), 224)
     assert ours.network is not None
     ours.network.load_state_dict(folded(drawn(pixels[:64])).state_dict())
     network = ours.cuda()
     parts = pixels.split(256)
     found = cost(lambda: [network(part).label for part in parts], repeats)
-    report(f"G9 SFCN, {len(pixels)} pictures", found.ms, "ms", mib=found.mib)
+    report(f"G9 SFCN, {len(pixels)} images", found.ms, "ms", mib=found.mib)
 
 
 def steps(number: int, repeats: int) -> None:
-    """Whole steps of CAFT in bfloat16, and their encoders alone, of as many pictures as fit."""
+    """Whole steps of CAFT in bfloat16, and their encoders alone, of as many images as fit."""
     images, texts = to(bench_caft.images_of(number), GPU), to(bench_caft.texts_of(number), GPU)
     for negatives, heads, most in bench_caft.WAYS:
-        method = bench_caft.made("B", f"negatives={negatives}", f"heads={heads}").cuda()
-        name = f"CAFT B, {number} pictures, {negatives}, {heads} heads"
+        method = bench_caft.step("B", f"negatives={negatives}", f"heads={heads}").cuda()
+        name = f"CAFT B, {number} images, {negatives}, {heads} heads"
         try:
             both = cost(partial(_encoders, method, images, texts), repeats)
             whole = cost(partial(_step, method, images, texts), repeats)
@@ -193,7 +193,7 @@ def steps(number: int, repeats: int) -> None:
             steps(number // 2, repeats)
             return
         report(f"{name}: step", whole.ms, "ms", mib=whole.mib)
-        report(f"{name}: pictures", number / whole.ms * 1e3, "img/s")
+        report(f"{name}: images", number / whole.ms * 1e3, "img/s")
         share = 100 * (whole.ms - both.ms) / both.ms
         report(f"{name}: what the losses add to the encoders", share, "%", at_most=most)
         del method
@@ -224,7 +224,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("# no CUDA device: nothing is measured")
         return
-    number = PICTURES // args.share
+    number = IMAGES // args.share
     for part in (ceilings, again):
         part(args.repeats)
     losses(number, args.repeats)

@@ -30,7 +30,7 @@ class Sizes(NamedTuple):
     width: int
     depth: int
     length: int  # of every text in tokens
-    side: int  # of the pictures in pixels
+    side: int  # of the images in pixels
 
 
 def build(sizes: Sizes) -> tuple[CLIP, Images, Texts]:

@@ -1,7 +1,7 @@
-"""Loading pictures: our way from JPEG bytes to uint8 pixels against a plain one, on one core.
+"""Loading images: our way from JPEG bytes to uint8 pixels against a plain one, on one core.
 
 The plain loader decodes in full, crops and resizes with Pillow and turns the pixels into float in 0..1. Both
-take the same random crops, so only the way differs. The pictures are made here.
+take the same random crops, so only the way differs. The images are made here.
 
     python -m benchmarks.bench_loading [--repeats 7] [--files 24]
 """
@@ -73,7 +73,7 @@ def main() -> None:
         speed = len(data) / min(seconds(partial(load_ours, data)) for _ in range(3))
         shape = f"{width}x{height}"
         report(f"loading: {shape} to {SIZE} px, time of plain / ours", ratio, "x", at_least=1.0)
-        report(f"loading: {shape} to {SIZE} px, one core", speed, "pictures/s")
+        report(f"loading: {shape} to {SIZE} px, one core", speed, "images/s")
 
 
 if __name__ == "__main__":

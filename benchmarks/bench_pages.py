@@ -24,21 +24,23 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import Ratio, interval, keep_pages, report
-from grainline.index import segment as segments_module
+from grainline.index import store as segments_module
 from grainline.index.candidates import Exact
-from grainline.index.segment import (
-    ASIDES,
-    NULL,
-    SPANNED,
+from grainline.index.store import (
+    NULL_SENTENCES,
+    NULL_SPANS,
+    NULL_TEXTS,
+    SEGMENTS,
     TOKENS,
     VECTORS,
+    Column,
+    Part,
     Row,
     Segment,
     open_segment,
     take,
     write_segment,
 )
-from grainline.index.store import SEGMENTS, Column, Part
 from grainline.index.writer import CHUNK
 
 WIDTH, TEXTS, LENGTH, BACKGROUND, CANDIDATES, K = 512, 1_000, 49, 256, 200, 10
@@ -52,9 +54,9 @@ def written(folder: Path, images: int) -> list[tuple[Path, Part]]:
         vectors = rng.standard_normal((len(rows), WIDTH), np.float32)
         arrays = {
             VECTORS: vectors / np.linalg.norm(vectors, axis=1, keepdims=True),
-            NULL: rng.standard_normal((len(rows), TEXTS), np.float32).astype(np.float16),
-            ASIDES: rng.standard_normal((len(rows), TEXTS), np.float32).astype(np.float16),
-            SPANNED: rng.standard_normal((len(rows), TEXTS), np.float32).astype(np.float16),
+            NULL_TEXTS: rng.standard_normal((len(rows), TEXTS), np.float32).astype(np.float16),
+            NULL_SENTENCES: rng.standard_normal((len(rows), TEXTS), np.float32).astype(np.float16),
+            NULL_SPANS: rng.standard_normal((len(rows), TEXTS), np.float32).astype(np.float16),
             TOKENS: rng.standard_normal((len(rows), LENGTH, WIDTH), np.float32).astype(np.float16),
         }
         target = folder / SEGMENTS / f"{number:08d}"
@@ -74,9 +76,9 @@ def search(segments: Sequence[Segment]) -> None:
     scan = Exact([one.arrays[VECTORS].whole() for one in segments], [one.live for one in segments], low=False)
     scan.top(query / np.linalg.norm(query), K)
     for one in segments:
-        for name in (NULL, SPANNED):
+        for name in (NULL_TEXTS, NULL_SPANS):
             one.arrays[name][one.live].max(0)
-    take(segments, ASIDES, where[rng.permutation(len(where))[:BACKGROUND]])
+    take(segments, NULL_SENTENCES, where[rng.permutation(len(where))[:BACKGROUND]])
     take(segments, TOKENS, where[rng.permutation(len(where))[:CANDIDATES]])
 
 

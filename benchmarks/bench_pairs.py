@@ -4,7 +4,7 @@
 
 The other side is the loss as the code of its authors forms it: a matrix of logits for each direction, one of
 weights, and the losses of torch over them. "whole" is ours over one matrix. Rows are 36 texts for each of
-N / 36 pictures, at width 512; every side is one forward and backward pass. Gates: G5 of the performance goals
+N / 36 images, at width 512; every side is one forward and backward pass. Gates: G5 of the performance goals
 and the growth of time with N squared and of memory with N, as slopes of a log-log fit.
 """
 
@@ -19,14 +19,14 @@ from torch import Tensor
 
 from benchmarks.harness import fresh_peak, keep_pages, paired, report, seconds
 from grainline.losses.beta_cal import Beta, beta_bce, beta_ce_both, dense_beta_bce, dense_beta_ce, slot_keys
-from grainline.losses.tiled.pair_mask import Keys
+from grainline.losses.tiled.pair_mask import RowIds
 
 SLOTS, WIDTH, SCALE, BETA = 36, 512, 14.3, 0.5
 GATES = {"ce": 1.6, "bce": 2.4}  # at 2,304 rows
 WEIGHTS = Beta(BETA)
 
 
-def inputs(number: int) -> tuple[Tensor, Tensor, Keys]:
+def inputs(number: int) -> tuple[Tensor, Tensor, RowIds]:
     """Two sides that agree about as far as trained ones do."""
     v = torch.randn(number, WIDTH)
     t = v + torch.randn(number, WIDTH)
@@ -35,30 +35,30 @@ def inputs(number: int) -> tuple[Tensor, Tensor, Keys]:
     return F.normalize(v, dim=1).requires_grad_(), F.normalize(t, dim=1).requires_grad_(), keys
 
 
-def tiles_ce(v: Tensor, t: Tensor, keys: Keys) -> Tensor:
+def tiles_ce(v: Tensor, t: Tensor, keys: RowIds) -> Tensor:
     return (
         sum((mean.total / mean.number for mean in beta_ce_both(SCALE * v, t, keys, WEIGHTS)), v.new_zeros(()))
         / 2
     )
 
 
-def tiles_bce(v: Tensor, t: Tensor, keys: Keys) -> Tensor:
+def tiles_bce(v: Tensor, t: Tensor, keys: RowIds) -> Tensor:
     mean = beta_bce(SCALE * v, t, keys, keys, WEIGHTS, "pairs")
     return mean.total / mean.number
 
 
-def whole_ce(v: Tensor, t: Tensor, keys: Keys) -> Tensor:
+def whole_ce(v: Tensor, t: Tensor, keys: RowIds) -> Tensor:
     logits = SCALE * v @ t.T
     means = [dense_beta_ce(x, keys, keys, WEIGHTS) for x in (logits, logits.T)]
     return sum((mean.total / mean.number for mean in means), v.new_zeros(())) / 2
 
 
-def whole_bce(v: Tensor, t: Tensor, keys: Keys) -> Tensor:
+def whole_bce(v: Tensor, t: Tensor, keys: RowIds) -> Tensor:
     mean = dense_beta_bce(SCALE * v @ t.T, keys, keys, WEIGHTS, "pairs")
     return mean.total / mean.number
 
 
-def authors_ce(v: Tensor, t: Tensor, keys: Keys) -> Tensor:
+def authors_ce(v: Tensor, t: Tensor, keys: RowIds) -> Tensor:
     same = keys.image[:, None] == keys.image
     weight = torch.where(same, BETA, 0.0).fill_diagonal_(1.0)
     weight = weight / weight.sum(1, keepdim=True)
@@ -66,7 +66,7 @@ def authors_ce(v: Tensor, t: Tensor, keys: Keys) -> Tensor:
     return sum((F.cross_entropy(logits, weight) for logits in both), v.new_zeros(())) / 2
 
 
-def authors_bce(v: Tensor, t: Tensor, keys: Keys) -> Tensor:
+def authors_bce(v: Tensor, t: Tensor, keys: RowIds) -> Tensor:
     same = keys.image[:, None] == keys.image
     weight = torch.where(same, BETA, 1.0).fill_diagonal_(1.0)
     both = SCALE * v @ t.T, SCALE * t @ v.T
@@ -74,7 +74,7 @@ def authors_bce(v: Tensor, t: Tensor, keys: Keys) -> Tensor:
     return (losses[0] + losses[1]) / 2
 
 
-WAYS: dict[str, Callable[[Tensor, Tensor, Keys], Tensor]] = {
+WAYS: dict[str, Callable[[Tensor, Tensor, RowIds], Tensor]] = {
     "tiles ce": tiles_ce,
     "tiles bce": tiles_bce,
     "whole ce": whole_ce,
@@ -92,7 +92,7 @@ def prepared(way: str, number: int) -> Callable[[], None]:
     return partial(_once, way, v, t, keys)
 
 
-def _once(way: str, v: Tensor, t: Tensor, keys: Keys) -> None:
+def _once(way: str, v: Tensor, t: Tensor, keys: RowIds) -> None:
     torch.autograd.grad(WAYS[way](v, t, keys), (v, t))
 
 

@@ -95,7 +95,7 @@ def in_scenes(provider: Provider, number: int) -> tuple[np.ndarray, np.ndarray]:
     source = Scenes(f"scenes:test?count={number}", 32)
     exact, heads = [], []
     for i in range(number):
-        told, things = source.told(i), source.scene(i).things
+        told, things = source.description(i), source.scene(i).things
         found = [phrase for phrase in provider.phrases(told.long) if phrase.kind == "noun"]
         spans = {(phrase.start, phrase.end) for phrase in found}
         true = {(mention.start, mention.end) for mention in told.mentions}
@@ -142,7 +142,7 @@ def interval(rows: np.ndarray, measure: Callable[[np.ndarray], np.ndarray]) -> s
 def speed(provider: Provider, number: int) -> str:
     """Sentences a second on one core."""
     source = Scenes(f"scenes:test?count={number}", 32)
-    texts = [source.told(i).long for i in range(number)]
+    texts = [source.description(i).long for i in range(number)]
     total = sum(len(sentences(text)) for text in texts)
     started = time.process_time()
     for text in texts:

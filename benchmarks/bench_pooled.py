@@ -1,12 +1,12 @@
-"""Pictures pooled by every text, in tiles, against a module that is called for every pair: time and memory.
+"""Images pooled by every text, in tiles, against a module that is called for every pair: time and memory.
 
     python -m benchmarks.bench_pooled [--repeats 7] [--small]
 
 The other side does as FLAIR does: what a text pools is made by calling the attention module on the texts
-expanded to every picture, so that each pair projects its text anew, and a tensor of pictures x texts x width
-is there, several times. For sampled negatives the texts of every picture are gathered first. Width 512, 64
-segments and 8 captions for each of B pictures; a side is one forward and backward pass, to pictures, texts
-and all parameters. Scores are those of 16 pictures with 4,096 texts, forward alone; a query that ranks anew
+expanded to every image, so that each pair projects its text anew, and a tensor of images x texts x width
+is there, several times. For sampled negatives the texts of every image are gathered first. Width 512, 64
+segments and 8 captions for each of B images; a side is one forward and backward pass, to images, texts
+and all parameters. Scores are those of 16 images with 4,096 texts, forward alone; a query that ranks anew
 has 4 parts and 100 candidates, whose keys and values are held. Gates: G1 to G4 and G11 of the performance
 goals, and the growth of time with B squared and of memory with B, as slopes of a log-log fit. `--small` takes
 sizes of seconds, at which no gate is set.
@@ -24,13 +24,13 @@ from torch import Tensor
 from benchmarks.bench_pairs import slope
 from benchmarks.harness import fresh_peak, keep_pages, paired, report, seconds
 from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores
-from grainline.losses.tiled.pair_mask import Blocks, Keys
-from grainline.losses.tiled.sampled_pairs import Lists
+from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
+from grainline.losses.tiled.sampled_pairs import SampledPairs
 from grainline.nn.pooling import ConditionedPool
 from grainline.types import Clock
 
 WIDTH, SLOTS, CAPTIONS = 512, 64, 8
-PICTURES, TEXTS = 16, 4096  # of scores
+IMAGES, TEXTS = 16, 4096  # of scores
 CANDIDATES, PARTS = 100, 4
 
 
@@ -53,7 +53,7 @@ GOALS = (
 
 
 class Batch:
-    """Pictures with their captions, which agree with one segment each, and what learns."""
+    """Images with their captions, which agree with one segment each, and what learns."""
 
     def __init__(self, number: int, heads: int) -> None:
         torch.manual_seed(0)
@@ -65,14 +65,14 @@ class Batch:
         self.bias = torch.tensor([-10.0]).requires_grad_()
         place = torch.arange(number * CAPTIONS)
         nothing = torch.zeros_like(place)
-        self.captions = Keys(place, place // CAPTIONS, nothing, place % CAPTIONS)
-        self.pictures = Keys(place[:number], place[:number], nothing[:number], nothing[:number])
+        self.captions = RowIds(place, place // CAPTIONS, nothing, place % CAPTIONS)
+        self.images = RowIds(place[:number], place[:number], nothing[:number], nothing[:number])
 
     def learnt(self) -> list[Tensor]:
         return [self.segments, self.texts, self.scale, self.bias, *self.pool.parameters()]
 
-    def pairs(self, negatives: Any) -> Blocks | Lists:
-        return part_pairs(self.pictures, self.captions, negatives, Clock())
+    def pairs(self, negatives: Any) -> PairMatrix | SampledPairs:
+        return part_pairs(self.images, self.captions, negatives, Clock())
 
 
 def tiles(batch: Batch, negatives: str) -> Tensor:
@@ -82,9 +82,9 @@ def tiles(batch: Batch, negatives: str) -> Tensor:
 
 
 def modules(batch: Batch, negatives: str) -> Tensor:
-    """FLAIR's way: the module on texts expanded to every picture; all captions, or those of the lists."""
+    """FLAIR's way: the module on texts expanded to every image; all captions, or those of the lists."""
     number, pairs = len(batch.segments), batch.pairs(negatives)
-    if isinstance(pairs, Lists):
+    if isinstance(pairs, SampledPairs):
         where = pairs.where()
         index = pairs.places
         asked = batch.texts[index.clamp(min=0)]  # [B, K + B, D]
@@ -155,7 +155,7 @@ def differences(heads: int, negatives: str) -> tuple[float, float]:
 def losses(goal: Goal, number: int, gated: bool, repeats: int) -> None:
     """Time and memory of a loss against the modules."""
     arguments = goal.negatives, number, goal.heads
-    facts = {"pictures": number, "heads": goal.heads, "threads": torch.get_num_threads()}
+    facts = {"images": number, "heads": goal.heads, "threads": torch.get_num_threads()}
     for what, value in zip(("loss", "gradient"), differences(goal.heads, goal.negatives), strict=True):
         report(f"{goal.name}: relative difference of the {what}", value, "", at_most=1e-10, heads=goal.heads)
     ratio = paired(prepared("tiles", *arguments), prepared("modules", *arguments), repeats)
@@ -167,7 +167,7 @@ def losses(goal: Goal, number: int, gated: bool, repeats: int) -> None:
 
 
 def growth(goal: Goal, sizes: list[int], repeats: int) -> None:
-    """How time and memory of the tiles grow with the number of pictures."""
+    """How time and memory of the tiles grow with the number of images."""
     calls = [prepared("tiles", goal.negatives, number, goal.heads) for number in sizes]
     times = [min(seconds(call) for _ in range(repeats)) for call in calls]
     peaks = [
@@ -180,10 +180,10 @@ def growth(goal: Goal, sizes: list[int], repeats: int) -> None:
 
 
 @torch.no_grad()
-def scores(pictures: int, number: int, gated: bool, repeats: int) -> None:
-    """All scores, keys and values included; FLAIR calls its module for one picture at a time."""
+def scores(images: int, number: int, gated: bool, repeats: int) -> None:
+    """All scores, keys and values included; FLAIR calls its module for one image at a time."""
     pool = Batch(1, 8).pool
-    segments, texts = torch.randn(pictures, SLOTS, WIDTH), torch.randn(number, WIDTH)
+    segments, texts = torch.randn(images, SLOTS, WIDTH), torch.randn(number, WIDTH)
 
     def module() -> Tensor:
         unit = F.normalize(texts, dim=-1)
@@ -201,7 +201,7 @@ def scores(pictures: int, number: int, gated: bool, repeats: int) -> None:
             f"G4 scores{name}: largest difference", float((call() - expected).abs().max()), "", at_most=most
         )
         ratio, least = paired(call, module, repeats), faster if gated else None
-        facts = {"pictures": pictures, "texts": number, "pairs_per_s": pictures * number / seconds(call)}
+        facts = {"images": images, "texts": number, "pairs_per_s": images * number / seconds(call)}
         report(f"G4 scores{name}: time modules / tiles", ratio, "x", at_least=least, **facts)
 
 
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--small", action="store_true", help="sizes of seconds, at which no gate is set")
     args = parser.parse_args()
-    scores(4 if args.small else PICTURES, 512 if args.small else TEXTS, not args.small, args.repeats)
+    scores(4 if args.small else IMAGES, 512 if args.small else TEXTS, not args.small, args.repeats)
     again(not args.small, args.repeats)
     for goal in GOALS:
         number = goal.number // 8 if args.small else goal.number

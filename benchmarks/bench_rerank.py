@@ -3,10 +3,10 @@
 A query in 4 parts scores 100 candidates of 64 segments at width 512, in 8 heads, as CAFT++ does. Ours reads
 keys and values from the index; the other side is an index of the segments themselves, which every query
 projects again. Both read float16 from the file cache. `search` is a whole search without sentences, which
-encodes the text and scores up to 256 pictures of the background as well. Weights are random: speed does not
+encodes the text and scores up to 256 images of the background as well. Weights are random: speed does not
 depend on them.
 
-    python -m benchmarks.bench_rerank [--pictures 300] [--repeats 7]
+    python -m benchmarks.bench_rerank [--images 300] [--repeats 7]
 """
 
 import argparse
@@ -27,7 +27,7 @@ from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.index.results import Options
 from grainline.index.search import Index, open_index
 from grainline.index.sync import build
-from grainline.methods import METHODS
+from grainline.methods import method_class
 from grainline.methods.base import Method
 from grainline.model import Model
 from grainline.types import Encoded
@@ -43,17 +43,17 @@ SETTINGS = {
 }
 
 
-def made(folder: Path, model: Model, pictures: int) -> Index:
-    """An index of pictures of noise."""
+def made(folder: Path, model: Model, images: int) -> Index:
+    """An index of images of noise."""
     root = folder / "photos"
     root.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
-    for i in range(pictures):
+    for i in range(images):
         Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(root / f"{i:04}.png")
     null = folder / "null.txt"
     null.write_text("\n".join(texts(24)))
     out = folder / f"index {len(list(folder.glob('index*')))}"
-    build(root, out, model=model, null=str(null))
+    build(root, out, model=model, calibration_texts=str(null))
     return open_index(out, model)
 
 
@@ -67,21 +67,21 @@ def rerank(index: Index, query: Encoded) -> np.ndarray:
     return next(index._scored(query, K, Options(shortlist=CANDIDATES)))[1]
 
 
-def measure(folder: Path, pictures: int, repeats: int) -> None:
+def measure(folder: Path, images: int, repeats: int) -> None:
     torch.manual_seed(0)
     said = texts(300)
-    description = Description("caft", parse(METHODS["caft"][1], SETTINGS, "benchmark"))
+    description = Description("caft", parse(method_class("caft").config_class, SETTINGS, "benchmark"))
     model = Model(description, build_method(description), Tokenizer.train(said, vocab=1024))
-    ours = made(folder, model, pictures)
-    own = type(model.method).held
-    type(model.method).held = Method.held  # type: ignore[method-assign]
+    ours = made(folder, model, images)
+    own = type(model.method).precompute
+    type(model.method).precompute = Method.precompute  # type: ignore[method-assign]
     try:
-        other = made(folder, model, pictures)
+        other = made(folder, model, images)
     finally:
-        type(model.method).held = own  # type: ignore[method-assign]
+        type(model.method).precompute = own  # type: ignore[method-assign]
     query = model.encode(texts=said[:1])
     calls = [partial(rerank, index, query) for index in (ours, other)]
-    facts = {"pictures": pictures, "candidates": CANDIDATES, "threads": torch.get_num_threads()}
+    facts = {"images": images, "candidates": CANDIDATES, "threads": torch.get_num_threads()}
     difference = float(np.abs(calls[0]() - calls[1]()).max())
     report("G11 from the files: largest difference of a score", difference, "", at_most=5e-3)
     report("G11 from the files: time segments / keys and values", paired(*calls, repeats), "x",
@@ -95,11 +95,11 @@ def measure(folder: Path, pictures: int, repeats: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--pictures", type=int, default=300)
+    parser.add_argument("--images", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        measure(Path(folder), args.pictures, args.repeats)
+        measure(Path(folder), args.images, args.repeats)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How many scenes one core draws and describes, against what training on them takes.
 
-A record is a picture with its captions and six foils; a sample is a record as training reads it: cropped, one
+A record is an image with its captions and six foils; a sample is a record as training reads it: cropped, one
 caption and one foil cut to a subset of their sentences and encoded. Consumption is that of the demo's method
 in a bare training step on all threads of torch. Drawing has to be 1.5 times as fast, or training waits.
 
@@ -60,7 +60,7 @@ def samples(size: int) -> TrainSet:
 
 
 def speed(reader: Reader, repeats: int) -> float:
-    """Pictures a second, the best of several blocks: what others do to the machine only slows it down."""
+    """Images a second, the best of several blocks: what others do to the machine only slows it down."""
     reader.read()  # sprites are drawn once and kept
     return reader.number / min(seconds(reader.read) for _ in range(repeats))
 
@@ -73,11 +73,11 @@ def main() -> None:
     args = parser.parse_args()
     for size in (64, 224):
         reader = Reader(Scenes("scenes:train?count=50000", size=size), args.number)
-        report(f"scenes: records of {size} px a second, one core", speed(reader, args.repeats), "pictures/s")
+        report(f"scenes: records of {size} px a second, one core", speed(reader, args.repeats), "images/s")
     recipe = read_recipe(RECIPE, [])
     data = samples(64)
     sampler = Sampler(data, args.number)
-    report("scenes: training samples of 64 px a second, one core", speed(sampler, args.repeats), "pictures/s")
+    report("scenes: training samples of 64 px a second, one core", speed(sampler, args.repeats), "images/s")
     description = recipe.description
     objective = Objective(build(description).train(), dtype_of("auto", torch.device("cpu")))
     batch = collate([data[Draw(i, 0, i)] for i in range(args.batch)])
@@ -87,7 +87,7 @@ def main() -> None:
 
     sampler.number = args.batch
     ratio = paired(sampler.read, step, args.repeats)
-    report("scenes: pictures drawn by a core while training uses one", ratio, "x", at_least=1.5)
+    report("scenes: images drawn by a core while training uses one", ratio, "x", at_least=1.5)
 
 
 if __name__ == "__main__":

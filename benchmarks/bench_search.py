@@ -20,10 +20,9 @@ import numpy as np
 
 from benchmarks.harness import interval, keep_pages, paired, report, seconds
 from grainline.index import inverted
-from grainline.index.candidates import Exact, Near, native_bf16
-from grainline.index.inverted import Inverted, keep, nearest
-from grainline.index.segment import VECTORS, Row, Segment, open_segment, write_segment
-from grainline.index.store import SEGMENTS
+from grainline.index.candidates import Candidates, Exact, native_bf16
+from grainline.index.inverted import Inverted, open_candidates, update_inverted
+from grainline.index.store import SEGMENTS, VECTORS, Row, Segment, open_segment, write_segment
 
 K = 10
 SPREAD = 0.7  # length of what a vector has beside its centre, whose length is 1
@@ -47,9 +46,9 @@ class Flat:
         self.index = faiss.IndexFlatIP(vectors.shape[1])
         self.index.add(vectors)
 
-    def top(self, queries: np.ndarray, k: int) -> Near:
+    def top(self, queries: np.ndarray, k: int) -> Candidates:
         score, row = self.index.search(queries, k)
-        return Near(row, score)
+        return Candidates(row, score)
 
 
 def make(number: int, width: int, queries: int) -> Data:
@@ -83,9 +82,13 @@ def measure(data: Data, repeats: int) -> None:
     del flat, ways["FAISS Flat"]
     with tempfile.TemporaryDirectory() as folder:
         segments = [_segment(Path(folder), data.vectors)]
-        report(f"{size}, inverted file: made in", seconds(lambda: keep(Path(folder), segments)), "s")
-        report(f"{size}, inverted file: opened in", seconds(lambda: nearest(Path(folder), segments)), "s")
-        found = nearest(Path(folder), segments)
+        report(
+            f"{size}, inverted file: made in", seconds(lambda: update_inverted(Path(folder), segments)), "s"
+        )
+        report(
+            f"{size}, inverted file: opened in", seconds(lambda: open_candidates(Path(folder), segments)), "s"
+        )
+        found = open_candidates(Path(folder), segments)
         assert isinstance(found, Inverted)
         probes, lists = found.how.nprobe, found.index.nlist
         _speed(f"{size}, {probes} of {lists} lists", found, data, true, repeats)

@@ -3,9 +3,9 @@
     python -m benchmarks.bench_seps [--repeats 7] [--small]
 
 The other side does as the code of LAPS and the release of SEPS do. For each caption in turn: the patches of
-all pictures are sorted by their scores, those that stay and those that do not are gathered, what stays passes
+all images are sorted by their scores, those that stay and those that do not are gathered, what stays passes
 the network of the slots and a softmax; and so once more by the description. The gates are about that, though
-the description of a picture knows no caption: a loop that makes its branch once stands beside it. Then
+the description of an image knows no caption: a loop that makes its branch once stands beside it. Then
 cosines with the true words of the caption, maxima and means; the networks of the best finds are left out. In
 training the graph of all pairs is kept; both sides then take the hardest negatives, to which the gates
 belong, or all of them, as in the first epochs. Width 512, 196 patches of which half stay as 39 tokens,
@@ -31,25 +31,25 @@ from grainline.losses.triplet import triplet
 from grainline.methods.patch_selection.scoring import score as score_in_tiles
 from grainline.methods.patch_selection.selector import Selector
 from grainline.methods.patch_selection.training import graded, summary
-from grainline.methods.patch_selection.types import Choice
-from grainline.methods.shared import Rule, both_triplets
+from grainline.methods.patch_selection.types import SelectionConfig
+from grainline.methods.shared import TripletSchedule, both_triplets
 from grainline.nn.pooling import unit
 from grainline.nn.selection import stretched
 from grainline.types import Encoded, Pair
 
 WIDTH, PATCHES, SHORT, LONG = 512, 196, 8, 20
-PICTURES, TEXTS, BATCH = 64, 160, 32
+IMAGES, TEXTS, BATCH = 64, 160, 32
 MARGIN = 0.2
 
 
 class Batch:
-    """Pictures with class token and description, texts, the scores of both, and what learns."""
+    """Images with class token and description, texts, the scores of both, and what learns."""
 
-    def __init__(self, pictures: int, texts: int) -> None:
+    def __init__(self, images: int, texts: int) -> None:
         torch.manual_seed(0)
-        choice = Choice(keep=0.5, aggregate=0.4, beta=0.4, branches="both")
+        choice = SelectionConfig(keep_ratio=0.5, aggregation_ratio=0.4, beta=0.4, branches="both")
         self.selector = Selector(choice, WIDTH, PATCHES)
-        tokens = torch.randn(pictures, PATCHES + 2, WIDTH)
+        tokens = torch.randn(images, PATCHES + 2, WIDTH)
         tokens[:, -1] = unit(tokens[:, -1])
         length = torch.randint(SHORT, LONG + 1, (texts,))
         self.tokens = tokens.requires_grad_()
@@ -137,7 +137,7 @@ def looped_loss(batch: Batch, hardest: bool = True, once: bool = False) -> Tenso
 def tiled_loss(batch: Batch, hardest: bool = True) -> Tensor:
     pair = Pair(batch.images(), batch.texts())
     way = graded(batch.selector, batch.selector.top)
-    terms = both_triplets(way, pair, pair, Rule(MARGIN, hardest, 1.0), 1.0)
+    terms = both_triplets(way, pair, pair, TripletSchedule(MARGIN, hardest, 1.0), 1.0)
     return torch.stack([term.mean.total / term.mean.number for term in terms.values()]).sum()
 
 
@@ -177,9 +177,9 @@ def processor(a: Callable[[], object], b: Callable[[], object], repeats: int) ->
     return interval(ratios)
 
 
-def scores(pictures: int, texts: int, gated: bool, repeats: int, ratio_of: Callable[..., Ratio]) -> None:
-    """All scores, whatever pictures say by themselves included."""
-    batch = Batch(pictures, texts)
+def scores(images: int, texts: int, gated: bool, repeats: int, ratio_of: Callable[..., Ratio]) -> None:
+    """All scores, whatever images say by themselves included."""
+    batch = Batch(images, texts)
     with torch.no_grad():
         exact = batch.double()
         report("G7 scores: largest difference, float64", _apart(exact).amax().item(), "", at_most=1e-11)
@@ -187,14 +187,14 @@ def scores(pictures: int, texts: int, gated: bool, repeats: int, ratio_of: Calla
         report("scores in float32: pairs of which another patch stays", int((found > 1e-5).sum()), "")
         report("scores in float32: largest difference of the others", found[found <= 1e-5].max().item(), "")
         ratio = ratio_of(partial(tiled, batch), partial(looped, batch), repeats)
-    facts = {"pictures": pictures, "texts": texts, "threads": torch.get_num_threads()}
+    facts = {"images": images, "texts": texts, "threads": torch.get_num_threads()}
     report("G7 scores: time loop / tiles", ratio, "x", at_least=9.0 if gated else None, **facts)
     with torch.no_grad():
         ratio = ratio_of(partial(tiled, batch), partial(looped, batch, once=True), repeats)
     report("scores: time loop that makes the description's branch once / tiles", ratio, "x", **facts)
     sizes = [texts, 2 * texts, 4 * texts]
-    times = [_median_time(partial(tiled, Batch(pictures // 4, size))) for size in sizes]
-    power = slope([pictures // 4 * size for size in sizes], times)
+    times = [_median_time(partial(tiled, Batch(images // 4, size))) for size in sizes]
+    power = slope([images // 4 * size for size in sizes], times)
     report("G7 scores: time grows with pairs to the power", power, "", at_most=1.15, times=times)
 
 
@@ -262,7 +262,7 @@ def main() -> None:
     parser.add_argument("--processor", action="store_true", help="the processor's time, not the clock's")
     args = parser.parse_args()
     share, ratio_of = 4 if args.small else 1, processor if args.processor else paired
-    scores(PICTURES // share, TEXTS // share, not args.small, args.repeats, ratio_of)
+    scores(IMAGES // share, TEXTS // share, not args.small, args.repeats, ratio_of)
     training(BATCH // share, not args.small, args.repeats, ratio_of)
 
 

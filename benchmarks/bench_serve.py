@@ -4,7 +4,7 @@ The model is that of recipe maxsim/scenes with fresh weights, since speed does n
 --index names another index. Every request is a text of another scene. Clients are threads of this process and
 share the machine with the server.
 
-    python -m benchmarks.bench_serve [--seconds 60] [--clients 32] [--pictures 2000] [--index INDEX]
+    python -m benchmarks.bench_serve [--seconds 60] [--clients 32] [--images 2000] [--index INDEX]
 """
 
 import argparse
@@ -49,7 +49,7 @@ class Load(NamedTuple):
         return len(self.times) / self.wall
 
 
-def prepared(folder: Path, pictures: int) -> Path:
+def prepared(folder: Path, images: int) -> Path:
     """An index of drawn scenes."""
     recipe = read_recipe("maxsim/scenes", [])
     torch.manual_seed(0)
@@ -62,11 +62,11 @@ def prepared(folder: Path, pictures: int) -> Path:
     write_description(folder / "model", description)
     tokenizer.save(folder / "model")
     save_weights(folder / "model" / "model.safetensors", model.method)
-    (folder / "pictures").mkdir()
-    for record in records(f"scenes:dev?count={pictures}&size={model.method.size}"):
+    (folder / "images").mkdir()
+    for record in records(f"scenes:dev?count={images}&size={model.method.size}"):
         assert not isinstance(record.image, bytes)
-        record.image.save(folder / "pictures" / f"{record.key}.png")
-    build(folder / "pictures", folder / "index", model=str(folder / "model"))
+        record.image.save(folder / "images" / f"{record.key}.png")
+    build(folder / "images", folder / "index", model=str(folder / "model"))
     return folder / "index"
 
 
@@ -107,12 +107,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--pictures", type=int, default=2000)
+    parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--index", type=Path)
     args = parser.parse_args()
     bodies = [json.dumps({"text": record.whole, "k": 12}).encode() for record in records(QUERIES)]
     with tempfile.TemporaryDirectory() as folder:
-        index = args.index or prepared(Path(folder), args.pictures)
+        index = args.index or prepared(Path(folder), args.images)
         command = [sys.executable, "-m", "grainline", "serve", str(index), "--port", "0"]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from benchmarks.harness import keep_pages, paired, report
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.training.optim import OptimizerConfig, build_optimizer
-from grainline.training.parallel import clip, dtype_of, replicated, shard
+from grainline.training.parallel import clip_grad_norm, data_parallel, dtype_of, shard
 from grainline.training.step import Objective
 from grainline.types import Clock, Images, Texts
 
@@ -86,14 +86,14 @@ def training(
     if sharded:
         shard(objective, device)
     optimizer = build_optimizer(method, OptimizerConfig())
-    objective = objective if sharded else replicated(objective, device)
+    objective = objective if sharded else data_parallel(objective, device)
     images, texts = batch(args, device)
 
     def run() -> None:
         for _ in range(args.steps):
             optimizer.zero_grad(set_to_none=True)
             objective(images, texts, Clock()).total.backward()
-            clip(method.parameters(), 1.0)
+            clip_grad_norm(method.parameters(), 1.0)
             optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -113,7 +113,7 @@ def local_bytes(x: Tensor) -> int:
 
 
 def batch(args: argparse.Namespace, device: torch.device) -> tuple[Images, Texts]:
-    """This process's half: pictures of noise, and texts of full length."""
+    """This process's half: images of noise, and texts of full length."""
     number = torch.arange(args.batch // 2, device=device) + dist.get_rank() * (args.batch // 2)
     pixels = torch.rand(len(number), 3, args.size, args.size, device=device)
     ids = torch.randint(3, 8000, (len(number), 1, CONTEXT), device=device)

@@ -29,11 +29,11 @@ from grainline.data.texts import TextsConfig
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.training.config import TrainConfig
 from grainline.training.log import Log
 from grainline.training.loop import Run, _Training
 from grainline.training.optim import train_mode
 from grainline.training.parallel import dtype_of
+from grainline.training.recipe import TrainConfig
 from grainline.types import to
 
 GATE = 1.05
@@ -67,7 +67,7 @@ class Photographs:
 
 
 def training(args: argparse.Namespace, out: Path, device: torch.device) -> _Training:
-    """The loop, ready to step: the class behind `grainline.training.loop.train`, because steps are timed."""
+    """The loop, ready to step: the class behind `training.loop.train_loop`, because steps are timed."""
     source = Photographs(max(512, args.batch))
     tokenizer = Tokenizer.train(source.captions, 4096)
     config = {
@@ -78,9 +78,9 @@ def training(args: argparse.Namespace, out: Path, device: torch.device) -> _Trai
     method = CLIP(CLIPConfig.model_validate(config))
     data = TrainSet(source, tokenizer, TrainTransform(args.size), TextsConfig(), context=CONTEXT, seed=0)
     every = {"log_every": args.steps, "save_every": NEVER}
-    cfg = TrainConfig.model_validate({"steps": NEVER, "batch": args.batch} | every)
+    cfg = TrainConfig.model_validate({"max_steps": NEVER, "global_batch_size": args.batch} | every)
     loop = _Training(Run(out, method, data, cfg, 1, 0.02, None), device)
-    loop.log = Log(out, cfg.log, cfg.steps, console=Console(file=io.StringIO()))
+    loop.log = Log(out, cfg.log, cfg.max_steps, console=Console(file=io.StringIO()))
     train_mode(loop.method)
     return loop
 
@@ -142,7 +142,7 @@ def main() -> None:
             ratio = paired(reference, loop_steps, args.repeats)
             report(f"step: loop / bare, {name}", ratio, "x", at_most=GATE, **facts)
         speed = args.steps * args.batch / seconds(loop_steps)
-        report("step: the loop with the live loader", speed, "pictures/s", **facts)
+        report("step: the loop with the live loader", speed, "images/s", **facts)
         assert loop.log is not None
         loop.log.close()
 

@@ -30,16 +30,16 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    pixels = pictures(args.batch, 224).to(device)
+    pixels = images(args.batch, 224).to(device)
     facts = {"device": device.type, "threads": args.threads, "batch": args.batch}
     with torch.no_grad():
         network(pixels, args.repeats, facts)
         for size, cell in ((224, 16), (64, 8)):
-            local(pictures(args.batch, size).to(device), cell, args.repeats, facts)
+            local(images(args.batch, size).to(device), cell, args.repeats, facts)
         pooling(pixels, args.repeats, facts)
 
 
-def pictures(number: int, size: int) -> Tensor:
+def images(number: int, size: int) -> Tensor:
     """Flat patches under noise: [N, 3, S, S] uint8"""
     flat = nn.functional.interpolate(torch.rand(number, 3, 9, 9), size)
     return ((flat + 0.03 * torch.randn(number, 3, size, size)).clamp(0, 1) * 255).to(torch.uint8)
@@ -67,7 +67,7 @@ def network(pixels: Tensor, repeats: int, facts: dict[str, object]) -> None:
 
 
 def drawn(pixels: Tensor) -> SFCN:
-    """The published network with weights at random; its normalisations have seen these pictures."""
+    """The published network with weights at random; its normalisations have seen these images."""
     made = SFCN(norm=True).to(pixels.device)
     for x in made.parameters():
         if x.dim() > 1:
@@ -78,23 +78,23 @@ def drawn(pixels: Tensor) -> SFCN:
 
 
 def local(pixels: Tensor, cell: int, repeats: int, facts: dict[str, object]) -> None:
-    """Milliseconds a picture of k-means."""
+    """Milliseconds an image of k-means."""
     call = timed(lambda: kmeans(pixels, cell).label, len(pixels))
     taken = interval([call() for _ in range(repeats)])
-    report(f"kmeans: {pixels.shape[-1]} pixels, cells of {cell}", taken, "ms/picture", **facts)
+    report(f"kmeans: {pixels.shape[-1]} pixels, cells of {cell}", taken, "ms/image", **facts)
 
 
 def pooling(pixels: Tensor, repeats: int, facts: dict[str, object]) -> None:
-    """Milliseconds a picture of the mean over superpixels, of 768 channels at a stride of 8."""
+    """Milliseconds an image of the mean over superpixels, of 768 channels at a stride of 8."""
     weight = one_hot(kmeans(pixels, 16, steps=2).label, 16)
     features = torch.randn(len(pixels), 768, 28, 28, device=pixels.device)
     call = timed(lambda: pool_cells(features, weight, 16).tokens, len(pixels))
     taken = interval([call() for _ in range(repeats)])
-    report("pooling: 768 channels, 28 x 28 to 196 superpixels", taken, "ms/picture", **facts)
+    report("pooling: 768 channels, 28 x 28 to 196 superpixels", taken, "ms/image", **facts)
 
 
 def timed(call: Callable[[], Tensor], number: int) -> Callable[[], float]:
-    """Milliseconds for each of so many pictures; the first call is not among them."""
+    """Milliseconds for each of so many images; the first call is not among them."""
     wait(call())
     return lambda: 1000 * seconds(lambda: wait(call())) / number
 

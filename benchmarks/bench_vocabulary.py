@@ -3,7 +3,8 @@
     python -m benchmarks.bench_vocabulary [--repeats 7] [--small]
 
 The plain way is F.cross_entropy on the product of the tokens with the table. The tile engine of the losses
-over pairs (`pair_loss` with `Normalised`) is a third way: it computes the products of a tile once more in the
+over pairs (`pair_loss` with `SoftmaxLoss`) is a third way: it computes the products of a tile once more in
+the
 backward pass. A call is one forward and backward pass, to tokens and table, at 1,024 x 49,408 x 128. Gates:
 G10 of the performance goals, time >= 0.9x and memory <= 1/10 of the plain way. `--small` takes a vocabulary
 of 4,096, at which no gate is set.
@@ -18,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import fresh_peak, keep_pages, paired, report
-from grainline.losses.tiled.pair_loss import Normalised, pair_loss
-from grainline.losses.tiled.pair_mask import Blocks, Keys
+from grainline.losses.tiled.pair_loss import SoftmaxLoss, pair_loss
+from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.losses.tiled.scores import Dot
 from grainline.losses.tiled.vocabulary import vocabulary_loss
 
@@ -48,10 +49,10 @@ def plain(batch: Batch) -> Tensor:
 def engine(batch: Batch) -> Tensor:
     entry = torch.arange(len(batch.table))
     place = torch.arange(len(batch.hidden))
-    rows = Keys(place + len(entry), batch.target, torch.zeros_like(place), torch.zeros_like(place))
-    cols = Keys(entry, entry, torch.zeros_like(entry), torch.zeros_like(entry))
-    loss = Normalised(columns=False)
-    (mean,) = pair_loss(Dot(), loss, (batch.hidden,), (batch.table,), Blocks(rows, cols))
+    rows = RowIds(place + len(entry), batch.target, torch.zeros_like(place), torch.zeros_like(place))
+    cols = RowIds(entry, entry, torch.zeros_like(entry), torch.zeros_like(entry))
+    loss = SoftmaxLoss(columns=False)
+    (mean,) = pair_loss(Dot(), loss, (batch.hidden,), (batch.table,), PairMatrix(rows, cols))
     return mean.total / mean.number
 
 

@@ -12,17 +12,11 @@ predictions: benchmarks/beta_clip_tables.py.
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.study import (
-    SECONDS,
-    Folder,
-    arguments,
-    data_folder,
-    work,
-)
+from benchmarks.study import SECONDS, Folder, arguments, data_folder, work
 from grainline.training.recipe import read_recipe
 
-SCENES = 8000  # pictures to train on
-BATCH = 64  # pictures, which are one group of beta-CAL
+SCENES = 8000  # images to train on
+BATCH = 64  # images, which are one group of beta-CAL
 STEPS = {"scenes": (240, 200), "openstax": (200, 100)}  # from scratch, with twice the batch; tuned
 HELD_OUT = 300  # scenes
 BETAS = (0.5, 0.0, 1.0, 0.25)

@@ -19,7 +19,7 @@ COLUMNS = {  # of the tables: title, metric, measurement
 POOLED = [
     ("text to image R@1, summaries", "text to image R@1", "retrieval"),
     ("pooled by the query", "text to image R@1", "conditioned retrieval"),
-    ("pooled by its own caption", "own-caption R@1, caption to pictures", "own captions"),
+    ("pooled by its own caption", "own-caption R@1, caption to images", "own captions"),
 ]
 
 
@@ -36,10 +36,7 @@ ORDERINGS = [
     Ordering("tuning on captions alone raises the accuracy of regions (table 3)", "k1", "clip", "accuracy"),
     Ordering("CE, beta 0.5, beats tuning on captions alone in regions (table 3)", "ce-0.5", "k1", "accuracy"),
     Ordering(
-        "tuning on captions alone beats BCE, beta 0.5, in regions (table 3)",
-        "k1",
-        "bce-0.5",
-        "accuracy",
+        "tuning on captions alone beats BCE, beta 0.5, in regions (table 3)", "k1", "bce-0.5", "accuracy"
     ),
     Ordering(
         "six positives without conditioning are worse in regions than one (table 3)",
@@ -113,10 +110,10 @@ ORDERINGS = [
         "BCE: sixteen texts beat six in regions (table 6: they do not)", "bce-0.5-k16", "bce-0.5", "accuracy"
     ),
     Ordering(
-        "negatives of other pictures raise BCE in regions (table 8, C+S)", "bce-1-others", "bce-1", "accuracy"
+        "negatives of other images raise BCE in regions (table 8, C+S)", "bce-1-others", "bce-1", "accuracy"
     ),
     Ordering(
-        "negatives of other pictures do not raise CE in regions (table 8, C+S)",
+        "negatives of other images do not raise CE in regions (table 8, C+S)",
         "ce-1",
         "ce-1-others",
         "accuracy",
@@ -175,7 +172,7 @@ def table(folder: Folder, data: str, columns: list[tuple[str, str, str]]) -> Non
 
 
 def figure(folders: Sequence[Folder], path: Path) -> None:
-    """How often the right picture of a scene is found by three scores, with intervals, as a PNG."""
+    """How often the right image of a scene is found by three scores, with intervals, as a PNG."""
     from matplotlib.figure import Figure
 
     (folder,) = folders
@@ -193,7 +190,7 @@ def figure(folders: Sequence[Folder], path: Path) -> None:
     drawn.sort(key=lambda one: (one[0].startswith("bce"), one[0]))
     canvas = Figure(figsize=(7.2, 3.0), dpi=110, layout="constrained")
     axes = canvas.add_subplot()
-    titles = ("summary of the picture", *(title for title, *_ in POOLED[1:]))
+    titles = ("summary of the image", *(title for title, *_ in POOLED[1:]))
     for k, (title, colour) in enumerate(zip(titles, ("#5b6b7a", "#2a78b5", "#d9822b"), strict=True)):
         values = [100 * metrics[k].value for _, metrics in drawn]
         ends = [

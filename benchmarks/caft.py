@@ -5,7 +5,7 @@
 The ladder is that of table 3 of the paper. It trains and measures, two runs side by side with a thread each,
 until its time is over; start it as often as you like, it goes on. OUT/runs.jsonl gets a line for every run.
 Every run begins from scratch, sees as many pairs as all others of its set, and as many captions of each
-picture, out of the same sentences. Settings stand in the order of their worth, all seeds of one together;
+image, out of the same sentences. Settings stand in the order of their worth, all seeds of one together;
 those that found no time are named at the end. `--longer 5` gives every run five times as many steps, in an
 OUT of its own; some 15 jobs share a GPU well. Tables and predictions: benchmarks/caft_tables.py.
 """
@@ -18,7 +18,7 @@ import yaml
 from benchmarks.study import SECONDS, Folder, arguments, data_folder, work
 from grainline.training.recipe import read_recipe
 
-SCENES = 8000  # pictures to train on
+SCENES = 8000  # images to train on
 BATCH = 64
 STEPS = {"scenes": 300, "openstax": 200}
 HELD_OUT = 300  # scenes on which expressions are shown
@@ -54,7 +54,12 @@ def ladder(data: str) -> list[Setting]:
     ]
 
 
-SAME_TEXT = ("model.chunks=4", "data.texts.chunks=4", "data.texts.per_image=1", "data.texts.loose=2")
+SAME_TEXT = (
+    "model.chunks=4",
+    "data.texts.chunks=4",
+    "data.texts.per_image=1",
+    "data.texts.sampled_captions=2",
+)
 SETTINGS = [
     *ladder("scenes"),
     *ladder("openstax"),
@@ -131,7 +136,7 @@ def sources(folder: Folder) -> dict[str, str]:
 def recipe(folder: Apart, setting: Setting, seed: int) -> Path:
     """The recipe of a run, as a file."""
     values = read_recipe(setting.recipe[setting.data], list(setting.changes)).model_dump(mode="json")
-    train = {"steps": folder.steps(setting.data), "batch": BATCH, "seed": seed}
+    train = {"max_steps": folder.steps(setting.data), "global_batch_size": BATCH, "seed": seed}
     return folder.recipe(f"{setting.key}-{seed}", values, **train)
 
 

@@ -48,7 +48,7 @@ ORDERINGS = [
     *step("without the loss of parts retrieval is worse (table 3)", "caft", "whole-only"),
     *step("CAFT is better than FLAIR (tables 1 and 3)", "caft", "flair"),
     Ordering("CAFT covers expressions better than FLAIR (table 2)", "caft", "flair", "mIoU"),
-    plus("CAFT++ with alpha 0.3 finds pictures better than CAFT (table 4)", WAYS[1]),
+    plus("CAFT++ with alpha 0.3 finds images better than CAFT (table 4)", WAYS[1]),
     plus("CAFT++ with alpha 0.3 finds texts no worse than CAFT (table 4)", WAYS[0]),
     *(
         Ordering(

@@ -107,7 +107,7 @@ def report(
     """Print a result as one line of JSON and as one line for people.
 
     what      what was measured, such as "gradcache: cached step / step"
-    unit      "x" for ratios, "s", "MiB", "pictures/s"
+    unit      "x" for ratios, "s", "MiB", "images/s"
     at_most, at_least  the gate, if there is one; it holds if the median is on its side
     facts     whatever else belongs to the result: sizes, device, absolute times
     """
@@ -150,12 +150,7 @@ def fresh_peak(call: str, *arguments: Any) -> Peak:
     default = {name: value for name, value in os.environ.items() if name not in _MALLOC}
     command = [sys.executable, "-m", "benchmarks.harness", call, json.dumps(arguments)]
     done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parent.parent,
-        env=default,
-        check=True,
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent, env=default, check=True
     )
     return Peak(*json.loads(done.stdout))
 

@@ -32,7 +32,7 @@ from grainline.losses.hide import principal_part
 from grainline.model import load
 from grainline.training.recipe import find_recipe
 
-SCENES = 8000  # pictures to train on
+SCENES = 8000  # images to train on
 PAIRS = {"openstax": 300 * 128, "scenes": 240 * 128}  # seen by every run
 RECIPES = {"openstax": "himo/long_captions", "scenes": "himo/scenes"}
 SUITES = ("retrieval", "monotonicity")

@@ -1,4 +1,4 @@
-"""The main job on real pictures: three seeds from scratch on OpenStax and on Flickr8k, measured and pooled.
+"""The main job on real images: three seeds from scratch on OpenStax and on Flickr8k, measured and pooled.
 
     GRAINLINE_DATA=... python -m benchmarks.long_captions OUT
     GRAINLINE_DATA=... python -m benchmarks.long_captions OUT --choose
@@ -30,10 +30,10 @@ MEASURED = {  # name of the result -> (trained on, measured on, captions)
 
 
 CHOICES = {  # name -> changes of the recipe
-    "steps-350": ["train.steps=350"],
-    "steps-700": ["train.steps=700"],
-    "steps-350-fast": ["train.steps=350", "train.optimizer.lr=2e-3"],
-    "steps-350-sentences": ["train.steps=350", "data.texts.subset=0.9"],
+    "steps-350": ["train.max_steps=350"],
+    "steps-700": ["train.max_steps=700"],
+    "steps-350-fast": ["train.max_steps=350", "train.optimizer.lr=2e-3"],
+    "steps-350-sentences": ["train.max_steps=350", "data.texts.subset=0.9"],
 }
 
 

@@ -2,7 +2,7 @@
 
     GRAINLINE_DATA=... python -m benchmarks.methods OUT [--minutes 90] [--jobs 2] [--longer 1] [--only ...]
 
-All see as many pictures, each with its whole caption, which a method reads in its own way: at once, or in
+All see as many images, each with its whole caption, which a method reads in its own way: at once, or in
 sentences, chunks or words. Encoders have the same width, depth, patches and vocabulary; all else is the small
 recipe of the method on scenes. `caft` has an image encoder of its own, of as many blocks, and `tgt` a text
 encoder with groups. SEPS chooses by captions alone: OpenStax and Flickr8k have no descriptions beside them.
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from benchmarks.study import SECONDS, Folder, arguments, data_folder, work
 from grainline.training.recipe import read_recipe
 
-SCENES = 8000  # pictures to train on
+SCENES = 8000  # images to train on
 BATCH = 64
 STEPS = {"scenes": 200, "openstax": 200, "flickr8k": 200}
 BOTH = {"width": 128, "heads": 4}  # of both encoders

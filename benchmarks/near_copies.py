@@ -16,7 +16,7 @@ from benchmarks.study import data_folder
 from grainline.data.check import BITS, MOST, PIXELS, image_hash, near_copies
 from grainline.data.decode import decode
 from grainline.data.open_source import open_source
-from grainline.data.record import Damaged
+from grainline.data.record import CorruptSample
 
 SETS = ("openstax", "flickr8k")
 CHANGED = 300
@@ -55,7 +55,7 @@ def hashed(path: str) -> tuple[list[str], list[np.ndarray | None]]:
             record = source[i]
             found.append(image_hash(decode(record, draft=PIXELS)))
             keys.append(record.key)
-        except Damaged:
+        except CorruptSample:
             continue
     return keys, found
 

@@ -1,11 +1,11 @@
-"""SEPS against its parts and its neighbours, with descriptions that belong to pictures: trained and measured.
+"""SEPS against its parts and its neighbours, with descriptions that belong to images: trained and measured.
 
     GRAINLINE_DATA=... python -m benchmarks.seps OUT [--minutes 90] [--jobs 2] [--longer 1] [--only ...]
 
-Two sets, three seeds. `flickr8k`: two of the five captions of each picture describe it, the other three are
+Two sets, three seeds. `flickr8k`: two of the five captions of each image describe it, the other three are
 its captions, in training and on dev. All settings of a seed begin with the same CLIP, trained from scratch on
 the same captions and measured as well; with the hardest negatives of a batch all vectors become one there, so
-all negatives count all the time. `scenes`: the long caption describes a picture, its text is the short one;
+all negatives count all the time. `scenes`: the long caption describes an image, its text is the short one;
 from scratch. All settings see the same pairs with encoders of the same sizes. Runs resume, and OUT/runs.jsonl
 gets a line for each. Settings stand in the order of their worth, all seeds of one together; those that found
 no time are named at the end. Runs by captions alone are scored by the oracle of benchmarks/oracle as well,
@@ -20,7 +20,7 @@ from benchmarks.oracle.seps import measured
 from benchmarks.study import SECONDS, Folder, arguments, data_folder, grainline, work
 from grainline.training.recipe import read_recipe
 
-SCENES = 8000  # pictures to train on
+SCENES = 8000  # images to train on
 BATCH = 64
 STEPS = {"scenes": 200, "flickr8k": 150}
 START = {"steps": 300, "batch": 128}  # of the CLIP that all settings on Flickr8k begin with
@@ -29,7 +29,7 @@ PARTS = {
     "seps": (),
     "sparse": ("model.branches=sparse",),
     "dense": ("model.branches=dense",),
-    "no-aggregation": ("model.aggregate=null",),
+    "no-aggregation": ("model.aggregation_ratio=null",),
     "mean": ("model.matching=mean",),
     "topk": ("model.matching=topk",),
 }
@@ -75,7 +75,7 @@ class Threefold(Folder):
         return found if name == "scenes" else [Path(f"{tar}?skip={KEPT}") for tar in found]
 
     def descriptions(self, part: str) -> Path:
-        """The file that describes the pictures of Flickr8k, of `train` or `dev`."""
+        """The file that describes the images of Flickr8k, of `train` or `dev`."""
         return self.out / f"flickr8k-{part}.jsonl"
 
     def describe(self) -> None:
@@ -126,9 +126,9 @@ def held_out(folder: Threefold, setting: Setting) -> tuple[str, ...]:
 
 
 def oracle(folder: Threefold, setting: Setting, place: Path, data: str) -> dict[str, object]:
-    """What the same run reaches where captions bring descriptions of their own pictures. No result.
+    """What the same run reaches where captions bring descriptions of their own images. No result.
 
-    On Flickr8k also with all five captions of a picture, of which two are the description, because the marks
+    On Flickr8k also with all five captions of an image, of which two are the description, because the marks
     that the published scores have are those of five.
     """
     if setting.data == "scenes":
@@ -158,7 +158,7 @@ def recipe(folder: Threefold, setting: Setting, seed: int) -> Path:
         changes.append(f"data.descriptions=[{json.dumps(str(folder.descriptions('train')))}]")
     if setting.data == "flickr8k":
         start = folder.out / "runs" / f"{setting.data}-clip-{seed}" / "last"
-        changes += [*SMALL, f"begin={json.dumps(str(start))}", f"train.optimizer.lr={RATE}"]
+        changes += [*SMALL, f"init_from={json.dumps(str(start))}", f"train.optimizer.lr={RATE}"]
     values = read_recipe(f"{setting.method}/{setting.data}", changes)
     made = values.model_dump(mode="json")
     return folder.recipe(key, made, steps=steps(folder, setting), batch=BATCH, seed=seed)

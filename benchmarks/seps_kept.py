@@ -22,8 +22,7 @@ from grainline import load
 from grainline.data.open_source import open_sources
 from grainline.data.record import Record
 from grainline.evaluation.pages.shown import kept_of
-from grainline.methods.base import Keeping
-from grainline.methods.patch_selection.types import REST
+from grainline.methods.patch_selection.types import REST, SelectsPatches
 from grainline.model import Model
 
 
@@ -56,7 +55,7 @@ def main() -> None:
         if not all((run / "last").exists() for run in runs):
             continue
         models = [load(run, device="cpu") for run in runs]
-        if isinstance(models[0].method, Keeping):
+        if isinstance(models[0].method, SelectsPatches):
             print(row(setting.name, [asked(model, records) for model in models]), flush=True)
 
 
@@ -84,8 +83,8 @@ def asked(model: Model, records: Sequence[Record]) -> Found:
 
 def one(model: Model, record: Record, other: Record) -> Found:
     """What stays of a scene."""
-    description = record.long if model.method.describes else None
-    square = model.seen(record.image)
+    description = record.long if model.method.reads_descriptions else None
+    square = model.cropped(record.image)
     kept = kept_of(model, square, [record.captions[0], other.captions[0]], description)
     things = drawn(record)
     by_text, by_description = kept.by_text, kept.by_description
@@ -96,7 +95,7 @@ def one(model: Model, record: Record, other: Record) -> Found:
         share, covered = by_text[0].float().mean().item(), inside(model, by_text[0], things)
         same = (by_text[0] & by_text[1]).sum().item() / by_text[0].sum().item()
     described = float("nan") if by_description is None else inside(model, by_description[0], things)
-    words = kept.token[0][kept.told[0]]
+    words = kept.token[0][kept.words[0]]
     rest = torch.tensor([kind == REST for kind in kept.kind])[words].float().mean().item()
     return Found(share, covered, described, same, rest, float(len(words.unique())))
 

@@ -19,7 +19,7 @@ COLUMNS = (*(f"{way} R@{k}" for way in WAYS for k in (1, 5, 10)), "rSum")
 METRICS = ("image to text R@1", "text to image R@1", "rSum")
 BOTH = tuple(STEPS)
 ORACLES = {"scenes": {"": 1}, "flickr8k": {"3 captions": 3, "5 captions": 5}}
-"""What the oracle is looked at with on each set, and how many captions a picture has there."""
+"""What the oracle is looked at with on each set, and how many captions an image has there."""
 
 
 def step(claim: str, higher: str, lower: str) -> list[Ordering]:

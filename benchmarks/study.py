@@ -21,9 +21,8 @@ import yaml
 
 from grainline.evaluation.compare import paired_test, pooled, refuse_other
 from grainline.evaluation.intervals import from_replicates
-from grainline.evaluation.outcome import Cell, options_of
 from grainline.evaluation.result import Metric, Result, read
-from grainline.evaluation.suites.registry import CELLS
+from grainline.evaluation.suite import MetricSamples, settings_of, suite_of
 
 EVERY = 500  # steps after which a run keeps a checkpoint, to go on from
 SECONDS = "trained_seconds"  # file of a run: how long the last part of its training took
@@ -63,10 +62,10 @@ class Folder:
             return self.out / name / "dev-000000.tar"
         return self.data / name / "dev-0000.tar"
 
-    def draw(self, pictures: int) -> None:
+    def draw(self, images: int) -> None:
         """Scenes as files, once: to draw them again in every run would take a third of its time."""
         if not (self.out / "scenes" / "dev-000000.tar").is_file():
-            for part in (f"scenes:train?count={pictures}&size=64", "scenes:dev?count=500&size=64"):
+            for part in (f"scenes:train?count={images}&size=64", "scenes:dev?count=500&size=64"):
                 grainline("data", "scenes", part, "--out", str(self.out / "scenes"))
 
     def train(self, key: str, recipe: Path, data: str) -> Path:
@@ -97,7 +96,7 @@ class Folder:
         train  fields of its training, beside how often it is saved
         """
         values["data"] |= {"workers": 0, "paths": []}
-        values["train"] |= {"save_every": EVERY, "keep": 1} | train
+        values["train"] |= {"save_every": EVERY, "keep_checkpoints": 1} | train
         path = self.out / "recipes" / f"{key}.yaml"
         path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
         return path
@@ -176,21 +175,21 @@ class Ordering(NamedTuple):
 def difference(
     after: Sequence[Result], before: Sequence[Result], metric: str, other: str | None = None
 ) -> tuple[Metric, list[float]]:
-    """Mean paired difference over the seeds, with its interval over pictures; and that of each seed.
+    """Mean paired difference over the seeds, with its interval over images; and that of each seed.
 
     other  the metric of `before`, where it is not that of `after`
     """
     names = metric, other or metric
     for a, b in zip(after, before, strict=True):
         refuse_other(a, b, "the other run", "be compared")
-    options = options_of(after[0])
+    settings = settings_of(after[0])
 
-    def cell(results: Sequence[Result], name: str) -> Cell:
-        return CELLS[results[0].suite]([r.queries for r in results], options)[name]
+    def cell(results: Sequence[Result], name: str) -> MetricSamples:
+        return suite_of(results[0]).metrics([r.queries for r in results], settings)[name]
 
     one, two = cell(after, names[0]), cell(before, names[1])
     each = [cell([a], names[0]).value - cell([b], names[1]).value for a, b in zip(after, before, strict=True)]
-    ends = from_replicates(one.value - two.value, one.drawn - two.drawn, options.level)
+    ends = from_replicates(one.value - two.value, one.samples - two.samples, settings.level)
     return Metric(metric, *ends, one.queries, 0.0, 0, one.unit), each
 
 
@@ -299,9 +298,7 @@ def data_folder() -> Path:
 
 
 def show(
-    doc: str | None,
-    tables: Callable[[Folder], None],
-    figure: Callable[[Sequence[Folder], Path], None],
+    doc: str | None, tables: Callable[[Folder], None], figure: Callable[[Sequence[Folder], Path], None]
 ) -> None:
     """The command that prints the tables of studies, one by one, and draws the figure of them all."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)

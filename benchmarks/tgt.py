@@ -4,7 +4,7 @@
     GRAINLINE_DATA=... python -m benchmarks.tgt OUT --probe                     # one seed
     GRAINLINE_DATA=... python -m benchmarks.tgt OUT --probe --seeds 3 --only scenes-full scenes-minimal
 
-Three sets. `captions`: captions of Flickr30k alone, each said again from its groups; no picture. `scenes` and
+Three sets. `captions`: captions of Flickr30k alone, each said again from its groups; no image. `scenes` and
 `flickr8k`: the full model, with an image encoder that learns along. All phrases of `scenes` are true ones. No
 phrases of Flickr are at hand that people marked, so those of held-out captions of Flickr8k are found by the
 rules of `grainline.data.phrases` (its quality: docs/phrases.md) and written as files of Flickr30k Entities.
@@ -25,11 +25,11 @@ from grainline.data.phrases.providers import Rules
 from grainline.methods.tgt import UNSEEN
 from grainline.training.recipe import read_recipe
 
-SCENES = 8000  # pictures to train on
+SCENES = 8000  # images to train on
 BATCH = 64
 STEPS = {"captions": 600, "scenes": 250, "flickr8k": 300}
 SHOWN = 500  # scenes whose phrases and foils are asked for
-MARKED = 500  # pictures of Flickr8k whose captions have phrases found by rules
+MARKED = 500  # images of Flickr8k whose captions have phrases found by rules
 SIZES: dict[str, tuple[str, ...]] = {  # of the encoders, where the recipe is for more time
     "captions": (),
     "scenes": (),
@@ -48,7 +48,7 @@ NO_CONTRAST = (
 ONE_VECTOR = (  # the baseline: two layers more have as many weights as the block
     "model.text={width: 128, depth: 5, heads: 4, vocab: 1024, context: 192}",
 )
-CROPS, PLACES = "data.texts.crop=0.5", "model.text.position_dropout=0.5"
+CROPS, PLACES = "data.texts.word_crop=0.5", "model.text.position_dropout=0.5"
 BY_LENGTH = ("model.text.groups=8", "model.text.tokens_per_group=4")
 
 
@@ -86,7 +86,7 @@ SETTINGS = [
     *(Setting("scenes", f"k{k}", (f"model.text.groups={k}",)) for k in GROUPS),
     Setting("scenes", "both", (CROPS, PLACES)),
 ]
-"""Without pictures, one group need not be trained: it takes all tokens, whatever it has learnt."""
+"""Without images, one group need not be trained: it takes all tokens, whatever it has learnt."""
 
 PROBES = [
     Setting(data, name, changes, longer)
@@ -132,14 +132,14 @@ class Fivefold(Folder):
             mark(self.data / "flickr8k" / "dev-0000.tar", self.silver, MARKED)
 
 
-def mark(tar: Path, out: Path, pictures: int) -> None:
+def mark(tar: Path, out: Path, images: int) -> None:
     """Files of Flickr30k Entities with the noun phrases that rules find in the captions of a tar's first."""
     rules = Rules()
     names: list[str] = []
     (out / "Sentences").mkdir(parents=True, exist_ok=True)
     with tarfile.open(tar) as file:
         for member in file:
-            if not member.name.endswith(".json") or len(names) == pictures:
+            if not member.name.endswith(".json") or len(names) == images:
                 continue
             opened = file.extractfile(member)
             assert opened is not None
@@ -209,7 +209,7 @@ def recipe(folder: Fivefold, setting: Setting, seed: int) -> Path:
     """The recipe of a run, as a file."""
     changes = [*SIZES[setting.data], *setting.changes]
     values = read_recipe(f"tgt/{setting.data}", changes).model_dump(mode="json")
-    train = {"steps": folder.steps(setting), "batch": BATCH, "seed": seed}
+    train = {"max_steps": folder.steps(setting), "global_batch_size": BATCH, "seed": seed}
     if setting.name == "reconstruction-first":
         first = next(s for s in PROBES if (s.data, s.name) == (setting.data, ALONE))
         key = f"{first.key}-{seed}"

@@ -14,9 +14,8 @@ import numpy as np
 from benchmarks.tgt import Fivefold
 from grainline import load
 from grainline.data.open_source import open_sources
-from grainline.evaluation.collectors.grouped import Grouped
-from grainline.evaluation.pages.tokened import along, pieces
-from grainline.evaluation.suites.phrases import encode_phrases
+from grainline.evaluation.suites.grouped import Grouped
+from grainline.evaluation.suites.phrases import PhrasesSuite, by_position, pieces
 from grainline.model import Model
 
 SHOWN = {
@@ -39,7 +38,7 @@ def main() -> None:
 def grouped(model: Model, folder: Fivefold) -> Grouped:
     """The captions of Flickr8k with the phrases of rules, as a model groups them."""
     source = open_sources([f"flickr30k-entities:{folder.silver}?split=val"])
-    found = encode_phrases(model, source).grouped
+    found = PhrasesSuite().encode(model, source).collected["phrases"]
     assert found is not None, "phrases were asked for"
     return found
 
@@ -59,7 +58,7 @@ def draw(folder: Fivefold, path: Path) -> None:
             found = grouped(model, folder)
             assert found.soft is not None
             axes = canvas.add_subplot(grid[row, column])
-            axes.imshow(along(found.soft), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+            axes.imshow(by_position(found.soft), cmap="Blues", vmin=0, vmax=1, aspect="auto")
             axes.set_xticks([])
             axes.set_yticks([])
             if column == 0:

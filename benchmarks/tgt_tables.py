@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.study import Folder, Ordering, cells, compared, minutes_of, orderings, show
 from benchmarks.tgt import GROUPS, PROBES, SETTINGS, Fivefold, Setting
-from grainline.evaluation.collectors.baselines import CLUSTERINGS
 from grainline.evaluation.result import Result
+from grainline.evaluation.suites.baselines import CLUSTERINGS
 from grainline.evaluation.suites.phrases import AS_MANY, GOING, STAYING, uniform
 from grainline.evaluation.suites.phrases import GROUPS as OWN
 
@@ -54,7 +54,7 @@ def paper() -> list[Ordering]:
     both = ("scenes", "flickr8k")
     out = [
         Ordering("reconstruction makes segments (table 4)", "full", "no-reconstruction", FOUND, both),
-        Ordering("pictures help segments (table 4)", "full", "no-contrastive", FOUND),
+        Ordering("images help segments (table 4)", "full", "no-contrastive", FOUND),
         Ordering("text alone makes segments (table 4)", "reconstruction", "untrained", FOUND, ("captions",)),
         Ordering(
             "groups above random ones (table 4)", "reconstruction", "reconstruction", FOUND, ("captions",),

@@ -8,23 +8,35 @@
     model.score(images, texts)                       # [2, 1]
     model.heat("a.jpg", texts=["the small striped square"])
 
+    grainline.train("clip/scenes", "runs/x", data=["photos/"])
+    grainline.evaluate("runs/x", "scenes:dev", "retrieval").metrics
+
 Importing the package loads neither torch nor transformers; the first use of a name does.
 """
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from grainline.errors import UserError
+    from grainline.evaluation.measure import evaluate
+    from grainline.model import Model, load
+    from grainline.training.run import train
 
 __version__ = "0.1.0"
 
-__all__ = ["Model", "UserError", "__version__", "load"]
+__all__ = ["Model", "UserError", "__version__", "evaluate", "load", "train"]
+
+_MODULES = {
+    "Model": "grainline.model",
+    "UserError": "grainline.errors",
+    "evaluate": "grainline.evaluation.measure",
+    "load": "grainline.model",
+    "train": "grainline.training.run",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Model", "load"):
-        from grainline import model
-
-        return getattr(model, name)
-    if name == "UserError":
-        from grainline.errors import UserError
-
-        return UserError
-    raise AttributeError(f"module 'grainline' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'grainline' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,7 +1,7 @@
 """From a description to a method: with fresh weights, or begun from the checkpoints that it names.
 
 A description may name checkpoints of others (`pretrained`). `start` reads them and writes into it what they
-are: architecture, size of pictures, length of texts, width of the shared space. From then on the description
+are: architecture, size of images, length of texts, width of the shared space. From then on the description
 says all that is needed to build the method again, and the checkpoints may be gone.
 """
 
@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grainline.config import override, parse
+from grainline.config import TRUST_CODE, override, parse
 from grainline.data.tokenizers.tokenized import TextTokenizer
 from grainline.data.tokenizers.tokenizer import load_tokenizer
 from grainline.encoders.pretrained import Pretrained, load_pretrained
@@ -19,10 +19,10 @@ from grainline.encoders.superpixels import Superpixels
 from grainline.encoders.towers import WIDTH, TowersConfig
 from grainline.errors import UserError
 from grainline.files import reason, write_text
-from grainline.methods import METHODS
+from grainline.methods import method_class
 from grainline.methods.base import Method
 
-FORMAT = 1
+FORMAT = 2  # of model.json
 NO_ROOM = "can't allocate memory", "Storage size calculation overflowed", "out of memory"
 """What torch says where a tensor is too large."""
 
@@ -93,8 +93,8 @@ def is_pretrained(description: Description) -> bool:
     return isinstance(description.config.image, PretrainedImageConfig) or reads_pretrained_texts(description)
 
 
-def picture_settings(description: Description) -> dict[str, Any]:
-    """How `EvalTransform` makes a square of a picture: as the image side's checkpoint wants it."""
+def image_settings(description: Description) -> dict[str, Any]:
+    """How `EvalTransform` makes a square of an image: as the image side's checkpoint wants it."""
     image = description.config.image
     if not isinstance(image, PretrainedImageConfig):
         return {}
@@ -104,7 +104,7 @@ def picture_settings(description: Description) -> dict[str, Any]:
 
 def build(description: Description) -> Method:
     """A method with fresh weights."""
-    cls: Any = METHODS[description.method][0]
+    cls: Any = method_class(description.method)
     try:
         method: Method = cls(description.config)
     except (MemoryError, RuntimeError) as error:
@@ -118,34 +118,40 @@ def build(description: Description) -> Method:
 
 def write_description(folder: Path, description: Description) -> None:
     """Write `model.json`."""
-    values = {
-        "format": FORMAT,
-        "method": description.method,
-        "config": description.config.model_dump(mode="json"),
-    }
+    config = description.config.model_dump(mode="json")
+    values = {"format": FORMAT, "method": description.method, "config": config}
     write_text(folder / "model.json", json.dumps(values, indent=1) + "\n")
 
 
-def read_description(folder: Path) -> Description:
-    """Read `model.json`."""
+def read_description(folder: Path, *, trust_code: bool = False) -> Description:
+    """Read `model.json`.
+
+    Raises UserError for a missing or damaged file, for one of another format, and for one that names a class
+    outside grainline, unless `trust_code`.
+    """
     where = folder / "model.json"
     try:
         values = json.loads(where.read_text(encoding="utf-8"))
-        name, config = values["method"], values["config"]
+        version, name, config = values["format"], values["method"], values["config"]
     except OSError as error:
         raise UserError(f"{where} cannot be read: {reason(error)}; put back a copy of it") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(
             f"{where} is no model description, so it is damaged or was changed; put back a copy of it"
         ) from None
-    return Description(name, method_config(name, config, str(where)))
+    if version != FORMAT:
+        raise UserError(
+            f"{where} has format {version}, this grainline reads format {FORMAT}: train again, or use the "
+            "version that wrote it"
+        )
+    trust_code = trust_code or TRUST_CODE.get()
+    return Description(name, method_config(name, config, str(where), trust_code=trust_code))
 
 
-def method_config(name: str, values: dict[str, Any], where: str) -> TowersConfig:
-    """The checked config of a method given by name."""
-    if not isinstance(name, str) or name not in METHODS:
-        raise UserError(f"{where}: unknown method {name!r}; allowed are {', '.join(METHODS)}")
-    return parse(METHODS[name][1], values, where)
+def method_config(name: str, values: dict[str, Any], where: str, *, trust_code: bool = True) -> TowersConfig:
+    """The checked config of a method given by name, or as "my_module:MyMethod"."""
+    cls = method_class(name, where, trust_code=trust_code)
+    return parse(cls.config_class, values, where, trust_code=trust_code)
 
 
 def scored(description: Description, scoring: str | None) -> Description:

@@ -1,6 +1,12 @@
-"""Configs: frozen, typed, strict about names. A recipe is one YAML file; `a.b=value` changes one field."""
+"""Configs: frozen, typed, strict about names. A recipe is one YAML file; `a.b=value` changes one field.
 
+Also `load_class`: methods, encoders, sources and suites by name, those of a user by `module:Class`.
+"""
+
+import importlib
 import re
+from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +23,9 @@ MOST_DEEP, MOST_VALUES = 50, 1_000_000
 
 NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
+TRUST_CODE = ContextVar("trust_code", default=False)
+"""Whether model folders may name classes outside grainline: `grainline --trust-code` sets it."""
+
 C = TypeVar("C", bound="Config")
 
 
@@ -26,15 +35,54 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-def parse(cls: type[C], values: dict[str, Any], where: str) -> C:
+def parse(cls: type[C], values: dict[str, Any], where: str, *, trust_code: bool = True) -> C:
     """A checked config, or one line that names the first field that is wrong and what it may be.
 
-    where  the file or option the values came from, for the message
+    where       the file or option the values came from, for the message
+    trust_code  as in `load_class`, for encoders that the values name
     """
     try:
-        return cls.model_validate(values)
+        return cls.model_validate(values, context={"trust_code": trust_code})
     except ValidationError as error:
         raise UserError(f"{where}: {_first(error, cls)}") from None
+
+
+def load_class(
+    name: str, base: type, table: Mapping[str, str], where: str, *, trust_code: bool = True
+) -> Any:
+    """The class behind a name of a table, or behind "my_module:MyClass". It is imported only now.
+
+    base        what the class must derive from
+    table       names, and "module:Class" of each
+    where       the option, or file and field, that holds the name: for the message
+    trust_code  False: no code outside grainline is imported
+
+    Raises UserError for an unknown name, a module that cannot be imported, another kind of class, and for
+    code that is not trusted.
+    """
+    module, sign, attribute = str(table.get(str(name), name)).partition(":")
+    if not sign or not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise UserError(
+            f"{where}: unknown {base.__name__.lower()} {_short(name)}; allowed are {', '.join(table)}, or "
+            "module:Class"
+        )
+    if not trust_code and not is_builtin(name, table):
+        raise UserError(
+            f"{where}: {name} would import the module {module}, which is no part of grainline; if you "
+            "trust its code, give trust_code=True, or `grainline --trust-code` before the command"
+        )
+    try:
+        cls = getattr(importlib.import_module(module), attribute, None)
+    except Exception as error:
+        raise UserError(f"{where}: {name} cannot be imported: {type(error).__name__}: {error}") from error
+    if not isinstance(cls, type) or not issubclass(cls, base):
+        raise UserError(f"{where}: {name} is no class derived from {base.__module__}.{base.__qualname__}")
+    return cls
+
+
+def is_builtin(name: str, table: Mapping[str, str]) -> bool:
+    """Whether a name that `load_class` takes means a class of grainline itself."""
+    return name in table or name.partition(":")[0].partition(".")[0] == __package__
 
 
 def override(values: dict[str, Any], changes: list[str]) -> dict[str, Any]:
@@ -47,23 +95,23 @@ def override(values: dict[str, Any], changes: list[str]) -> dict[str, Any]:
         path, sign, text = change.partition("=")
         if not sign or not path.strip() or path.count(".") >= MOST_DEEP:
             raise UserError(
-                f"--set {_short(change)}: write it as name.of.field=value, such as train.steps=500"
+                f"--set {_short(change)}: write it as name.of.field=value, such as train.max_steps=500"
             )
         values = _replaced(values, path.strip().split("."), _value(text, change))
     return values
 
 
-def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def deep_merge(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Values with others over them: mappings field by field, at any depth; all else, lists too, as a whole.
 
-    >>> merged({"train": {"lr": 0.1, "steps": 5}, "data": [1, 2]}, {"train": {"lr": 0.3}, "data": [3]})
+    >>> deep_merge({"train": {"lr": 0.1, "steps": 5}, "data": [1, 2]}, {"train": {"lr": 0.3}, "data": [3]})
     {'train': {'lr': 0.3, 'steps': 5}, 'data': [3]}
     """
     out = dict(values)
     for name, value in changes.items():
         old = out.get(name)
         if isinstance(old, dict) and isinstance(value, dict):
-            value = merged(old, value)
+            value = deep_merge(old, value)
         out[name] = value
     return out
 
@@ -79,8 +127,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read: byte {error.start} is no UTF-8") from None
     if not isinstance(values, dict):
-        found = "nothing" if values is None else "a list" if isinstance(values, list) else "a single value"
-        raise UserError(f"{path} holds {found}, not a mapping of field names to values")
+        kind = "nothing" if values is None else "a list" if isinstance(values, list) else "a single value"
+        raise UserError(f"{path} holds {kind}, not a mapping of field names to values")
     return values
 
 
@@ -130,8 +178,8 @@ class _Loader(yaml.SafeLoader):
 
 # What looks like a date is text: the name of a folder, more likely.
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in found if _type(tag) in (*TYPES, "merge")]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, form) for tag, form in forms if _type(tag) in (*TYPES, "merge")]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
 
@@ -201,8 +249,8 @@ def _first(error: ValidationError, cls: type[BaseModel]) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] in ("model_type", "model_attributes_type", "dict_type"):
         message = "it must be a mapping of field names to values"
-    found = "" if isinstance(first["input"], dict) else f" is {_short(first['input'])}"
-    return f"field {field or cls.__name__!r}{found}: {message}{more}"
+    value = "" if isinstance(first["input"], dict) else f" is {_short(first['input'])}"
+    return f"field {field or cls.__name__!r}{value}: {message}{more}"
 
 
 def _short(value: Any) -> str:
@@ -210,17 +258,17 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-Found = list[tuple[str | None, type[BaseModel]]]
-"""Configs that may stand at one place, with the tags they are told apart by where no field of theirs does."""
+Candidates = list[tuple[str | None, type[BaseModel]]]
+"""Configs that may stand at one place, with the tags that distinguish them where no field of theirs does."""
 
 
-def _walk(cls: type[BaseModel], loc: list[str]) -> tuple[list[str], Found, list[type[BaseModel]]]:
+def _walk(cls: type[BaseModel], loc: list[str]) -> tuple[list[str], Candidates, list[type[BaseModel]]]:
     """Follow the location of a complaint through the configs; where one of several was chosen it holds a tag.
 
     Returns the path as the user wrote it, the configs that may stand there, and those that were not chosen.
     """
     path: list[str] = []
-    here: Found = [(None, cls)]
+    here: Candidates = [(None, cls)]
     others: list[type[BaseModel]] = []
     for name in loc:
         if len(here) > 1:
@@ -240,9 +288,9 @@ def _has_default(cls: type[BaseModel], name: str) -> bool:
     return any(field.default == name for field in cls.model_fields.values())
 
 
-def _configs_in(annotation: Any) -> Found:
+def _configs_in(annotation: Any) -> Candidates:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [(None, annotation)]
     own = next((x.tag for x in getattr(annotation, "__metadata__", ()) if isinstance(x, Tag)), None)
-    found = [pair for part in getattr(annotation, "__args__", ()) for pair in _configs_in(part)]
-    return [(own or tag, c) for tag, c in found]
+    configs = [pair for part in getattr(annotation, "__args__", ()) for pair in _configs_in(part)]
+    return [(own or tag, c) for tag, c in configs]

@@ -1,4 +1,4 @@
-"""What processes tell each other; alone, every function is the identity."""
+"""Collectives over the processes of a run; with one process every function is the identity."""
 
 import os
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ R = TypeVar("R", bound=tuple[Any, ...])
 
 
 def usable_cores() -> int:
-    """Cores that this process may use; where the system does not say it, as on macOS, all of them."""
+    """CPU cores that this process may use; all of them where the system does not say, as on macOS."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -32,7 +32,7 @@ def rank() -> int:
 
 
 class _Gather(torch.autograd.Function):
-    """Rows of all ranks, in rank order. Backward sums what every rank says about my rows.
+    """Rows of all ranks, in rank order. Backward sums the gradients of all ranks for the local rows.
 
     rank 0: [a b]                 [a b c d]  on both ranks
     rank 1: [c d]   -- forward ->
@@ -53,41 +53,44 @@ class _Gather(torch.autograd.Function):
 def gather(batch: Encoded, fields: Iterable[str]) -> Encoded:
     """This rank's rows -> the rows of all ranks, differentiable.
 
-    batch   every rank must hold equally many rows; the collate function pads (item = -1) to make it so
-    fields  the fields of Encoded that the method compares across images. Tokens that are not named
-            travel nowhere and come back with L = 0: patches of a batch of 16k are gigabytes per rank.
-            Tokens that are named come back as long as the longest row of all ranks.
+    batch   every rank must have equally many rows; the collate function pads with rows of item = -1
+    fields  the fields of Encoded to gather. Tokens that are not among them are not sent and come back with
+            L = 0, because patches of a batch of 16k are gigabytes per rank. Tokens that are among them come
+            back padded to the longest row of all ranks.
     """
     if world_size() == 1:
         return batch
     wanted = set(fields)
     longest = 0
     if "tokens" in wanted:
-        longest = int(most(torch.tensor(batch.mask.shape[1], device=batch.mask.device)))
-    kept = batch._replace(
-        tokens=_of_length(batch.tokens, longest), mask=_of_length(batch.mask, longest), places=None
+        longest = int(all_reduce_max(torch.tensor(batch.mask.shape[1], device=batch.mask.device)))
+    gathered = batch._replace(
+        tokens=_of_length(batch.tokens, longest),
+        mask=_of_length(batch.mask, longest),
+        places=None,
+        precomputed=None,
     )
     if "extra" not in wanted:
-        kept = kept._replace(extra=None)
-    return each(_gathered, kept)
+        gathered = gathered._replace(extra=None)
+    return each(_gathered, gathered)
 
 
-def own_rows(everyone: R, number: int) -> R:
-    """This rank's `number` rows among those that `gather` put together."""
-    return rows(everyone, slice(rank() * number, (rank() + 1) * number))
+def local_rows(gathered: R, number: int) -> R:
+    """The `number` rows of this rank among gathered rows."""
+    return rows(gathered, slice(rank() * number, (rank() + 1) * number))
 
 
-def finish(mean: Mean) -> Tensor:
-    """The value whose average over ranks (what DDP does to gradients) is the mean over all rows."""
-    return mean.total / share(mean.number)
+def ddp_mean(mean: Mean) -> Tensor:
+    """The value whose average over ranks, which DDP computes for gradients, is the mean over all rows."""
+    return mean.total / rows_per_rank(mean.number)
 
 
-def share(number: Tensor) -> Tensor:
+def rows_per_rank(number: Tensor) -> Tensor:
     """The number of rows per rank, averaged over ranks."""
-    return average(number.detach().float()).clamp(min=1e-8)
+    return all_reduce_mean(number.detach().float()).clamp(min=1e-8)
 
 
-def average(x: Tensor) -> Tensor:
+def all_reduce_mean(x: Tensor) -> Tensor:
     """Mean over ranks, without a gradient."""
     if world_size() > 1:
         x = x.detach().clone()
@@ -96,24 +99,24 @@ def average(x: Tensor) -> Tensor:
     return x
 
 
-def most(x: Tensor) -> Tensor:
-    """The largest value of all ranks."""
+def all_reduce_max(x: Tensor) -> Tensor:
+    """The maximum over ranks."""
     if world_size() > 1:
         x = x.clone()
         dist.all_reduce(x, dist.ReduceOp.MAX)
     return x
 
 
-def everyones(mine: T) -> list[T]:
-    """Something small of every process, in rank order."""
-    parts = [mine] * world_size()
+def all_gather_objects(local: T) -> list[T]:
+    """A small object of every process, in rank order."""
+    parts = [local] * world_size()
     if world_size() > 1:
-        dist.all_gather_object(parts, mine)
+        dist.all_gather_object(parts, local)
     return parts
 
 
-def wait() -> None:
-    """Until every process is here."""
+def barrier() -> None:
+    """Wait until every process calls it."""
     if world_size() > 1:
         dist.barrier()
 

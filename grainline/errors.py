@@ -1,7 +1,4 @@
-"""Errors that the user can mend, and numbers in sentences.
-
-Errors that are the user's to mend: one line with what was found, what is allowed and where to look.
-"""
+"""`UserError`, whose message is one line for the user, and counts in sentences."""
 
 import re
 import unicodedata
@@ -11,28 +8,28 @@ TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # change the
 
 
 class UserError(ValueError):
-    """A mistake in what we were given, not in our code. The command line prints it without a traceback.
+    """A wrong input, not a fault of the code. The command line prints it without a traceback.
 
-    The message is one line: what was found, what is allowed, where to look.
+    The message is one line: what is wrong, what is allowed, where.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(plain(brief(" ".join(message.split()))))
+        super().__init__(escape_controls(shorten_words(" ".join(message.split()))))
 
 
-def brief(text: str) -> str:
-    """A text whose words of more than 400 letters, such as a path from a damaged file, are cut.
+def shorten_words(text: str) -> str:
+    """Shorten words of more than 400 letters, such as a path from a damaged file.
 
-    >>> brief("x" * 5000 + " b")[395:]
+    >>> shorten_words("x" * 5000 + " b")[395:]
     'xxxxx... (5000 letters) b'
     """
     return _LONG.sub(lambda word: f"{word[0][:400]}... ({len(word[0])} letters)", text)
 
 
-def plain(text: str) -> str:
-    """A text from outside, such as the name of a file, that no terminal obeys: one line, controls as escapes.
+def escape_controls(text: str) -> str:
+    """Escape control characters, so that a text such as a file name is one line and safe in a terminal.
 
-    >>> plain("a\\nb \\x1b[2J \\udcff dog")
+    >>> escape_controls("a\\nb \\x1b[2J \\udcff dog")
     'a\\\\nb \\\\x1b[2J \\\\udcff dog'
     """
     return "".join(c.encode("unicode_escape").decode() if _acts(c) else c for c in text)
@@ -46,18 +43,18 @@ def _acts(character: str) -> bool:
 
 
 def amount(number: int, noun: str) -> str:
-    """How many there are of something whose plural ends in s.
+    """A number with a noun whose plural ends in s.
 
-    >>> amount(1, "picture"), amount(1200, "picture")
-    ('1 picture', '1,200 pictures')
+    >>> amount(1, "image"), amount(1200, "image")
+    ('1 image', '1,200 images')
     """
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def there_before(number: int, noun: str) -> str:
-    """What a command that goes on found done already, in words.
+def count_existing(number: int, noun: str) -> str:
+    """How many results of an earlier run a command keeps, in words.
 
-    >>> there_before(1, "tar"), there_before(4, "record")
+    >>> count_existing(1, "tar"), count_existing(4, "record")
     ('1 tar was there before', '4 records were there before')
     """
     return f"{amount(number, noun)} {'was' if number == 1 else 'were'} there before"

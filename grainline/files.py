@@ -1,7 +1,7 @@
-"""Files that are whole or not there, sealed folders, and one writer at a time in a folder.
+"""Atomic files, sealed folders, a restricted unpickler, and one writer at a time in a folder.
 
 A sealed folder holds `state.json` with the size and sha256 of every other file and of itself. `Unpickler`
-reads pickles of others, which may name nothing but what it is given.
+reads pickles and imports nothing.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ WRITE_ERRORS = (OSError, SafetensorError)
 
 
 class Corrupt(Exception):
-    """What is wrong with a sealed folder; the caller says where, and what to do about it."""
+    """A sealed folder is damaged. The message says how; the caller adds where, and what to do."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -45,13 +45,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
     Tied tensors are written once for each name: the format knows no sharing.
     """
-    seen: set[int] = set()
+    storages: set[int] = set()
     flat = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach().contiguous()
         start = tensor.untyped_storage().data_ptr()
-        flat[name] = tensor.clone() if start in seen else tensor
-        seen.add(start)
+        flat[name] = tensor.clone() if start in storages else tensor
+        storages.add(start)
     save_file(flat, path, metadata={"format": "pt", **metadata})
     _sort_metadata(path)
     # safetensors makes files that only their owner can read; the folder has what the user's umask allows.
@@ -60,43 +60,43 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def write_text(path: Path, text: str) -> None:
-    """A synced text file in UTF-8 that is never seen half written. OSError leaves what was there.
+    """Write a UTF-8 text file atomically and sync it. After an OSError the old file is still there.
 
-    Names of files may hold bytes that are no UTF-8. They become \\udcff, which JSON reads as the name itself.
+    File names may hold bytes that are not UTF-8. They are written as \\udcff, which JSON reads as the name.
     """
     try:
-        aside(path).write_text(text, encoding="utf-8", errors="backslashreplace")
-        sync(aside(path))
-        put(path)
+        temporary_path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
+        sync(temporary_path(path))
+        move_into_place(path)
     except OSError:
-        discard(aside(path))
+        discard(temporary_path(path))
         raise
 
 
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Where to write what stands at target, a file or a folder, once the block has ended well.
+    """A temporary path for a file or folder that replaces `target` when the block ends without an error.
 
-    UserError when the disk is full or closed to us; what was there stays, and nothing is left beside it.
+    UserError if it cannot be written; the old file stays, and the temporary one is removed.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        discard(aside(target))  # of a process that was killed
-        yield aside(target)
-        put(target)
+        discard(temporary_path(target))  # of a process that was killed
+        yield temporary_path(target)
+        move_into_place(target)
     except WRITE_ERRORS as error:
         raise UserError(
             f"cannot write {target}: {reason(error)}; {remedy(error, 'choose another place')}"
         ) from None
     finally:
-        discard(aside(target))
+        discard(temporary_path(target))
 
 
 def seal(folder: Path, body: Mapping[str, Any]) -> None:
     """Write state.json: `body` (what JSON can hold) and the size and sha256 of the files in the folder."""
     files = {path.name: _fingerprint(path) for path in sorted(folder.iterdir())}
     with (folder / STATE).open("w", encoding="utf-8") as file:
-        file.write(sealed({**body, "files": files}))
+        file.write(sealed_json({**body, "files": files}))
         file.flush()
         os.fsync(file.fileno())
     sync(folder)
@@ -116,10 +116,7 @@ def unseal(
 
 
 def check_files(
-    folder: Path,
-    files: Mapping[str, Any],
-    by_size: Collection[str] = (),
-    only: Collection[str] | None = None,
+    folder: Path, files: Mapping[str, Any], by_size: Collection[str] = (), only: Collection[str] | None = None
 ) -> None:
     """Compare files with what `seal` noted of them; raises Corrupt. by_size and only as for `unseal`."""
     for name, expected in files.items():
@@ -149,14 +146,14 @@ def crc32(piece: Any) -> str:
     return f"{zlib.crc32(piece):08x}"
 
 
-def sealed(body: Mapping[str, Any]) -> str:
-    """JSON of the body that carries its own sha256."""
+def sealed_json(body: Mapping[str, Any]) -> str:
+    """JSON of the body with its own sha256."""
     whole = json.loads(json.dumps(dict(body), allow_nan=False))
     return json.dumps(whole | {"sha256": _digest(whole)}, indent=1)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """The body that `sealed` made the text of this file from; raises Corrupt."""
+    """The body that `sealed_json` made the text of this file from; raises Corrupt."""
     try:
         body = json.loads(path.read_bytes())
         digest = body.pop("sha256")
@@ -169,13 +166,13 @@ def read_sealed(path: Path) -> dict[str, Any]:
     return dict(body)
 
 
-def aside(target: Path) -> Path:
-    """Where to write what `put` will place at target."""
+def temporary_path(target: Path) -> Path:
+    """The path beside target from which `move_into_place` renames."""
     return target.with_name(_SAVING + target.name)
 
 
-def put(target: Path) -> None:
-    """Rename `aside(target)` to target.
+def move_into_place(target: Path) -> None:
+    """Rename `temporary_path(target)` to target.
 
     A folder that holds files cannot be replaced in one step, so the old one is moved away first.
     """
@@ -183,7 +180,7 @@ def put(target: Path) -> None:
     if target.is_dir():
         os.rename(target, old)
     try:
-        os.rename(aside(target), target)
+        os.rename(temporary_path(target), target)
     except OSError:
         if old.exists():
             os.rename(old, target)
@@ -192,26 +189,26 @@ def put(target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def placed(target: Path) -> Path | None:
-    """The folder at target, or where it was moved if the process died in `put`; None if there is none."""
+def existing_folder(target: Path) -> Path | None:
+    """The folder at target, or the one set aside where the process died while replacing it; else None."""
     return next((path for path in (target, target.with_name(_REPLACED + target.name)) if path.is_dir()), None)
 
 
-def name_of(path: Path) -> str:
-    """The name that a folder has, or had before it was moved away."""
+def original_name(path: Path) -> str:
+    """The name of a folder before it was moved aside."""
     return path.name.removeprefix(_REPLACED)
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder so that no half of it can be taken for the whole."""
-    os.rename(folder, aside(folder))
-    shutil.rmtree(aside(folder))
+    """Remove a folder, after a rename, so that a kill never leaves a part of it in place."""
+    os.rename(folder, temporary_path(folder))
+    shutil.rmtree(temporary_path(folder))
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Finish what a killed process left: drop what it was writing, put back what it had moved away."""
+    """Clean up after a killed process: remove unfinished folders, restore those it had moved aside."""
     for path in list(folder.iterdir()):
-        target = folder / name_of(path)
+        target = folder / original_name(path)
         if path.name.startswith(_SAVING):
             discard(path)
         elif path.name.startswith(_REPLACED):
@@ -249,7 +246,7 @@ def sync(path: Path) -> None:
 
 
 def reason(error: Exception) -> str:
-    """What the system said, in lower case. safetensors passes the error number on only inside its message.
+    """The message of the system, in lower case. safetensors has the error number only in its message.
 
     >>> reason(OSError(28, "x")), reason(SafetensorError("Error: I/O error: No space left (os error 28)"))
     ('no space left on device', 'no space left on device')
@@ -259,7 +256,7 @@ def reason(error: Exception) -> str:
 
 
 def remedy(error: Exception, other: str) -> str:
-    """What helps against a write that failed: space only where that is short, `other` always.
+    """Advice for a failed write: `other`, and free space if the disk is full.
 
     >>> remedy(OSError(28, "x"), "choose another --out"), remedy(OSError(13, "x"), "choose another --out")
     ('free some space, or choose another --out', 'choose another --out')
@@ -273,7 +270,7 @@ def _number(error: Exception) -> int | None:
 
 
 def _sort_metadata(path: Path) -> None:
-    """Write the metadata in the order of their names. safetensors writes them in an order of chance."""
+    """Sort the metadata by name; safetensors writes them in random order."""
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -320,7 +317,7 @@ class Unpickler(pickle.Unpickler):
 
 
 LOCK = "lock"
-"""The file in the folder. It stays: who removed it could remove the lock of another process."""
+"""The lock file. It is never removed, because that could remove the lock of another process."""
 
 
 class NoLocks(UserError):
@@ -329,7 +326,7 @@ class NoLocks(UserError):
 
 @contextmanager
 def one_writer(folder: Path, what: str, hint: str = "wait until it ends") -> Iterator[None]:
-    """Lock a folder for as long as the block lasts; nobody waits.
+    """Lock a folder for the length of the block, without waiting.
 
     what  the folder and what it is, such as "index photos.idx"; it begins the message
     hint  what the user of a folder that is in use can do
@@ -361,7 +358,7 @@ def one_writer(folder: Path, what: str, hint: str = "wait until it ends") -> Ite
 
 
 def _holder(file: int) -> str:
-    """Who holds a lock, as that process wrote it: its number and host."""
+    """Number and host of the process that holds a lock, as it wrote them."""
     number, _, host = os.pread(file, 300, 0).decode("utf-8", "replace").strip().partition(" ")
     return f"process {number} on {host}" if host else "another process"
 
@@ -370,7 +367,7 @@ _open: set[int] = set()
 
 
 def _close_in_child() -> None:
-    """A lock lives until all copies of its file are closed, and processes that load data may outlive ours."""
+    """Close lock files in a forked child, or a data loader that outlives this process would keep the lock."""
     for file in _open:
         os.close(file)
     _open.clear()

@@ -53,7 +53,7 @@ def image_fingerprint(side: Config, encoder: nn.Module) -> str:
 
     side  the config of the image side of a method
 
-    Neither the text side nor how pictures become squares is part of it.
+    Neither the text side nor how images become squares is part of it.
     """
     facts = side.model_dump(mode="json", exclude={"drop_path", "dropout"})  # training alone knows these
     if isinstance(side, PretrainedImageConfig):

@@ -1,4 +1,4 @@
-"""A trained method with what it needs to read pictures and texts: the object that users hold.
+"""A trained method with what it needs to read images and texts: the object that users hold.
 
 On disk it is a folder with `model.json` (method and config), `tokenizer.json` and `model.safetensors`. A run
 folder has the first two at its top and weights in `last/`, `best/` and `checkpoints/step-*/`. A CLIP or
@@ -18,18 +18,18 @@ from torch import Tensor
 from grainline.build import (
     Description,
     build,
+    image_settings,
     method_config,
-    picture_settings,
     read_description,
     scored,
     start,
     with_patches,
 )
-from grainline.data.batches import described, texts_of
-from grainline.data.chunks import Parted, encode_parts, windows
+from grainline.data.batches import description_texts, texts_of
 from grainline.data.descriptions import Described
 from grainline.data.formats.plain import read_plain
-from grainline.data.record import Damaged
+from grainline.data.record import CorruptSample
+from grainline.data.texts import TokenizedParts, encode_parts, windows
 from grainline.data.tokenizers.tokenized import TextTokenizer
 from grainline.data.tokenizers.tokenizer import read_tokenizer
 from grainline.data.transforms import EvalTransform
@@ -37,16 +37,16 @@ from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.build import space_of
 from grainline.encoders.pretrained.hub import NAME
 from grainline.errors import UserError
-from grainline.files import name_of, placed
+from grainline.files import existing_folder, original_name
 from grainline.methods.base import Method
-from grainline.nn.upsample import contrast
+from grainline.nn.upsample import contrast, on_grid, on_segments
 from grainline.types import Encoded, Images, Texts, concat, rows, to
 from grainline.weights import MODEL, load_weights
 
 SETTINGS = ("config.json", "open_clip_config.json")  # one of them stands in every folder of others
 
 DECODERS = min(8, os.cpu_count() or 1)
-"""Threads that decode pictures; Pillow lets others run while it does."""
+"""Threads that decode images; Pillow lets others run while it does."""
 
 ImageLike = str | Path | bytes | Image.Image | Described
 
@@ -64,7 +64,7 @@ class Model:
             tokenizer,
             batch,
         )
-        self.transform = EvalTransform(method.size, **picture_settings(description))
+        self.transform = EvalTransform(method.size, **image_settings(description))
         self.cut = 0  # texts so far that were longer than the method reads
 
     @property
@@ -78,7 +78,7 @@ class Model:
         """Vectors [N, D] of unit length with tokens, of images (paths, bytes or PIL) or of texts.
 
         Give one of the two. Rows are numbered from 0. A method that reads descriptions (`method.describes`)
-        takes each image as Described(image, text). Raises UserError for a file that is no picture.
+        takes each image as Described(image, text). Raises UserError for a file that is no image.
         """
         if (images is None) == (texts is None):
             raise UserError("encode takes images=[...] or texts=[...], one of them")
@@ -88,7 +88,7 @@ class Model:
         if texts is not None and not all(isinstance(text, str) for text in texts):
             raise UserError("texts must be strings; one of them is not")
         if not given:
-            raise UserError("encode got an empty list; give it one picture or text at least")
+            raise UserError("encode got an empty list; give it one image or text at least")
         encoded = self._images(images) if images is not None else self._texts(texts or [])
         number = torch.arange(len(encoded.vector), device=self.device)
         return encoded._replace(
@@ -115,31 +115,31 @@ class Model:
         map is >= 0 and sums to 1 over the tokens, or to less where the text looked at nothing. Many methods
         give nearly the same number everywhere then; to look at it, give `null`.
         """
-        if not self.method.placed:
-            raise UserError(f"the image tokens of {self.description.method} have no places in the picture")
+        if not self.method.has_layout:
+            raise UserError(f"the image tokens of {self.description.method} have no places in the image")
         others = null if isinstance(null, Encoded) or null is None else self.encode(texts=null)
         a, b = self.encode(images=[image]), self.encode(texts=texts)
         return heat_of(self.method, a, b, others, (self.method.size, self.method.size))
 
     def pressed(self) -> "Model":
-        """The same model, which sees whole pictures, pressed into its square."""
+        """The same model, which sees whole images, pressed into its square."""
         other = copy.copy(self)
         other.transform = self.transform.pressed()
         return other
 
-    def read(self, texts: Sequence[str]) -> Parted:
+    def read(self, texts: Sequence[str]) -> TokenizedParts:
         """The ids that the method reads of each text, in parts, and how many tokens are cut."""
         method = self.method
         return encode_parts(self.tokenizer, texts, method.context, method.parts, method.chunking)
 
     def prepared(self, image: ImageLike) -> Images:
-        """One picture as the method reads it, with its description where it reads one."""
+        """One image as the method reads it, with its description where it reads one."""
         number = torch.arange(1)
-        dense = self._dense([image], number) if self.method.describes else None
+        dense = self._dense([image], number) if self.method.reads_descriptions else None
         return to(Images(self._square(image)[None], number, dense=dense), self.device)
 
-    def seen(self, image: ImageLike) -> Image.Image:
-        """The square that the model sees of a picture, for laying heat maps over it."""
+    def cropped(self, image: ImageLike) -> Image.Image:
+        """The square that the model sees of an image, for laying heat maps over it."""
         return Image.fromarray(self._square(image).permute(1, 2, 0).numpy())
 
     def _images(self, images: Sequence[ImageLike]) -> Encoded:
@@ -158,34 +158,36 @@ class Model:
             for start in range(0, len(images), self.batch):
                 now, ahead = ahead, begin(start + self.batch)
                 pixels, number = torch.stack([square.result() for square in now]), torch.arange(len(now))
-                told = images[start : start + self.batch] if self.method.describes else []
-                yield Images(pixels, number, dense=self._dense(told, number) if told else None)
+                dense = None
+                if self.method.reads_descriptions:
+                    dense = self._dense(images[start : start + self.batch], number)
+                yield Images(pixels, number, dense=dense)
 
     def _dense(self, images: Sequence[ImageLike], number: Tensor) -> Texts:
-        """The descriptions of some pictures, which are numbered. UserError for a picture without."""
+        """The descriptions of some images, which are numbered. UserError for an image without."""
         texts = [image.text for image in images if isinstance(image, Described)]
         if len(texts) < len(images):
             bare = next(image for image in images if not isinstance(image, Described))
-            which = f"picture {bare}" if isinstance(bare, str | Path) else "a picture"
+            which = f"image {bare}" if isinstance(bare, str | Path) else "an image"
             raise UserError(
-                f"{self.description.method} reads a description beside each picture, and {which} has none: "
+                f"{self.description.method} reads a description beside each image, and {which} has none: "
                 "name a file of `grainline data describe` with --descriptions"
             )
         found = windows(self.tokenizer, texts, self.method.context)
-        self.cut += sum(found.cut)
-        return described(found.ids, number)
+        self.cut += sum(found.truncated)
+        return description_texts(found.ids, number)
 
     def _square(self, image: ImageLike) -> Tensor:
         if isinstance(image, Described):
             return self._square(image.image)
         try:
-            return self.transform(_opened(image), "picture" if isinstance(image, bytes) else str(image))
-        except Damaged as error:
-            raise UserError(f"{error.where} cannot be used: {error.cause}; give a picture file") from None
+            return self.transform(_opened(image), "image" if isinstance(image, bytes) else str(image))
+        except CorruptSample as error:
+            raise UserError(f"{error.where} cannot be used: {error.cause}; give an image file") from None
 
     def _texts(self, texts: Sequence[str]) -> Encoded:
         tokens = self.read(texts)
-        self.cut += sum(tokens.cut)
+        self.cut += sum(tokens.truncated)
         padded = to(texts_of(tokens.ids), self.device)
         starts = range(0, len(texts), self.batch)
         return concat([self.method.encode_texts(rows(padded, slice(i, i + self.batch))) for i in starts])
@@ -207,15 +209,33 @@ def heat_of(
 
     same, heat = own(texts)
     if null is not None:
-        real = image.mask[0].clone()
-        if method.grid is not None:
-            real[method.grid[0] * method.grid[1] :] = False  # tokens that have no place
-        heat = contrast(heat, own(null)[1], real)
-    return method.on_pixels(same, heat, size)
+        heat = contrast(heat, own(null)[1], image.mask[0])
+    return on_pixels(method, same, heat, size)
+
+
+def on_pixels(method: Method, images: Encoded, heat: Tensor, size: tuple[int, int]) -> Tensor:
+    """Heat over image tokens [N, L] as heat over the square that the method reads: [N, H, W]
+
+    images  [N] with their tokens
+    size    (H, W) of the answer
+
+    Tokens on a grid are interpolated between their centres. A segment has one heat all over, and segments
+    meet at sharp borders; a smaller answer holds their means.
+    """
+    if method.segmented:
+        assert images.places is not None, "segments without places"
+        return on_segments(heat, images.places, size)
+    assert method.grid is not None, "image tokens without a layout; ask `has_layout` first"
+    return on_grid(heat, method.grid, size)
 
 
 def load(
-    path: str | Path, *, device: str | None = None, scoring: str | None = None, patches: str | None = None
+    path: str | Path,
+    *,
+    device: str | None = None,
+    scoring: str | None = None,
+    patches: str | None = None,
+    trust_code: bool = False,
 ) -> Model:
     """The model in a run folder or in a folder inside one: `runs/x`, `runs/x/best`, `runs/x/checkpoints/...`
 
@@ -226,9 +246,10 @@ def load(
     scoring  how the method scores pairs, where it has several ways; None: as its config says
     patches  what image tokens take up in the last layer of a CLIP, "attention" or "values" (as FG-OVD is
              measured on CLIP); None: as its config says
+    trust_code  load a run whose method or encoder is a class outside grainline, which imports its module
     """
     run = find_run(Path(path))
-    model = load_named(path, scoring, patches) if run is None else _of_run(*run, scoring, patches)
+    model = load_named(path, scoring, patches) if run is None else _of_run(*run, scoring, patches, trust_code)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model.method.to(device)
     return model
@@ -248,8 +269,8 @@ def load_named(name: str | Path, scoring: str | None = None, patches: str | None
         )
     method = "clip" if kind == "groupvit" else kind  # its scores are cosines too
     described = Description(method, method_config(method, settings, str(name)))
-    begun = start(with_patches(scored(described, scoring), patches), found)
-    return Model(begun.description, begun.method(), begun.tokenizer())
+    start_point = start(with_patches(scored(described, scoring), patches), found)
+    return Model(start_point.description, start_point.method(), start_point.tokenizer())
 
 
 def find_run(path: Path) -> tuple[Path, Path] | None:
@@ -259,7 +280,7 @@ def find_run(path: Path) -> tuple[Path, Path] | None:
     is there and the path cannot be a name.
     """
     place = path.resolve()  # "." has no name of its own
-    there = placed(place)  # a kill in the middle of a save may have left it under another name
+    there = existing_folder(place)  # a kill in the middle of a save may have left it under another name
     if there is None and not place.exists():
         if NAME.fullmatch(str(path)) is None:
             raise UserError(
@@ -278,8 +299,9 @@ def find_run(path: Path) -> tuple[Path, Path] | None:
     return home, _weights(home, place, there)
 
 
-def _of_run(home: Path, weights: Path, scoring: str | None, patches: str | None) -> Model:
-    description = with_patches(scored(read_description(home), scoring), patches)
+def _of_run(home: Path, weights: Path, scoring: str | None, patches: str | None, trust_code: bool) -> Model:
+    described = read_description(home, trust_code=trust_code)
+    description = with_patches(scored(described, scoring), patches)
     method = build(description)
     load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
     return Model(description, method, read_tokenizer(home))
@@ -287,17 +309,17 @@ def _of_run(home: Path, weights: Path, scoring: str | None, patches: str | None)
 
 def _weights(home: Path, path: Path, there: Path | None) -> Path:
     """The folder of weights that a path means: a run folder means its last ones."""
-    steps = {folder.with_name(name_of(folder)) for folder in home.glob("checkpoints/*step-*")}
+    steps = {folder.with_name(original_name(folder)) for folder in home.glob("checkpoints/*step-*")}
     steps = {folder for folder in steps if folder.name.startswith("step-")}  # not what is being written
     found = [path, home / "last", *sorted(steps, reverse=True)]
-    weights = [where for folder in found if (where := placed(folder)) and (where / MODEL).is_file()]
+    weights = [where for folder in found if (where := existing_folder(folder)) and (where / MODEL).is_file()]
     if not weights or (path != home and weights[0] != there):
         raise UserError(f"{path} holds no weights yet; training writes its first ones to checkpoints/")
     return weights[0]
 
 
 def given(image: str | Path | bytes | Image.Image, description: str | None) -> ImageLike:
-    """A picture as a model is given it: with its description, where it has one."""
+    """An image as a model is given it: with its description, where it has one."""
     return image if description is None else Described(image, description)
 
 
@@ -305,9 +327,9 @@ def _opened(image: str | Path | bytes | Image.Image) -> bytes | Image.Image:
     if isinstance(image, bytes | Image.Image):
         return image
     if not isinstance(image, str | Path):
-        raise UserError(f"a picture is a path, bytes or a PIL image, not a {type(image).__name__}")
+        raise UserError(f"an image is a path, bytes or a PIL image, not a {type(image).__name__}")
     try:
         return read_plain(image)
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         why = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"picture {image} cannot be read: {why}") from None
+        raise UserError(f"image {image} cannot be read: {why}") from None

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request: work stops where it can go on later. A second signal stops it at once."""
+"""SIGINT and SIGTERM as requests: work stops where it can be resumed. A second signal stops it at once."""
 
 import os
 import signal
@@ -12,23 +12,23 @@ AT_ONCE: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
 }
-"""What Python does about these signals if nobody asks for anything else."""
+"""The default handlers of these signals in Python."""
 
 
 class Stopped(Exception):
-    """Work that a signal stopped, with what there is to go on from."""
+    """A signal stopped the work. The message says how to resume it."""
 
     def __init__(self, number: int, message: str) -> None:
-        """number  of the signal; shells know such an end by the exit code 128 + number"""
+        """number  of the signal; the exit code is 128 + number, as in shells"""
         super().__init__(message)
         self.code = 128 + number
 
 
 class Request:
-    """The number of the signal that came; 0 while there was none."""
+    """A signal handler that stores the number of the signal; 0 before one comes."""
 
     def __init__(self, answer: str = "") -> None:
-        """answer  what to say on stderr when the signal comes"""
+        """answer  what to print on stderr when the signal comes"""
         self.number, self._answer, self._process = 0, answer, os.getpid()
 
     def __call__(self, number: int, _: FrameType | None) -> None:
@@ -42,10 +42,10 @@ class Request:
 
 @contextmanager
 def requests(answer: str = "") -> Iterator[Request]:
-    """Signals that come during the block are noted, not obeyed; a second one is obeyed.
+    """Store signals that come during the block in a Request; a second signal has its usual effect.
 
-    A signal that is ignored, as SIGINT is behind nohup, stays ignored. In another thread than the main one
-    nothing changes, because there Python takes no signals.
+    Ignored signals, such as SIGINT under nohup, stay ignored. Outside the main thread nothing changes,
+    because Python handles signals only there.
     """
     request = Request(answer)
     if threading.current_thread() is not threading.main_thread():
@@ -63,7 +63,7 @@ def requests(answer: str = "") -> Iterator[Request]:
 
 
 def outlive_first(_: int = 0) -> None:
-    """For a process that works for another one and ends with it: leave the first signal to that one.
+    """Ignore the first signal in a worker process, whose parent handles it.
 
     Terminals, torchrun and job schedulers send a signal to all processes of a group.
     """

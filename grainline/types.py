@@ -2,7 +2,7 @@
 
 Letters used for shapes in every file of the package:
     N images   M texts   S parts of a text   L tokens   D shared width   W width of an encoder
-    H, W (after a 3) height and width of a picture in pixels   G side of the patch grid
+    H, W (after a 3) height and width of an image in pixels   G side of the patch grid
     n, m       rows held by this rank, when N, M are the rows of all ranks
 """
 
@@ -38,7 +38,7 @@ class Texts(NamedTuple):
 
 
 class Images(NamedTuple):
-    """Pictures as they leave the loader; encoders normalise them, because mean and spread go with weights."""
+    """Images as they leave the loader; encoders normalise them, because mean and spread go with weights."""
 
     pixels: Tensor  # [N, 3, H, W] uint8 in 0..255, or float in 0..1; H and W are 0 beside features
     image: Tensor  # [N] int64, id in the dataset
@@ -56,7 +56,10 @@ class Encoded(NamedTuple):
     item: Tensor  # [N] int64, id of the row itself; -1 = padding row
     image: Tensor  # [N] int64, id of the image behind the row; -1 = none
     extra: Any = None  # a NamedTuple of further tensors [N, ...] that only this method reads
-    places: Tensor | None = None  # [N, H, W] token of each pixel, for pictures whose tokens lie on no grid
+    places: Tensor | None = None  # [N, H, W] token of each pixel, for images whose tokens lie on no grid
+    precomputed: Any = (
+        None  # a NamedTuple of tensors [N, ...] that stands for tokens and extra in `Method.score`
+    )
 
 
 class Pair(NamedTuple):
@@ -125,14 +128,20 @@ def to(batch: T, device: torch.device | str) -> T:
     return each(lambda x: x.to(device, non_blocking=True), batch)
 
 
+def to_dtype(batch: T, dtype: torch.dtype) -> T:
+    """Every floating-point tensor in another type; all else as it is."""
+    return each(lambda x: x.to(dtype) if x.is_floating_point() else x, batch)
+
+
 def full(x: Tensor) -> Tensor:
     """x in float32 if it was half precision, else as it is: for sums, softmaxes and cosines."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def vectors_only(encoded: Encoded) -> Encoded:
-    """The same rows without tokens, places and extras: 1 kB a row instead of hundreds."""
-    return encoded._replace(tokens=encoded.tokens[:, :0], mask=encoded.mask[:, :0], extra=None, places=None)
+    """The same rows with their vectors alone: 1 kB a row instead of hundreds."""
+    tokens, mask = encoded.tokens[:, :0], encoded.mask[:, :0]
+    return encoded._replace(tokens=tokens, mask=mask, extra=None, places=None, precomputed=None)
 
 
 def without_places(encoded: Encoded) -> Encoded:

@@ -108,7 +108,7 @@ def texts(context: int = CONTEXT, rows: int = 4, pad: int = 0) -> tuple[Tensor, 
     return ids.masked_fill(~mask, pad), mask
 
 
-def pictures(size: int, rows: int = 3) -> Tensor:
+def images(size: int, rows: int = 3) -> Tensor:
     return torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8)
 
 
@@ -186,7 +186,7 @@ class Visual(nn.Module):
 
 
 class OpenAI(nn.Module):
-    """Width 128 and two heads for pictures of 16 x 16, width 64 and one head for texts of up to 30 tokens."""
+    """Width 128 and two heads for images of 16 x 16, width 64 and one head for texts of up to 30 tokens."""
 
     def __init__(self, quick: bool = True, context: int = CONTEXT, vocab: int = VOCAB) -> None:
         super().__init__()

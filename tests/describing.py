@@ -24,7 +24,7 @@ data:
   paths: ["scenes:train?count=16"]
   texts: {captions: first}
   workers: 0
-train: {steps: 4, batch: 8, precision: fp32, log_every: 1, save_every: 2}
+train: {max_steps: 4, global_batch_size: 8, precision: fp32, log_every: 1, save_every: 2}
 """
 
 
@@ -33,12 +33,13 @@ class ReaderConfig(TowersConfig):
 
 
 class Reader(Method):
-    """A picture's vector is that of its pixels plus the mean of those of its description's windows.
+    """An image's vector is that of its pixels plus the mean of those of its description's windows.
 
     `pairwise`, so that an index keeps tokens.
     """
 
-    describes = True
+    config_class = ReaderConfig
+    reads_descriptions = True
 
     def __init__(self, cfg: ReaderConfig) -> None:
         super().__init__(cfg)
@@ -62,8 +63,8 @@ class Reader(Method):
         total = vectors.new_zeros(len(dense.ids), vectors.shape[1]).index_add(0, number, vectors)
         return total / there.sum(1, keepdim=True)
 
-    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
-        return both_ways(lambda images, texts: self.scale * dot(images, texts), mine, everyone)
+    def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
+        return both_ways(lambda images, texts: self.scale * dot(images, texts), local, gathered)
 
 
 def recipe(folder: Path) -> Path:

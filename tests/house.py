@@ -21,15 +21,15 @@ from typing import NamedTuple
 PACKAGE = "grainline"
 SMALL = 80  # lines
 LIMITS = {  # a measure may not exceed its limit; where the goal of the plan is not reached, it stands beside
-    "lines": 45_000,  # goal 35,000
-    "files": 261,  # goal 210
-    "siblings": 16,
-    "small files": 27,
+    "lines": 44_500,  # goal 35,000
+    "files": 240,  # goal 210
+    "siblings": 20,
+    "small files": 16,
     "names twice in a folder": 0,
-    "shared names": 12,
-    "fan-out": 32,  # goal 15
+    "shared names": 11,
+    "fan-out": 25,  # goal 15
     "circles": 0,
-    "arrows up": 1,  # goal 0
+    "arrows up": 0,
 }
 
 Graph = Mapping[str, set[str]]

@@ -1,4 +1,4 @@
-"""A tiny model with its tokenizer, folders of small pictures, and what an index holds, as plain values."""
+"""A tiny model with its tokenizer, folders of small images, and what an index holds, as plain values."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from PIL import Image
 from grainline.build import Description, write_description
 from grainline.config import Config, override, parse
 from grainline.data.tokenizers.tokenizer import Tokenizer
-from grainline.index.reader import Opened
-from grainline.index.segment import Row
-from grainline.methods import METHODS
+from grainline.index.reader import IndexReader
+from grainline.index.store import Row
+from grainline.methods import method_class
 from grainline.model import Model
 from grainline.weights import save_weights
 
@@ -36,10 +36,10 @@ CONDITIONED = "scoring=conditioned"
 def tiny_model(
     method: str = "maxsim", seed: int = 0, values: dict[str, Any] = TINY, changes: Sequence[str] = ()
 ) -> Model:
-    """A model of random weights that reads pictures of 8 x 8."""
-    config: Config = parse(METHODS[method][1], override(values, [VOCAB, *changes]), "test")
+    """A model of random weights that reads images of 8 x 8."""
+    config: Config = parse(method_class(method).config_class, override(values, [VOCAB, *changes]), "test")
     torch.manual_seed(seed)
-    made = METHODS[method][0](config)  # type: ignore[call-arg]
+    made = method_class(method)(config)  # type: ignore[call-arg]
     return Model(Description(method, config), made, Tokenizer.train(TEXTS, vocab=540))
 
 
@@ -60,7 +60,7 @@ def texts(folder: Path, number: int = 24) -> str:
 
 
 def photo(path: Path, seed: int) -> Path:
-    """A picture of random pixels, another one for each seed."""
+    """An image of random pixels, another one for each seed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(seed).integers(0, 256, (10, 12, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
@@ -68,7 +68,7 @@ def photo(path: Path, seed: int) -> Path:
 
 
 def photos(folder: Path, number: int) -> Path:
-    """A folder of so many pictures, some of them in a folder below."""
+    """A folder of so many images, some of them in a folder below."""
     for i in range(number):
         photo(folder / ("" if i % 3 else "below") / f"{i:02}.png", i)
     return folder
@@ -76,14 +76,14 @@ def photos(folder: Path, number: int) -> Path:
 
 def content(folder: Path) -> dict[str, tuple[Row, str]]:
     """Every live row by its path, with a digest of all that is stored for it. Checks every sha256."""
-    opened = Opened(folder, thorough=True)
+    opened = IndexReader(folder, thorough=True)
     out = {}
-    for (number, line), row in zip(opened.where.tolist(), opened.rows, strict=True):
+    for (number, line), row in zip(opened.locations.tolist(), opened.rows, strict=True):
         total = hashlib.sha256()
         for name, array in sorted(opened.segments[number].arrays.items()):
             total.update(name.encode() + np.ascontiguousarray(array[line]).tobytes())
         out[row.path] = (row, total.hexdigest())
-    assert len(out) == len(opened), "a picture stands in the index once"
+    assert len(out) == len(opened), "an image stands in the index once"
     return out
 
 

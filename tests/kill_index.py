@@ -2,7 +2,7 @@
 
     python tests/kill_index.py FOLDER [--kills 100]
 
-`near` is a refresh of an index that keeps an inverted file, as one of very many pictures does. Prints how
+`near` is a refresh of an index that keeps an inverted file, as one of very many images does. Prints how
 many points each operation had, and how many of the random kills fell into the work.
 """
 
@@ -24,15 +24,15 @@ import torch
 from indexes import content, photo, photos, texts, tiny_model, tree
 
 from grainline.index import inverted
-from grainline.index.inverted import Inverted, nearest
-from grainline.index.reader import Opened
-from grainline.index.store import MANIFEST, NEAR, SEGMENTS, read_manifest
+from grainline.index.inverted import Inverted, open_candidates
+from grainline.index.reader import IndexReader
+from grainline.index.store import ANN, MANIFEST, SEGMENTS, read_manifest
 from grainline.index.sync import add, build, refresh, remove
 
 KILLED = 9
 CHUNK = 2
 KILLS = 6
-FEW, MANY = 2, inverted.EXACT  # pictures beyond which an inverted file is kept
+FEW, MANY = 2, inverted.EXACT  # images beyond which an inverted file is kept
 CALLS = ((os, "fsync"), (os, "rename"), (os, "mkdir"), (os, "unlink"), (os, "rmdir"), (os, "ftruncate"))
 HALVES = ((np, "save"), (Path, "write_text"), (faiss, "write_index"))  # die in the middle of writing
 
@@ -88,7 +88,7 @@ def in_child(act: Callable[[Path], Any], out: Path, at: int) -> bool:
 
 
 class Trial:
-    """One operation on a small index: five pictures, then some of them changed, new, gone or broken."""
+    """One operation on a small index: five images, then some of them changed, new, gone or broken."""
 
     def __init__(self, folder: Path, operation: str) -> None:
         self.folder, self.operation = folder, operation
@@ -96,12 +96,12 @@ class Trial:
         self.root, self.base = photos(folder / "photos", 5), folder / "base"
         inverted.EXACT = FEW if operation == "near" else MANY
         if operation != "build":
-            build(self.root, self.base, model=self.model, null=self.null, chunk=CHUNK)
+            build(self.root, self.base, model=self.model, calibration_texts=self.null, chunk=CHUNK)
             (self.root / "01.png").unlink()
             photo(self.root / "02.png", 77)
             photo(self.root / "new.png", 78)
             photo(self.root / "newer.png", 79)
-            (self.root / "bad.png").write_bytes(b"no picture")
+            (self.root / "bad.png").write_bytes(b"no image")
 
     def fresh(self, name: str) -> Path:
         """A copy of the index as it is before the operation."""
@@ -113,7 +113,7 @@ class Trial:
 
     def act(self, out: Path) -> None:
         if self.operation == "build":
-            build(self.root, out, model=self.model, null=self.null, chunk=CHUNK)
+            build(self.root, out, model=self.model, calibration_texts=self.null, chunk=CHUNK)
         elif self.operation == "add":
             paths = [self.root / name for name in ("new.png", "newer.png", "02.png")]
             add(out, paths, model=self.model, chunk=CHUNK)
@@ -163,15 +163,15 @@ def points(folder: Path, operation: str) -> int:
 
 
 def check_near(out: Path) -> None:
-    """One inverted file that is whole and finds every picture. Drops it: its number depends on the kills."""
-    opened = Opened(out)
-    finder = nearest(out, opened.segments)
+    """One inverted file that is whole and finds every image. Drops it: its number depends on the kills."""
+    opened = IndexReader(out)
+    finder = open_candidates(out, opened.segments)
     assert isinstance(finder, Inverted), finder.note
     vectors = np.concatenate([vector[live] for vector, live in zip(opened.vectors, opened.live, strict=True)])
     near = finder.top(vectors, len(vectors))
     assert all(sorted(row) == list(range(len(vectors))) for row in near.row.tolist())
-    assert len(list((out / NEAR).iterdir())) == 1
-    shutil.rmtree(out / NEAR)
+    assert len(list((out / ANN).iterdir())) == 1
+    shutil.rmtree(out / ANN)
 
 
 Content = dict[str, tuple[Any, str]]
@@ -191,7 +191,7 @@ def randomly(folder: Path, kills: int) -> int:
     root, out = photos(folder / "photos", 24), folder / "out"
     inverted.EXACT = FEW
     begun = time.perf_counter()
-    build(root, folder / "whole", model=model, null=null, chunk=1)
+    build(root, folder / "whole", model=model, calibration_texts=null, chunk=1)
     takes = time.perf_counter() - begun
     check_near(folder / "whole")
     whole = tree(folder / "whole")
@@ -200,7 +200,7 @@ def randomly(folder: Path, kills: int) -> int:
         child = os.fork()
         if child == 0:
             try:
-                build(root, out, model=model, null=null, chunk=1)
+                build(root, out, model=model, calibration_texts=null, chunk=1)
             finally:
                 os._exit(0)
         time.sleep(rng.random() * takes)
@@ -219,7 +219,7 @@ def randomly(folder: Path, kills: int) -> int:
             seen = number
         if inside == kills:
             break
-    build(root, out, model=model, null=null, chunk=1)
+    build(root, out, model=model, calibration_texts=null, chunk=1)
     check_near(out)
     assert tree(out) == whole
     return inside

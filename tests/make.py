@@ -1,12 +1,11 @@
 """Small random batches and every method to test them on."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from grainline.config import override, parse
-from grainline.methods import METHODS
+from grainline.methods import METHODS, method_class
 from grainline.methods.base import Method
 from grainline.types import CAPTION, FOIL, Clock, Images, Texts
 
@@ -46,7 +45,7 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in ME
         "himo",
         ("group=3", "threshold=0.6", "sides=both", "unit=true", "smoothing=0.1", "detach_keys=true"),
     ),
-    "beta_clip-groups": ("beta_clip", ("group=3", "form=bce", "divisor=rows", "beta=0.2", "decay=0.1")),
+    "beta_clip-groups": ("beta_clip", ("group=3", "form=bce", "divisor=rows", "beta=0.2", "slot_decay=0.1")),
     "beta_clip-pairs": ("beta_clip", ("scoring=conditioned", "input_norm=true", "detach_keys=true")),
     "beta_clip-others": ("beta_clip", ("others.own=true", "group=3")),
     "beta_clip-others_bce": ("beta_clip", ("others.weight=2", "group=3", "form=bce")),
@@ -67,10 +66,10 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in ME
     "tgt-baseline": ("tgt", ("reconstruction=0", "text.causal=false", "text.pool=mean")),
     "siglip-map": ("siglip", ("image.pool=attention", "text.buckets=1")),
 }
-FEW = ("keep=0.75", "aggregate=0.7")  # of four patches three stay, as two tokens
+FEW = ("keep_ratio=0.75", "aggregation_ratio=0.7")  # of four patches three stay, as two tokens
 CASES |= {
     "seps": ("seps", FEW),
-    "seps-sparse": ("seps", (*FEW, "branches=sparse", "warmup=0", "aggregate=null")),
+    "seps-sparse": ("seps", (*FEW, "branches=sparse", "warmup=0", "aggregation_ratio=null")),
     "seps-dense": ("seps", (*FEW, "branches=dense", "ratio_form=apart", "use_cls=false")),
     "seps-joint": ("seps", (*FEW, "branches=joint", "matching=topk", "use_rest=false", "image.pool=mean")),
     "laps": ("laps", FEW),
@@ -83,10 +82,9 @@ def build(case: str, *changes: str) -> Method:
     """The same weights every time; evaluation mode, so no noise."""
     torch.manual_seed(0)
     name, settings = CASES[case]
-    cls, config = METHODS[name]
-    make: Callable[[Any], Method] = cls
+    make: Any = method_class(name)
     values = SEGMENTS if case.endswith("-segments") else PRETRAINED.get(case, TINY)
-    return make(parse(config, override(values, [*settings, *changes]), "test")).eval()
+    return make(parse(make.config_class, override(values, [*settings, *changes]), "test")).eval()
 
 
 def batch(n: int = 4, seed: int = 0) -> tuple[Images, Texts]:

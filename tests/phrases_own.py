@@ -10,8 +10,8 @@ OWN: dict[str, tuple[str, str, str]] = {
         "sit on",
         "next to",
     ),
-    "On the left of the picture, a boy in a red shirt is kicking a ball.": (
-        "the left|the picture|a boy|a red shirt|a ball",
+    "On the left of the photo, a boy in a red shirt is kicking a ball.": (
+        "the left|the photo|a boy|a red shirt|a ball",
         "",
         "On the left of",
     ),

@@ -21,8 +21,8 @@ data:
   texts: {subset: 0.5, foils: 1}
   workers: 0
 train:
-  steps: 6
-  batch: 8
+  max_steps: 6
+  global_batch_size: 8
   precision: fp32
   log_every: 1
   save_every: 2

@@ -1,6 +1,6 @@
 """Losses of 20 training steps of every shipped recipe, made small, to compare two versions bit for bit.
 
-    python tests/same_losses.py --against main      # this tree and a commit, side by side
+    python tests/same_losses.py --compare-to main      # this tree and a commit, side by side
     python tests/same_losses.py --write before.jsonl
     python tests/same_losses.py --compare before.jsonl
 
@@ -51,8 +51,8 @@ VIT = {"width": 32, "depth": 2, "heads": 2, "patch": 8, "size": 32}
 CAST = {"width": 32, "depths": [1, 1, 1, 1], "heads": 2, "size": 32, "stride": 2, "groups": [16, 8, 4]}
 TEXT = {"width": 32, "depth": 2, "heads": 2, "vocab": 600, "context": 48}
 DATA = {"paths": ["scenes:train?count=40"], "tokenizer_samples": 40, "workers": 0}
-TRAIN = {"steps": STEPS, "batch": 16, "log_every": 1, "save_every": STEPS}
-RATES = {"lr": 2e-4, "decay": 0.1, "betas": [0.9, 0.98], "eps": 1e-8}
+TRAIN = {"max_steps": STEPS, "global_batch_size": 16, "log_every": 1, "save_every": STEPS}
+RATES = {"lr": 2e-4, "weight_decay": 0.1, "betas": [0.9, 0.98], "eps": 1e-8}
 
 
 def shrunk(recipe: Values, checkpoints: Path) -> Values:
@@ -71,11 +71,11 @@ def shrunk(recipe: Values, checkpoints: Path) -> Values:
     texts = data["texts"] = dict(data.get("texts", {}))
     at_most(texts, {"sentences": 3})
     if "phrases" in texts:
-        at_most(texts["phrases"], {"most": 4})
+        at_most(texts["phrases"], {"max_phrases": 4})
         texts["phrases"].pop("provider", None)  # one that needs no further package
     if recipe["method"] == "seps" and model.get("branches") != "sparse":
         data["descriptions"] = ["long"]
-    at_most(train, {"accumulate": 2, "chunk": 4})
+    at_most(train, {"grad_accum": 2, "grad_cache_chunk": 4})
     train.setdefault("precision", "fp32")  # "auto" depends on the machine
     optimizer = train["optimizer"] = train.get("optimizer", {}) | RATES
     for part in (optimizer, *optimizer.get("rules", [])):
@@ -88,7 +88,7 @@ def shrunk(recipe: Values, checkpoints: Path) -> Values:
 
 def _image(side: Values, checkpoints: Path) -> Values:
     name = side.pop("name", "") if "pretrained" not in side else ""
-    for field in ("mean", "spread"):
+    for field in ("mean", "std"):
         side.pop(field, None)
     if "pretrained" in side:
         return side | {"pretrained": _family(side, checkpoints)}
@@ -109,7 +109,7 @@ def _family(side: Values, checkpoints: Path) -> str:
 
 def begun(recipe: Values, folder: str) -> Values:
     """The recipe with the weights of a run to begin with."""
-    return recipe | {"begin": folder}
+    return recipe | {"init_from": folder}
 
 
 def write_tokenizer(folder: Path, texts: list[str], size: int) -> dict[str, int]:
@@ -322,7 +322,7 @@ def read(file: Path) -> list[Values]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--against", metavar="COMMIT", help="run this commit too, and compare")
+    parser.add_argument("--compare-to", metavar="COMMIT", help="run this commit too, and compare")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the cases as JSON lines")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="compare with such a file")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases with this text in their name")
@@ -340,12 +340,12 @@ def main() -> None:
     print(f"{len(found)} cases in {time.perf_counter() - since:.0f} s", file=sys.stderr)
     if asked.write:
         asked.write.write_text("".join(json.dumps(one) + "\n" for one in found))
-    if asked.against:
-        wrong = differences(found, elsewhere(asked.against, asked.only))
+    if asked.compare_to:
+        wrong = differences(found, elsewhere(asked.compare_to, asked.only))
     if asked.compare:
         ours = {one["case"] for one in found}
         wrong += differences(found, [x for x in read(asked.compare) if not asked.only or x["case"] in ours])
-    print("\n".join(wrong) if wrong else "all equal" if asked.against or asked.compare else "")
+    print("\n".join(wrong) if wrong else "all equal" if asked.compare_to or asked.compare else "")
     sys.exit(bool(wrong))
 
 

@@ -1,4 +1,4 @@
-"""A small method that pools a picture by a text, and scores pairs in two ways."""
+"""A small method that pools an image by a text, and scores pairs in two ways."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,13 +29,15 @@ class SeerConfig(CLIPConfig):
 class Seer(Method):
     """A CLIP with a pooling block over its image tokens."""
 
+    config_class = SeerConfig
+
     def __init__(self, cfg: SeerConfig) -> None:
         super().__init__(cfg)
         self.scale = LogitScale(1 / 0.07, 100.0)
         self.pool = CrossPool(self.towers.space, heads=4)
         self.pairwise = cfg.scoring == "conditioned"
 
-    def see(self, images: Encoded, texts: Encoded) -> Tensor:
+    def pool_images(self, images: Encoded, texts: Encoded) -> Tensor:
         return F.normalize(self.pool(texts.vector[:, None], images.tokens)[:, 0], dim=-1)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -43,16 +45,16 @@ class Seer(Method):
             return dot(images, texts)
         i, j = torch.cartesian_prod(torch.arange(len(images.item)), torch.arange(len(texts.item))).T
         told = rows(texts, j)
-        return (self.see(rows(images, i), told) * told.vector).sum(1).view(len(images.item), -1)
+        return (self.pool_images(rows(images, i), told) * told.vector).sum(1).view(len(images.item), -1)
 
-    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
+    def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
         scale = self.scale()
-        return both_ways(lambda images, texts: scale * dot(images, texts), mine, everyone)
+        return both_ways(lambda images, texts: scale * dot(images, texts), local, gathered)
 
 
 @contextmanager
 def known() -> Iterator[None]:
     """The method among all others."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(METHODS, NAME, (Seer, SeerConfig))
+        patch.setitem(METHODS, NAME, f"{__name__}:Seer")
         yield

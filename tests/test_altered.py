@@ -9,17 +9,16 @@ import vocabularies
 from test_dataset import CROP, LONG, TOKENIZER, Shelf
 from test_library_tokenizer import MAKERS
 
-from grainline.data.chunks import Chunking, encode_parts
-from grainline.data.dataset import Draw, Sample, TrainSet, altered, encode_altered
+from grainline.data.dataset import Draw, Sample, TrainSet
 from grainline.data.record import Record
-from grainline.data.texts import TextsConfig
-from grainline.data.tokenizers.tokenized import Hiding, TextTokenizer
+from grainline.data.texts import Chunking, TextsConfig, drop_words, encode_parts, encode_word_dropout
+from grainline.data.tokenizers.tokenized import MaskTokens, TextTokenizer
 from grainline.data.tokenizers.tokenizer import load_tokenizer
 from grainline.errors import UserError
 from grainline.training.recipe import read_recipe
 
 TEXTS = vocabularies.PROBES + vocabularies.CORPUS
-HIDING = Hiding(4, tuple(range(10, 60)))
+HIDING = MaskTokens(4, tuple(range(10, 60)))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +41,7 @@ def test_words_joined_are_the_text(kind: str, tokenizers_of: dict[str, TextToken
         assert [number for word in words for number in word] == ids[first : len(ids) - last]
         assert all(words)
     for context in (500, 5):
-        same = encode_altered(tokenizer, TEXTS, context, 0.0, Random(0))
+        same = encode_word_dropout(tokenizer, TEXTS, context, 0.0, Random(0))
         assert same == encode_parts(tokenizer, TEXTS, context, 1)
 
 
@@ -76,14 +75,14 @@ def test_pieces_of_one_word_stand_together(tokenizers_of: dict[str, TextTokenize
 def test_only_bert_hides_and_never_behind_special_tokens(
     tokenizers_of: dict[str, TextTokenizer], tmp_path: Path
 ) -> None:
-    assert [kind for kind, one in tokenizers_of.items() if one.hiding is not None] == ["bert"]
+    assert [kind for kind, one in tokenizers_of.items() if one.mask_tokens is not None] == ["bert"]
     bert = tokenizers_of["bert"]
     bert.save(tmp_path)
     for tokenizer in (bert, load_tokenizer(tmp_path)):
-        hiding = tokenizer.hiding
-        assert hiding is not None
-        assert tokenizer.pieces([hiding.mask]) == ["[MASK]"]
-        pieces = tokenizer.pieces(hiding.pieces)
+        mask_tokens = tokenizer.mask_tokens
+        assert mask_tokens is not None
+        assert tokenizer.pieces([mask_tokens.mask]) == ["[MASK]"]
+        pieces = tokenizer.pieces(mask_tokens.pieces)
         assert not [piece for piece in pieces if piece.startswith("[") and len(piece) > 1]
         assert len(pieces) == len(set(pieces)) == tokenizer.vocab - 5 - 120  # all but special and unused ones
 
@@ -91,7 +90,9 @@ def test_only_bert_hides_and_never_behind_special_tokens(
 # What becomes of them
 
 
-def slow(words: list[list[int]], share: float, hiding: Hiding | None, rng: Random) -> list[list[int]]:
+def slow(
+    words: list[list[int]], share: float, mask_tokens: MaskTokens | None, rng: Random
+) -> list[list[int]]:
     """The definition, piece by piece, with the same draws."""
     chances = []
     for _ in words:
@@ -104,14 +105,14 @@ def slow(words: list[list[int]], share: float, hiding: Hiding | None, rng: Rando
         if chances[i] >= share or i == spared:
             out.append(word)
             continue
-        kind = 0.99 if hiding is None else rng.random()
+        kind = 0.99 if mask_tokens is None else rng.random()
         new = []
-        if hiding is not None and kind < 0.6:
+        if mask_tokens is not None and kind < 0.6:
             for _ in word:
                 if kind < 0.5:
-                    new.append(hiding.mask)
+                    new.append(mask_tokens.mask)
                 else:
-                    new.append(hiding.pieces[int(rng.random() * len(hiding.pieces))])
+                    new.append(mask_tokens.pieces[int(rng.random() * len(mask_tokens.pieces))])
         out.append(new)
     return out
 
@@ -122,13 +123,13 @@ def some_words(rng: Random, longest: int = 12) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("hiding", [HIDING, None])
+@pytest.mark.parametrize("mask_tokens", [HIDING, None])
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.7, 1.0])
-def test_words_are_altered_as_defined(share: float, hiding: Hiding | None) -> None:
+def test_words_are_altered_as_defined(share: float, mask_tokens: MaskTokens | None) -> None:
     for seed in range(300):
         words = some_words(Random(seed))
-        found = altered(words, share, hiding, Random(-seed - 1))
-        assert found == slow(words, share, hiding, Random(-seed - 1))
+        found = drop_words(words, share, mask_tokens, Random(-seed - 1))
+        assert found == slow(words, share, mask_tokens, Random(-seed - 1))
         assert len(found) == len(words)
         assert not words or any(a == b for a, b in zip(words, found, strict=True)), "one word stays"
         assert share or found == words
@@ -141,7 +142,7 @@ def test_shares_are_those_of_the_paper() -> None:
     pieces = Counter[int]()
     for _ in range(count):
         words = [[100 + i, 200 + i] for i in range(each)]
-        for old, new in zip(words, altered(words, 0.2, HIDING, rng), strict=True):
+        for old, new in zip(words, drop_words(words, 0.2, HIDING, rng), strict=True):
             if new == old:
                 fates["kept"] += 1
             elif not new:
@@ -163,7 +164,7 @@ def test_without_a_mask_every_altered_word_goes() -> None:
     rng, gone, total = Random(1), 0, 0
     for _ in range(2000):
         words = [[i] for i in range(15)]
-        found = altered(words, 0.2, None, rng)
+        found = drop_words(words, 0.2, None, rng)
         assert all(new in ([], old) for old, new in zip(words, found, strict=True))
         gone, total = gone + found.count([]), total + len(words)
     assert abs(gone - 0.2 * total) < 6 * (total * 0.2 * 0.8) ** 0.5
@@ -173,15 +174,15 @@ def test_what_goes_makes_room_before_a_text_is_cut() -> None:
     whole = TOKENIZER.encode([LONG], 500).ids[0]
     context = len(whole) - 4
     for seed in range(40):
-        (ids,), (lost,) = encode_altered(TOKENIZER, [LONG], context, 0.3, Random(seed))
-        rest = sum(len(word) for word in altered(TOKENIZER.words(LONG), 0.3, None, Random(seed)))
+        (ids,), (lost,) = encode_word_dropout(TOKENIZER, [LONG], context, 0.3, Random(seed))
+        rest = sum(len(word) for word in drop_words(TOKENIZER.words(LONG), 0.3, None, Random(seed)))
         assert (ids[0][0], ids[0][-1]) == (TOKENIZER.begin, TOKENIZER.end)
         assert len(ids[0]) == min(rest + 2, context)
         assert lost == max(rest + 2 - context, 0)
         left = iter(whole)
         assert lost or all(number in left for number in ids[0]), "words in their order"
     with pytest.raises(UserError, match="it must be at least 3"):
-        encode_altered(TOKENIZER, [LONG], 2, 0.2, Random(0))
+        encode_word_dropout(TOKENIZER, [LONG], 2, 0.2, Random(0))
 
 
 # Samples
@@ -197,13 +198,13 @@ def drawn(
 DRAWS = [Draw(i, 0, i) for i in range(6)]
 
 
-def test_samples_are_altered_by_seed_epoch_and_picture_alone() -> None:
-    cfg = {"altered": 0.4, "per_image": 2, "loose": 1}
+def test_samples_are_altered_by_seed_epoch_and_image_alone() -> None:
+    cfg = {"word_dropout": 0.4, "per_image": 2, "sampled_captions": 1}
     first = drawn(cfg, DRAWS)
     assert [s.texts for s in drawn(cfg, DRAWS[::-1])][::-1] == [s.texts for s in first]
     later = [draw._replace(position=50 + draw.position) for draw in DRAWS]
     assert [s.texts for s in drawn(cfg, later)] == [s.texts for s in first]
-    plain = drawn(cfg | {"altered": 0.0}, DRAWS)
+    plain = drawn(cfg | {"word_dropout": 0.0}, DRAWS)
     for other in (drawn(cfg, DRAWS, seed=1), drawn(cfg, [d._replace(epoch=1) for d in DRAWS]), plain):
         assert all(a.texts != b.texts for a, b in zip(first, other, strict=True))
     assert all((a.pixels == b.pixels).all() for a, b in zip(first, plain, strict=True))
@@ -216,19 +217,19 @@ def test_samples_are_altered_by_seed_epoch_and_picture_alone() -> None:
             assert all(number in left for number in new.parts[0])
             assert len(new.parts[0]) > 2
         twice = [text.parts for text in a.texts[:2] if text is not None]
-        assert twice[0] != twice[1], "texts of one picture are altered each on its own"
+        assert twice[0] != twice[1], "texts of one image are altered each on its own"
 
 
 class Same(Shelf):
-    """Pictures with one and the same caption."""
+    """Images with one and the same caption."""
 
     def __getitem__(self, index: int) -> Record:
         return super().__getitem__(index)._replace(captions=(LONG,))
 
 
-def test_one_caption_is_altered_anew_for_each_picture_and_epoch() -> None:
+def test_one_caption_is_altered_anew_for_each_image_and_epoch() -> None:
     draws = [Draw(i, epoch, i) for epoch in range(2) for i in range(6)]
-    samples = drawn({"altered": 0.4}, draws, source=Same(6))
+    samples = drawn({"word_dropout": 0.4}, draws, source=Same(6))
     assert len({str(sample.texts[0]) for sample in samples}) == len(draws)
 
 
@@ -240,7 +241,7 @@ class Described(Shelf):
 
 
 def test_descriptions_are_not_altered() -> None:
-    samples = drawn({"altered": 1.0}, DRAWS, source=Described(6))
+    samples = drawn({"word_dropout": 1.0}, DRAWS, source=Described(6))
     whole = TOKENIZER.encode([LONG], 99).ids
     assert all(sample.dense == whole for sample in samples)
     assert all(sample.texts[0] is not None and sample.texts[0].parts != whole for sample in samples)
@@ -248,22 +249,24 @@ def test_descriptions_are_not_altered() -> None:
 
 @pytest.mark.parametrize(
     "cfg",
-    [{"foils": 1}, {"sentences": 2}, {"phrases": {"most": 3}}, {"chunks": 2}],
+    [{"foils": 1}, {"sentences": 2}, {"phrases": {"max_phrases": 3}}, {"chunks": 2}],
     ids=lambda cfg: next(iter(cfg)),
 )
 def test_altered_words_are_for_plain_captions(cfg: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="altered is for plain captions"):
-        TextsConfig(altered=0.2, **cfg)
+    with pytest.raises(ValueError, match="word_dropout is for plain captions"):
+        TextsConfig(word_dropout=0.2, **cfg)
 
 
 @pytest.mark.parametrize(("parts", "chunking"), [(4, None), (4, Chunking()), (1, Chunking())])
 def test_altered_words_are_for_methods_that_read_one_part(parts: int, chunking: Chunking | None) -> None:
-    with pytest.raises(UserError, match=r"data\.texts\.altered is for methods that read a text in one part"):
+    with pytest.raises(
+        UserError, match=r"data\.texts\.word_dropout is for methods that read a text in one part"
+    ):
         TrainSet(
             Shelf(1),
             TOKENIZER,
             CROP,
-            TextsConfig(altered=0.2),
+            TextsConfig(word_dropout=0.2),
             context=9,
             seed=0,
             parts=parts,
@@ -276,9 +279,9 @@ PAPERS = ["vit_224", "vit_384", "swin_224", "swin_384", "clip_b16", "clip_l14", 
 
 @pytest.mark.parametrize("name", [*(f"seps/{one}" for one in PAPERS), "laps/vit_224", "vse/vit_224"])
 def test_recipes_of_the_paper_alter_words(name: str) -> None:
-    assert read_recipe(name, ["data.descriptions=[long]"]).data.texts.altered == 0.2
+    assert read_recipe(name, ["data.descriptions=[long]"]).data.texts.word_dropout == 0.2
 
 
 @pytest.mark.parametrize("name", ["seps/scenes", "laps/flickr8k", "vse/scenes"])
 def test_small_recipes_alter_none(name: str) -> None:
-    assert read_recipe(name, ["data.descriptions=[long]"]).data.texts.altered == 0.0
+    assert read_recipe(name, ["data.descriptions=[long]"]).data.texts.word_dropout == 0.0

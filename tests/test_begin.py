@@ -14,10 +14,11 @@ from grainline.errors import UserError
 from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.model import load
-from grainline.training.warm_start import Earlier, begin_with
+from grainline.training.inputs import SourceRun, copy_weights
 
 SMALL = (
-    "data.paths=[\"scenes:train?count=12\"]", "train.steps=2", "train.batch=6", "train.save_every=2",
+    "data.paths=[\"scenes:train?count=12\"]", "train.max_steps=2", "train.global_batch_size=6",
+    "train.save_every=2",
     "train.log_every=1", "data.workers=0", "data.tokenizer_samples=12", "model.image.width=32",
     "model.image.depth=1", "model.image.heads=2", "model.image.size=32", "model.text.width=32",
     "model.text.depth=1", "model.text.heads=2", "model.width=16", "train.optimizer.schedule.warmup=0", 
@@ -36,11 +37,10 @@ def test_another_method_begins_with_the_encoders_of_a_run(
     clip_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "beta"
-    rest = ("data.tokenizer_samples=3", f"begin={clip_run / 'last'}", "train.optimizer.lr=1e-9")
+    rest = ("data.tokenizer_samples=3", f"init_from={clip_run / 'last'}", "train.optimizer.lr=1e-9")
     assert call("train", "beta_clip/scenes", "--out", run, "--set", *SMALL, *rest) == 0
     assert (
-        f"begins with {clip_run / 'last'}; fresh are 15 tensors of pool, pool_scale"
-        in capsys.readouterr().err
+        f"starts from {clip_run / 'last'}; 15 tensors of pool, pool_scale are new" in capsys.readouterr().err
     )
     before, after = load(clip_run, device="cpu"), load(run, device="cpu")
     for name, x in before.method.state_dict().items():
@@ -53,7 +53,7 @@ def test_another_method_begins_with_the_encoders_of_a_run(
 def test_a_stopped_run_goes_on_from_its_own_weights(clip_run: Path, tmp_path: Path) -> None:
     runs = {name: tmp_path / name for name in ("whole", "parts")}
     shutil.copytree(clip_run, tmp_path / "first")
-    rest = (*SMALL, f"begin={tmp_path / 'first'}", "train.steps=4")
+    rest = (*SMALL, f"init_from={tmp_path / 'first'}", "train.max_steps=4")
     assert call("train", "clip/patches", "--out", runs["whole"], "--set", *rest) == 0
     assert call("train", "clip/patches", "--out", runs["parts"], "--set", *rest) == 0
     (runs["parts"] / "last").rename(tmp_path / "gone")
@@ -71,9 +71,9 @@ def test_encoders_of_other_sizes_are_refused(
         (["model.width=8"], "towers.to_image.weight is (16, 32) in the run"),
         (["model.image.depth=2"], "has no towers.image.stack.blocks.1"),
         (["data.tokenizer=x"], "leave data.tokenizer out"),
-        (["begin=nowhere/at/all"], "no model at"),
+        (["init_from=nowhere/at/all"], "no model at"),
     ):
-        begin = [f"begin={clip_run}"]
+        begin = [f"init_from={clip_run}"]
         code = call("train", "clip/patches", "--out", tmp_path / "x", "--set", *SMALL, *begin, *changes)
         err = capsys.readouterr().err
         assert code == 2, err
@@ -82,17 +82,17 @@ def test_encoders_of_other_sizes_are_refused(
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("train", "clip/patches", "--out", tmp_path / "x", "--set", *SMALL, "begin=some/name") == 2
-    assert "begin is some/name, which is no run of grainline" in capsys.readouterr().err
+    assert call("train", "clip/patches", "--out", tmp_path / "x", "--set", *SMALL, "init_from=some/name") == 2
+    assert "init_from is some/name, which is no run of grainline" in capsys.readouterr().err
 
 
 def test_every_tensor_that_both_have_is_copied_and_the_others_are_named() -> None:
     clip = CLIP(parse(CLIPConfig, TINY, "test"))
     beta = BetaCLIP(parse(BetaCLIPConfig, override(TINY, ["scale=3"]), "test"))
-    earlier = Earlier("x", clip.state_dict(), None)  # type: ignore[arg-type]
-    fresh = begin_with(beta, earlier)
-    assert {name.partition(".")[0] for name in fresh} == {"pool", "pool_scale"}
+    earlier = SourceRun("x", clip.state_dict(), None)  # type: ignore[arg-type]
+    new = copy_weights(beta, earlier)
+    assert {name.partition(".")[0] for name in new} == {"pool", "pool_scale"}
     for name, x in clip.state_dict().items():
         assert torch.equal(beta.state_dict()[name], x)
     with pytest.raises(UserError, match="has no towers"):
-        begin_with(beta, earlier._replace(weights={}))
+        copy_weights(beta, earlier._replace(weights={}))

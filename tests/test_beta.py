@@ -18,7 +18,7 @@ from grainline.losses.beta_cal import (
     dense_beta_ce,
     slot_keys,
 )
-from grainline.losses.tiled.pair_mask import Keys
+from grainline.losses.tiled.pair_mask import RowIds
 from grainline.types import Mean, rows
 
 V = torch.tensor([[1.0, 0.0], [0.6, 0.8], [-0.8, 0.6], [0.0, -1.0]])
@@ -27,8 +27,8 @@ S = 5 * V @ T.T
 PADDED, RIVAL = -1, 9  # the item of a slot without a text: out of everything, or left in the denominators
 
 
-def two_by_two(last: int | None = None) -> Keys:
-    """Two pictures with two texts each; the last slot may be none."""
+def two_by_two(last: int | None = None) -> RowIds:
+    """Two images with two texts each; the last slot may be none."""
     item, image = torch.arange(4), torch.tensor([0, 0, 1, 1])
     if last is not None:
         item[3], image[3] = last, -1
@@ -39,7 +39,7 @@ def value(mean: Mean) -> float:
     return float((mean.total / mean.number).detach())
 
 
-def ce_loop(logits: Tensor, mine: Keys, everyone: Keys, weights: Beta) -> Tensor:
+def ce_loop(logits: Tensor, mine: RowIds, everyone: RowIds, weights: Beta) -> Tensor:
     """The mean over groups of the mean over valid rows of -sum_j p_ij log softmax_j, entry by entry."""
     groups: dict[int, list[Tensor]] = {}
     for i in range(len(mine.item)):
@@ -53,7 +53,7 @@ def ce_loop(logits: Tensor, mine: Keys, everyone: Keys, weights: Beta) -> Tensor
     return torch.stack([torch.stack(found).mean() for found in groups.values()]).mean()
 
 
-def bce_loop(logits: Tensor, mine: Keys, weights: Beta, divisor: Divisor) -> Tensor:
+def bce_loop(logits: Tensor, mine: RowIds, weights: Beta, divisor: Divisor) -> Tensor:
     """The mean over groups of the sum over pairs, divided in one of three ways, entry by entry."""
     values = []
     for group in mine.group.unique().tolist():
@@ -73,7 +73,7 @@ def bce_loop(logits: Tensor, mine: Keys, weights: Beta, divisor: Divisor) -> Ten
     return torch.stack(values).mean()
 
 
-def weights_of(i: int, mine: Keys, everyone: Keys, weights: Beta) -> list[float]:
+def weights_of(i: int, mine: RowIds, everyone: RowIds, weights: Beta) -> list[float]:
     out = []
     for j in range(len(everyone.item)):
         w = 0.0
@@ -86,14 +86,14 @@ def weights_of(i: int, mine: Keys, everyone: Keys, weights: Beta) -> list[float]
 
 
 def drawn(
-    pictures: int = 6, slots: int = 3, group: int | None = 2, dtype: torch.dtype = torch.float64
-) -> tuple[Tensor, Tensor, Keys]:
-    """Scaled rows, the other side and keys: with padding, one row of no picture, one picture twice."""
-    number = pictures * slots
+    images: int = 6, slots: int = 3, group: int | None = 2, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, RowIds]:
+    """Scaled rows, the other side and keys: with padding, one row of no image, one image twice."""
+    number = images * slots
     v, t = (F.normalize(torch.randn(number, 5, dtype=dtype), dim=1) for _ in range(2))
-    image = torch.randperm(50)[:pictures].repeat_interleave(slots)
+    image = torch.randperm(50)[:images].repeat_interleave(slots)
     item = torch.randperm(number)
-    if pictures > 4:
+    if images > 4:
         image[4 * slots : 5 * slots] = image[5 * slots]
         for place in (1, number - 2):
             item[place], image[place] = -1, -1
@@ -113,9 +113,9 @@ def test_cross_entropy_of_four_rows(beta: float, expected: float) -> None:
 
 
 def test_both_directions_of_four_rows() -> None:
-    to_texts, to_pictures = beta_ce_both(5 * V, T, two_by_two(), Beta(0.5))
+    to_texts, to_images = beta_ce_both(5 * V, T, two_by_two(), Beta(0.5))
     assert value(to_texts) == pytest.approx(1.318226, abs=1e-5)
-    assert value(to_pictures) == pytest.approx(1.317775, abs=1e-5)
+    assert value(to_images) == pytest.approx(1.317775, abs=1e-5)
 
 
 def test_sums_of_exponentials_of_four_rows() -> None:

@@ -11,9 +11,9 @@ from make import CLOCK, TINY, batch, build
 from torch import Tensor
 
 from grainline.config import override, parse
-from grainline.distributed import finish
+from grainline.distributed import ddp_mean
 from grainline.errors import UserError
-from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig, Grained
+from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig, BetaCLIPExtra
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.nn.scale import clamp_scales
 from grainline.training.optim import param_groups
@@ -34,17 +34,17 @@ def beta_clip(**values: Any) -> BetaCLIP:
     return BetaCLIP(parse(BetaCLIPConfig, settings, "test")).double().eval()
 
 
-def pictures(vector: Tensor, tokens: Tensor | None = None) -> Encoded:
+def images_of(vector: Tensor, tokens: Tensor | None = None) -> Encoded:
     key = torch.arange(len(vector))
     tokens = vector[:, None, :][:, :0] if tokens is None else tokens
     return Encoded(vector, tokens, tokens.new_ones(tokens.shape[:2]).bool(), key, key)
 
 
 def texts_of(vector: Tensor, image: list[int], level: list[int], seen: Tensor | None = None) -> Encoded:
-    """Texts; one of no picture and no level above 0 is padding, a foil is of no picture but a candidate."""
+    """Texts; one of no image and no level above 0 is padding, a foil is of no image but a candidate."""
     level_, image_ = torch.tensor(level), torch.tensor(image)
     item = torch.arange(len(vector)).masked_fill((image_ < 0) & (level_ != FOIL), -1)
-    extra = Grained(level_, torch.zeros_like(vector) if seen is None else seen)
+    extra = BetaCLIPExtra(level_, torch.zeros_like(vector) if seen is None else seen)
     none = vector[:, None, :][:, :0]
     return Encoded(vector, none, none[..., 0].bool(), item, image_, extra)
 
@@ -56,26 +56,26 @@ def told(method: BetaCLIP, images: Encoded, texts: Encoded) -> dict[str, Term]:
 
 def values(terms: dict[str, Term]) -> dict[str, float]:
     """Every mean, weights left out."""
-    return {name: float(finish(term.mean).detach()) for name, term in terms.items()}
+    return {name: float(ddp_mean(term.mean).detach()) for name, term in terms.items()}
 
 
 def four_rows(last: bool = True) -> tuple[Encoded, Encoded]:
-    """The fixed case of the specification: two pictures, a caption and a sentence each."""
-    return pictures(CLS), texts_of(
+    """The fixed case of the specification: two images, a caption and a sentence each."""
+    return images_of(CLS), texts_of(
         T, [0, 0, 1, 1 if last else -1], [CAPTION, SENTENCE, CAPTION, SENTENCE if last else 0], V
     )
 
 
 def drawn(number: int = 5, slots: int = 4, seed: int = 1) -> tuple[Encoded, Encoded]:
-    """Pictures with patches; texts of all levels, some padding, one foil; what texts see is not there yet."""
+    """Images with patches; texts of all levels, some padding, one foil; what texts see is not there yet."""
     g = torch.Generator().manual_seed(seed)
     unit = lambda *shape: F.normalize(torch.randn(*shape, generator=g, dtype=F64), dim=-1)  # noqa: E731
     image = torch.arange(number).repeat_interleave(slots)
     level = torch.tensor([CAPTION, SENTENCE, SENTENCE, PHRASE][:slots]).repeat(number)
     for place, kind in ((2, 0), (7, 0), (10, FOIL)):
         image[place], level[place] = -1, kind
-    seeing = pictures(unit(number, 16), unit(number, 6, 16))
-    order = torch.tensor([3, 0, 4, 1, 2])[:number]  # ids of pictures are not their places
+    seeing = images_of(unit(number, 16), unit(number, 6, 16))
+    order = torch.tensor([3, 0, 4, 1, 2])[:number]  # ids of images are not their places
     seeing = seeing._replace(image=order, item=order)
     owner = torch.where(image < 0, -1, order[image.clamp(min=0)])
     return seeing, texts_of(unit(number * slots, 16), owner.tolist(), level.tolist())
@@ -84,10 +84,10 @@ def drawn(number: int = 5, slots: int = 4, seed: int = 1) -> tuple[Encoded, Enco
 # What meets what.
 
 
-def test_each_text_pools_the_patches_of_its_own_picture() -> None:
+def test_each_text_pools_the_patches_of_its_own_image() -> None:
     method = beta_clip()
     images, texts = drawn()
-    met = method.meet(Pair(images, texts)).texts.extra.seen
+    met = method.before_gather(Pair(images, texts)).texts.extra.pooled
     for i in range(len(texts.item)):
         if texts.image[i] < 0:
             assert met[i].abs().sum() == 0
@@ -96,39 +96,39 @@ def test_each_text_pools_the_patches_of_its_own_picture() -> None:
         patches = F.normalize(images.tokens[own : own + 1], dim=-1)
         expected = method.pool(texts.vector[i][None, None], patches)[0, 0]
         torch.testing.assert_close(met[i], F.normalize(expected, dim=-1))
-        alone = method.see(rows(images, slice(own, own + 1)), rows(texts, slice(i, i + 1)))
+        alone = method.pool_images(rows(images, slice(own, own + 1)), rows(texts, slice(i, i + 1)))
         torch.testing.assert_close(met[i], alone[0])
 
 
 @pytest.mark.parametrize("others", [None, {"sentences": 1}])
 @pytest.mark.parametrize("form", ["ce", "bce"])
-def test_a_picture_that_comes_twice_has_texts_of_its_own_each_time(form: str, others: Any) -> None:
-    """As in a batch that lies across two epochs: the crops of one picture differ."""
+def test_a_image_that_comes_twice_has_texts_of_its_own_each_time(form: str, others: Any) -> None:
+    """As in a batch that lies across two epochs: the crops of one image differ."""
     method = beta_clip(form=form, others=others, group=2, whole=0)
     images, texts = drawn()
     first, again = images.image[0], images.image[2]  # of another group
     again_is_first = lambda x: torch.where(x == again, first, x)  # noqa: E731
     images = images._replace(image=again_is_first(images.image))
     texts = texts._replace(image=again_is_first(texts.image))
-    whole = method.meet(Pair(images, texts))
+    whole = method.before_gather(Pair(images, texts))
     parts = [
-        method.meet(Pair(rows(images, slice(i, i + 2)), rows(texts, slice(4 * i, 4 * i + 8))))
+        method.before_gather(Pair(rows(images, slice(i, i + 2)), rows(texts, slice(4 * i, 4 * i + 8))))
         for i in (0, 2, 4)
     ]
-    seen = [part.texts.extra.seen for part in parts]
-    torch.testing.assert_close(whole.texts.extra.seen, torch.cat(seen))
+    seen = [part.texts.extra.pooled for part in parts]
+    torch.testing.assert_close(whole.texts.extra.pooled, torch.cat(seen))
     found = values(method.loss(whole, whole, CLOCK))
     apart = [values(method.loss(part, part, CLOCK)) for part in parts]
-    counted = {"others": 2}  # the last group has no other picture, so it is in no mean of those
+    counted = {"others": 2}  # the last group has no other image, so it is in no mean of those
     for name in found.keys() & {"pooled", "pooled i2t", "pooled t2i", "others"}:
         mean = sum(one[name] for one in apart) / counted.get(name, 3)
         assert found[name] == pytest.approx(mean, rel=1e-6), name
 
 
-def test_pictures_without_any_text_meet_nothing() -> None:
+def test_images_without_any_text_meet_nothing() -> None:
     images, texts = drawn()
     none = texts._replace(image=torch.full_like(texts.image, -1))
-    assert beta_clip().meet(Pair(images, none)).texts.extra.seen.abs().sum() == 0
+    assert beta_clip().before_gather(Pair(images, none)).texts.extra.pooled.abs().sum() == 0
 
 
 def test_a_step_learns_through_the_patches() -> None:
@@ -161,7 +161,7 @@ def test_cross_entropy_and_the_loss_of_summaries_on_four_rows() -> None:
 )
 def test_both_directions_count_half(beta: float, expected: float) -> None:
     terms = told(beta_clip(beta=beta, whole=0, pooled=3), *four_rows())
-    total = sum(term.weight * float(finish(term.mean).detach()) for term in terms.values() if term.weight)
+    total = sum(term.weight * float(ddp_mean(term.mean).detach()) for term in terms.values() if term.weight)
     assert total == pytest.approx(3 * expected, abs=3e-5)
 
 
@@ -178,22 +178,24 @@ def test_padding_stays_in_the_denominators_if_asked_for() -> None:
     assert binary["pooled"] == values(told(beta_clip(form="bce"), *four_rows(last=False)))["pooled"]
 
 
-def test_padding_that_is_a_candidate_reads_as_its_first_token_and_sees_its_picture() -> None:
+def test_padding_that_is_a_candidate_reads_as_its_first_token_and_sees_its_image() -> None:
     method, plain = beta_clip(padding="candidates"), beta_clip()
     images, texts = batch(4)
     images = images._replace(pixels=images.pixels.double())
-    pair = method.meet(Pair(method.encode_images(images), method.encode_texts(texts)))
+    pair = method.before_gather(Pair(method.encode_images(images), method.encode_texts(texts)))
     none = texts.item < 0
     one = torch.zeros_like(texts.mask)
     one[:, 0, 0] = True
     alone = plain.encode_texts(texts._replace(mask=one)).vector
     torch.testing.assert_close(pair.texts.vector[none], alone[none])
     torch.testing.assert_close(pair.texts.vector[~none], plain.encode_texts(texts).vector[~none])
-    for i in none.nonzero()[:, 0].tolist():  # two slots a picture
-        seen = plain.see(rows(pair.images, slice(i // 2, i // 2 + 1)), rows(pair.texts, slice(i, i + 1)))
-        torch.testing.assert_close(pair.texts.extra.seen[i], seen[0])
+    for i in none.nonzero()[:, 0].tolist():  # two slots an image
+        seen = plain.pool_images(
+            rows(pair.images, slice(i // 2, i // 2 + 1)), rows(pair.texts, slice(i, i + 1))
+        )
+        torch.testing.assert_close(pair.texts.extra.pooled[i], seen[0])
     foil = int((texts.level == FOIL).nonzero())
-    assert pair.texts.extra.seen[foil].abs().sum() == 0
+    assert pair.texts.extra.pooled[foil].abs().sum() == 0
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,7 @@ def test_binary_form_and_its_divisors(divisor: str, whole: float, padded: float)
     assert values(told(method, *four_rows(last=False)))["pooled"] == pytest.approx(padded, **near)
 
 
-def test_similarity_of_what_one_picture_shows_to_its_texts() -> None:
+def test_similarity_of_what_one_image_shows_to_its_texts() -> None:
     images, texts = four_rows()
     assert values(told(beta_clip(), images, texts))["pooled similarity"] == pytest.approx(0.0, abs=1e-12)
     one = texts._replace(image=torch.tensor([0, 0, 1, -1]), item=torch.tensor([0, 1, 2, -1]))
@@ -217,7 +219,9 @@ def test_many_positives_without_conditioning_is_clip_with_many_texts() -> None:
     method = CLIP(parse(CLIPConfig, TINY | {"scale": 5.0}, "test")).double()
     images, texts = four_rows()
     pair = Pair(images, texts._replace(extra=None))
-    found = {name: float(finish(term.mean).detach()) for name, term in method.loss(pair, pair, CLOCK).items()}
+    found = {
+        name: float(ddp_mean(term.mean).detach()) for name, term in method.loss(pair, pair, CLOCK).items()
+    }
     assert found["i2t"] == pytest.approx(1.127086, **near)
     assert found["t2i"] == pytest.approx(0.000483, **near)
 
@@ -226,7 +230,7 @@ def test_a_group_of_many_is_the_mean_of_its_parts() -> None:
     g = torch.Generator().manual_seed(0)
     unit = lambda n: F.normalize(torch.randn(n, 16, generator=g, dtype=F64), dim=-1)  # noqa: E731
     image, level = [i // 3 for i in range(48)], [CAPTION, SENTENCE, PHRASE] * 16
-    images, texts = pictures(unit(16)), texts_of(unit(48), image, level, unit(48))
+    images, texts = images_of(unit(16)), texts_of(unit(48), image, level, unit(48))
     whole = values(told(beta_clip(group=4), images, texts))["pooled i2t"]
     parts = [
         values(
@@ -239,10 +243,10 @@ def test_a_group_of_many_is_the_mean_of_its_parts() -> None:
 
 
 def test_weights_fall_with_slots_and_a_gap_of_padding_counts() -> None:
-    images = pictures(CLS[:1])
+    images = images_of(CLS[:1])
     seen = F.normalize(torch.tensor([[1, 0], [0.6, 0.8], [0, 0], [0, 1.0]], dtype=F64), dim=-1)
     texts = texts_of(seen, [0, 0, -1, 0], [CAPTION, SENTENCE, 0, PHRASE], seen)
-    found = values(told(beta_clip(beta=0.75, decay=0.5, whole=0), images, texts))["pooled i2t"]
+    found = values(told(beta_clip(beta=0.75, slot_decay=0.5, whole=0), images, texts))["pooled i2t"]
     kept = [0, 1, 3]
     expected = 0.0
     for i in kept:
@@ -271,7 +275,7 @@ def test_detached_keys_learn_as_queries_only() -> None:
         images, texts = four_rows()
         images = images._replace(vector=CLS.clone().requires_grad_())
         terms = told(beta_clip(detach_keys=detached), images, texts)
-        sum(finish(terms[name].mean) for name in ("i2t", "t2i")).backward()
+        sum(ddp_mean(terms[name].mean) for name in ("i2t", "t2i")).backward()
         assert images.vector.grad is not None
         grads[detached] = images.vector.grad
     images, texts = four_rows()
@@ -281,16 +285,16 @@ def test_detached_keys_learn_as_queries_only() -> None:
     assert not torch.allclose(grads[True], grads[False])
 
 
-# Pictures pooled by texts of others.
+# Images pooled by texts of others.
 
 
-def pooled_by(method: BetaCLIP, images: Encoded, texts: Encoded, picture: int, text: int) -> Tensor:
-    patches = F.normalize(images.tokens[picture : picture + 1], dim=-1)
+def pooled_by(method: BetaCLIP, images: Encoded, texts: Encoded, image: int, text: int) -> Tensor:
+    patches = F.normalize(images.tokens[image : image + 1], dim=-1)
     return F.normalize(method.pool(texts.vector[text][None, None], patches)[0, 0], dim=-1)
 
 
 def chosen_rows(texts: Encoded, sentences: int, phrases: int) -> list[int]:
-    """The caption of each picture, its first sentences and its first phrases."""
+    """The caption of each image, its first sentences and its first phrases."""
     number: dict[tuple[int, int], int] = {}
     most = {CAPTION: 1, SENTENCE: sentences, PHRASE: phrases}
     found = []
@@ -314,9 +318,9 @@ def test_cross_entropy_with_negatives_of_others_is_the_loop(
     tokens = images.tokens.clone().requires_grad_()
     said = texts.vector.clone().requires_grad_()
     images, texts = images._replace(tokens=tokens), texts._replace(vector=said)
-    pair = method.meet(Pair(images, texts))
+    pair = method.before_gather(Pair(images, texts))
     terms = method.loss(pair, pair, CLOCK)
-    found = torch.stack([finish(terms[f"pooled {way}"].mean) for way in ("i2t", "t2i")])
+    found = torch.stack([ddp_mean(terms[f"pooled {way}"].mean) for way in ("i2t", "t2i")])
     grads = torch.autograd.grad(found.sum(), (tokens, said, method.pool.to_key.weight), retain_graph=True)
 
     place = {int(image): i for i, image in enumerate(images.image)}
@@ -337,7 +341,7 @@ def test_cross_entropy_with_negatives_of_others_is_the_loop(
                     continue
                 if way == 1:  # texts against what others' texts see
                     extra.append(scale * said[i] @ pooled_by(method, images, texts, p, j))
-                elif own or of[j] != of[i]:  # pictures against those texts, once for each picture
+                elif own or of[j] != of[i]:  # images against those texts, once for each image
                     extra.append(scale * seen[i] @ said[j])
             pairs = [scale * (seen[i] @ said[j] if way == 0 else said[i] @ seen[j]) for j in here]
             weight = [1.0 if i == j else 0.3 * (of[i] == of[j]) for j in here]
@@ -352,17 +356,17 @@ def test_cross_entropy_with_negatives_of_others_is_the_loop(
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
 
 
-def test_the_codes_negatives_of_pictures_add_a_constant() -> None:
+def test_the_codes_negatives_of_images_add_a_constant() -> None:
     images, texts = four_rows()
     images = images._replace(tokens=torch.randn(2, 3, 2, dtype=F64), mask=torch.ones(2, 3).bool())
     found, grads = [], []
     for others in (None, {"sentences": 1, "own": True}):
         method = beta_clip(others=others, width=2, heads=1, whole=0)
         seen = V.clone().requires_grad_()
-        pair = Pair(images, texts._replace(extra=texts.extra._replace(seen=seen)))
+        pair = Pair(images, texts._replace(extra=texts.extra._replace(pooled=seen)))
         mean = method.loss(pair, pair, CLOCK)["pooled i2t"].mean
-        found.append(float(finish(mean).detach()))
-        grads.append(torch.autograd.grad(finish(mean), seen)[0])
+        found.append(float(ddp_mean(mean).detach()))
+        grads.append(torch.autograd.grad(ddp_mean(mean), seen)[0])
     assert found == [pytest.approx(1.318226, **near), pytest.approx(2.011373, **near)]
     torch.testing.assert_close(*grads)
 
@@ -373,10 +377,10 @@ def test_binary_negatives_of_others_are_the_loop(group: int | None) -> None:
     images, texts = drawn()
     tokens, said = images.tokens.clone().requires_grad_(), texts.vector.clone().requires_grad_()
     images, texts = images._replace(tokens=tokens), texts._replace(vector=said)
-    pair = method.meet(Pair(images, texts))
+    pair = method.before_gather(Pair(images, texts))
     term = method.loss(pair, pair, CLOCK)["others"]
     learn = (tokens, said, method.pool.to_value.weight, method.pool_scale.log_scale)
-    grads = torch.autograd.grad(finish(term.mean), learn, retain_graph=True)
+    grads = torch.autograd.grad(ddp_mean(term.mean), learn, retain_graph=True)
     place = {int(image): i for i, image in enumerate(images.image)}
     size = group or len(images.item)
     losses = []
@@ -387,7 +391,7 @@ def test_binary_negatives_of_others_are_the_loop(group: int | None) -> None:
             losses.append(F.softplus(method.pool_scale()[0] * cosine))
     expected = torch.stack(losses).mean()
     assert term.weight == 7.0
-    torch.testing.assert_close(finish(term.mean), expected)
+    torch.testing.assert_close(ddp_mean(term.mean), expected)
     exact = torch.autograd.grad(expected, learn)
     for one, other in zip(grads, exact, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
@@ -395,7 +399,7 @@ def test_binary_negatives_of_others_are_the_loop(group: int | None) -> None:
 
 def test_binary_negatives_on_two_cosines() -> None:
     class Fixed(torch.nn.Module):
-        """Shows to the text of the other picture what has a cosine of -0.8, or of 0.6, with it."""
+        """Shows to the text of the other image what has a cosine of -0.8, or of 0.6, with it."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -408,21 +412,21 @@ def test_binary_negatives_on_two_cosines() -> None:
     method.pool = Fixed()  # type: ignore[assignment]
     tokens = torch.tensor([[[0.0, 1.0]], [[1.0, 0.0]]], dtype=F64)  # their own numbers
     texts = texts_of(torch.tensor([[1.0, 0], [1.0, 0]], dtype=F64), [0, 1], [CAPTION, CAPTION])
-    term = told(method, pictures(CLS, tokens), texts)["others"]
-    assert float(finish(term.mean).detach()) == pytest.approx(1.533369, **near)
+    term = told(method, images_of(CLS, tokens), texts)["others"]
+    assert float(ddp_mean(term.mean).detach()) == pytest.approx(1.533369, **near)
     assert term.weight == 10
 
 
 # Scores.
 
 
-def test_conditioned_scores_pool_every_picture_by_every_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conditioned_scores_pool_every_image_by_every_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grainline.methods.beta_clip.PAIRS", 3)
     method = beta_clip(scoring="conditioned")
     images, texts = drawn()
     score = method.score(images, texts)
     for i, j in itertools.product(range(5), range(20)):
-        one = method.see(rows(images, slice(i, i + 1)), rows(texts, slice(j, j + 1)))[0]
+        one = method.pool_images(rows(images, slice(i, i + 1)), rows(texts, slice(j, j + 1)))[0]
         torch.testing.assert_close(score[i, j], one @ texts.vector[j])
     assert method.score(rows(images, slice(0, 0)), texts).shape == (0, 20)
     assert method.score(images, rows(texts, slice(0, 0))).shape == (5, 0)
@@ -433,7 +437,7 @@ def test_scores_are_cosines_of_summaries_by_default() -> None:
     assert torch.equal(beta_clip().score(images, texts), images.vector @ texts.vector.T)
 
 
-def test_a_block_that_repeats_the_text_tells_no_pictures_apart() -> None:
+def test_a_block_that_repeats_the_text_tells_no_images_apart() -> None:
     class Echo(torch.nn.Module):
         def forward(self, texts: Tensor, patches: Tensor) -> Tensor:
             return texts.expand(len(patches), -1, -1)
@@ -465,7 +469,7 @@ def test_the_pooling_begins_at_its_own_temperature() -> None:
 def test_the_pooling_has_rates_of_its_own() -> None:
     train = read_recipe("beta_clip/official", []).train.optimizer
     method = build("beta_clip")
-    groups = param_groups(method, train.rules, train.lr, train.decay, train.schedule)
+    groups = param_groups(method, train.rules, train.lr, train.weight_decay, train.schedule)
     fast = {name for group in groups if group["lr"] == pytest.approx(1e-3) for name in group["names"]}
     slow = {name for group in groups if group["lr"] == pytest.approx(1e-5) for name in group["names"]}
     assert fast == {name for name, _ in method.named_parameters() if name.startswith("pool")}
@@ -492,13 +496,13 @@ def test_pooling_in_half_precision_leaves_full_cosines() -> None:
     seen: list[Pair] = []
 
     class Spied(BetaCLIP):
-        def meet(self, mine: Pair) -> Pair:
-            seen.append(super().meet(mine))
+        def before_gather(self, local: Pair) -> Pair:
+            seen.append(super().before_gather(local))
             return seen[-1]
 
     method = Spied(parse(BetaCLIPConfig, TINY, "test"))
     half = Objective(method, torch.bfloat16)(*batch(), CLOCK)
     whole = Objective(method)(*batch(), CLOCK)
-    assert seen[0].texts.extra.seen.dtype == torch.float32
-    assert not torch.equal(seen[0].texts.extra.seen, seen[1].texts.extra.seen)
+    assert seen[0].texts.extra.pooled.dtype == torch.float32
+    assert not torch.equal(seen[0].texts.extra.pooled, seen[1].texts.extra.pooled)
     torch.testing.assert_close(half.total, whole.total, rtol=0.02, atol=0.0)

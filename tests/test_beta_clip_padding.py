@@ -14,8 +14,8 @@ from make import CLOCK, TINY
 from torch import Tensor
 
 from grainline.config import parse
-from grainline.distributed import finish
-from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig, Grained
+from grainline.distributed import ddp_mean
+from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig, BetaCLIPExtra
 from grainline.types import CAPTION, PHRASE, SENTENCE, Encoded, Pair, concat, rows
 
 SENTENCES, PHRASES = 3, 4  # slots
@@ -64,7 +64,7 @@ def drawn() -> Batch:
         none[..., 0].bool(),
         row.masked_fill(~real, -1),
         image.masked_fill(~real, -1),
-        Grained(level, said[:, :0]),
+        BetaCLIPExtra(level, said[:, :0]),
     )
     images = Encoded(cls, patches, torch.ones(number, 5).bool(), ids, ids)
     return Batch(said, patches, Pair(images, texts))
@@ -154,9 +154,9 @@ def close(found: Tensor, expected: Tensor, method: BetaCLIP, batch: Batch) -> No
 )
 def test_cross_entropy_over_slots_up_to_those_of_the_longest_image(others: dict[str, Any] | None) -> None:
     method, batch = made(others=others, whole=0), drawn()
-    pair = method.meet(batch.pair)
+    pair = method.before_gather(batch.pair)
     terms = method.loss(pair, pair, CLOCK)
-    found = torch.stack([finish(terms[f"pooled {way}"].mean) for way in ("i2t", "t2i")])
+    found = torch.stack([ddp_mean(terms[f"pooled {way}"].mean) for way in ("i2t", "t2i")])
     few = others or {}
     groups = [laid(i, few.get("sentences", 0), few.get("phrases", 0)) for i in (0, GROUP)]
     assert [len(group.slots) for group in groups] == [5, 4]
@@ -171,9 +171,9 @@ def test_cross_entropy_over_slots_up_to_those_of_the_longest_image(others: dict[
 def test_binary_form_over_slots_up_to_those_of_the_longest_image(counts: tuple[int, int]) -> None:
     others = {"sentences": counts[0], "phrases": counts[1]}
     method, batch = made(form="bce", divisor="slots", others=others, whole=0), drawn()
-    pair = method.meet(batch.pair)
+    pair = method.before_gather(batch.pair)
     terms = method.loss(pair, pair, CLOCK)
-    found = torch.stack([finish(terms[name].mean) for name in ("pooled", "others")])
+    found = torch.stack([ddp_mean(terms[name].mean) for name in ("pooled", "others")])
     groups = [laid(i, *counts) for i in (0, GROUP)]
     first, second = (torch.stack(binaries(method, batch, group)) for group in groups)
     number = [len(group.selected) for group in groups]  # the mean over texts of others goes over both groups
@@ -191,7 +191,9 @@ def test_shares_of_two_processes_add_up_where_groups_lie_across_both(
     images, texts = batch.pair
     half = len(COUNTS) // 2
     parts = [
-        method.meet(Pair(rows(images, slice(i, i + half)), rows(texts, slice(i * SLOTS, (i + half) * SLOTS))))
+        method.before_gather(
+            Pair(rows(images, slice(i, i + half)), rows(texts, slice(i * SLOTS, (i + half) * SLOTS)))
+        )
         for i in (0, half)
     ]
     everyone = concat(parts)

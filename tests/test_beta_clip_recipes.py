@@ -24,7 +24,7 @@ TABLE_8 = {  # which texts of other images are negatives, beside their captions
 ABLATIONS: dict[str, dict[str, Any]] = {
     **{f"beta_{100 * b:03.0f}": {"beta": b} for b in (0.0, 0.25, 0.75, 1.0)},
     **{f"bce_{100 * b:03.0f}": {"form": "bce", "beta": b} for b in (0.0, 0.25, 0.5, 0.75, 1.0)},
-    "calibrated": {"beta": 0.75, "decay": 0.05},
+    "calibrated": {"beta": 0.75, "slot_decay": 0.05},
     "input_norm": {"input_norm": True},
     "group_112": {"group": 112},
     **{
@@ -48,7 +48,7 @@ def test_presets(name: str) -> None:
     recipe = read_recipe(f"beta_clip/{name}", [])
     model, train, texts = recipe.model, recipe.train, recipe.data.texts
     assert {key: model[key] for key in PRESETS[name]} == PRESETS[name]
-    assert (model["form"], model["beta"], model["group"], model["heads"], model["decay"]) == (
+    assert (model["form"], model["beta"], model["group"], model["heads"], model["slot_decay"]) == (
         "ce",
         0.5,
         64,
@@ -58,15 +58,25 @@ def test_presets(name: str) -> None:
     assert (model["image"]["patches"], model["scale"], model["max_scale"]) == ("values", None, 100)
     assert (model["text"]["context"], model["text"]["frozen_positions"]) == (248, 20)
     assert model["pool_scale"] == pytest.approx(1 / 0.07)
-    assert (texts.slots, texts.sentences, texts.phrases.most, texts.phrases.tokens) == (36, 5, 30, 30)
-    assert (texts.captions, texts.phrases.keep) == (
+    assert (texts.slots, texts.sentences, texts.phrases.max_phrases, texts.phrases.tokens) == (36, 5, 30, 30)
+    assert (texts.captions, texts.phrases.phrase_filter) == (
         ("sampled", "official") if name == "official" else ("whole", "paper")
     )
-    assert (train.batch, train.accumulate, train.steps, train.clip) == (2048, 8, 6070, None)
+    assert (train.global_batch_size, train.grad_accum, train.max_steps, train.grad_clip) == (
+        2048,
+        8,
+        6070,
+        None,
+    )
     optimizer = train.optimizer
-    assert (optimizer.lr, optimizer.decay, optimizer.betas, optimizer.eps) == (1e-5, 0.01, (0.9, 0.98), 1e-8)
+    assert (optimizer.lr, optimizer.weight_decay, optimizer.betas, optimizer.eps) == (
+        1e-5,
+        0.01,
+        (0.9, 0.98),
+        1e-8,
+    )
     assert optimizer.schedule.warmup == (6 if name == "official" else 61)
-    assert optimizer.rules[0].lr == 100
+    assert optimizer.rules[0].lr_factor == 100
     crop = recipe.data.crop
     assert crop is not None
     assert (crop.scale, crop.flip, crop.jitter) == ((0.5, 1.0), False, 0.0)
@@ -82,14 +92,14 @@ def test_ablations_differ_from_the_official_preset_in_what_they_say() -> None:
         assert found.model == official.model | changes
         phrases = {"k6": 0, "k16": 10}.get(name, 30)
         expected = official.data.texts.model_copy(
-            update={"phrases": official.data.texts.phrases.model_copy(update={"most": phrases})}
+            update={"phrases": official.data.texts.phrases.model_copy(update={"max_phrases": phrases})}
         )
         assert found.data.texts == expected
-        large = {"batch": 3584, "steps": 3470} if name == "group_112" else {}
+        large = {"global_batch_size": 3584, "max_steps": 3470} if name == "group_112" else {}
         assert found.train == official.train.model_copy(update=large)
 
 
-def test_controls_have_the_encoders_the_pictures_and_the_rates_of_the_official_preset() -> None:
+def test_controls_have_the_encoders_the_images_and_the_rates_of_the_official_preset() -> None:
     official = read_recipe("beta_clip/official", [])
     for name, slots in (("k1", 1), ("unconditioned", 6)):
         found = read_recipe(f"beta_clip/ablations/{name}", [])
@@ -97,9 +107,9 @@ def test_controls_have_the_encoders_the_pictures_and_the_rates_of_the_official_p
         assert {key: found.model[key] for key in ("image", "text", "pretrained")} == {
             key: official.model[key] for key in ("image", "text", "pretrained")
         }
-        assert (found.data.texts.slots, found.data.texts.phrases.most) == (slots, 0)
+        assert (found.data.texts.slots, found.data.texts.phrases.max_phrases) == (slots, 0)
         assert found.data.crop == official.data.crop
-        assert found.train.optimizer.rules[-1].lr == 1
+        assert found.train.optimizer.rules[-1].lr_factor == 1
         same = {"rules": found.train.optimizer.rules}
         assert found.train == official.train.model_copy(
             update={"optimizer": official.train.optimizer.model_copy(update=same)}
@@ -112,10 +122,11 @@ def test_a_run_from_an_openai_file_learns_its_pooling_fast_and_measures(tmp_path
     tokenizer().save(tmp_path)
     run, scenes = tmp_path / "run", 'data.paths=["scenes:train?count=12"]'
     assert call(
-        "train", "beta_clip/official", "--out", run, "--set", scenes, "train.steps=2", "train.batch=6",
-        "train.accumulate=2", "train.log_every=1", "train.save_every=2", "train.precision=fp32",
+        "train", "beta_clip/official", "--out", run, "--set", scenes, "train.max_steps=2",
+        "train.global_batch_size=6",
+        "train.grad_accum=2", "train.log_every=1", "train.save_every=2", "train.precision=fp32",
         "train.optimizer.schedule.warmup=1", "data.workers=0", "model.image.size=32", "model.group=2",
-        "data.texts.phrases.provider=rules", "data.texts.phrases.most=4",
+        "data.texts.phrases.provider=rules", "data.texts.phrases.max_phrases=4",
         f"model.pretrained={tmp_path / 'quickgelu.safetensors'}",
     ) == 0  # fmt: skip
     line = next(line for line in logged(run) if line["kind"] == "train")

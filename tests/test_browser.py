@@ -18,7 +18,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from grainline.report.case import Look, Told, look
+from grainline.report.case import Look, SentenceScore, look
 from grainline.report.page import Section, render_page
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -75,20 +75,20 @@ def test_nothing_is_loaded_or_complained_of_and_nothing_sticks_out(
 
 
 def seen(browser: Any) -> list[bool]:
-    """Which heat maps of the first picture are to be seen."""
+    """Which heat maps of the first image are to be seen."""
     maps = browser.find_element(By.CLASS_NAME, "look").find_elements(By.CLASS_NAME, "over")
     return [float(one.value_of_css_property("opacity")) == 1 for one in maps]
 
 
 @pytest.mark.parametrize("width", [360, 1100])
-def test_a_sentence_shows_its_heat_over_the_picture_by_mouse_and_by_keyboard(
+def test_a_sentence_shows_its_heat_over_the_image_by_mouse_and_by_keyboard(
     browser: Any, tmp_path: Path, width: int
 ) -> None:
     show(browser, tmp_path / "page.html", page(), width, "light")
     look = browser.find_element(By.CLASS_NAME, "look")
     assert seen(browser) == [False, False]
-    picture, *_ = look.find_elements(By.TAG_NAME, "img")
-    assert all(one.rect == picture.rect for one in look.find_elements(By.CLASS_NAME, "over"))
+    image, *_ = look.find_elements(By.TAG_NAME, "img")
+    assert all(one.rect == image.rect for one in look.find_elements(By.CLASS_NAME, "over"))
     first, second = look.find_elements(By.TAG_NAME, "label")[1:]
     first.click()
     ActionChains(browser).move_to_element(browser.find_element(By.TAG_NAME, "h1")).perform()
@@ -102,16 +102,18 @@ def test_a_sentence_shows_its_heat_over_the_picture_by_mouse_and_by_keyboard(
     outline = radios[2].value_of_css_property("outline-style")
     assert outline == "solid", "focus is visible"
     radios[2].send_keys(Keys.ARROW_DOWN)
-    assert seen(browser) == [False, False], "back to the picture alone"
+    assert seen(browser) == [False, False], "back to the image alone"
     if width > 500:
         ActionChains(browser).move_to_element(second).perform()
         assert seen(browser) == [False, True]
 
 
 def phrased(sentences: int, text: str = "words") -> str:
-    """A page with one picture and a text of so many sentences, each with two phrases."""
+    """A page with one image and a text of so many sentences, each with two phrases."""
     said = [
-        Told(f"{text} {i}.", 0.5, phrases=[Told(f"{text} {i}", 0.25), Told(text, 0.1)])
+        SentenceScore(
+            f"{text} {i}.", 0.5, phrases=[SentenceScore(f"{text} {i}", 0.25), SentenceScore(text, 0.1)]
+        )
         for i in range(sentences)
     ]
     heat = np.linspace(-1, 1, 3 * sentences)[:, None, None] * np.ones((40, 40))
@@ -120,7 +122,7 @@ def phrased(sentences: int, text: str = "words") -> str:
 
 
 def top(browser: Any) -> int:
-    """Which map lies on top of the picture, from 0; -1: the picture itself."""
+    """Which map lies on top of the image, from 0; -1: the image itself."""
     return int(
         browser.execute_script("""
         const level = one => getComputedStyle(one).opacity === "1" ? +getComputedStyle(one).zIndex : -1;
@@ -138,8 +140,8 @@ def test_a_phrase_shows_its_heat_over_that_of_its_sentence_by_mouse_and_by_keybo
     browser: Any, tmp_path: Path, width: int
 ) -> None:
     show(browser, tmp_path / "page.html", phrased(2), width, "light")
-    picture, *maps = browser.find_elements(By.CSS_SELECTOR, ".look > img, .look .over")
-    assert all(one.rect == picture.rect for one in maps)
+    image, *maps = browser.find_elements(By.CSS_SELECTOR, ".look > img, .look .over")
+    assert all(one.rect == image.rect for one in maps)
     radios = browser.find_elements(By.TAG_NAME, "input")
     labels = browser.find_elements(By.TAG_NAME, "label")
     assert top(browser) == -1
@@ -164,7 +166,7 @@ def test_a_phrase_shows_its_heat_over_that_of_its_sentence_by_mouse_and_by_keybo
 
 
 @pytest.mark.parametrize("width", [360, 1100])
-def test_a_long_list_scrolls_beside_its_picture_and_all_of_it_is_on_paper(
+def test_a_long_list_scrolls_beside_its_image_and_all_of_it_is_on_paper(
     browser: Any, tmp_path: Path, width: int
 ) -> None:
     show(browser, tmp_path / "page.html", phrased(12, LONG[:60]), width, "dark")
@@ -174,8 +176,8 @@ def test_a_long_list_scrolls_beside_its_picture_and_all_of_it_is_on_paper(
     last = browser.find_elements(By.TAG_NAME, "label")[-1]
     last.click()
     assert top(browser) == 35
-    picture, *maps = browser.find_elements(By.CSS_SELECTOR, ".look > img, .look .over")
-    assert maps[35].rect == picture.rect, "the map stays where the picture is"
+    image, *maps = browser.find_elements(By.CSS_SELECTOR, ".look > img, .look .over")
+    assert maps[35].rect == image.rect, "the map stays where the image is"
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     assert browser.execute_script("const o = arguments[0]; return o.scrollHeight <= o.clientHeight", listed)
     assert all(float(one.value_of_css_property("opacity")) == 1 for one in maps)

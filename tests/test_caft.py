@@ -13,17 +13,18 @@ from torch import Tensor
 
 from grainline.build import Description, scored
 from grainline.config import parse
-from grainline.distributed import finish
+from grainline.distributed import ddp_mean
 from grainline.encoders.caft_text import BLEND, Adapter, Composer, ComposerConfig
 from grainline.errors import UserError
-from grainline.evaluation.collectors.regions import PooledRegions, view
 from grainline.evaluation.score import retrieval_ranks
+from grainline.evaluation.suites.fgovd import PooledRegions, view
 from grainline.fingerprint import _scoring
 from grainline.methods.base import Method
 from grainline.methods.caft import CAFT
 from grainline.methods.clip import CLIPConfig
 from grainline.methods.flair import FLAIR
-from grainline.methods.text_parts import apart, keys_of
+from grainline.methods.text_parts import Parts, row_ids
+from grainline.model import on_pixels
 from grainline.nn.pooling import unit
 from grainline.nn.scale import clamp_scales
 from grainline.training.optim import param_groups
@@ -45,7 +46,7 @@ def flair(*changes: str) -> FLAIR:
 
 
 def told(n: int, loose: int = 2, parts: int = 4, seed: int = 0, length: int = 6) -> Texts:
-    """One caption of some parts for each of n pictures, with loose captions of one part behind it."""
+    """One caption of some parts for each of n images, with loose captions of one part behind it."""
     g = torch.Generator().manual_seed(seed)
     count = n * (1 + loose)
     ids = torch.randint(3, VOCAB, (count, parts, length), generator=g)
@@ -56,8 +57,8 @@ def told(n: int, loose: int = 2, parts: int = 4, seed: int = 0, length: int = 6)
     return Texts(ids, mask, item, image, torch.where(is_loose, LOOSE, CAPTION))
 
 
-def pictures(n: int, seed: int = 0) -> Images:
-    """Pictures of 16 squares, each of a colour by chance."""
+def images_of(n: int, seed: int = 0) -> Images:
+    """Images of 16 squares, each of a colour by chance."""
     colours = torch.rand(n, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
     return Images(colours.repeat_interleave(2, 2).repeat_interleave(2, 3), torch.arange(n))
 
@@ -94,9 +95,9 @@ def slow_terms(method: CAFT, images: Images, texts: Texts) -> tuple[Tensor, Tens
 
 @pytest.mark.parametrize("twice", [False, True])
 def test_both_losses_are_their_equations_with_labels(twice: bool) -> None:
-    """A picture that is there twice has the captions of both as its own, and is no negative of itself."""
+    """An image that is there twice has the captions of both as its own, and is no negative of itself."""
     method = caft("negatives=all", "bias=-2.0").double()
-    images, texts = pictures(3), told(3)
+    images, texts = images_of(3), told(3)
     images = images._replace(pixels=images.pixels.double())
     if twice:
         texts, images = texts._replace(image=texts.image // 2), images._replace(image=images.image // 2)
@@ -106,7 +107,7 @@ def test_both_losses_are_their_equations_with_labels(twice: bool) -> None:
 
 
 def test_losses_begin_as_the_paper_says() -> None:
-    """At cosines of 0, with 256 pictures of 8 captions: 80.0 and 10.01; 77.9 and 10.0 in FLAIR."""
+    """At cosines of 0, with 256 images of 8 captions: 80.0 and 10.01; 77.9 and 10.0 in FLAIR."""
     method = caft("heads=1", "composer.depth=1")
     n, k, width = 256, 8, method.towers.space
     torch.nn.init.zeros_(method.pool.to_out.weight)  # what is pooled is 0, and so is its cosine
@@ -117,7 +118,7 @@ def test_losses_begin_as_the_paper_says() -> None:
     raw = torch.randn(n * k, width, generator=g)
     texts = Encoded(unit(raw), raw[:, None], torch.ones(n * k, 1).bool(), item, owner)
     level = torch.where(item % k == 0, CAPTION, LOOSE)
-    mine = method.meet(
+    mine = method.before_gather(
         Pair(images, texts._replace(extra=method.encode_texts(told(1)).extra._replace(level=level)))
     )
     found = {
@@ -130,17 +131,17 @@ def test_losses_begin_as_the_paper_says() -> None:
     assert found["part scale"] == found["whole scale"] == pytest.approx(14.29, abs=0.01)
     other = flair("heads=1")
     torch.nn.init.zeros_(other.pool.to_out.weight)
-    own = other.meet(Pair(images, texts))
-    divided = {name: float(finish(x.mean).detach()) for name, x in other.loss(own, own, CLOCK).items()}
+    own = other.before_gather(Pair(images, texts))
+    divided = {name: float(ddp_mean(x.mean).detach()) for name, x in other.loss(own, own, CLOCK).items()}
     assert divided["pooled"] == pytest.approx(77.88, abs=0.01)
     assert divided["summary"] == pytest.approx(10.01, abs=0.01)
 
 
 def unlike(what: str) -> tuple[Images, Texts]:
     """A batch of segments and texts that lacks something."""
-    number = 1 if what == "one picture" else 3
-    images, texts = pictures(number), told(number)
-    if what in ("no texts", "no texts of a picture"):
+    number = 1 if what == "one image" else 3
+    images, texts = images_of(number), told(number)
+    if what in ("no texts", "no texts of an image"):
         gone = texts.image < (number if what == "no texts" else 1)
         texts = texts._replace(
             mask=texts.mask & ~gone[:, None, None],
@@ -156,14 +157,14 @@ def unlike(what: str) -> tuple[Images, Texts]:
     return images, texts
 
 
-UNLIKE = ("one picture", "no texts", "no texts of a picture", "texts without a token", "one colour", "twice")
+UNLIKE = ("one image", "no texts", "no texts of an image", "texts without a token", "one colour", "twice")
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ["caft-segments", "flair-segments"])
 def test_a_batch_that_lacks_something_has_a_loss_and_gradients(case: str, precision: torch.dtype) -> None:
     for changes in ((), ("negatives=all",)):
-        method = build(case, "bias=-1", "image.superpixels.steps=1", *changes).train()
+        method = build(case, "bias=-1", "image.superpixels.iterations=1", *changes).train()
         objective = Objective(method, precision)
         for what in UNLIKE:
             method.zero_grad()
@@ -180,7 +181,7 @@ def test_a_batch_that_lacks_something_has_a_loss_and_gradients(case: str, precis
 @pytest.mark.parametrize("case", ["caft-segments", "flair-segments"])
 def test_bytes_are_numbers_between_0_and_1(case: str) -> None:
     method = build(case)
-    pixels = (255 * pictures(2).pixels).round().to(torch.uint8)
+    pixels = (255 * images_of(2).pixels).round().to(torch.uint8)
     a, b = (method.encode_images(Images(x, torch.arange(2))) for x in (pixels, pixels.float() / 255))
     assert a.places is not None
     assert b.places is not None
@@ -190,7 +191,7 @@ def test_bytes_are_numbers_between_0_and_1(case: str) -> None:
 
 
 def test_a_batch_without_wholes_is_refused_where_they_are_to_be_learnt() -> None:
-    images, texts = pictures(2), told(2)
+    images, texts = images_of(2), told(2)
     texts = texts._replace(level=torch.full_like(texts.level, LOOSE))
     with pytest.raises(UserError, match=r"data\.texts\.per_image is 0"):
         terms(caft(), images, texts)
@@ -207,7 +208,7 @@ def test_both_scales_are_clamped() -> None:
 
 
 def test_caft_plus_with_alpha_0_is_caft() -> None:
-    images, texts = pictures(4), told(4, loose=0)
+    images, texts = images_of(4), told(4, loose=0)
     plain, plus = caft("scoring=vectors"), caft("scoring=conditioned", "alpha=0")
     a, b = plain.encode_images(images), plain.encode_texts(texts)
     torch.testing.assert_close(plus.score(a, b), plain.score(a, b))
@@ -216,7 +217,7 @@ def test_caft_plus_with_alpha_0_is_caft() -> None:
 def test_caft_plus_adds_the_sum_over_parts() -> None:
     """Equation 10 pair by pair; a text with fewer parts is scaled up to all places."""
     method = caft("scoring=conditioned", "alpha=0.3").double()
-    images, texts = pictures(3), told(3, loose=0)
+    images, texts = images_of(3), told(3, loose=0)
     images = images._replace(pixels=images.pixels.double())
     texts.mask[1, 2:] = False
     a, b = method.encode_images(images), method.encode_texts(texts)
@@ -232,7 +233,7 @@ def test_caft_plus_adds_the_sum_over_parts() -> None:
 
 def test_sum_and_mean_over_parts_rank_alike_with_their_own_alpha() -> None:
     """alpha of a mean = N alpha / (1 - alpha + N alpha): the same ranking."""
-    images, texts = pictures(6), told(6, loose=0)
+    images, texts = images_of(6), told(6, loose=0)
     method = caft("scoring=conditioned", "alpha=0.3")
     a, b = method.encode_images(images), method.encode_texts(texts)
     of_sum = method.score(a, b)
@@ -245,7 +246,7 @@ def test_sum_and_mean_over_parts_rank_alike_with_their_own_alpha() -> None:
 
 
 def test_scores_in_tiles_rank_as_the_whole_matrix_does() -> None:
-    images, texts = pictures(7), told(7, loose=0)
+    images, texts = images_of(7), told(7, loose=0)
     method = caft("scoring=conditioned", "alpha=0.6")
     a, b = method.encode_images(images), method.encode_texts(texts)
     score = method.score(a, b)
@@ -269,7 +270,7 @@ def test_the_whole_depends_on_the_order_of_its_parts_and_on_no_loose_caption() -
 
 
 def test_loose_captions_are_parts_and_no_wholes() -> None:
-    method, images, texts = caft("negatives=all"), pictures(3), told(3)
+    method, images, texts = caft("negatives=all"), images_of(3), told(3)
     before = terms(method, images, texts)
     other = told(3, seed=1)
     loose = (texts.level == LOOSE)[:, None, None]
@@ -280,7 +281,7 @@ def test_loose_captions_are_parts_and_no_wholes() -> None:
 
 def test_a_foil_is_a_whole_and_its_parts_are_compared_with_nothing() -> None:
     method = caft("negatives=all").double()
-    images, texts = pictures(3), told(3, loose=0)
+    images, texts = images_of(3), told(3, loose=0)
     images = images._replace(pixels=images.pixels.double())
     before = terms(method, images, texts)
     foil = rows(told(4, loose=0, seed=2), slice(3, 4))
@@ -291,8 +292,8 @@ def test_a_foil_is_a_whole_and_its_parts_are_compared_with_nothing() -> None:
     assert after["whole"] > before["whole"]
 
 
-def test_drawn_negatives_know_seed_step_and_pictures_only() -> None:
-    method, images, texts = caft(), pictures(5), told(5)
+def test_drawn_negatives_know_seed_step_and_images_only() -> None:
+    method, images, texts = caft(), images_of(5), told(5)
     found = terms(method, images, texts, Clock(step=3, seed=7))
     turned = torch.tensor([4, 2, 0, 1, 3])
     places = (turned[:, None] * 3 + torch.arange(3)).flatten()
@@ -304,7 +305,7 @@ def test_drawn_negatives_know_seed_step_and_pictures_only() -> None:
 
 
 def test_drawn_negatives_have_all_of_them_as_their_mean() -> None:
-    images, texts = pictures(4), told(4)
+    images, texts = images_of(4), told(4)
     sampled, everything = caft("bias=-2"), caft("bias=-2", "negatives=all")
     drawn = torch.tensor([terms(sampled, images, texts, Clock(step=step))["part"] for step in range(200)])
     assert float(drawn.mean()) == pytest.approx(
@@ -314,7 +315,7 @@ def test_drawn_negatives_have_all_of_them_as_their_mean() -> None:
 
 
 def test_a_caption_of_someone_else_raises_the_loss_of_a_trained_model() -> None:
-    method, images, texts = caft().train(), pictures(4), told(4)
+    method, images, texts = caft().train(), images_of(4), told(4)
     optimizer = torch.optim.Adam(method.parameters(), lr=3e-3)
     for _ in range(80):
         optimizer.zero_grad()
@@ -323,17 +324,17 @@ def test_a_caption_of_someone_else_raises_the_loss_of_a_trained_model() -> None:
         clamp_scales(method)
     method.eval()
     mixed = texts.ids.clone()
-    mixed[[0, 3]] = texts.ids[[3, 0]]  # the captions of the first two pictures
+    mixed[[0, 3]] = texts.ids[[3, 0]]  # the captions of the first two images
     found, wrong = terms(method, images, texts), terms(method, images, texts._replace(ids=mixed))
     assert wrong["part"] > found["part"] + 1
     assert wrong["whole"] > found["whole"] + 1
 
 
 def known(method: Method) -> bool:
-    """Whether every one of the 64 pictures finds its text first, and the other way round."""
+    """Whether every one of the 64 images finds its text first, and the other way round."""
     training = method.training
     with torch.no_grad():
-        a = method.eval().encode_images(pictures(64))
+        a = method.eval().encode_images(images_of(64))
         b = method.encode_texts(told(64, loose=0, parts=2, length=3))
     method.train(training)
     ranks = retrieval_ranks(method, a, b)
@@ -345,9 +346,9 @@ def by_heart(case: str, precision: torch.dtype, steps: int) -> tuple[Method, lis
 
     Whether it knows them is looked up every 25 steps, once its loss has fallen.
     """
-    quick = ("image.superpixels.steps=2", "image.dropout=0") if case.endswith("segments") else ()
+    quick = ("image.superpixels.iterations=2", "image.dropout=0") if case.endswith("segments") else ()
     method = build(case, "bias=-4", "scale=5", *quick).train()
-    images, texts = pictures(64), told(64, loose=0, parts=2, length=3)
+    images, texts = images_of(64), told(64, loose=0, parts=2, length=3)
     objective, optimizer = Objective(method, precision), torch.optim.Adam(method.parameters(), lr=1e-3)
     losses = []
     for i in range(steps):
@@ -379,7 +380,7 @@ def test_half_precision_learns_too(case: str) -> None:
 def test_scales_biases_and_norms_do_not_decay() -> None:
     method = caft(case="caft-segments")
     recipe = read_recipe("caft/paper", []).train.optimizer
-    groups = param_groups(method, recipe.rules, recipe.lr, recipe.decay, recipe.schedule)
+    groups = param_groups(method, recipe.rules, recipe.lr, recipe.weight_decay, recipe.schedule)
     names = {id(p): name for name, p in method.named_parameters()}
     free = {names[id(p)] for group in groups if group["weight_decay"] == 0 for p in group["params"]}
     decays = {names[id(p)] for group in groups if group["weight_decay"] > 0 for p in group["params"]}
@@ -394,28 +395,28 @@ def test_scales_biases_and_norms_do_not_decay() -> None:
 
 def test_places_hold_segments_of_the_stage_that_is_read() -> None:
     method = caft(case="caft-segments")
-    a = method.encode_images(pictures(3))
+    a = method.encode_images(images_of(3))
     assert a.tokens.shape[:2] == (3, 6)  # stage 2 of 16, 6, 4 and 2
     assert a.places is not None
     assert a.places.shape == (3, 8, 8)
     assert int(a.places.max()) < 6
-    assert build("flair-segments").encode_images(pictures(3)).tokens.shape[1] == 2  # the last one
-    assert method.train().encode_images(pictures(3)).places is None
+    assert build("flair-segments").encode_images(images_of(3)).tokens.shape[1] == 2  # the last one
+    assert method.train().encode_images(images_of(3)).places is None
 
 
 def test_heat_of_a_segment_lies_on_its_pixels() -> None:
     method = caft(case="caft-segments")
-    a, b = method.encode_images(pictures(2)), method.encode_texts(told(2, loose=0))
+    a, b = method.encode_images(images_of(2)), method.encode_texts(told(2, loose=0))
     heat = method.heat(a, b)
-    found = method.on_pixels(a, heat, (8, 8))
+    found = on_pixels(method, a, heat, (8, 8))
     assert a.places is not None
     for i in range(2):
         for y in range(8):
             for x in range(8):
                 torch.testing.assert_close(found[i, y, x], heat[i, int(a.places[i, y, x])])
-    half = method.on_pixels(a, heat, (4, 4))
+    half = on_pixels(method, a, heat, (4, 4))
     torch.testing.assert_close(half, F.avg_pool2d(found[:, None], 2)[:, 0])
-    assert method.on_pixels(a, heat, (16, 12)).shape == (2, 16, 12)
+    assert on_pixels(method, a, heat, (16, 12)).shape == (2, 16, 12)
 
 
 @pytest.mark.parametrize("make", [caft, flair])
@@ -423,13 +424,13 @@ def test_attention_and_its_empty_slot_sum_to_one(make: type) -> None:
     method = make()
     texts = told(2, loose=0, parts=method.parts)
     texts.mask[1, 1:] = False
-    a, b = method.encode_images(pictures(2)), method.encode_texts(texts)
-    found = method.attend(a, b)
+    a, b = method.encode_images(images_of(2)), method.encode_texts(texts)
+    found = method.attention(a, b)
     assert found.shape == (2, method.parts, 5)
     torch.testing.assert_close(found.sum(-1), b.mask.float())
     torch.testing.assert_close(method.heat(a, b), found[..., :-1].sum(1) / b.mask.sum(1, keepdim=True))
     shut = a._replace(mask=torch.zeros_like(a.mask))
-    torch.testing.assert_close(method.attend(shut, b)[..., -1], b.mask.float())
+    torch.testing.assert_close(method.attention(shut, b)[..., -1], b.mask.float())
 
 
 @pytest.mark.parametrize("make", [caft, flair])
@@ -483,7 +484,7 @@ def slow_summary(method: FLAIR, images: Encoded, texts: Encoded) -> Tensor:
 def test_flair_compares_a_summary_with_all_captions_of_the_batch(negatives: str) -> None:
     """Four images, of which one is padding, with 3, 2 and 1 captions, a caption of padding and a foil."""
     method = flair(f"negatives={negatives}", "bias=-2").double()
-    images, texts = pictures(4), told(4, loose=1, parts=1)
+    images, texts = images_of(4), told(4, loose=1, parts=1)
     gone = torch.tensor([False, False, True, False])
     images = images._replace(pixels=images.pixels.double())
     a, b = method.encode_images(images), method.encode_texts(texts)
@@ -491,10 +492,10 @@ def test_flair_compares_a_summary_with_all_captions_of_the_batch(negatives: str)
     owner = torch.tensor([0, 0, 0, 1, -1, -1, 1, 3])  # the fifth is padding, the sixth a foil
     b = b._replace(image=owner, item=b.item.masked_fill(torch.arange(8) == 4, -1))
     slow = slow_summary(method, a, b)
-    pair = method.meet(Pair(a, b))
+    pair = method.before_gather(Pair(a, b))
     term = method.loss(pair, pair, CLOCK)["summary"]
     assert term.weight == 0.5
-    torch.testing.assert_close(finish(term.mean), slow, rtol=1e-6, atol=0)
+    torch.testing.assert_close(ddp_mean(term.mean), slow, rtol=1e-6, atol=0)
     leaves = [
         p
         for p in method.parameters()
@@ -502,18 +503,18 @@ def test_flair_compares_a_summary_with_all_captions_of_the_batch(negatives: str)
     ]
     assert len(leaves) > 10
     for one, other in zip(
-        *(torch.autograd.grad(x, leaves, retain_graph=True) for x in (finish(term.mean), slow)), strict=True
+        *(torch.autograd.grad(x, leaves, retain_graph=True) for x in (ddp_mean(term.mean), slow)), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
 def test_parts_are_rows_with_ids_of_their_own() -> None:
     b = caft().encode_texts(told(2, loose=1))
-    found = apart(b, b.item != 2)
+    found = Parts.of(b, b.item != 2)
     assert found.image.tolist() == [0] * 5 + [1]
     assert len(set(found.item.tolist())) == 6
     torch.testing.assert_close(found.vector[1], b.tokens[0, 1])
-    assert keys_of(found.item, found.image).group.tolist() == [0] * 6
+    assert row_ids(found.item, found.image).group.tolist() == [0] * 6
 
 
 def test_adapter_begins_as_nothing_or_blends() -> None:
@@ -575,7 +576,7 @@ def test_recipes_of_the_paper_have_its_sizes() -> None:
     assert recipe.model["image"]["read"] == 2
     assert recipe.model["text"]["depth"] + recipe.model["composer"]["depth"] == 12
     assert recipe.data.texts.slots == 5
-    assert recipe.data.texts.chunks + recipe.data.texts.loose == 8
+    assert recipe.data.texts.chunks + recipe.data.texts.sampled_captions == 8
     for name, pairs, decay in (
         ("paper", 2.82, 0.5),
         ("cc12m", 10.01, 0.5),
@@ -583,8 +584,8 @@ def test_recipes_of_the_paper_have_its_sizes() -> None:
         ("merged30m", 26.90, 0.2),
     ):
         train = read_recipe(f"caft/{name}", []).train
-        assert train.steps == round(32 * pairs * 1e6 / 2048 - 0.5)
-        assert (train.batch, train.optimizer.decay) == (2048, decay)
+        assert train.max_steps == round(32 * pairs * 1e6 / 2048 - 0.5)
+        assert (train.global_batch_size, train.optimizer.weight_decay) == (2048, decay)
     assert read_recipe("caft/ladder/visual", []).method == "flair"
 
 

@@ -11,13 +11,23 @@ from indexes import TEXTS, photos, texts, tiny_model
 from PIL import Image
 
 from grainline.data.captions import sentences
-from grainline.index.calibration import Standard, best_hits, owned, share_below
-from grainline.index.calibration_texts import NullTexts, gather_texts, write_null
-from grainline.index.reader import Opened
+from grainline.index.calibration import Standard, best_hits, described_images, share_below
+from grainline.index.calibration_texts import CalibrationTexts, gather_texts, write_calibration
+from grainline.index.reader import IndexReader
 from grainline.index.results import Options, Sentence
 from grainline.index.search import Index, open_index
-from grainline.index.segment import ASIDES, NULL, SPANNED, Row, write_segment
-from grainline.index.store import NULLS, SEGMENTS, Manifest, ModelMark, write_manifest
+from grainline.index.store import (
+    CALIBRATION,
+    NULL_SENTENCES,
+    NULL_SPANS,
+    NULL_TEXTS,
+    SEGMENTS,
+    Manifest,
+    ModelId,
+    Row,
+    write_manifest,
+    write_segment,
+)
 from grainline.index.sync import build
 from grainline.types import Encoded
 
@@ -39,7 +49,9 @@ def test_spans_are_runs_of_sentences_with_the_aside_and_short_texts_go_on(tmp_pa
     null = gather_texts(str(tmp_path / "long.txt"))
     assert null.counts == (8,) * 20
     assert null.span_counts == (2, 3, 4, 6) * 5
-    for text, aside, span, count in zip(null.texts, null.asides, null.spans, null.span_counts, strict=True):
+    for text, aside, span, count in zip(
+        null.texts, null.sentences, null.spans, null.span_counts, strict=True
+    ):
         assert span in text
         assert aside in span
         assert len(sentences(span)) == count
@@ -57,9 +69,15 @@ def test_spans_are_runs_of_sentences_with_the_aside_and_short_texts_go_on(tmp_pa
 def test_p_of_every_sentence_is_that_of_the_steps_in_loops(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grainline.index.calibration.NEAR", 11)
+    monkeypatch.setattr("grainline.index.calibration.MIN_TEXTS", 11)
     model = tiny_model(method)
-    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, null=texts(tmp_path), chunk=8)
+    build(
+        photos(tmp_path / "photos", 20),
+        tmp_path / "index",
+        model=model,
+        calibration_texts=texts(tmp_path),
+        chunk=8,
+    )
     index = open_index(tmp_path / "index", model)
     every, steps, seen = np.arange(20), _Steps(index), set()
     for query in (QUERY, f"{TEXTS[0]} {TEXTS[9]}", TEXTS[5], f"{TEXTS[20]} A cat."):
@@ -70,7 +88,7 @@ def test_p_of_every_sentence_is_that_of_the_steps_in_loops(
         null = [steps.help_of_null(i) for i in steps.near(len(levels))]
         best = [steps.best(i) for i in steps.near(len(levels))]
         for hit in hits:
-            row = index.opened.numbers[hit.path]
+            row = index.reader.numbers[hit.path]
             if len(levels) > 1:
                 standard = (whole[row] - whole.mean()) / whole.std()
                 reached = sum(one >= standard - 1e-6 for one in best)
@@ -88,16 +106,19 @@ class _Steps:
     """The steps of calibration.py, one value at a time."""
 
     def __init__(self, index: Index) -> None:
-        opened = index.opened
+        opened = index.reader
         every = np.arange(len(opened))
-        self.aside = opened.take(ASIDES, every).astype(np.float64)
-        number = len(opened.null.texts)
+        self.aside = opened.take(NULL_SENTENCES, every).astype(np.float64)
+        number = len(opened.calibration_texts.texts)
         self.whole = [
             opened.take(name, every).astype(np.float64)[:, i]
-            for name in (NULL, SPANNED)
+            for name in (NULL_TEXTS, NULL_SPANS)
             for i in range(number)
         ]
-        self.count = [len(sentences(text)) for text in (*opened.null.texts, *opened.null.spans)]
+        self.count = [
+            len(sentences(text))
+            for text in (*opened.calibration_texts.texts, *opened.calibration_texts.spans)
+        ]
         self.level = [np.sort(self.aside[:, i])[-4:].mean() for i in range(number)]
         self.pool = [self.aside[n, i] - self.level[i] for n in every for i in range(number)]
         self.number = number
@@ -132,7 +153,7 @@ class _Steps:
 IMAGES, QUERIES = 300, 400
 
 
-def _world(folder: Path, power: float, seed: int, own: bool) -> tuple[Opened, np.random.Generator]:
+def _world(folder: Path, power: float, seed: int, own: bool) -> tuple[IndexReader, np.random.Generator]:
     """An index whose scores are drawn: sentences that are false of an image score N(level, 1).
 
     power  how much higher a true sentence scores, on average
@@ -151,25 +172,30 @@ def _world(folder: Path, power: float, seed: int, own: bool) -> tuple[Opened, np
     other = rng.normal(power, 1, QUERIES) * np.sqrt(counts - 1) + power * (counts - 1 - np.sqrt(counts - 1))
     pairs = tuple(zip(((right + other) / counts).tolist(), right.tolist(), strict=True)) if own else ()
     names = tuple(map(str, range(QUERIES)))
-    null = NullTexts(
+    null = CalibrationTexts(
         "x.txt", names, ("",) * QUERIES, names, names, tuple(counts.tolist()), tuple(spans.tolist()),
         tuple(range(QUERIES)), pairs,
     )  # fmt: skip
-    arrays = {NULL: whole(counts), ASIDES: aside, SPANNED: whole(spans), "vectors": np.eye(IMAGES)}
+    arrays = {
+        NULL_TEXTS: whole(counts),
+        NULL_SENTENCES: aside,
+        NULL_SPANS: whole(spans),
+        "vectors": np.eye(IMAGES),
+    }
     rows = [Row(f"{i}.png", f"{rng.integers(2**60):x}", 1, 1) for i in range(IMAGES)]
     empty = Encoded(*(torch.zeros(1) for _ in range(5)))
-    part = write_null(folder / NULLS / "00000000", null, {NULL: empty})
+    part = write_calibration(folder / CALIBRATION / "00000000", null, {NULL_TEXTS: empty})
     kept = {
         name: array.astype(np.float16 if name != "vectors" else np.float32) for name, array in arrays.items()
     }
     segment = write_segment(folder / SEGMENTS / "00000001", rows, kept)
-    write_manifest(folder, Manifest(ModelMark("", "clip", "x"), str(folder), part, (segment,), 2))
-    return Opened(folder), rng
+    write_manifest(folder, Manifest(ModelId("", "clip", "x"), str(folder), part, (segment,), 2))
+    return IndexReader(folder), rng
 
 
-def _judged(opened: Opened, rng: np.random.Generator, count: int, power: float | None) -> np.ndarray:
+def _judged(opened: IndexReader, rng: np.random.Generator, count: int, power: float | None) -> np.ndarray:
     """p of the sentences of 300 queries in their first three hits; in the right image, if power is given."""
-    of = opened.ground
+    of = opened.background
     out = []
     for _ in range(300):
         each = rng.normal(size=(IMAGES, count)) + rng.normal(0, 0.5, count)
@@ -205,7 +231,9 @@ def test_true_sentences_of_the_right_image_keep_their_ticks_and_the_index_knows_
     found = opened.calibration.power(0.05)
     assert found is not None
     assert found == pytest.approx(share, abs=0.12)
-    low = opened.calibration.lacking(np.array([-99.0, np.sort(opened.calibration.own.tested)[199], 99.0]))
+    low = opened.calibration.p_if_true(
+        np.array([-99.0, np.sort(opened.calibration.true_sample.tested)[199], 99.0])
+    )
     assert low == pytest.approx([1 / 401, 201 / 401, 1.0])
 
 
@@ -214,8 +242,13 @@ def test_null_texts_without_images_say_nothing_of_the_power(tmp_path: Path) -> N
     file.write_text(
         "".join(json.dumps({"caption": f"A dog, number {i}. It runs."}) + "\n" for i in range(24))
     )
-    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=tiny_model("clip"), null=f"texts:{file}")
-    assert Opened(tmp_path / "index").calibration.power(0.05) is None
+    build(
+        photos(tmp_path / "photos", 20),
+        tmp_path / "index",
+        model=tiny_model("clip"),
+        calibration_texts=f"texts:{file}",
+    )
+    assert IndexReader(tmp_path / "index").calibration.power(0.05) is None
 
 
 def test_power_is_unknown_without_own_images_and_nothing_where_right_images_do_not_come_up(
@@ -232,12 +265,12 @@ def _answer(
     tmp_path: Path, power: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[Sentence], tuple[str, ...]]:
     model = tiny_model()
-    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, null=texts(tmp_path))
+    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, calibration_texts=texts(tmp_path))
     index = open_index(tmp_path / "index", model)
-    calibration = index.opened.calibration
+    calibration = index.reader.calibration
     p, low = np.array([[0.04, 0.5, 0.5]] * 2), np.array([[0.9, 0.04, 0.9]] * 2)
     monkeypatch.setattr(calibration, "p", lambda *_: p)
-    monkeypatch.setattr(calibration, "lacking", lambda _: low)
+    monkeypatch.setattr(calibration, "p_if_true", lambda _: low)
     monkeypatch.setattr(calibration, "power", lambda _: power)
     answer = index.search([QUERY], 2)[0]
     return list(answer.hits[1].sentences), answer.notes
@@ -247,8 +280,8 @@ def _answer(
     ("power", "verdicts", "note"),
     [
         (0.6, ["shows", "does not", "cannot tell"], ""),
-        (None, ["shows", "cannot tell", "cannot tell"], "nothing says how well this model tells sentences"),
-        (0.19, ["cannot tell"] * 3, "this model tells 19 % of the sentences that are true of an image"),
+        (None, ["shows", "cannot tell", "cannot tell"], "the calibration texts have no images"),
+        (0.19, ["cannot tell"] * 3, "this model recognises 19 % of true sentences"),
     ],
 )
 def test_three_verdicts_and_what_is_said_of_a_weak_model(
@@ -262,14 +295,14 @@ def test_three_verdicts_and_what_is_said_of_a_weak_model(
 
 def test_a_query_of_one_sentence_has_the_p_of_its_hit(tmp_path: Path) -> None:
     model = tiny_model()
-    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, null=texts(tmp_path))
+    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, calibration_texts=texts(tmp_path))
     for hit in open_index(tmp_path / "index", model).search(["A red dog runs."], 5)[0].hits:
         assert [one.p for one in hit.sentences] == [hit.p]
 
 
 def test_too_few_images_are_never_said_to_show_a_sentence(tmp_path: Path) -> None:
     model = tiny_model()
-    build(photos(tmp_path / "photos", 15), tmp_path / "index", model=model, null=texts(tmp_path))
+    build(photos(tmp_path / "photos", 15), tmp_path / "index", model=model, calibration_texts=texts(tmp_path))
     for hit in open_index(tmp_path / "index", model).search([QUERY], 15)[0].hits:
         assert {(one.p, one.verdict) for one in hit.sentences} == {(1.0, "cannot tell")}
 
@@ -280,23 +313,25 @@ def test_texts_with_images_say_what_true_sentences_score(tmp_path: Path) -> None
     for i, path in enumerate(sorted(captioned.rglob("*.png"))):
         path.with_suffix(".txt").write_text(TEXTS[i])
     (captioned / "04.png").write_bytes(b"no image any more")
-    build(root, tmp_path / "index", model=model, null=str(captioned))
-    null = Opened(tmp_path / "index").null
-    known = [i for i, pair in enumerate(null.own) if pair is not None]
+    build(root, tmp_path / "index", model=model, calibration_texts=str(captioned))
+    null = IndexReader(tmp_path / "index").calibration_texts
+    known = [i for i, pair in enumerate(null.image_scores) if pair is not None]
     assert len(known) == 23
     paths = {
         (captioned / name).with_suffix(".txt").read_text(): captioned / name for name in _names(captioned)
     }
     for i in known[::5]:
-        pair: Any = null.own[i]
-        score = model.score([Image.open(paths[null.texts[i]])], [null.texts[i], null.asides[i]])[0]
+        pair: Any = null.image_scores[i]
+        score = model.score([Image.open(paths[null.texts[i]])], [null.texts[i], null.sentences[i]])[0]
         assert pair == pytest.approx(score.tolist(), abs=1e-5)
-    calibration = Opened(tmp_path / "index").calibration
-    opened = Opened(tmp_path / "index")
-    above = opened.take(NULL, np.arange(20))[:, known] > calibration.own.score
-    others = ~owned(opened.hashes, null.owners)[:, known]  # the images are copies of those in the index
+    calibration = IndexReader(tmp_path / "index").calibration
+    opened = IndexReader(tmp_path / "index")
+    above = opened.take(NULL_TEXTS, np.arange(20))[:, known] > calibration.true_sample.score
+    others = ~described_images(opened.hashes, null.image_hashes)[
+        :, known
+    ]  # the images are copies of those in the index
     assert (~others).sum() == 19
-    assert calibration.own.rank.tolist() == (above & others).sum(0).tolist()
+    assert calibration.true_sample.rank.tolist() == (above & others).sum(0).tolist()
 
 
 def _names(folder: Path) -> list[str]:

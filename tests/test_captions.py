@@ -22,7 +22,7 @@ PROBES: list[tuple[str, list[str]]] = [
     (" ", ["Dr. Smith and Mrs. Jones walk along St. Mary's road.", "It rains."]),
     (" ", ["It is approx. 3 p.m. near St. Mary's.", "People leave."]),
     (" ", ["The shop opens at 9 a.m. and closes at 5 p.m.", "A sign says so."]),
-    ("", ["The sky is blue.", "It covers half the picture."]),
+    ("", ["The sky is blue.", "It covers half the image."]),
     (" ", ["The rod is 3.5 cm long.", "The other one is 12.25 cm."]),
     (" ", ["A screen shows version v1.2.3 of the program.", "It is green."]),
     (" ", ["See https://example.org/a.b?c=d. for more, or www.Example.com.", "The page is white."]),

@@ -1,4 +1,4 @@
-"""The encoder from superpixels to ever fewer segments, against pixels and pictures taken one at a time."""
+"""The encoder from superpixels to ever fewer segments, against pixels and images taken one at a time."""
 
 import copy
 import math
@@ -16,8 +16,8 @@ from grainline.errors import UserError
 from grainline.nn.grouping import GraphPool
 from grainline.nn.hashing import Dropout
 from grainline.nn.superpixels import inside, label_of
-from grainline.training.depth import levels
 from grainline.training.lora import LoraConfig, add_lora
+from grainline.training.optim import depth_levels
 from grainline.training.step import recompute_layers
 
 SIZE, CELL = 16, 4
@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     "groups": [6, 3],
     "size": SIZE,
     "stride": 2,
-    "superpixels": {"cell": CELL, "steps": 3},
+    "superpixels": {"cell": CELL, "iterations": 3},
 }
 
 
@@ -41,12 +41,12 @@ def cast(**changes: Any) -> Cast:
     return model.double().eval()
 
 
-def pictures(number: int = 3) -> Tensor:
+def images(number: int = 3) -> Tensor:
     return torch.randint(0, 256, (number, 3, SIZE, SIZE), dtype=torch.uint8).double() / 255
 
 
 def regions(number: int = 3) -> Tensor:
-    """Labels at random under the contract; in the first picture superpixels 0, 5 and 10 are empty."""
+    """Labels at random under the contract; in the first image superpixels 0, 5 and 10 are empty."""
     names = label_of(torch.arange(9)[:, None, None].expand(-1, SIZE, SIZE), CELL)
     weight = torch.rand(number, 9, SIZE, SIZE).masked_fill(~inside(SIZE, CELL), -1.0)
     weight[0, torch.isin(names, torch.tensor([0, 5, 10]))] = -1.0
@@ -70,7 +70,7 @@ def same(a: CastTokens, b: CastTokens) -> bool:
 
 @pytest.mark.parametrize("positions", ["waves", "learnt"])
 def test_a_superpixel_is_the_mean_over_its_pixels_of_features_and_positions(positions: str) -> None:
-    model, pixels, label = cast(positions=positions), pictures(2), regions(2)
+    model, pixels, label = cast(positions=positions), images(2), regions(2)
     with torch.no_grad():
         found = model.superpixel_tokens(pixels, label)
         features = model.stem((pixels - model.mean) / model.spread)
@@ -92,7 +92,7 @@ def test_a_superpixel_is_the_mean_over_its_pixels_of_features_and_positions(posi
 
 
 def test_over_a_square_grid_superpixels_are_plain_means_of_cells() -> None:
-    model, pixels = cast(superpixels={"kind": "grid", "cell": CELL}), pictures()
+    model, pixels = cast(superpixels={"kind": "grid", "cell": CELL}), images()
     with torch.no_grad():
         seen = model(pixels)
         found = model.superpixel_tokens(pixels, seen.label)
@@ -105,9 +105,9 @@ def test_over_a_square_grid_superpixels_are_plain_means_of_cells() -> None:
 # The whole encoder
 
 
-def test_pictures_are_what_their_real_tokens_give_one_picture_at_a_time() -> None:
+def test_images_are_what_their_real_tokens_give_one_image_at_a_time() -> None:
     """Without masks: empty superpixels are taken out instead."""
-    model, pixels, label = cast(), pictures(), regions()
+    model, pixels, label = cast(), images(), regions()
     with torch.no_grad():
         seen = model(pixels, label)
         for n in range(3):
@@ -134,7 +134,7 @@ def test_pictures_are_what_their_real_tokens_give_one_picture_at_a_time() -> Non
 def test_what_stands_in_an_empty_superpixel_changes_no_output(
     few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, pixels, label = cast(), pictures(), regions()
+    model, pixels, label = cast(), images(), regions()
     start = model.superpixel_tokens(pixels, label)
     mask = start.mask & (torch.arange(16) < 4) if few else start.mask
     seen = []
@@ -149,8 +149,8 @@ def test_what_stands_in_an_empty_superpixel_changes_no_output(
         assert seen[0].stages[2].mask.all()
 
 
-def test_a_picture_does_not_depend_on_its_batch() -> None:
-    pixels = pictures()
+def test_a_image_does_not_depend_on_its_batch() -> None:
+    pixels = images()
     model = cast().train()
     for layer in model.modules():
         if isinstance(layer, nn.Dropout | Dropout):
@@ -163,7 +163,7 @@ def test_a_picture_does_not_depend_on_its_batch() -> None:
 
 
 def test_bytes_are_numbers_between_0_and_1_and_known_regions_are_not_computed() -> None:
-    model, pixels = cast().float(), pictures().float()
+    model, pixels = cast().float(), images().float()
     seen = model(pixels)
     rows = (pixels * 255).round().to(torch.uint8)
     assert same(seen, model(rows))
@@ -174,7 +174,7 @@ def test_bytes_are_numbers_between_0_and_1_and_known_regions_are_not_computed() 
 
 
 def test_noise_is_of_training_alone() -> None:
-    model, pixels = cast(drop_path=0.5), pictures()
+    model, pixels = cast(drop_path=0.5), images()
     assert same(model(pixels), model(pixels))
     model.train()
     assert not torch.allclose(model(pixels).pooled, model(pixels).pooled)
@@ -184,7 +184,7 @@ def test_noise_is_of_training_alone() -> None:
 
 @pytest.mark.parametrize("train", [False, True])
 def test_bfloat16_is_finite_forward_and_backward(train: bool) -> None:
-    model, pixels = cast().float().train(train), pictures().float()
+    model, pixels = cast().float().train(train), images().float()
     label = regions()
     label[1] = label_of(torch.full((1, SIZE, SIZE), 4), CELL)
     pixels[1] = 0.5  # one colour
@@ -200,7 +200,7 @@ def test_bfloat16_is_finite_forward_and_backward(train: bool) -> None:
 
 def test_the_pooled_vector_alone_reaches_every_parameter() -> None:
     model = cast(positions="learnt")
-    model(pictures()).pooled.square().sum().backward()
+    model(images()).pooled.square().sum().backward()
     for name, p in model.named_parameters():
         assert p.grad is not None, name
         assert p.grad.abs().max() > 0, name
@@ -220,7 +220,7 @@ def test_no_value_is_read_by_the_host() -> None:
 
 
 def test_segments_are_nested_and_made_by_the_group_that_takes_most() -> None:
-    model, pixels, label = cast(), pictures(), regions()
+    model, pixels, label = cast(), images(), regions()
     with torch.no_grad():
         seen = model(pixels, label)
     maps = segments(seen)
@@ -236,11 +236,11 @@ def test_segments_are_nested_and_made_by_the_group_that_takes_most() -> None:
     assert counts[1:] == [[6] * 3, [3] * 3], "every group owns the token that it is built around"
 
 
-def test_a_picture_with_few_superpixels_has_few_segments() -> None:
+def test_a_image_with_few_superpixels_has_few_segments() -> None:
     model, label = cast(), torch.full((1, SIZE, SIZE), 5)
     at = torch.arange(SIZE) // CELL
     label[0] = torch.tensor([[0, 0, 3, 3], [0, 0, 3, 3], [12, 12, 15, 15], [12, 12, 15, 15]])[at][:, at]
-    seen = model(pictures(1), label)
+    seen = model(images(1), label)
     assert [int(stage.mask.sum()) for stage in seen.stages] == [4, 4, 3]
     assert [len(found.unique()) for found in segments(seen)] == [4, 4, 3]
 
@@ -250,7 +250,7 @@ def test_a_picture_with_few_superpixels_has_few_segments() -> None:
 
 def test_every_layer_has_its_level_and_a_graph_pool_is_a_layer() -> None:
     model = cast(positions="learnt")
-    found = levels(model)
+    found = depth_levels(model)
     kinds = [type(layer).__name__ for layer in model.layers]
     assert kinds == ["Block", "GraphPool", "Block", "Block", "GraphPool", "Block"]
     assert found["class_token"] == found["position"] == found["stem.0.weight"] == 7
@@ -267,7 +267,7 @@ def test_layers_can_be_computed_again_and_adapted() -> None:
     plain = cast(drop_path=0.3).train()
     saving, adapted = copy.deepcopy(plain), copy.deepcopy(plain).eval()
     recompute_layers(nn.ModuleDict({"image": saving}))
-    pixels = pictures()
+    pixels = images()
     for model in (plain, saving):
         torch.manual_seed(3)
         seen = model(pixels)
@@ -312,7 +312,7 @@ WRONG = {
     "none": ({"groups": [3, 0]}, "groups (3, 0) must fall"),
     "heads": ({"heads": 3}, "width 16 is not a multiple of 3 heads"),
     "waves": ({"width": 18}, "width 18 is not a multiple of 4, as positions of waves need it"),
-    "spread": ({"spread": [0.1, 0.0, 0.1]}, "must be above 0 in every colour"),
+    "std": ({"std": [0.1, 0.0, 0.1]}, "must be above 0 in every colour"),
     "unknown": ({"patch": 4}, "unknown field 'patch'; allowed here: name, width, heads"),
 }
 

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from grainline.data.captions import sentences
 from grainline.data.check import Spread, check, image_hash, near_copies, render, spread, suggestions
 from grainline.data.open_source import open_source
-from grainline.data.record import Damaged, Record
+from grainline.data.record import CorruptSample, Record
 
 
 class Listed:
@@ -28,7 +28,7 @@ class Listed:
     def __getitem__(self, index: int) -> Record:
         record = self.records[index]
         if isinstance(record, str):
-            raise Damaged(record, f"place {index}")
+            raise CorruptSample(record, f"place {index}")
         return record
 
     def fingerprint(self) -> str:
@@ -51,11 +51,11 @@ def test_everything_is_counted_once() -> None:
             "missing image",
             Record("b", png(3), ("Unlike.",)),
             "missing caption",
-            Record("d", b"no picture", ("D.",)),
+            Record("d", b"no image", ("D.",)),
         ),
         sentences,
     )
-    assert (report.kind, report.samples, report.checked, report.damaged) == ("Listed", 8, 8, 4)
+    assert (report.kind, report.samples, report.checked, report.corrupt) == ("Listed", 8, 8, 4)
     assert report.captions == Spread(1, 1, 1, 2, 2)
     assert report.words == Spread(1, 1, 3, 4, 5)
     assert report.sentences == Spread(1, 1, 1, 1, 2)
@@ -65,7 +65,7 @@ def test_everything_is_counted_once() -> None:
     assert [(fault.cause, fault.number) for fault in report.faults] == [
         ("missing caption", 2),
         ("missing image", 1),
-        ("damaged image", 1),
+        ("corrupt image", 1),
     ]
     assert report.faults[0].first == ("place 1", "place 6")
     assert report.same_key == ("b",)
@@ -148,23 +148,23 @@ def test_the_page_says_what_is_wrong_and_what_to_do() -> None:
     assert "truncated tar: 7\n      place 5\n" in page
     assert "      and 2 more" in page
     assert "key of several samples: 1\n    k0" in page
-    assert "equal pictures: 1\n    k0 = k0" in page
+    assert "equal images: 1\n    k0 = k0" in page
     for advice in (
         "58.3% of the samples",
         "a name of its own",
-        "1 pictures are copies",
+        "1 images are copies",
         "99 words or more",
         "50 pixels",
     ):
         assert advice in page, advice
-    assert "1 captions stand at more than one picture" in page
+    assert "1 captions stand at more than one image" in page
 
 
 def test_a_sound_source_needs_no_advice() -> None:
     records = [Record(f"k{n}", png(n), (f"Number {n}. It is grey.",)) for n in range(3)]
     report = check(Listed(*records), sentences)
     assert report.suggestions == ()
-    assert report.damaged == 0
+    assert report.corrupt == 0
 
 
 def test_a_source_without_one_usable_sample_is_reported_too() -> None:
@@ -205,7 +205,7 @@ def test_regions_outside_their_image_or_text_are_named(tmp_path: Path) -> None:
         (tmp_path / "a.json").write_text(json.dumps({"caption": "A dog.", "regions": [{**right, **wrong}]}))
         said = check(open_source(str(tmp_path)), sentences)
         place = f"regions without a place, in 1 image: a.png (dog: {why})"
-        assert (said.remarks, said.damaged) == ((place,) if why else (), 0)
+        assert (said.remarks, said.corrupt) == ((place,) if why else (), 0)
 
 
 def test_a_spread_takes_values_that_occur() -> None:
@@ -217,7 +217,7 @@ def test_remarks_of_the_source_are_on_the_page(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(1))
     (tmp_path / "a.json").write_text(json.dumps({"caption": "A. B."}))
     (tmp_path / "b.txt").write_text("B.")
-    assert "note: 1 texts have no picture: b.txt" in render(check(open_source(str(tmp_path)), sentences))
+    assert "note: 1 texts have no image: b.txt" in render(check(open_source(str(tmp_path)), sentences))
 
 
 @pytest.mark.parametrize("name", ["openstax/dev-0000.tar", "benchmarks/cc12m/cc12m-train-0000.tar"])
@@ -226,7 +226,7 @@ def test_real_tars_are_sound(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     report = check(open_source(str(shared_data / name)), sentences)
-    assert report.damaged == 0
+    assert report.corrupt == 0
     assert report.samples == report.checked == (575 if "openstax" in name else 32)
     assert report.captions == Spread(1, 1, 1, 1, 1)
     if "openstax" in name:

@@ -25,16 +25,16 @@ from grainline.files import STATE
 from grainline.training.checkpoint import (
     TrainState,
     find,
+    latest,
     load,
     mark,
-    marked,
-    newest,
+    mark_path,
     rng_state,
     save,
     set_rng_state,
     verify,
 )
-from grainline.training.optim import OptimizerConfig, Rule, build_optimizer
+from grainline.training.optim import OptimizerConfig, ParamRule, build_optimizer
 from grainline.training.schedule import Constant
 from grainline.weights import load_weights, save_weights
 
@@ -60,7 +60,9 @@ class Other(Small):
     """The same parameters under another name."""
 
 
-CFG = OptimizerConfig(lr=0.02, schedule=Constant(), rules=(Rule(pattern="frozen", lr=0), Rule(pattern=".*")))
+CFG = OptimizerConfig(
+    lr=0.02, schedule=Constant(), rules=(ParamRule(pattern="frozen", lr_factor=0), ParamRule(pattern=".*"))
+)
 
 
 def run(method: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -136,7 +138,12 @@ def test_the_optimizer_state_is_matched_by_name_whatever_the_order_of_the_groups
     method, optimizer = fresh()
     run(method, optimizer, 3)
     path = save(tmp_path, method, optimizer, at(3))
-    rules = (Rule(pattern="frozen", lr=0), Rule(pattern="second.*"), Rule(pattern="un.*"), Rule(pattern=".*"))
+    rules = (
+        ParamRule(pattern="frozen", lr_factor=0),
+        ParamRule(pattern="second.*"),
+        ParamRule(pattern="un.*"),
+        ParamRule(pattern=".*"),
+    )
     other = Small()
     reordered = build_optimizer(other, CFG.model_copy(update={"rules": rules}))
     load(path, other, reordered)
@@ -219,12 +226,12 @@ def steps_in(out: Path) -> list[str]:
 def test_the_last_few_stay(tmp_path: Path) -> None:
     trained(tmp_path, 1, 2, 3, 10, keep=2)
     assert steps_in(tmp_path) == ["0003", "0010"]
-    assert newest(tmp_path) == tmp_path / "checkpoints" / "step-00000010"
+    assert latest(tmp_path) == tmp_path / "checkpoints" / "step-00000010"
 
 
 def test_newest_is_none_where_nothing_was_saved(tmp_path: Path) -> None:
-    assert newest(tmp_path) is None
-    assert newest(tmp_path / "absent") is None
+    assert latest(tmp_path) is None
+    assert latest(tmp_path / "absent") is None
 
 
 def test_saving_after_going_back_removes_the_steps_that_were_left(tmp_path: Path) -> None:
@@ -245,9 +252,9 @@ def test_a_step_that_is_saved_again_is_replaced(tmp_path: Path) -> None:
 
 def test_best_outlives_the_checkpoint_it_was_and_can_be_replaced(tmp_path: Path) -> None:
     method, optimizer = trained(tmp_path, 1)
-    assert marked(tmp_path, "best") is None
+    assert mark_path(tmp_path, "best") is None
     for step in (2, 3):
-        first = newest(tmp_path)
+        first = latest(tmp_path)
         assert first is not None
         assert mark(tmp_path, first, "best") == tmp_path / "best" == find(tmp_path, "best")
         run(method, optimizer, 1)
@@ -264,7 +271,7 @@ def test_marking_copies_where_the_file_system_has_no_hard_links(
 
     monkeypatch.setattr(os, "link", no_links)
     trained(tmp_path, 1)
-    path = newest(tmp_path)
+    path = latest(tmp_path)
     assert path is not None
     verify(mark(tmp_path, path, "last"))
 
@@ -275,7 +282,7 @@ def test_what_a_killed_process_left_is_cleared_by_the_next_save(tmp_path: Path) 
     (folder / ".saving-step-00000003").mkdir()
     (folder / ".saving-step-00000003" / "model.safetensors").write_bytes(b"half")
     (folder / "step-00000002").rename(folder / ".replaced-step-00000002")
-    assert newest(tmp_path) == find(tmp_path, "step-00000002") == folder / ".replaced-step-00000002"
+    assert latest(tmp_path) == find(tmp_path, "step-00000002") == folder / ".replaced-step-00000002"
     verify(folder / ".replaced-step-00000002")
     save(tmp_path, method, optimizer, at(4), keep=9)
     assert steps_in(tmp_path) == ["0001", "0002", "0004"]
@@ -283,7 +290,7 @@ def test_what_a_killed_process_left_is_cleared_by_the_next_save(tmp_path: Path) 
 
 def test_an_unknown_checkpoint_is_answered_with_those_that_exist(tmp_path: Path) -> None:
     trained(tmp_path, 1, 2)
-    path = newest(tmp_path)
+    path = latest(tmp_path)
     assert path is not None
     mark(tmp_path, path, "best")
     text = message(lambda: find(tmp_path, "step-7"))
@@ -318,7 +325,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_a_corrupt_checkpoint_is_named_and_the_last_good_one_offered(tmp_path: Path, kind: str) -> None:
     damage, complaint = DAMAGE[kind]
     method, optimizer = trained(tmp_path, 1, 2, 3, 4)
-    path = newest(tmp_path)
+    path = latest(tmp_path)
     assert path is not None
     damage(path)
     flip(tmp_path / "checkpoints" / "step-00000003" / "model.safetensors")  # the one before is no better
@@ -327,14 +334,14 @@ def test_a_corrupt_checkpoint_is_named_and_the_last_good_one_offered(tmp_path: P
     start, _, end = text.partition(": ")
     assert start == f"checkpoint {path} is corrupt"
     assert re.match(complaint, end), end
-    assert text.endswith("; go on from the last good one with --resume --checkpoint step-00000002")
+    assert text.endswith("; continue from the last good one with --resume --checkpoint step-00000002")
     assert all(torch.equal(x, before[k]) for k, x in method.state_dict().items())
     load(find(tmp_path, "step-00000002"), method, optimizer)
 
 
 def test_a_corrupt_best_offers_a_checkpoint_of_its_run(tmp_path: Path) -> None:
     trained(tmp_path, 1)
-    path = newest(tmp_path)
+    path = latest(tmp_path)
     assert path is not None
     best = mark(tmp_path, path, "best")
     (best / STATE).unlink()
@@ -343,7 +350,7 @@ def test_a_corrupt_best_offers_a_checkpoint_of_its_run(tmp_path: Path) -> None:
 
 def test_a_run_whose_only_checkpoint_is_corrupt_says_so(tmp_path: Path) -> None:
     trained(tmp_path, 1)
-    path = newest(tmp_path)
+    path = latest(tmp_path)
     assert path is not None
     flip(path / "model.safetensors")
     assert message(lambda: verify(path)).endswith(
@@ -351,14 +358,16 @@ def test_a_run_whose_only_checkpoint_is_corrupt_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_a_layout_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_older_format_is_refused(tmp_path: Path) -> None:
     trained(tmp_path, 1)
-    path = newest(tmp_path)
+    path = latest(tmp_path)
     assert path is not None
     body = files.unseal(path)
     (path / STATE).unlink()
-    files.seal(path, body | {"version": 2})
-    assert message(lambda: verify(path)).endswith("has layout 2, this grainline reads layout 1")
+    files.seal(path, body | {"version": 1})
+    assert message(lambda: verify(path)).endswith(
+        "has format 1, this grainline reads format 2: train again, or use the version that wrote it"
+    )
 
 
 # What does not fit
@@ -366,7 +375,7 @@ def test_a_layout_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_method_is_refused(tmp_path: Path) -> None:
     trained(tmp_path, 1)
-    path = newest(tmp_path)
+    path = latest(tmp_path)
     assert path is not None
     text = message(lambda: load(path, *fresh(Other)))
     assert (
@@ -377,7 +386,7 @@ def test_a_checkpoint_of_another_method_is_refused(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_shape_is_refused_with_the_first_mismatches(tmp_path: Path) -> None:
     trained(tmp_path, 1)
-    path = newest(tmp_path)
+    path = latest(tmp_path)
     assert path is not None
     text = message(lambda: load(path, *fresh(width=6)))
     assert "1 of another form (first.weight is float32 [4, 5] in the file and float32 [4, 6] here)" in text
@@ -392,10 +401,10 @@ def test_a_checkpoint_of_another_shape_is_refused_with_the_first_mismatches(tmp_
 
 def test_an_optimizer_of_other_rules_is_refused_before_any_weight_is_changed(tmp_path: Path) -> None:
     trained(tmp_path, 1)
-    path = newest(tmp_path)
+    path = latest(tmp_path)
     assert path is not None
     other = Small()
-    rules = (Rule(pattern="first.*", lr=0), Rule(pattern=".*"))
+    rules = (ParamRule(pattern="first.*", lr_factor=0), ParamRule(pattern=".*"))
     before = copy.deepcopy(other.state_dict())
     text = message(lambda: load(path, other, build_optimizer(other, CFG.model_copy(update={"rules": rules}))))
     assert "2 no longer trained (first.bias, first.weight), 1 newly trained (frozen)" in text
@@ -429,7 +438,7 @@ def test_weights_alone_come_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_weights_of_a_checkpoint_need_no_optimizer_to_go_on_with(tmp_path: Path) -> None:
     method, _ = trained(tmp_path, 1)
-    path, other = newest(tmp_path), Small()
+    path, other = latest(tmp_path), Small()
     assert path is not None
     for file in path.glob("optimizer*"):
         file.unlink()
@@ -440,7 +449,7 @@ def test_weights_of_a_checkpoint_need_no_optimizer_to_go_on_with(tmp_path: Path)
 
 def test_weights_are_read_from_a_checkpoint_only_if_its_seal_holds(tmp_path: Path) -> None:
     method, _ = trained(tmp_path, 1)
-    path, other = newest(tmp_path), Small()
+    path, other = latest(tmp_path), Small()
     assert path is not None
     load_weights(path, other)
     assert same(method, other)
@@ -561,7 +570,7 @@ def test_a_failure_at_any_point_of_a_save_leaves_the_last_good_checkpoint(
     good = tmp_path / "checkpoints" / "step-00000001"
 
     def check(text: str | None) -> None:
-        last = newest(tmp_path)
+        last = latest(tmp_path)
         assert last is not None
         verify(last)
         if text is not None:
@@ -583,7 +592,7 @@ def test_a_failure_while_a_step_is_saved_again_keeps_one_of_the_two(tmp_path: Pa
     method, optimizer = trained(tmp_path, 1)
 
     def check(text: str | None) -> None:
-        last = newest(tmp_path)
+        last = latest(tmp_path)
         assert last is not None, text
         verify(last)
 
@@ -592,14 +601,14 @@ def test_a_failure_while_a_step_is_saved_again_keeps_one_of_the_two(tmp_path: Pa
 
 def test_a_failure_while_the_best_is_replaced_keeps_one_of_the_two(tmp_path: Path) -> None:
     method, optimizer = trained(tmp_path, 1)
-    path = newest(tmp_path)
+    path = latest(tmp_path)
     assert path is not None
     mark(tmp_path, path, "best")
     path = save(tmp_path, method, optimizer, at(2))
 
     def check(text: str | None) -> None:
         assert text is None or f"cannot write {tmp_path / 'best'}: no space left" in text
-        assert marked(tmp_path, "best") == tmp_path / "best", "what was moved away was put back"
+        assert mark_path(tmp_path, "best") == tmp_path / "best", "what was moved away was put back"
         verify(tmp_path / "best")
 
     assert failures(False, lambda: mark(tmp_path, path, "best"), check) >= 4
@@ -622,7 +631,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tiny_disk: Path) -> None:
     text = message(lambda: save(tiny_disk, method, optimizer, at(3)))
     assert text == (
         f"cannot write {tiny_disk}/checkpoints/step-00000003: no space left on device; "
-        f"the last good checkpoint is {good}; mend it and go on with --resume"
+        f"the last good checkpoint is {good}; mend it and continue with --resume"
     )
     assert steps_in(tiny_disk) == ["0001", "0002"]
     verify(good)
@@ -641,7 +650,7 @@ import os, random, signal, sys, time
 from pathlib import Path
 import torch
 from torch import nn
-from grainline.training.checkpoint import TrainState, load, mark, marked, newest, save, verify
+from grainline.training.checkpoint import TrainState, latest, load, mark, mark_path, save, verify
 from grainline.training.optim import OptimizerConfig, build_optimizer
 from grainline.training.checkpoint import rng_state
 
@@ -651,7 +660,7 @@ torch.set_num_threads(1)
 def work(out, pipe, steps):
     method = nn.Linear(8, 8)
     optimizer = build_optimizer(method, OptimizerConfig())
-    path = newest(out)
+    path = latest(out)
     first = load(path, method, optimizer).step if path else 0
     for step in range(first + 1, first + 1 + steps):
         for parameter in method.parameters():
@@ -688,7 +697,7 @@ for number in range(kills):
     os.close(read)
     hidden = [p for f in (out, out / "checkpoints") if f.is_dir() for p in f.iterdir() if p.name[0] == "."]
     leftovers += bool(hidden)
-    path = newest(out)
+    path = latest(out)
     if path is None:
         assert seen == acknowledged == 0
         continue
@@ -696,7 +705,7 @@ for number in range(kills):
     assert step >= max(seen, acknowledged), (step, seen, acknowledged)
     seen = step
     if acknowledged:
-        verify(marked(out, "best"))
+        verify(mark_path(out, "best"))
 print(seen, leftovers)
 """
 

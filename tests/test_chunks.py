@@ -9,24 +9,24 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_dataset import CROP, TOKENIZER, Shelf, assert_same_batches, loaded, picture
+from test_dataset import CROP, TOKENIZER, Shelf, assert_same_batches, loaded, random_image
 
 from grainline.data.batches import collate
 from grainline.data.captions import joined, sentences
-from grainline.data.chunks import (
-    Chunking,
-    balanced_chunks,
-    balanced_sizes,
-    encode_parts,
-    even_sizes,
-    loose_caption,
-    random_chunks,
-    random_sizes,
-    ways,
-)
 from grainline.data.dataset import Batches, Draw, Sample, TrainSet
 from grainline.data.record import MISSING_CAPTION, Record
-from grainline.data.texts import TextsConfig
+from grainline.data.texts import (
+    Chunking,
+    TextsConfig,
+    balanced_chunks,
+    balanced_sizes,
+    count_splits,
+    encode_parts,
+    even_sizes,
+    random_chunks,
+    random_sizes,
+    sampled_caption,
+)
 from grainline.errors import UserError
 from grainline.types import CAPTION, FOIL, LOOSE, SENTENCE
 
@@ -34,14 +34,14 @@ PIECES = [f"S{n}" for n in range(20)]
 
 
 def cuts(count: int, number: int, most: int) -> list[tuple[int, ...]]:
-    """All ways to cut, by trying everything."""
+    """All count_splits to cut, by trying everything."""
     return [sizes for sizes in product(range(1, most + 1), repeat=number) if sum(sizes) == count]
 
 
 def test_ways_are_those_of_trying_everything() -> None:
     for count, number, most in product(range(1, 10), range(1, 5), range(1, 5)):
-        assert ways(count, number, most) == len(cuts(count, number, most))
-    assert [ways(count, 4, 3) for count in range(4, 13)] == [1, 4, 10, 16, 19, 16, 10, 4, 1]
+        assert count_splits(count, number, most) == len(cuts(count, number, most))
+    assert [count_splits(count, 4, 3) for count in range(4, 13)] == [1, 4, 10, 16, 19, 16, 10, 4, 1]
 
 
 def test_random_sizes_are_uniform_over_all_ways() -> None:
@@ -108,7 +108,7 @@ def test_balanced_chunks_of_short_and_empty_texts() -> None:
 def test_loose_captions_are_rows_of_one_caption_or_any_sentences() -> None:
     told = [["a1", "a2", "a3"], ["b1"], ["c1", "c2"]]
     whole = [piece for caption in told for piece in caption]
-    drawn = [loose_caption(told, 3, Random(seed), "every_period").split(". ") for seed in range(3000)]
+    drawn = [sampled_caption(told, 3, Random(seed), "every_period").split(". ") for seed in range(3000)]
     assert all(1 <= len(caption) <= 3 and len(set(caption)) == len(caption) for caption in drawn)
     shares = Counter(len(caption) for caption in drawn)
     assert all(0.29 < shares[size] / 3000 < 0.38 for size in (1, 2, 3))
@@ -119,7 +119,7 @@ def test_loose_captions_are_rows_of_one_caption_or_any_sentences() -> None:
     assert ("b1", "c1") in twos  # any two in any order, across captions, but not as often
     assert all(twos[row] > 5 * twos["b1", "c1"] for row in rows)
     assert {piece for caption in drawn for piece in caption} == set(whole)
-    assert loose_caption([["only"]], 3, Random(0), "rules") == "only"
+    assert sampled_caption([["only"]], 3, Random(0), "rules") == "only"
 
 
 class Told(Shelf):
@@ -131,7 +131,9 @@ class Told(Shelf):
 
     def __getitem__(self, index: int) -> Record:
         captions, longs = self.records[index]
-        return Record(f"p{index}", picture(index), captions, longs[0] if longs else None, others=longs[1:])
+        return Record(
+            f"p{index}", random_image(index), captions, longs[0] if longs else None, others=longs[1:]
+        )
 
 
 ONE = (
@@ -139,7 +141,7 @@ ONE = (
 )
 TWO = "A grey circle. A grey square. A grey star. Two grey stars. Left of it. Below it. The left. The right."
 SHORT = ("A red circle", "Stars on grey ground.")
-CAFT = {"chunks": 4, "loose": 4}
+CAFT = {"chunks": 4, "sampled_captions": 4}
 
 
 def samples(source: Shelf, context: int = 40, epochs: int = 1, **cfg: object) -> list[Sample]:
@@ -186,14 +188,16 @@ def test_the_long_caption_is_one_with_sentences_and_else_all_captions_as_one() -
     assert "circle" in words(blank.texts[0].parts[0])
     assert joined.texts[0] is not None
     assert [words(ids) for ids in joined.texts[0].parts[:2]] == ["a red circle", "stars on grey ground"]
-    assert none.damage == ((MISSING_CAPTION, "p2 (no sentence in any caption)"),)
+    assert none.corrupt == ((MISSING_CAPTION, "p2 (no sentence in any caption)"),)
 
 
 def test_what_is_longer_than_its_chunks_is_counted_as_cut() -> None:
-    assert samples(Told((SHORT, (ONE,))), together=1)[0].cut == 1  # a sentence is left out
-    assert samples(Told((SHORT, (ONE,))))[0].cut == 0
+    assert (
+        samples(Told((SHORT, (ONE,))), max_sentences_per_chunk=1)[0].truncated == 1
+    )  # a sentence is left out
+    assert samples(Told((SHORT, (ONE,))))[0].truncated == 0
     texts = samples(Told((SHORT, (ONE,))), context=5)[0]
-    assert texts.cut >= 1
+    assert texts.truncated >= 1
     assert all(text is not None and all(len(ids) <= 5 for ids in text.parts) for text in texts.texts)
     ends = {ids[-1] for text in texts.texts if text is not None for ids in text.parts}
     assert len(ends) == 1  # every part keeps its end token
@@ -202,14 +206,14 @@ def test_what_is_longer_than_its_chunks_is_counted_as_cut() -> None:
 def test_chunks_are_the_same_on_any_number_of_workers() -> None:
     data = TrainSet(
         Told((SHORT, (ONE, TWO)), (SHORT, (TWO,)), (("A dog.",), ())),
-        TOKENIZER, CROP, TextsConfig(chunks=4, loose=4), context=30, seed=2, parts=4,
+        TOKENIZER, CROP, TextsConfig(chunks=4, sampled_captions=4), context=30, seed=2, parts=4,
     )  # fmt: skip
     plan = Batches(3, 2, 2, range(3))
     assert_same_batches(loaded(data, plan), loaded(data, plan, workers=2))
 
 
 def test_loose_captions_stand_beside_any_caption() -> None:
-    cfg = TextsConfig(loose=2, sentences=1, foils=1)
+    cfg = TextsConfig(sampled_captions=2, sentences=1, foils=1)
     data = TrainSet(Shelf(1, foils=[0]), TOKENIZER, CROP, cfg, context=60, seed=1)
     found = data[Draw(0, 0, 0)]
     assert [text.level for text in found.texts if text] == [CAPTION, SENTENCE, LOOSE, LOOSE, FOIL]
@@ -222,9 +226,9 @@ def test_a_method_that_reads_chunks_gets_balanced_ones_of_any_text() -> None:
     pieces = [s.text for s in sentences(ONE)]
     assert words(read.ids[0][0]) == words(TOKENIZER.encode([" ".join(pieces[:2])], 30).ids[0])
     assert read.ids[1] == [TOKENIZER.encode([""], 30).ids[0]] * 4
-    assert read.lost == [0, 0, 0]
+    assert read.truncated_tokens == [0, 0, 0]
     short = encode_parts(TOKENIZER, [ONE], 4, 4, Chunking())
-    assert short.lost[0] == sum(len(ids) - 4 for ids in read.ids[0])
+    assert short.truncated_tokens[0] == sum(len(ids) - 4 for ids in read.ids[0])
     data = TrainSet(
         Told((SHORT, (ONE,))),
         TOKENIZER,
@@ -255,7 +259,7 @@ def test_chunks_go_with_methods_that_read_them() -> None:
     ids=lambda cfg: next(iter(cfg)),
 )
 def test_chunks_go_with_no_other_way_to_take_a_caption(cfg: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="with chunks a picture has one long caption"):
+    with pytest.raises(ValueError, match="with chunks an image has one long caption"):
         TextsConfig(chunks=4, **cfg)
 
 

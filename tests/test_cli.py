@@ -20,7 +20,7 @@ from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.errors import UserError
 from grainline.model import Model
 from grainline.training.recipe import names, read_recipe
-from grainline.training.run import run
+from grainline.training.run import train as train_recipe
 
 MODEL = "model.safetensors"
 Capture = pytest.CaptureFixture[str]
@@ -31,7 +31,7 @@ Patch = pytest.MonkeyPatch
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps."""
     folder = tmp_path_factory.mktemp("trained")
-    run(read_recipe(recipe(folder), ["train.steps=2"]), folder / "run")
+    train_recipe(read_recipe(recipe(folder), ["train.max_steps=2"]), folder / "run")
     return folder / "run"
 
 
@@ -64,7 +64,7 @@ def train(folder: Path, *more: object) -> list[object]:
         (["train", "clip/scenes"], "Missing option '--out'"),
         (["train", "clip/scenes", "--out", "x", "--colour", "red"], "No such option: --colour"),
         (["train", "clip/scenes", "more", "--out", "x"], "Got unexpected extra argument"),
-        (["evaluate", "x", "--batch", "many"], "Invalid value for '--batch'"),
+        (["evaluate", "x", "--batch-size", "many"], "Invalid value for '--batch-size'"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
@@ -89,14 +89,17 @@ def test_an_unknown_recipe_names_the_built_in_ones_and_the_nearest(tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("train.stesp=4", "unknown field 'train.stesp'; allowed here: steps, batch, optimizer,"),
+        (
+            "train.stesp=4",
+            "unknown field 'train.stesp'; allowed here: max_steps, global_batch_size, optimizer,",
+        ),
         ("model.image.hight=4", "unknown field 'image.hight'; allowed here: name, width, depth,"),
-        ("train.steps=soon", "field 'train.steps' is 'soon': Input should be a valid integer"),
-        ("train.batch=0", "field 'train.batch' is 0: Input should be greater than 0"),
+        ("train.max_steps=soon", "field 'train.max_steps' is 'soon': Input should be a valid integer"),
+        ("train.global_batch_size=0", "field 'train.global_batch_size' is 0: Input should be greater than 0"),
         ("train.precision=fp8", "field 'train.precision' is 'fp8': Input should be 'auto', 'fp32' or 'bf16'"),
         ("method=clop", "recipe field model: unknown method 'clop'; allowed are clip, siglip"),
         ("model.image.name=XXL/14", "allowed are toy, Mi, Ti, S, B, L, a slash and the patch side"),
-        ("train.accumulate=3", "batch 8 is not a multiple of accumulate 3"),
+        ("train.grad_accum=3", "batch 8 is not a multiple of grad_accum 3"),
         (
             "train.optimizer.schedule={kind: cosine, warmup: 99}",
             "warms up for 99 steps, but the run has only 6",
@@ -104,7 +107,7 @@ def test_an_unknown_recipe_names_the_built_in_ones_and_the_nearest(tmp_path: Pat
         ("train.optimizer.rules=[{pattern: nothing}, {pattern: .*}]", "rule 'nothing' matches no parameter"),
         ("data.tokenizer=./no/such", "no tokenizer at ./no/such"),
         ("model.text.vocab=300", "vocab is 300; a trained tokenizer needs"),
-        ("train.batch=64", "train.batch 64 is more than the 36 pictures of the data"),
+        ("train.global_batch_size=64", "train.global_batch_size 64 is more than the 36 images of the data"),
         ("data.crop.scale=[0.5,2]", "must be two numbers in order, above 0 and at most 1"),
         ("data.crop.scale=[0,0]", "must be two numbers in order, above 0 and at most 1"),
         ("data.crop.ratio=[2,1]", "must be two numbers in order, above 0 and at most 100"),
@@ -112,8 +115,14 @@ def test_an_unknown_recipe_names_the_built_in_ones_and_the_nearest(tmp_path: Pat
         ("train.validate_every=2", "data.validation names no source to measure on"),
         ("data.validation=[scenes]", "train.validate_every is 0; set it to a number of steps"),
         ("data.paths=[]", "no data to train on; give --data PATH..."),
-        ("train.batch=1", "train.batch 1 with train.accumulate 1 leaves a contrastive loss one image"),
-        ("train.accumulate=8", "train.batch 8 with train.accumulate 8 leaves a contrastive loss one image"),
+        (
+            "train.global_batch_size=1",
+            "train.global_batch_size 1 with train.grad_accum 1 leaves a contrastive loss one image",
+        ),
+        (
+            "train.grad_accum=8",
+            "train.global_batch_size 8 with train.grad_accum 8 leaves a contrastive loss one image",
+        ),
         ("data.workers=1000", "data.workers is 1000; with the "),
         ("model.text.vocab=1e11", "'text.vocab' is 100000000000.0: Input should be less than or equal to 10"),
         (
@@ -121,8 +130,8 @@ def test_an_unknown_recipe_names_the_built_in_ones_and_the_nearest(tmp_path: Pat
             "'text.depth' is 100000000000.0: Input should be less than or equal to 1000",
         ),
         ("model.text.context=1e14", "this clip is too large for the memory here: lower its sizes"),
-        ("train.steps", "--set 'train.steps': write it as name.of.field=value"),
-        ("train.steps=[1", "--set 'train.steps=[1': the value is not valid YAML"),
+        ("train.max_steps", "--set 'train.max_steps': write it as name.of.field=value"),
+        ("train.max_steps=[1", "--set 'train.max_steps=[1': the value is not valid YAML"),
     ],
 )
 def test_a_wrong_field_or_value_is_named_with_what_is_allowed(
@@ -135,12 +144,12 @@ def test_a_mistake_in_the_settings_does_not_take_the_folder(tmp_path: Path, caps
     for wrong, said in (
         (("train.validate_every=2", 'data.validation=["/no/such"]'), "nothing at /no/such"),
         (("train.optimizer.rules=[{pattern: towers}, {pattern: .*}]",), "rule 'towers' matches no parameter"),
-        (("train.batch=64",), "more than the 36 pictures"),
+        (("train.global_batch_size=64",), "more than the 36 images"),
         (("model.text.vocab=300",), "vocab is 300"),
     ):
         assert said in complaint(capsys, *train(tmp_path, "--set", *wrong))
-    assert call(*train(tmp_path, "--set", "train.steps=1")) == 0
-    assert "holds a run already" in complaint(capsys, *train(tmp_path, "--set", "train.steps=1"))
+    assert call(*train(tmp_path, "--set", "train.max_steps=1")) == 0
+    assert "holds a run already" in complaint(capsys, *train(tmp_path, "--set", "train.max_steps=1"))
 
 
 # Data that is not there, or of no use
@@ -163,20 +172,20 @@ def test_no_data_at_all_is_an_error(trained: Path, capsys: Capture) -> None:
     assert "no data; give --data PATH..." in complaint(capsys, "evaluate", trained)
 
 
-def test_a_folder_without_pictures_is_an_error(tmp_path: Path, capsys: Capture) -> None:
+def test_a_folder_without_images_is_an_error(tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()
-    assert f"{folder} holds no pictures (" in complaint(capsys, *train(tmp_path, "--data", folder))
+    assert f"{folder} holds no images (" in complaint(capsys, *train(tmp_path, "--data", folder))
     (folder / "notes.md").write_text("none here")
     text = complaint(capsys, *train(tmp_path, "--data", folder))
-    assert f"{folder} holds no pictures (" in text
+    assert f"{folder} holds no images (" in text
     assert "but 1 files of the kinds md" in text
 
 
-def test_pictures_without_captions_are_an_error(tmp_path: Path, capsys: Capture) -> None:
+def test_images_without_captions_are_an_error(tmp_path: Path, capsys: Capture) -> None:
     photo(tmp_path / "photos" / "a.png")
     text = complaint(capsys, *train(tmp_path, "--data", tmp_path / "photos"))
-    assert "holds 1 pictures without captions: put NAME.txt or NAME.json beside NAME.png" in text
+    assert "holds 1 images without captions: put NAME.txt or NAME.json beside NAME.png" in text
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.tar"])
@@ -186,34 +195,34 @@ def test_an_empty_file_is_an_error(name: str, tmp_path: Path, capsys: Capture) -
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_folder_of_broken_pictures_is_an_error_that_names_one(
+def test_a_folder_of_broken_images_is_an_error_that_names_one(
     workers: int, tmp_path: Path, capsys: Capture
 ) -> None:
     for i in range(8):
         path = tmp_path / "photos" / f"{i}.jpg"
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"not a picture")
+        path.write_bytes(b"not an image")
         path.with_suffix(".txt").write_text("A dog runs over wet sand.")
     change = ("--data", tmp_path / "photos", "--set", f"data.workers={workers}")
     text = complaint(capsys, *train(tmp_path, *change))
-    assert "100 samples in a row cannot be used, the first for damaged image (" in text
+    assert "100 samples in a row cannot be used, the first for corrupt image (" in text
     assert "`grainline data check`" in text
     assert len(text) < 600, "no traceback of the process that met it"
 
 
-def test_too_many_broken_pictures_are_an_error_that_names_the_first(tmp_path: Path, capsys: Capture) -> None:
+def test_too_many_broken_images_are_an_error_that_names_the_first(tmp_path: Path, capsys: Capture) -> None:
     for i in range(16):
         path = photo(tmp_path / "photos" / f"{i:02}.png", i)
         path.with_suffix(".txt").write_text(f"A dog runs over wet sand number {i}.")
         if i % 4 == 0:
             path.write_bytes(path.read_bytes()[:60])
     text = complaint(capsys, *train(tmp_path, "--data", tmp_path / "photos"))
-    assert "samples are damaged, more than data.damage=0.02 allows" in text
+    assert "samples are corrupt, more than data.max_corrupt=0.02 allows" in text
     assert all(f"{i:02}.png" in text for i in (0, 4, 8, 12))
     shutil.rmtree(tmp_path / "new")
-    assert call(*train(tmp_path, "--data", tmp_path / "photos", "--set", "data.damage=0.6")) == 0
+    assert call(*train(tmp_path, "--data", tmp_path / "photos", "--set", "data.max_corrupt=0.6")) == 0
     out = capsys.readouterr().out
-    assert "damaged samples, replaced by others:" in out
+    assert "corrupt samples, replaced by others:" in out
 
 
 def test_checking_data_that_cannot_be_used_ends_with_exit_code_1(tmp_path: Path, capsys: Capture) -> None:
@@ -221,14 +230,14 @@ def test_checking_data_that_cannot_be_used_ends_with_exit_code_1(tmp_path: Path,
     for i in range(4):
         photo(folder / f"{i}.png", i).with_suffix(".txt").write_text(f"A dog runs over wet sand number {i}.")
     assert call("data", "check", folder) == 0
-    (folder / "0.png").write_bytes(b"not a picture")
+    (folder / "0.png").write_bytes(b"not an image")
     assert call("data", "check", folder) == 1
-    assert "damaged image: 1" in capsys.readouterr().out, "the report is printed all the same"
-    assert call("data", "check", folder, "--damage", "0.25") == 0
-    assert call("data", "check", folder, "--damage", "0.2") == 1
+    assert "corrupt image: 1" in capsys.readouterr().out, "the report is printed all the same"
+    assert call("data", "check", folder, "--max-corrupt", "0.25") == 0
+    assert call("data", "check", folder, "--max-corrupt", "0.2") == 1
     for i in range(4):
-        (folder / f"{i}.png").write_bytes(b"not a picture")
-    assert call("data", "check", folder, "--damage", "1") == 1, "nothing is left"
+        (folder / f"{i}.png").write_bytes(b"not an image")
+    assert call("data", "check", folder, "--max-corrupt", "1") == 1, "nothing is left"
 
 
 # Models that are not there, or do not fit
@@ -281,6 +290,13 @@ def test_a_damaged_description_is_an_error(text: str, model: Path, capsys: Captu
     assert "model.json" in complaint(capsys, "evaluate", model, "--data", "scenes:dev?count=4")
 
 
+def test_a_model_of_an_older_format_is_refused(model: Path, capsys: Capture) -> None:
+    values = json.loads((model / "model.json").read_text())
+    (model / "model.json").write_text(json.dumps(values | {"format": 1}))
+    text = complaint(capsys, "evaluate", model, "--data", "scenes:dev?count=4")
+    assert "model.json has format 1, this grainline reads format 2: train again" in text
+
+
 NESTED = "[" * 100_000
 
 
@@ -325,14 +341,17 @@ def test_a_model_without_its_tokenizer_is_an_error(model: Path, capsys: Capture)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--suite", "taste"], "--suite is 'taste'; allowed are retrieval, probes, zeroshot"),
-        (["--captions", "some"], "--captions is 'some'; allowed are whole, each, first"),
-        (["--protocol", "coco-2k"], "--protocol is 'coco-2k'; allowed are plain, coco-5k, coco-1k"),
+        (["--suite", "taste"], "--suite: unknown suite 'taste'; allowed are retrieval, probes, zeroshot"),
+        (
+            ["--captions", "some"],
+            "--captions is 'some'; retrieval reads the captions of a record; allowed: whole",
+        ),
+        (["--set", "protocol=coco-2k"], "field 'protocol' is 'coco-2k': Input should be 'plain', 'coco-5k'"),
         (["--seed", "-1"], "--seed"),
         (["--images", "x"], "--images x does not go with"),
-        (["--batch", "0"], "--batch"),
+        (["--batch-size", "0"], "--batch-size"),
         (["--memory", "0"], "--memory"),
-        (["--damage", "2"], "--damage"),
+        (["--max-corrupt", "2"], "--max-corrupt"),
         (["--json", "/proc/none/x.json"], "cannot write /proc/none/x.json"),
         (["--json", "/tmp"], "cannot write /tmp: it is a folder"),
     ],
@@ -382,7 +401,7 @@ def test_the_tokens_of_many_lines_are_not_kept(trained: Path, tmp_path: Path, mo
         return encode(self, **given)
 
     monkeypatch.setattr(Model, "encode", counted)
-    assert call("encode", trained, tmp_path / "many.txt", "--out", tmp_path / "v", "--batch", "3") == 0
+    assert call("encode", trained, tmp_path / "many.txt", "--out", tmp_path / "v", "--batch-size", "3") == 0
     assert sizes == [3, 3, 1]
     assert load_file(tmp_path / "v" / "vectors.safetensors")["texts"].shape == (7, 32)
 
@@ -391,9 +410,9 @@ def test_ctrl_c_ends_with_130_and_a_hint(trained: Path, capsys: Capture, monkeyp
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("grainline.model.load", stopped)
+    monkeypatch.setattr("grainline.evaluation.measure.load", stopped)
     assert call("evaluate", trained, "--data", "scenes:dev?count=4") == 130
-    assert "interrupted; a training run goes on with --resume" in capsys.readouterr().err
+    assert "interrupted; a training run continues with --resume" in capsys.readouterr().err
 
 
 def test_a_model_may_be_named_from_inside_its_folder(model: Path, monkeypatch: Patch) -> None:
@@ -405,7 +424,7 @@ def test_a_model_may_be_named_from_inside_its_folder(model: Path, monkeypatch: P
 
 def test_a_pairwise_method_goes_the_whole_way_and_says_what_its_vectors_are_for(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    short = ("train.steps=2", "train.save_every=2", "train.chunk=5")
+    short = ("train.max_steps=2", "train.save_every=2", "train.grad_cache_chunk=5")
     assert call("train", recipe(tmp_path, "maxsim"), "--out", run, "--set", *short) == 0
     for suite in ("retrieval", "probes"):
         saved = tmp_path / f"{suite}.json"
@@ -420,21 +439,19 @@ def test_a_pairwise_method_goes_the_whole_way_and_says_what_its_vectors_are_for(
     assert "maxsim scores pairs by their tokens" in (tmp_path / "v" / "notes.jsonl").read_text()
 
 
-def test_a_folder_of_bare_pictures_gives_their_vectors(
-    trained: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    pictures = [photo(tmp_path / "photos" / f"{i}.png", i) for i in range(3)]
+def test_a_folder_of_bare_images_gives_their_vectors(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    images = [photo(tmp_path / "photos" / f"{i}.png", i) for i in range(3)]
     capsys.readouterr()
-    (tmp_path / "photos" / "3.jpg").write_bytes(b"no picture")
-    assert call("encode", trained, tmp_path / "photos", "--out", tmp_path / "v", "--batch", "2") == 0
+    (tmp_path / "photos" / "3.jpg").write_bytes(b"no image")
+    assert call("encode", trained, tmp_path / "photos", "--out", tmp_path / "v", "--batch-size", "2") == 0
     saved = load_file(tmp_path / "v" / "vectors.safetensors")
     assert list(saved) == ["images"]
-    expected = grainline.load(trained).encode(images=pictures).vector
+    expected = grainline.load(trained).encode(images=images).vector
     torch.testing.assert_close(saved["images"], expected)
     rows = [json.loads(line) for line in (tmp_path / "v" / "rows.jsonl").read_text().splitlines()]
     assert [(row["side"], row["key"]) for row in rows] == [("images", f"{i}.png") for i in range(3)]
     notes = [json.loads(line) for line in (tmp_path / "v" / "notes.jsonl").read_text().splitlines()]
-    assert notes[0] == {"note": "skipped", "cause": "damaged image", "samples": 1}
+    assert notes[0] == {"note": "skipped", "cause": "corrupt image", "samples": 1}
     assert "(3 images); 1 samples were skipped, see notes.jsonl" in capsys.readouterr().out
     (tmp_path / "photos" / "1.TXT").write_text("A single text.")  # the others are encoded all the same
     assert call("encode", trained, tmp_path / "photos", "--out", tmp_path / "w") == 0
@@ -474,7 +491,7 @@ def test_scenes_are_not_written_over_others(tmp_path: Path, capsys: Capture) -> 
 
 def test_mistakes_in_python_are_user_errors(trained: Path, tmp_path: Path) -> None:
     model = grainline.load(trained)
-    (tmp_path / "a.jpg").write_bytes(b"not a picture")
+    (tmp_path / "a.jpg").write_bytes(b"not an image")
     for call_, said in (
         (lambda: model.encode(), "one of them"),
         (lambda: model.encode(texts="a cat"), "takes a list, not one str; put a single one in"),
@@ -484,8 +501,8 @@ def test_mistakes_in_python_are_user_errors(trained: Path, tmp_path: Path) -> No
         (lambda: model.encode(images=[np.zeros((9, 9, 3))]), "not a ndarray"),
         (lambda: model.encode(images=[]), "empty list"),
         (lambda: model.encode(texts=[]), "empty list"),
-        (lambda: model.encode(images=[tmp_path / "a.jpg"]), f"{tmp_path / 'a.jpg'}.* damaged image"),
-        (lambda: model.encode(images=[b"no picture"]), "damaged image"),
+        (lambda: model.encode(images=[tmp_path / "a.jpg"]), f"{tmp_path / 'a.jpg'}.* corrupt image"),
+        (lambda: model.encode(images=[b"no image"]), "corrupt image"),
         (lambda: model.heat(tmp_path / "b.jpg", ["a cat"]), f"{tmp_path / 'b.jpg'} cannot be read"),
         (lambda: grainline.load(tmp_path / "gone"), "no model at"),
     ):
@@ -512,7 +529,7 @@ def test_a_small_journey_from_data_to_vectors(tmp_path: Path, capsys: Capture) -
         "scenes:dev?count=4",
         "scenes:compose?count=4",
     ]
-    assert call(*start, "--out", out, "--set", "train.steps=4", "train.validate_every=2") == 0
+    assert call(*start, "--out", out, "--set", "train.max_steps=4", "train.validate_every=2") == 0
     capsys.readouterr()
     assert {path.name for path in out.iterdir()} == {
         "recipe.yaml",
@@ -549,27 +566,25 @@ def test_a_small_journey_from_data_to_vectors(tmp_path: Path, capsys: Capture) -
     model = grainline.load(out)
     texts = ["A red circle.", "A blue square."]
     torch.testing.assert_close(model.encode(texts=texts).vector, alone)
-    pictures = [photo(tmp_path / f"{i}.png", i) for i in range(3)]
-    encoded = model.encode(images=[pictures[0], pictures[1].read_bytes(), Image.open(pictures[2])])
+    images = [photo(tmp_path / f"{i}.png", i) for i in range(3)]
+    encoded = model.encode(images=[images[0], images[1].read_bytes(), Image.open(images[2])])
     scores = model.score(encoded, texts)
     assert scores.shape == (3, 2)
     torch.testing.assert_close(scores, encoded.vector @ alone.T)
-    heat = model.heat(pictures[0], texts)
+    heat = model.heat(images[0], texts)
     assert heat.shape == (2, 32, 32)
     assert heat.isfinite().all()
-    assert model.seen(pictures[0]).size == (32, 32)
+    assert model.cropped(images[0]).size == (32, 32)
     assert isinstance(model.tokenizer, Tokenizer)
 
 
 def test_a_model_encodes_the_same_in_any_batch(trained: Path, tmp_path: Path) -> None:
-    model, pictures = grainline.load(trained), [photo(tmp_path / f"{i}.png", i) for i in range(5)]
+    model, images = grainline.load(trained), [photo(tmp_path / f"{i}.png", i) for i in range(5)]
     texts = ["a cat", "A red circle. " * 40, "two dogs on a beach", "", "one"]
-    whole = model.encode(images=pictures).vector, model.encode(texts=texts).vector
+    whole = model.encode(images=images).vector, model.encode(texts=texts).vector
     assert model.cut == 1
     model.batch = 2
-    torch.testing.assert_close(
-        (model.encode(images=pictures).vector, model.encode(texts=texts).vector), whole
-    )
+    torch.testing.assert_close((model.encode(images=images).vector, model.encode(texts=texts).vector), whole)
 
 
 # Real processes
@@ -607,7 +622,7 @@ def test_a_real_process_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> No
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(
-        "grainline: recipe clip/scenes: unknown field 'train.lr'; allowed here: steps,"
+        "grainline: recipe clip/scenes: unknown field 'train.lr'; allowed here: max_steps,"
     )
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "x").exists()

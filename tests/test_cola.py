@@ -1,4 +1,4 @@
-"""Items of two pictures and two captions against loops in float64: the file, what is missing, the metric."""
+"""Items of two images and two captions against loops in float64: the file, what is missing, the metric."""
 
 import json
 from collections.abc import Sequence
@@ -16,15 +16,14 @@ from test_zeroshot import Drawn, encoded
 from grainline.data.benchmarks.cola import Cola
 from grainline.data.open_source import open_source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.probes import apart, item_scores, margins, matched
-from grainline.evaluation.compare import against, pooled
-from grainline.evaluation.encode import encode_source
+from grainline.evaluation.compare import compare, pooled
+from grainline.evaluation.encode import Encodings
 from grainline.evaluation.intervals import interval, wilson
-from grainline.evaluation.outcome import Options
 from grainline.evaluation.result import Result, read
-from grainline.evaluation.suites.cola import MULTI, cola_cells, cola_suite, items_file, with_items
+from grainline.evaluation.suite import Settings
+from grainline.evaluation.suites.cola import MULTI, ColaSuite, connected, item_scores, items_file, margins
 from grainline.training.recipe import read_recipe
-from grainline.training.run import run
+from grainline.training.run import train
 from grainline.types import Encoded
 
 Capture = pytest.CaptureFixture[str]
@@ -32,26 +31,26 @@ SERVER = "https://example.org/vg"
 
 
 class Counting(Drawn):
-    """Random vectors; of pictures too, by their colour. Counts the pictures that it reads."""
+    """Random vectors; of images too, by their colour. Counts the images that it reads."""
 
     def __init__(self, pairwise: bool = False, seed: int = 0) -> None:
         super().__init__(pairwise)
-        self.pictures, self.seed = 0, seed
+        self.images, self.seed = 0, seed
 
     def encode(
         self, *, images: Sequence[bytes | Image.Image] | None = None, texts: Sequence[str] | None = None
     ) -> Encoded:
         if images is None:
             return super().encode(texts=texts)
-        self.pictures += len(images)
+        self.images += len(images)
         colours = [np.asarray(image).reshape(-1, 3)[0].tolist() for image in images]
         return encoded(torch.stack([self.of(f"{self.seed} {colour}")[0] for colour in colours]))
 
 
-def rows(number: int, pictures: int, seed: int = 0) -> list[list[str]]:
-    """Items that draw on few pictures; a picture may be described anew in each."""
+def rows(number: int, images: int, seed: int = 0) -> list[list[str]]:
+    """Items that draw on few images; an image may be described anew in each."""
     g = np.random.default_rng(seed)
-    drawn = [g.choice(pictures, 2, replace=False) for _ in range(number)]
+    drawn = [g.choice(images, 2, replace=False) for _ in range(number)]
     return [
         [f"{SERVER}/{a}.png", f"thing {a} of {i % 3}", f"{SERVER}/{b}.png", f"thing {b} of {i % 3}"]
         for i, (a, b) in enumerate(drawn)
@@ -59,7 +58,7 @@ def rows(number: int, pictures: int, seed: int = 0) -> list[list[str]]:
 
 
 def painted(folder: Path, names: Sequence[str]) -> None:
-    """A picture of its own colour for each name."""
+    """An image of its own colour for each name."""
     folder.mkdir(exist_ok=True)
     for i, name in enumerate(names):
         Image.new("RGB", (4, 4), (i % 256, i // 256, 99)).save(folder / name, "png")
@@ -68,34 +67,32 @@ def painted(folder: Path, names: Sequence[str]) -> None:
 def opened(folder: Path, content: Any, left_out: Sequence[str] = ()) -> Cola:
     (folder / "items.json").write_text(json.dumps(content))
     names = sorted({url.rpartition("/")[2] for row in content for url in row[::2]} - set(left_out))
-    painted(folder / "pictures", names)
-    return items_file(open_source(str(folder / "items.json"), images=str(folder / "pictures")))
+    painted(folder / "images", names)
+    return items_file(open_source(str(folder / "items.json"), images=str(folder / "images")))
 
 
 def measured(source: Cola, model: Counting | None = None, lost: float = 0.0, **options: Any) -> Result:
     model = model or Counting()
-    data = encode_source(model, source, captions="each", max_damaged=lost)
-    return cola_suite(model.method, with_items(data, source, lost), Options(**options))
+    settings = Settings(max_corrupt=lost, **options)
+    return ColaSuite().measure(model.method, encode(source, lost, model), settings)
 
 
-def test_the_metric_is_strict_and_asks_captions_not_pictures() -> None:
+def encode(source: Cola, lost: float = 0.0, model: Counting | None = None) -> Encodings:
+    return ColaSuite().encode(model or Counting(), source, Settings(max_corrupt=lost))  # type: ignore[arg-type]
+
+
+def test_the_metric_is_strict_and_asks_captions_not_images() -> None:
     score = torch.tensor(
         [
             [[0.3, 0.2], [0.25, 0.4]],
-            [[0.3, 0.5], [0.25, 0.4]],  # caption 2 takes picture 1
+            [[0.3, 0.5], [0.25, 0.4]],  # caption 2 takes image 1
             [[0.3, 0.2], [0.3, 0.4]],  # a tie of caption 1
             [[0.3, 0.5], [0.3, 0.4]],  # a tie of caption 1, and caption 2 is wrong without one
-            [[0.3, 0.35], [0.2, 0.4]],  # picture 1 prefers the wrong caption, which is another metric
+            [[0.3, 0.35], [0.2, 0.4]],  # image 1 prefers the wrong caption, which is another metric
             [[-0.5, -0.9], [-0.6, -0.7]],
         ]
     )
-    found = matched(score)
-    assert found.right.tolist() == [True, False, False, False, True, True]
-    assert found.tied.tolist() == [False, False, True, False, False, False]
     assert margins(score).tolist() == pytest.approx([0.05, -0.1, 0.0, -0.1, 0.05, 0.1])
-    score[0, 1, 0] = torch.nan
-    with pytest.raises(UserError, match=r"^1 of 24 scores are not a number"):
-        matched(score)
 
 
 @pytest.mark.parametrize("pairwise", [False, True])
@@ -105,15 +102,15 @@ def test_outcomes_are_those_of_a_loop_in_float64(pairwise: bool, tmp_path: Path)
     result = measured(source, model)
     vector = {}
     for name in {url.rpartition("/")[2] for row in content for url in row[::2]}:
-        colour = np.asarray(Image.open(tmp_path / "pictures" / name)).reshape(-1, 3)[0].tolist()
+        colour = np.asarray(Image.open(tmp_path / "images" / name)).reshape(-1, 3)[0].tolist()
         vector[name] = model.of(f"0 {colour}")[0].double()
 
     def score(url: str, caption: str) -> float:
         text = model.of(caption)
-        picture = vector[url.rpartition("/")[2]]
+        image = vector[url.rpartition("/")[2]]
         if pairwise:
-            return max(float(picture @ token.double()) for token in text[1])
-        return float(picture @ text[0].double())
+            return max(float(image @ token.double()) for token in text[1])
+        return float(image @ text[0].double())
 
     right = [
         score(one, first) > score(other, first) and score(other, second) > score(one, second)
@@ -124,27 +121,27 @@ def test_outcomes_are_those_of_a_loop_in_float64(pairwise: bool, tmp_path: Path)
     metric = result.metric(MULTI)
     assert (metric.value, metric.queries, metric.chance, metric.ties) == (sum(right) / 60, 60, 0.25, 0)
     assert metric.wilson == wilson(sum(right), 60)[1:]
-    assert model.pictures == len(vector) == result.data["pictures"], "each picture is encoded once"
+    assert model.images == len(vector) == result.data["images"], "each image is encoded once"
     assert result.data["items"] == 60
 
 
-def test_groups_that_share_no_picture_are_those_of_a_slow_search() -> None:
+def test_groups_that_share_no_image_are_those_of_a_slow_search() -> None:
     g = np.random.default_rng(3)
-    for pictures in (8, 40, 90, 300):
-        drawn = np.array([g.choice(pictures, 2, replace=False) for _ in range(60)])
+    for images in (8, 40, 90, 300):
+        drawn = np.array([g.choice(images, 2, replace=False) for _ in range(60)])
         groups: list[set[int]] = []
         for a, b in drawn.tolist():
             linked = [group for group in groups if a in group or b in group]
             groups = [group for group in groups if group not in linked] + [{a, b}.union(*linked)]
         wanted = [next(i for i, group in enumerate(groups) if a in group) for a, _ in drawn.tolist()]
-        found = apart(drawn)
+        found = connected(drawn)
         for i in range(60):
             assert [a == wanted[i] for a in wanted] == (found == found[i]).tolist()
     chain = np.array([[i, i + 1] for i in range(50)][::-1])
-    assert apart(chain).tolist() == [0] * 50
+    assert connected(chain).tolist() == [0] * 50
 
 
-def test_the_interval_draws_groups_of_items_that_share_pictures(tmp_path: Path) -> None:
+def test_the_interval_draws_groups_of_items_that_share_images(tmp_path: Path) -> None:
     content = [[f"{4 * k + i}.png", f"a {k} {i}", f"{4 * k + i + 1}.png", f"b {k} {i}"]
                for k in range(12) for i in range(3)]  # fmt: skip
     result = measured(opened(tmp_path, content), resamples=300, seed=4)
@@ -152,12 +149,12 @@ def test_the_interval_draws_groups_of_items_that_share_pictures(tmp_path: Path) 
     metric = result.metric(MULTI)
     assert (metric.value, metric.low, metric.high) == tuple(interval(right, groups, resamples=300, seed=4))
     assert (metric.low, metric.high) != tuple(interval(right, resamples=300, seed=4))[1:]
-    assert any("36 items share pictures: the interval draws 12 groups" in note for note in result.notes)
+    assert any("36 items share images: the interval draws 12 groups" in note for note in result.notes)
     alone = measured(opened(tmp_path, content[::3]), resamples=300, seed=4)
     assert not any("share" in note for note in alone.notes)
 
 
-def test_a_picture_of_several_items_is_one_record_with_all_its_captions(tmp_path: Path) -> None:
+def test_a_image_of_several_items_is_one_record_with_all_its_captions(tmp_path: Path) -> None:
     content = [["x/b.png", "B one.", "x/a.png", "A."], ["x/c.png", "C.", "x/b.png", "B two."],
                ["x/a.png", "A.", "x/b.png", "B one."]]  # fmt: skip
     source = opened(tmp_path, content)
@@ -165,17 +162,17 @@ def test_a_picture_of_several_items_is_one_record_with_all_its_captions(tmp_path
         ("b.png", ("B one.", "B two.")), ("a.png", ("A.",)), ("c.png", ("C.",)),
     ]  # fmt: skip
     assert list(source.keys()) == ["b.png", "a.png", "c.png"]
-    data = with_items(encode_source(Counting(), source, captions="each"), source)
-    assert data.items is not None
-    assert data.items.pictures.tolist() == [[0, 1], [2, 0], [1, 0]]
-    assert data.items.texts.tolist() == [[0, 2], [3, 1], [2, 0]]
+    data = encode(source)
+    items = data.collected["cola"]
+    assert items.images.tolist() == [[0, 1], [2, 0], [1, 0]]
+    assert items.texts.tolist() == [[0, 2], [3, 1], [2, 0]]
     before = source.fingerprint()
     assert opened(tmp_path, content).fingerprint() == before
     content[0][1] = "B three."
     assert opened(tmp_path, content).fingerprint() != before
 
 
-def test_items_without_a_picture_are_counted_and_left_out(tmp_path: Path) -> None:
+def test_items_without_a_image_are_counted_and_left_out(tmp_path: Path) -> None:
     content = [[f"{2 * i}.png", f"a {i}", f"{2 * i + 1}.png", f"b {i}"] for i in range(20)]
     source = opened(tmp_path, content, left_out=["4.png", "9.png"])
     result = measured(source, lost=0.1)
@@ -183,41 +180,38 @@ def test_items_without_a_picture_are_counted_and_left_out(tmp_path: Path) -> Non
     assert result.metric(MULTI).queries == 18
     assert (result.data["items"], result.data["items_left_out"]) == (20, 2)
     notes = " ".join(result.notes)
-    assert "2 of 20 items were skipped: a picture of theirs cannot be used" in notes
+    assert "2 of 20 items were skipped: an image of theirs cannot be used" in notes
     assert "2 of 40 samples were skipped: 2 missing image" in notes
     whole = measured(opened(tmp_path, content))
-    with pytest.raises(UserError, match="number of pictures 40 and 38 cannot be compared"):
-        against(whole, result)
+    with pytest.raises(UserError, match="number of images 40 and 38 cannot be compared"):
+        compare(whole, result)
 
 
-def test_one_lost_picture_can_cost_more_items_than_allowed(tmp_path: Path) -> None:
+def test_one_lost_image_can_cost_more_items_than_allowed(tmp_path: Path) -> None:
     content = [["hub.png", f"a {i}", f"{i}.png", f"b {i}"] for i in range(10)]
     content += [[f"x{i}.png", "c", f"y{i}.png", "d"] for i in range(10)]
     source = opened(tmp_path, content, left_out=["hub.png"])
-    data = encode_source(Counting(), source, captions="each", max_damaged=0.1)
-    said = r"10 of 20 items of .*items\.json lack a picture; allowed are 10% of them \(--damage\); .*hub\.png"
+    said = r"10 of 20 items of .*items\.json lack an image; allowed are 10% .*\(--max-corrupt\).*hub\.png"
     with pytest.raises(UserError, match=said):
-        with_items(data, source, 0.1)
-    found = with_items(data, source, 0.5).items
-    assert found is not None
-    assert found.number == tuple(range(10, 20))
+        encode(source, 0.1)
+    assert encode(source, 0.5).collected["cola"].number == tuple(range(10, 20))
 
 
 def test_a_model_that_ties_is_wrong_and_a_perfect_one_is_right(tmp_path: Path) -> None:
     source = opened(tmp_path, [[f"{2 * i}.png", f"a {i}", f"{2 * i + 1}.png", f"b {i}"] for i in range(8)])
-    data = with_items(encode_source(Counting(), source, captions="each"), source)
-    assert data.items is not None
+    data = encode(source)
+    items = data.collected["cola"]
     same = data._replace(images=data.images._replace(vector=data.images.vector[:1].expand(16, -1)))
-    tied = cola_suite(Counting().method, same).metric(MULTI)
+    tied = ColaSuite().measure(Counting().method, same).metric(MULTI)
     assert (tied.value, tied.ties) == (0.0, 8)
     own = F.normalize(data.images.vector[data.texts.image] + 0.01 * data.texts.vector, dim=1)
-    perfect = cola_suite(Counting().method, data._replace(texts=data.texts._replace(vector=own)))
+    perfect = ColaSuite().measure(Counting().method, data._replace(texts=data.texts._replace(vector=own)))
     assert perfect.metric(MULTI).value == 1.0
     assert any("width zero" in note for note in perfect.notes)
-    score = item_scores(Counting().method, data.images, data.texts, data.items)
+    score = item_scores(Counting().method, data.images, data.texts, items)
     dense = data.images.vector.double() @ data.texts.vector.double().T
     for p in range(8):
-        a, b = data.items.pictures[p], data.items.texts[p]
+        a, b = items.images[p], items.texts[p]
         torch.testing.assert_close(score[p], dense[a][:, b].float())
 
 
@@ -227,34 +221,33 @@ def test_results_are_pooled_and_compared(tmp_path: Path) -> None:
     together = pooled([one, two]).metric(MULTI)
     assert together.value == pytest.approx((one.metric(MULTI).value + two.metric(MULTI).value) / 2)
     assert (together.queries, together.wilson) == (160, None)
-    (found,) = against(two, one)
+    (found,) = compare(two, one)
     change = np.array(two.queries["right"]) - np.array(one.queries["right"])
-    groups = apart(np.array(one.queries["pictures"]))
+    groups = connected(np.array(one.queries["images"]))
     wanted = interval(change, groups, resamples=400)
     assert (found.value, found.low, found.high) == pytest.approx(tuple(wanted))
     assert change.any()
-    (same,) = against(one, one)
+    (same,) = compare(one, one)
     assert (same.value, same.low, same.high) == (0, 0, 0)
 
 
 def test_cells_of_outcomes_that_are_known_by_heart() -> None:
     def outcome(right: list[int], tied: list[int]) -> dict[str, Any]:
-        return {"pictures": [[0, 1], [2, 3], [4, 5], [6, 7]], "right": right, "tied": tied}
+        return {"images": [[0, 1], [2, 3], [4, 5], [6, 7]], "right": right, "tied": tied}
 
     runs = [outcome([1, 0, 0, 1], [0, 1, 0, 0]), outcome([1, 1, 0, 0], [0, 0, 1, 1])]
-    cell = cola_cells(runs, Options(resamples=10))[MULTI]
+    cell = ColaSuite().metrics(runs, Settings(resamples=10))[MULTI]
     assert (cell.value, cell.queries, cell.ties, cell.unit, cell.wilson) == (0.5, 8, 3, "share", None)
 
 
 def test_mistakes_end_in_one_line(tmp_path: Path) -> None:
     source = opened(tmp_path, rows(4, 6))
-    data = encode_source(Counting(), source, captions="each")
-    with pytest.raises(UserError, match=r"captions is 'whole'; items need every caption by itself"):
-        with_items(data._replace(captions="whole"), source)
-    with pytest.raises(UserError, match="was encoded without items"):
-        cola_suite(Counting().method, data)
-    with pytest.raises(UserError, match="the cola suite knows only 'plain'"):
-        cola_suite(Counting().method, with_items(data, source), Options(protocol="coco-5k"))
+    data = encode(source)
+    with pytest.raises(UserError, match="was encoded for other suites; encode it with the cola suite"):
+        ColaSuite().measure(Counting().method, data._replace(collected={}))
+    broken = data._replace(images=data.images._replace(vector=data.images.vector * torch.nan))
+    with pytest.raises(UserError, match=r"^16 of 16 scores are not a number"):
+        ColaSuite().measure(Counting().method, broken)
     with pytest.raises(
         UserError, match=r"scenes:dev\?count=2 is not a file of items; --suite cola takes one"
     ):
@@ -266,7 +259,7 @@ def test_mistakes_end_in_one_line(tmp_path: Path) -> None:
 
 @pytest.fixture
 def official(shared_data: Path, tmp_path: Path) -> Cola:
-    """The official file with pictures made for it."""
+    """The official file with images made for it."""
     file = shared_data / "benchmarks" / "cola" / "COLA_multiobjects_matching_benchmark.json"
     if not file.is_file():
         pytest.skip(f"no {file}; docs/data.md says where it comes from")
@@ -286,7 +279,7 @@ def test_the_official_file_has_210_items(official: Cola) -> None:
     )
     model = Counting()
     result = measured(official, model)
-    assert model.pictures == 218
+    assert model.images == 218
     metric = result.metric(MULTI)
     assert metric.queries == 210
     assert 0.12 < metric.value < 0.38, "a model without sight is near a quarter"
@@ -300,7 +293,7 @@ def test_the_official_file_has_210_items(official: Cola) -> None:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one step."""
     folder = tmp_path_factory.mktemp("cola")
-    run(read_recipe(recipe(folder, "maxsim"), ["train.steps=1"]), folder / "run")
+    train(read_recipe(recipe(folder, "maxsim"), ["train.max_steps=1"]), folder / "run")
     return folder / "run"
 
 
@@ -309,7 +302,7 @@ def test_the_command_measures_items_and_shows_them(model: Path, tmp_path: Path, 
     content[2][1] = "a <thing> & more"
     source = opened(tmp_path, content)
     ask = ["evaluate", model, "--suite", "cola", "--data", tmp_path / "items.json"]
-    ask += ["--images", tmp_path / "pictures"]
+    ask += ["--images", tmp_path / "images"]
     json_file, html = tmp_path / "r.json", tmp_path / "r.html"
     assert call(*ask, "--json", json_file, "--html", html) == 0
     said = capsys.readouterr().out
@@ -321,20 +314,20 @@ def test_the_command_measures_items_and_shows_them(model: Path, tmp_path: Path, 
     assert page.count('<article class="card">') == 12
     assert page.index("Items: most wrong") < page.index("Items: most right")
     assert "a <thing>" not in page
-    for name in ("wrong by", "item 3", "finds this picture", "finds the other picture", "&lt;thing&gt;"):
+    for name in ("wrong by", "item 3", "finds this image", "finds the other image", "&lt;thing&gt;"):
         assert name in page, name
-    assert call(*ask, "--against", json_file) == 0
+    assert call(*ask, "--compare-to", json_file) == 0
     assert "difference" in capsys.readouterr().out
 
 
 def test_wrong_uses_of_the_command_are_one_line(model: Path, tmp_path: Path, capsys: Capture) -> None:
     opened(tmp_path, rows(4, 6), left_out=["3.png"])
     ask = ["evaluate", model, "--suite", "cola", "--data", tmp_path / "items.json"]
-    assert "pictures of" in complaint(capsys, *ask)
-    ask += ["--images", tmp_path / "pictures"]
+    assert "images of" in complaint(capsys, *ask)
+    ask += ["--images", tmp_path / "images"]
     assert "missing image" in complaint(capsys, *ask)
     text = complaint(capsys, *ask, "--captions", "whole")
-    assert "--captions is 'whole'; for cola every caption has its own picture: leave it out" in text
-    assert "knows only 'plain'" in complaint(capsys, *ask, "--protocol", "coco-1k", "--damage", "1")
+    assert "--captions is 'whole'; cola reads every caption, each of its own image; allowed: each" in text
+    assert "--suite cola has no options" in complaint(capsys, *ask, "--set", "protocol=coco-1k")
     scenes = ["evaluate", model, "--suite", "cola", "--data", "scenes:dev?count=2"]
     assert "is not a file of items; --suite cola takes one JSON file" in complaint(capsys, *scenes)

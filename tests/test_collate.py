@@ -8,7 +8,7 @@ from grainline.types import CAPTION, FOIL
 
 
 def sample(position: int, *texts: Text) -> Sample:
-    draw = Draw(position, 0, picture=7 - position)
+    draw = Draw(position, 0, image=7 - position)
     return Sample(torch.full((3, 2, 2), position, dtype=torch.uint8), draw, list(texts), 2, 0, ())
 
 
@@ -32,7 +32,7 @@ def test_every_part_is_masked_behind_its_own_end() -> None:
     assert texts.mask[0, 0].tolist() == [True, True, False]
 
 
-def test_pictures_keep_their_order_and_their_ids() -> None:
+def test_images_keep_their_order_and_their_ids() -> None:
     images = collate([sample(2, Text([[1, 2]], CAPTION)), sample(3, Text([[1, 2]], CAPTION))]).images
     assert images.image.tolist() == [5, 4]
     assert images.pixels[:, 0, 0, 0].tolist() == [2, 3]

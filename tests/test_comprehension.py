@@ -20,22 +20,33 @@ from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Boxed, boxes_of
 from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
-from grainline.evaluation.collectors.choices import CENTRED, GRADIENT, HEAT, choose, maps
-from grainline.evaluation.collectors.gradient_maps import gradient_heat
-from grainline.evaluation.collectors.overlaps import box_iou, box_scores, box_sums, unit_range
-from grainline.evaluation.compare import against, pooled
-from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.compare import compare, pooled
+from grainline.evaluation.encode import Encodings
 from grainline.evaluation.intervals import wilson
-from grainline.evaluation.options import ask, encoded, measured, with_files
-from grainline.evaluation.outcome import Options
-from grainline.evaluation.pages.examples import Measured
-from grainline.evaluation.pages.pointing import best_choices, worst_choices
+from grainline.evaluation.measured import Measured
 from grainline.evaluation.result import Result, read
-from grainline.evaluation.suites.comprehension import MAPS, comprehension_cells, comprehension_suite
-from grainline.evaluation.suites.referring import with_expressions
-from grainline.model import Model
+from grainline.evaluation.suite import Settings
+from grainline.evaluation.suites.comprehension import (
+    CENTRED,
+    GRADIENT,
+    MAPS,
+    ComprehensionOptions,
+    ComprehensionSuite,
+    choose,
+    maps,
+)
+from grainline.evaluation.suites.expressions import (
+    HEAT,
+    box_iou,
+    box_scores,
+    box_sums,
+    unit_range,
+    with_expressions,
+)
+from grainline.evaluation.suites.gradient_maps import gradient_heat
+from grainline.model import Model, on_pixels
 from grainline.report.heatmap import dashed, ruled
-from grainline.report.page import Gone
+from grainline.report.page import MissingImage
 from grainline.types import Encoded
 
 Capture = pytest.CaptureFixture[str]
@@ -48,13 +59,15 @@ PAIRWISE = {
 }
 
 
-def surveyed(
-    model: Model, source: Any, boxes: Path | None = None, batch: int = 4, damage: float = 0.0
+def measure(
+    model: Model, source: Any, boxes: Path | None = None, batch: int = 4, max_corrupt: float = 0.0
 ) -> tuple[Encodings, Result]:
-    asked = ask("comprehension", Options("default", resamples=50))
-    asked = with_files(asked, "model", None, None if boxes is None else str(boxes))
-    data = encoded(asked, model, source, batch, damage)
-    return data, measured(asked, model.method, data, {"model": "a/b", "method": model.description.method})
+    suite = ComprehensionSuite(ComprehensionOptions(proposals=None if boxes is None else str(boxes)))
+    settings = Settings(resamples=50, batch_size=batch, max_corrupt=max_corrupt)
+    data = suite.encode(model, source, settings)
+    result = suite.measure(model.method, data, settings)
+    about = result.settings | {"model": "a/b", "method": model.description.method}
+    return data, result._replace(settings=about)
 
 
 # Boxes
@@ -146,8 +159,8 @@ def double(x: Encoded) -> Encoded:
 def test_gradient_maps_are_those_of_differences(method: str) -> None:
     model = tiny_model(method, changes=PAIRWISE[method])
     model.method.double()
-    pictures = [Scenes(SCENES)[i].image for i in range(2)]
-    images = double(model.encode(images=pictures))
+    raw = [Scenes(SCENES)[i].image for i in range(2)]
+    images = double(model.encode(images=raw))
     texts = double(model.encode(texts=["a red dog runs.", "the green house on sand"]))
     found = gradient_heat(model.method, images, texts)
     for i in range(2):
@@ -192,7 +205,7 @@ def test_scores_keep_no_gradient_unless_tokens_ask_for_one(method: str) -> None:
     model = tiny_model(method, changes=PAIRWISE[method])
     images = model.encode(images=[Scenes(SCENES)[0].image])
     texts = model.encode(texts=["a red dog", "a cat"])
-    assert not model.method.held(images).tokens.requires_grad
+    assert not model.method.precompute(images).tokens.requires_grad
     assert not model.method.score(images._replace(vector=images.vector.detach()), texts).requires_grad
     asked = images._replace(tokens=images.tokens.clone().requires_grad_())
     assert model.method.score(asked, texts).requires_grad
@@ -217,7 +230,7 @@ def slow_outcomes(model: Model, source: Any, offered: Any) -> dict[str, list[tup
             with torch.no_grad():
                 heat = model.method.heat(images, texts)
             for name, tokens in ((GRADIENT, both.plain), (CENTRED, both.centred), (HEAT, heat)):
-                spread = model.method.on_pixels(images, tokens, record.image.size[::-1])
+                spread = on_pixels(model.method, images, tokens, record.image.size[::-1])
                 spread = (unit_range(spread) if name == HEAT else spread)[0]
                 boxes = offered(n)
                 score = [
@@ -235,7 +248,7 @@ def slow_outcomes(model: Model, source: Any, offered: Any) -> dict[str, list[tup
 @pytest.mark.parametrize("batch", [1, 64])
 def test_choices_on_scenes_are_those_of_a_loop(batch: int) -> None:
     model, source = tiny_model("maxsim"), Scenes(SCENES)
-    data, result = surveyed(model, source, batch=batch)
+    data, result = measure(model, source, batch=batch)
     made = with_expressions(source)
     assert isinstance(made, Scenes)
     expected = slow_outcomes(model, made, made.boxes)
@@ -248,7 +261,7 @@ def test_choices_on_scenes_are_those_of_a_loop(batch: int) -> None:
         assert metric.value == pytest.approx(np.mean(right))
         assert metric.wilson == wilson(sum(right), len(right))[1:]
     number = [len(made.boxes(n)) for n in range(3)]
-    assert told["boxes"] == [number[n] for n in told["picture"]]
+    assert told["boxes"] == [number[n] for n in told["image"]]
     assert all(len(made.scene(n).things) >= number[n] for n in range(3))
     for n, record in enumerate(made[i] for i in range(3)):
         assert {region.box for region in record.regions} <= set(made.boxes(n))
@@ -257,33 +270,32 @@ def test_choices_on_scenes_are_those_of_a_loop(batch: int) -> None:
     )
     assert result.settings["offered"] == {"boxes": "ground truth"}
     assert data.images.tokens.shape[1] == 0, "no tokens are kept"
-    largest = [int(np.argmax([(c - a) * (d - b) for a, b, c, d in made.boxes(n)])) for n in told["picture"]]
+    largest = [int(np.argmax([(c - a) * (d - b) for a, b, c, d in made.boxes(n)])) for n in told["image"]]
     assert told["trivial"]["chosen"] == largest
 
 
 def test_methods_of_vectors_have_heat_alone_and_others_say_what_is_left_out() -> None:
-    _, result = surveyed(tiny_model("clip"), Scenes("scenes:dev?count=2&size=40"))
+    _, result = measure(tiny_model("clip"), Scenes("scenes:dev?count=2&size=40"))
     assert set(result.queries["scores"]) == {HEAT}
     assert any("read vectors and no image tokens" in note for note in result.notes)
-    _, result = surveyed(tiny_model("flair"), Scenes("scenes:dev?count=2&size=40"))
+    _, result = measure(tiny_model("flair"), Scenes("scenes:dev?count=2&size=40"))
     assert set(result.queries["scores"]) == {CENTRED, HEAT}
     assert any("do not depend on the lengths of image tokens" in note for note in result.notes)
 
 
 def test_expressions_are_read_in_lower_case_and_flat_maps_choose_nothing() -> None:
     model = tiny_model("clip")
-    data, _ = surveyed(model, Scenes(SCENES))
-    assert data.choices is not None
-    assert all(one.text == one.text.lower() for one in data.choices.found)
+    data, _ = measure(model, Scenes(SCENES))
+    assert all(one.text == one.text.lower() for one in data.collected["comprehension"].expressions)
     model.method.heat = lambda images, _: torch.full(images.tokens.shape[:2], -0.5)  # type: ignore[method-assign]
-    _, result = surveyed(model, Scenes(SCENES))
+    _, result = measure(model, Scenes(SCENES))
     metric = result.metric("box accuracy, heat")
     assert metric.value == 0
     assert metric.ties == metric.queries
     assert f"{metric.queries} maps by heat are the same everywhere and choose nothing" in result.notes
     model.method.heat = lambda images, _: torch.full(images.tokens.shape[:2], torch.nan)  # type: ignore[method-assign]
     with pytest.raises(UserError, match="scores are not a number"):
-        surveyed(model, Scenes(SCENES))
+        measure(model, Scenes(SCENES))
 
 
 def test_own_data_choose_among_the_boxes_and_masks_of_their_regions(tmp_path: Path) -> None:
@@ -296,18 +308,24 @@ def test_own_data_choose_among_the_boxes_and_masks_of_their_regions(tmp_path: Pa
         {"phrase": "nothing"},
     ]
     source = rows_file(tmp_path, [{"image": "a.png", "caption": "A dog.", "regions": regions}])
-    data, result = surveyed(tiny_model("maxsim"), source)
-    assert data.choices is not None
-    assert data.choices.found[0].boxes == ((0.0, 2.0, 5.0, 9.0), (10.0, 0.0, 32.0, 12.0))
-    assert [one.text for one in data.choices.found] == ["a red dog", "a cat", "the cat"]
+    data, result = measure(tiny_model("maxsim"), source)
+    assert data.collected["comprehension"].expressions[0].boxes == (
+        (0.0, 2.0, 5.0, 9.0),
+        (10.0, 0.0, 32.0, 12.0),
+    )
+    assert [one.text for one in data.collected["comprehension"].expressions] == [
+        "a red dog",
+        "a cat",
+        "the cat",
+    ]
     assert result.notes[0] == "1 regions have neither a box nor a mask and were skipped"
     assert result.data["expressions"] == 3
     regions[1]["box"] = [40.0, 0.0, 50.0, 12.0]
     rows = [{"image": f"{name}.png", "caption": "A dog.", "regions": regions} for name in "ab"]
     rows[1]["regions"] = regions[:1]
-    data, _ = surveyed(tiny_model("maxsim"), rows_file(tmp_path, rows), damage=0.5)
-    assert data.damaged == {"damaged region": 1}
-    assert "its box is not in the picture" in data.damaged_first[0]
+    data, _ = measure(tiny_model("maxsim"), rows_file(tmp_path, rows), max_corrupt=0.5)
+    assert data.damaged == {"corrupt region": 1}
+    assert "its box is not in the image" in data.damaged_first[0]
     assert data.keys == ("b.png",)
 
 
@@ -368,29 +386,30 @@ def test_refcoco_chooses_among_annotations_or_detections(tmp_path: Path) -> None
     source = open_source(f"refcoco:{tmp_path}")
     assert isinstance(source, Boxed)
     assert boxes_of(source, 0, source[0]) == ((1, 1, 11, 13), (0, 0, 18, 15), (15, 10, 19, 14))
-    data, result = surveyed(tiny_model("maxsim"), source)
-    assert data.choices is not None
-    assert [one.true for one in data.choices.found[:3:2]] == [(1, 1, 11, 13), (0, 0, 18, 15)]
+    data, result = measure(tiny_model("maxsim"), source)
+    assert [one.true for one in data.collected["comprehension"].expressions[:3:2]] == [
+        (1, 1, 11, 13),
+        (0, 0, 18, 15),
+    ]
     assert result.queries["boxes"] == [3, 3, 3, 3, 1]
     assert result.queries["fitting"] == [1, 1, 1, 1, 1]
     assert result.metric("box accuracy, heat").chance == pytest.approx((4 / 3 + 1) / 5)
     boxes = detections(tmp_path, {"1": [[1, 1, 10, 11], [30, 30, 5, 5], [8, 8, 40, 40]]})
-    data, result = surveyed(tiny_model("maxsim"), source, boxes)
-    assert data.choices is not None
-    assert data.choices.found[0].boxes == ((1, 1, 11, 12), (8, 8, *map(float, SIZE)))
+    data, result = measure(tiny_model("maxsim"), source, boxes)
+    assert data.collected["comprehension"].expressions[0].boxes == ((1, 1, 11, 12), (8, 8, *map(float, SIZE)))
     assert result.queries["boxes"] == [2, 2, 2, 2, 0]
     assert result.queries["fitting"] == [1, 1, 0, 0, 0]
     assert result.metric("a right box among them").value == pytest.approx(2 / 5)
     assert result.settings["offered"]["boxes"] == str(boxes)
-    assert "1 expressions are about pictures without a box to choose, and count as wrong" in result.notes
-    assert "1 boxes have no pixel in their picture and were left out" in result.notes
+    assert "1 expressions are about images without a box to choose, and count as wrong" in result.notes
+    assert "1 boxes have no pixel in their image and were left out" in result.notes
     none = detections(tmp_path, {"77": [[1, 1, 10, 11]]})
-    with pytest.raises(UserError, match=r"boxes\.json names no picture of .*: it must say image_id"):
-        surveyed(tiny_model("maxsim"), source, none)
+    with pytest.raises(UserError, match=r"boxes\.json names no image of .*: it must say image_id"):
+        measure(tiny_model("maxsim"), source, none)
     instances["annotations"][0].pop("bbox")
     file.write_text(json.dumps(instances))
     with pytest.raises(UserError, match=r"an annotation of COCO_train2014_1\.png has no image_id or no bbox"):
-        surveyed(tiny_model("maxsim"), open_source(f"refcoco:{tmp_path}"))
+        measure(tiny_model("maxsim"), open_source(f"refcoco:{tmp_path}"))
 
 
 def test_joined_sources_ask_their_parts_for_boxes() -> None:
@@ -402,18 +421,18 @@ def test_joined_sources_ask_their_parts_for_boxes() -> None:
 # Metrics
 
 
-def test_metrics_are_shares_of_expressions_and_draw_pictures() -> None:
+def test_metrics_are_shares_of_expressions_and_draw_images() -> None:
     def outcomes(right: list[int], tied: list[int]) -> dict[str, list[int]]:
         return {"chosen": right, "right": right, "tied": tied}
 
     query = {
-        "picture": [0, 0, 1, 2],
+        "image": [0, 0, 1, 2],
         "boxes": [4, 4, 2, 0],
         "fitting": [1, 2, 0, 0],
         "scores": {HEAT: outcomes([1, 0, 0, 0], [0, 1, 0, 0])},
         "trivial": outcomes([1, 1, 0, 0], [0, 0, 0, 0]),
     }
-    cells = comprehension_cells([query], Options(resamples=100))
+    cells = ComprehensionSuite().metrics([query], Settings(resamples=100))
     heat = cells["box accuracy, heat"]
     assert (heat.value, heat.ties, heat.queries) == (0.25, 1, 4)
     assert heat.chance == pytest.approx((1 / 4 + 2 / 4) / 4)
@@ -422,7 +441,7 @@ def test_metrics_are_shares_of_expressions_and_draw_pictures() -> None:
     assert cells["a right box among them"].value == 0.5
     assert cells["a right box among them"].chance is None
     other = query | {"scores": {HEAT: outcomes([1, 1, 0, 0], [0, 0, 0, 0])}}
-    twice = comprehension_cells([query, other], Options(resamples=100))
+    twice = ComprehensionSuite().metrics([query, other], Settings(resamples=100))
     assert twice["box accuracy, heat"].value == pytest.approx(3 / 8)
     assert twice["box accuracy, heat"].queries == 8
     assert twice["box accuracy, heat"].wilson is None
@@ -430,18 +449,18 @@ def test_metrics_are_shares_of_expressions_and_draw_pictures() -> None:
 
 def test_results_are_pooled_and_compared_and_other_boxes_are_refused(tmp_path: Path) -> None:
     source = Scenes("scenes:dev?count=2&size=40")
-    first, second = (surveyed(tiny_model("clip", seed), source)[1] for seed in (0, 1))
+    first, second = (measure(tiny_model("clip", seed), source)[1] for seed in (0, 1))
     name = "box accuracy, heat"
     assert pooled([first, second]).metric(name).value == pytest.approx(
         (first.metric(name).value + second.metric(name).value) / 2
     )
-    change = {d.name: d.value for d in against(second, first)}
+    change = {d.name: d.value for d in compare(second, first)}
     assert change[name] == pytest.approx(second.metric(name).value - first.metric(name).value)
     keys = ["scenes-dev-0-000000", "scenes-dev-0-000001"]
     boxes = detections(tmp_path, {key: [[0, 0, 20, 20], [20, 20, 20, 20]] for key in keys})
-    other = surveyed(tiny_model("clip"), source, boxes)[1]
-    with pytest.raises(UserError, match="asks other pictures, texts or classes"):
-        against(other, first)
+    other = measure(tiny_model("clip"), source, boxes)[1]
+    with pytest.raises(UserError, match="asks other images, texts or classes"):
+        compare(other, first)
 
 
 # What is refused, the command and the page
@@ -451,19 +470,10 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     model = tiny_model("clip")
     plain = rows_file(tmp_path, [{"image": "a.png", "caption": "A dog."}])
     with pytest.raises(UserError, match=r"^no region of .* has a box or a mask; expressions choose boxes"):
-        surveyed(model, plain)
-    with pytest.raises(UserError, match="was encoded without choices; the comprehension suite needs"):
-        comprehension_suite(model.method, encode_source(model, plain))
-    with pytest.raises(UserError, match=r"^--captions is 'each'; comprehension reads the texts of regions"):
-        ask("comprehension", Options(), captions="each")
-    with pytest.raises(UserError, match=r"^--boxes goes with --suite comprehension, not with referring"):
-        with_files(ask("referring", Options()), "x", None, "boxes.json")
-    data, _ = surveyed(model, Scenes(SCENES))
-    with pytest.raises(UserError, match="the comprehension suite knows only 'plain'"):
-        comprehension_suite(model.method, data, Options("coco-1k"))
+        measure(model, plain)
     model.method.towers.image.grid = None
-    with pytest.raises(UserError, match=r"^the image tokens of clip have no places in the picture"):
-        surveyed(model, plain)
+    with pytest.raises(UserError, match=r"^the image tokens of clip have no places in the image"):
+        measure(model, plain)
 
 
 def test_the_command_writes_a_result_a_page_and_maps(tmp_path: Path, capsys: Capture) -> None:
@@ -471,27 +481,30 @@ def test_the_command_writes_a_result_a_page_and_maps(tmp_path: Path, capsys: Cap
     given = ["evaluate", model, "--data", "scenes:dev?count=4&size=40", "--suite", "comprehension"]
     page, figure, found = tmp_path / "a.html", tmp_path / "a.png", tmp_path / "a.json"
     assert call(*given, "--json", found, "--html", page, "--png", figure) == 0
-    assert "comprehension, protocol plain, 4 pictures" in capsys.readouterr().out
+    assert "comprehension, protocol plain, 4 images" in capsys.readouterr().out
     assert read(found).settings["alpha"] == 0.5
     words = Page(page.read_text()).words
     for part in ("Comprehension of", "Expressions: most wrong", "Expressions: most right", "ground truth"):
         assert part in words
     assert figure.stat().st_size > 1000
-    assert "cannot be read" in complaint(capsys, *given, "--boxes", tmp_path / "none.json")
+    assert "cannot be read" in complaint(capsys, *given, "--set", f"proposals={tmp_path}/none.json")
 
 
 def test_choices_are_shown_from_both_ends_with_their_boxes(tmp_path: Path) -> None:
     model, source = tiny_model("maxsim"), Scenes("scenes:dev?count=4&size=40")
-    data, result = surveyed(model, source)
+    data, result = measure(model, source)
     on = Measured(model, source, data, result)
-    assert data.choices is not None
-    worst, best = worst_choices(on, 3), best_choices(on, 3)
-    lead = [one.by[GRADIENT].lead for one in data.choices.found]
+    worst, best = (ComprehensionSuite().extremes(on, sign, 3) for sign in (1, -1))
+    lead = [one.by[GRADIENT].lead for one in data.collected["comprehension"].expressions]
     assert (worst[0].right, best[0].right) == (min(lead) > 0, max(lead) > 0)
     side = model.method.size
     for shown in (*worst, *best):
         row = data.keys.index(shown.name)
-        one = next(c for c in data.choices.found if c.picture == row and c.text == shown.look.told[0].text)
+        one = next(
+            c
+            for c in data.collected["comprehension"].expressions
+            if c.image == row and c.text == shown.look.sentences[0].text
+        )
         assert shown.look.box == pytest.approx([x * side / 40 for x in one.true])
         assert shown.number == len(one.boxes) == len(shown.look.others)
         assert shown.look.chosen == pytest.approx([x * side / 40 for x in one.boxes[one.by[GRADIENT].box]])
@@ -503,10 +516,10 @@ def test_choices_are_shown_from_both_ends_with_their_boxes(tmp_path: Path) -> No
         np.testing.assert_allclose(shown.look.heat, expected - expected.mean(), atol=1e-5)
     regions = [{"phrase": "a dog", "box": [1.0, 1.0, 9.0, 9.0]}]
     wide = rows_file(tmp_path, [{"image": "a.png", "caption": "A.", "regions": regions}])
-    data, result = surveyed(model, wide)
+    data, result = measure(model, wide)
     (tmp_path / "a.png").unlink()
-    (gone,) = worst_choices(Measured(model, wide, data, result))
-    assert isinstance(gone.look.picture, Gone)
+    (gone,) = ComprehensionSuite().extremes(Measured(model, wide, data, result), 1)
+    assert isinstance(gone.look.image, MissingImage)
     assert gone.look.heat is None
 
 

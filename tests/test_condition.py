@@ -92,7 +92,7 @@ def test_nothing_of_a_masked_segment_is_read(pool: ConditionedPool) -> None:
         assert torch.equal(a, b)
 
 
-def test_a_picture_without_segments_gives_the_bias_and_an_empty_slot_of_one(pool: ConditionedPool) -> None:
+def test_a_image_without_segments_gives_the_bias_and_an_empty_slot_of_one(pool: ConditionedPool) -> None:
     texts, segments, mask = drawn()
     segments.requires_grad_()
     found = pool(texts, segments, mask)

@@ -10,7 +10,7 @@ from pydantic import Field
 from runs import RECIPE, recipe
 
 from grainline.build import build, start
-from grainline.config import Config, override, parse, read_yaml
+from grainline.config import Config, load_class, override, parse, read_yaml
 from grainline.errors import UserError
 from grainline.export.huggingface import FORMS
 from grainline.training.recipe import Recipe, find_recipe, names, read_recipe, write_recipe
@@ -75,7 +75,7 @@ def test_the_last_of_two_changes_wins() -> None:
 
 @pytest.mark.parametrize("change", ["steps", "=5", " =5"])
 def test_a_change_without_a_name_or_value_shows_how_to_write_one(change: str) -> None:
-    with pytest.raises(UserError, match=r"write it as name\.of\.field=value, such as train\.steps=500"):
+    with pytest.raises(UserError, match=r"write it as name\.of\.field=value, such as train\.max_steps=500"):
         override({}, [change])
 
 
@@ -185,6 +185,51 @@ def test_a_long_value_is_shortened() -> None:
     assert "xxx..." in said
 
 
+CLASSES = {"inner": f"{__name__}:Inner", "own": "grainline.config:Config"}
+
+
+def test_a_class_is_named_by_a_table_or_by_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_classes.py").write_text(
+        "from grainline.config import Config\n\nclass Own(Config):\n    a: int = 1\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load_class("inner", Config, CLASSES, "--kind") is Inner
+    assert load_class("own_classes:Own", Config, CLASSES, "--kind")().a == 1
+    assert load_class("grainline.config:Config", Config, {}, "--kind", trust_code=False) is Config
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("iner", "unknown config 'iner'; allowed are inner, own, or module:Class"),
+        ("a b:C", "unknown config 'a b:C'"),
+        ("no_such_module:C", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("broken_module:C", "cannot be imported: ValueError: broken on purpose"),
+        ("pathlib:Path", "pathlib:Path is no class derived from grainline.config.Config"),
+        ("pathlib:Pat", "pathlib:Pat is no class"),
+    ],
+)
+def test_a_class_that_cannot_be_had_is_one_line(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_module.py").write_text("raise ValueError('broken on purpose')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError) as error:
+        load_class(name, Config, CLASSES, "--kind")
+    assert str(error.value).startswith("--kind: ")
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["broken_module:C", "grainline_plugins:C"])
+def test_code_that_is_not_trusted_is_not_imported(name: str) -> None:
+    with pytest.raises(
+        UserError, match=f"{name} would import the module .* trust_code=True, or `grainline --trust-code`"
+    ):
+        load_class(name, Config, CLASSES, "model.json", trust_code=False)
+
+
 def test_a_config_cannot_be_changed_once_made() -> None:
     with pytest.raises(ValueError, match="frozen"):
         parse(Inner, {}, "here").lr = 2.0
@@ -247,7 +292,7 @@ def test_mistakes_in_lists_and_pairs_are_named(tmp_path: Path) -> None:
     assert "'train.optimizer.betas.1' is 2" in mistake(tmp_path, "train.optimizer.betas=[0.9, 2]")
     assert "'train.optimizer.betas'" in mistake(tmp_path, "train.optimizer.betas=0.9")
     said = mistake(tmp_path, "train.optimizer.rules=[{pattern: .*, rate: 1}]")
-    assert said.endswith("allowed here: pattern, lr, decay, schedule")
+    assert said.endswith("allowed here: pattern, lr_factor, weight_decay, schedule")
     assert "'data.crop.scale'" in mistake(tmp_path, "data.crop.scale=half")
 
 
@@ -297,11 +342,11 @@ def built_upon(folder: Path, **files: str) -> str:
 
 
 def test_a_recipe_says_only_what_differs_from_its_base(tmp_path: Path) -> None:
-    one = "base: clip.yaml\ntrain: {batch: 4, optimizer: {rules: [{pattern: a}, {pattern: b}]}}\n"
+    one = "base: clip.yaml\ntrain: {global_batch_size: 4, optimizer: {rules: [{pattern: a}, {pattern: b}]}}\n"
     two = "base: one.yaml\ntrain: {optimizer: {lr: 0.5, rules: [{pattern: '.*'}]}}\nmodel: {scale: 3.0}\n"
-    found = read_recipe(built_upon(tmp_path, one=one, two=two), ["train.batch=6"])
+    found = read_recipe(built_upon(tmp_path, one=one, two=two), ["train.global_batch_size=6"])
     told = [
-        "train.batch=6",
+        "train.global_batch_size=6",
         "train.optimizer={lr: 0.5, rules: [{pattern: '.*'}]}",
         "model.scale=3.0",
     ]
@@ -314,12 +359,12 @@ def test_a_recipe_says_only_what_differs_from_its_base(tmp_path: Path) -> None:
 def test_a_base_is_a_name_of_the_package_or_a_path_from_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = read_recipe(built_upon(tmp_path, own="base: clip/scenes\ntrain: {batch: 32}\n"), [])
-    assert found == read_recipe("clip/scenes", ["train.batch=32"])
+    found = read_recipe(built_upon(tmp_path, own="base: clip/scenes\ntrain: {global_batch_size: 32}\n"), [])
+    assert found == read_recipe("clip/scenes", ["train.global_batch_size=32"])
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "own.yaml").write_text("base: ../own.yaml\ntrain: {steps: 90}\n")
+    (tmp_path / "elsewhere" / "own.yaml").write_text("base: ../own.yaml\ntrain: {max_steps: 90}\n")
     monkeypatch.chdir(tmp_path / "elsewhere")
-    changed = read_recipe("clip/scenes", ["train.batch=32", "train.steps=90"])
+    changed = read_recipe("clip/scenes", ["train.global_batch_size=32", "train.max_steps=90"])
     assert read_recipe("own.yaml", []) == changed
     assert read_recipe(str(tmp_path / "elsewhere" / "own.yaml"), []) == changed
 
@@ -327,7 +372,7 @@ def test_a_base_is_a_name_of_the_package_or_a_path_from_its_file(
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"a": "base: a.yaml"}, r"a\.yaml builds upon itself: .*a\.yaml -> .*a\.yaml; drop a base"),
+        ({"a": "base: a.yaml"}, r"a\.yaml has itself as a base: .*a\.yaml -> .*a\.yaml; drop a base"),
         (
             {"b": "base: c.yaml", "c": "base: b.yaml", "a": "base: b.yaml"},
             r"a\.yaml -> .*b\.yaml -> .*c\.yaml -> .*b\.yaml; drop a base",
@@ -352,7 +397,7 @@ def test_a_base_that_cannot_be_built_upon_is_one_line(
 def test_a_recipe_is_the_same_after_writing_and_reading(method: str, tmp_path: Path) -> None:
     changes = [
         "train.optimizer.lr=3e-5",
-        "train.clip=null",
+        "train.grad_clip=null",
         "train.optimizer.schedule={kind: step, milestones: [2, 4], factor: 1.0e+30}",
         "train.optimizer.rules=[{pattern: 'towers\\.text\\..*', schedule: {kind: constant}}, {pattern: .*}]",
         'data.paths=["scenes:train?count=3", "a b/ü.tar", "007"]',

@@ -13,7 +13,7 @@ from grainline.methods.caft import CAFT
 from grainline.methods.flair import FLAIR
 from grainline.nn.scale import clamp_scales
 from grainline.training.step import cached_step, recompute_layers, step
-from grainline.types import concat, rows
+from grainline.types import concat, each, rows
 
 
 @pytest.fixture(params=CASES)
@@ -46,24 +46,26 @@ def test_score_of_a_pair_does_not_depend_on_its_neighbours(method: Method) -> No
         torch.testing.assert_close(whole[i, j], alone[0, 0])
 
 
-def test_held_pictures_score_alike_whatever_texts_come_in_half_precision_too(method: Method) -> None:
+def test_precomputed_images_score_alike_with_any_texts_and_in_half_precision(method: Method) -> None:
     images, texts = batch()
     a, b = method.encode_images(images), method.encode_texts(texts)
-    held, score = method.held(a), method.score(a, b)
-    torch.testing.assert_close(method.score(held, b), score)
-    torch.testing.assert_close(method.score(rows(held, slice(1, 3)), rows(b, slice(2, 3))), score[1:3, 2:3])
-    half = held._replace(tokens=held.tokens.half())
-    if method.blockwise:
-        torch.testing.assert_close(method.score(half, b), score, atol=5e-3, rtol=0)
-    assert method.held(held) is held
-    kept = [name for name, x, y in zip(a._fields, a, held, strict=True) if x is y]
-    assert set(kept) >= set(a._fields) - {"tokens"}
+    before, score = method.precompute(a), method.score(a, b)
+    assert method.precompute(before) is before
+    torch.testing.assert_close(method.score(before, b), score)
+    torch.testing.assert_close(method.score(rows(before, slice(1, 3)), rows(b, slice(2, 3))), score[1:3, 2:3])
+    if before is a:
+        return
+    assert method.pairwise
+    assert type(before.precomputed) is method.precomputed_class
+    assert (before.tokens.shape[1], before.mask.shape[1], before.extra) == (0, 0, None)
+    half = each(lambda x: x.half() if x.is_floating_point() else x, before.precomputed)
+    torch.testing.assert_close(method.score(before._replace(precomputed=half), b), score, atol=5e-3, rtol=0)
 
 
-def test_score_reads_no_extra(method: Method) -> None:
+def test_score_reads_no_extra_of_texts(method: Method) -> None:
     images, texts = batch()
     a, b = method.encode_images(images), method.encode_texts(texts)
-    assert torch.equal(method.score(a._replace(extra=None), b._replace(extra=None)), method.score(a, b))
+    assert torch.equal(method.score(a, b._replace(extra=None)), method.score(a, b))
 
 
 def test_encoding_of_a_row_does_not_depend_on_its_neighbours(method: Method) -> None:
@@ -186,7 +188,7 @@ def test_heat_is_signed_and_finite_or_the_distribution_it_promises(method: Metho
     assert heat.shape == a.mask.shape
     assert heat.shape[1] > 0
     assert heat.isfinite().all()
-    if method.distribution:
+    if method.heat_is_distribution:
         assert (heat >= 0).all()
         total = heat.sum(-1)
         assert (total > 0).all()

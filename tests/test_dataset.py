@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from grainline.data.batches import NAMED, Account, Batch, collate, load_batches, texts_of
+from grainline.data.batches import MAX_FILES, Batch, CorruptStats, collate, load_batches, texts_of
 from grainline.data.captions import sentences
 from grainline.data.dataset import TRIES, Batches, Draw, TrainSet, permutation
-from grainline.data.record import DAMAGED_IMAGE, MISSING_CAPTION, Damaged, Foil, Record
-from grainline.data.texts import TextsConfig, choose, foil_pairs
+from grainline.data.record import CORRUPT_IMAGE, MISSING_CAPTION, CorruptSample, Foil, Record
+from grainline.data.texts import TextsConfig, choose_text, foil_pairs
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.errors import UserError
@@ -23,7 +23,7 @@ LONG = "A red circle stands left. A blue square lies below it. Two stars shine. 
 TRUE = Foil("A green circle stands left. " + LONG.partition(". ")[2], LONG, "colour")
 
 
-def picture(seed: int) -> bytes:
+def random_image(seed: int) -> bytes:
     file = io.BytesIO()
     pixels = np.random.default_rng(seed).integers(0, 256, (24, 30, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(file, "png")
@@ -45,16 +45,16 @@ class Shelf:
 
     def __getitem__(self, index: int) -> Record:
         if index in self.silent:
-            raise Damaged(MISSING_CAPTION, f"p{index}")
-        image = b"broken" if index in self.broken else picture(index)
+            raise CorruptSample(MISSING_CAPTION, f"p{index}")
+        image = b"broken" if index in self.broken else random_image(index)
         foils = (TRUE, TRUE._replace(text=LONG.replace("square", "heart"))) if index in self.foils else ()
-        return Record(f"p{index}", image, (f"Picture {index}.", f"Number {index}."), LONG, foils=foils)
+        return Record(f"p{index}", image, (f"Image {index}.", f"Number {index}."), LONG, foils=foils)
 
     def fingerprint(self) -> str:
         return "shelf"
 
 
-TOKENIZER = Tokenizer.train([LONG, "A green heart. Picture number 0 1 2 3 4 5 6 7 8 9."] * 3, vocab=600)
+TOKENIZER = Tokenizer.train([LONG, "A green heart. Image number 0 1 2 3 4 5 6 7 8 9."] * 3, vocab=600)
 CROP = TrainTransform(16, scale=(0.3, 1.0), jitter=0.2)
 
 
@@ -86,8 +86,8 @@ def test_an_epoch_is_a_permutation_and_every_epoch_its_own() -> None:
     plan = Batches(10, 5, 3, range(6))
     draws = [draw for batch in plan for draw in batch]
     assert [draw.position for draw in draws] == list(range(30))
-    epochs = [[draw.picture for draw in draws if draw.epoch == epoch] for epoch in range(3)]
-    assert all(sorted(pictures) == list(range(10)) for pictures in epochs)
+    epochs = [[draw.image for draw in draws if draw.epoch == epoch] for epoch in range(3)]
+    assert all(sorted(images) == list(range(10)) for images in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     assert epochs[0] == permutation(10, 3, 0).tolist() != permutation(10, 4, 0).tolist()
 
@@ -95,18 +95,18 @@ def test_an_epoch_is_a_permutation_and_every_epoch_its_own() -> None:
 def test_without_reshuffling_every_epoch_has_the_order_of_the_first() -> None:
     plan = Batches(10, 5, 3, range(6), reshuffle=False)
     draws = [draw for batch in plan for draw in batch]
-    assert [draw.picture for draw in draws] == 3 * permutation(10, 3, 0).tolist()
+    assert [draw.image for draw in draws] == 3 * permutation(10, 3, 0).tolist()
     assert [draw.epoch for draw in draws] == [0] * 10 + [1] * 10 + [2] * 10  # crops and texts go on varying
     assert [draw.position for draw in draws] == list(range(30))
     assert list(Batches(10, 5, 3, range(3, 6), reshuffle=False)) == list(plan)[3:]
 
 
-def test_a_batch_across_two_epochs_leaves_no_picture_out() -> None:
+def test_a_batch_across_two_epochs_leaves_no_image_out() -> None:
     batches = list(Batches(7, 4, 0, range(7)))  # 28 places are four epochs
     assert [len(batch) for batch in batches] == [4] * 7
     assert [draw.epoch for draw in batches[1]] == [0, 0, 0, 1]
     for epoch in range(4):
-        assert sorted(d.picture for batch in batches for d in batch if d.epoch == epoch) == list(range(7))
+        assert sorted(d.image for batch in batches for d in batch if d.epoch == epoch) == list(range(7))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 6])
@@ -129,7 +129,7 @@ def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
 # Samples
 
 
-def test_a_sample_is_a_function_of_seed_epoch_and_picture() -> None:
+def test_a_sample_is_a_function_of_seed_epoch_and_image() -> None:
     source = Shelf(6, foils=range(6))
     data, again = (shelf(source, subset=0.7, captions="random", per_image=2, foils=1) for _ in range(2))
     draws = [Draw(i, 0, i) for i in range(6)]
@@ -148,7 +148,7 @@ def test_workers_make_the_batches_that_one_process_makes(workers: int) -> None:
     plan = Batches(9, 4, 5, range(5))
     alone = loaded(data, plan)
     assert_same_batches(loaded(data, plan, workers), alone)
-    assert any(batch.damage for batch in alone)
+    assert any(batch.corrupt for batch in alone)
 
 
 def test_two_ranks_load_the_halves_of_the_batch_and_a_resumed_run_its_rest() -> None:
@@ -160,7 +160,7 @@ def test_two_ranks_load_the_halves_of_the_batch_and_a_resumed_run_its_rest() -> 
         for field in ("item", "image", "level"):
             parts = [getattr(half.texts, field) for half in (a, b)]
             assert_same(torch.cat(parts), getattr(batch.texts, field))
-        assert (a.cut + b.cut, a.damage + b.damage) == (batch.cut, batch.damage)
+        assert (a.truncated + b.truncated, a.corrupt + b.corrupt) == (batch.truncated, batch.corrupt)
     assert_same_batches(loaded(data, Batches(9, 4, 5, range(2, 4))), whole[2:])
 
 
@@ -169,22 +169,22 @@ def test_a_damaged_record_is_replaced_and_its_damage_told(kind: str) -> None:
     source = Shelf(8, **{kind: [3]})
     data = shelf(source)
     sample = data[Draw(11, 0, 3)]
-    cause = DAMAGED_IMAGE if kind == "broken" else MISSING_CAPTION
-    assert [got for got, _ in sample.damage] == [cause] * len(sample.damage)
-    assert len(sample.damage) >= 1
+    cause = CORRUPT_IMAGE if kind == "broken" else MISSING_CAPTION
+    assert [got for got, _ in sample.corrupt] == [cause] * len(sample.corrupt)
+    assert len(sample.corrupt) >= 1
     where = "p3 (none of JPEG, PNG, WEBP, GIF, BMP, TIFF)" if kind == "broken" else "p3"
-    assert {told for _, told in sample.damage} == {where}, "no address that differs between equal runs"
+    assert {told for _, told in sample.corrupt} == {where}, "no address that differs between equal runs"
     assert sample.draw.position == 11
-    assert sample.draw.picture != 3
+    assert sample.draw.image != 3
     assert_same(sample.draw, data[Draw(11, 0, 3)].draw)
     batch = collate([sample])
-    assert batch.images.image.tolist() == batch.texts.image.tolist() == [sample.draw.picture]
-    assert batch.damage == sample.damage
+    assert batch.images.image.tolist() == batch.texts.image.tolist() == [sample.draw.image]
+    assert batch.corrupt == sample.corrupt
 
 
 def test_a_source_of_which_nothing_can_be_used_is_an_error_not_an_endless_search() -> None:
     data = shelf(Shelf(4, broken=range(4)))
-    said = f"shelf: {TRIES} samples in a row cannot be used, the first for damaged image .p2"
+    said = f"shelf: {TRIES} samples in a row cannot be used, the first for corrupt image .p2"
     with pytest.raises(UserError, match=said):
         data[Draw(0, 0, 2)]
 
@@ -202,17 +202,17 @@ def test_a_users_error_comes_out_of_a_worker_as_it_went_in(workers: int) -> None
 
 def test_captions_are_chosen_as_the_config_says() -> None:
     record, rng = Shelf(1)[0], Random(0)
-    assert choose(record, TextsConfig(), rng) == LONG
-    assert choose(record, TextsConfig(captions="first"), rng) == "Picture 0."
-    random = {choose(record, TextsConfig(captions="random"), rng) for _ in range(30)}
-    assert random == {"Picture 0.", "Number 0."}
+    assert choose_text(record, TextsConfig(), rng) == LONG
+    assert choose_text(record, TextsConfig(captions="first"), rng) == "Image 0."
+    random = {choose_text(record, TextsConfig(captions="random"), rng) for _ in range(30)}
+    assert random == {"Image 0.", "Number 0."}
 
 
 def test_a_subset_keeps_sentences_in_order_and_every_number_of_them() -> None:
     told = [sentence.text for sentence in sentences(LONG)]
     rng, counts = Random(0), set()
     for _ in range(200):
-        text = choose(Shelf(1)[0], TextsConfig(subset=1.0), rng)
+        text = choose_text(Shelf(1)[0], TextsConfig(subset=1.0), rng)
         kept = [sentence.text for sentence in sentences(text)]
         places = [told.index(sentence) for sentence in kept]
         assert places == sorted(set(places))
@@ -222,10 +222,13 @@ def test_a_subset_keeps_sentences_in_order_and_every_number_of_them() -> None:
 
 def test_a_subset_keeps_no_more_sentences_than_asked() -> None:
     rng = Random(0)
-    texts = [choose(Shelf(1)[0], TextsConfig(subset=1.0, most=2), rng) for _ in range(200)]
+    texts = [
+        choose_text(Shelf(1)[0], TextsConfig(subset=1.0, subset_max_sentences=2), rng) for _ in range(200)
+    ]
     assert {len(sentences(text)) for text in texts} == {1, 2}
     pairs = [
-        foil_pairs(Shelf(1, foils=[0])[0], TextsConfig(subset=1.0, foils=2, most=3), rng) for _ in range(200)
+        foil_pairs(Shelf(1, foils=[0])[0], TextsConfig(subset=1.0, foils=2, subset_max_sentences=3), rng)
+        for _ in range(200)
     ]
     assert {len(sentences(pair[0].true)) for pair in pairs} == {
         2,
@@ -235,15 +238,15 @@ def test_a_subset_keeps_no_more_sentences_than_asked() -> None:
 
 def test_the_share_of_subsets_is_what_was_asked_for() -> None:
     rng = Random(0)
-    texts = [choose(Shelf(1)[0], TextsConfig(subset=0.4), rng) for _ in range(2000)]
+    texts = [choose_text(Shelf(1)[0], TextsConfig(subset=0.4), rng) for _ in range(2000)]
     shorter = sum(text != LONG for text in texts) / 2000
     assert shorter == pytest.approx(0.4 * 3 / 4, abs=0.04)  # a quarter of the subsets is everything
 
 
 def test_a_text_without_a_sentence_is_kept_whole() -> None:
     record = Record("a", b"", ("...",))
-    assert choose(record, TextsConfig(subset=1.0), Random(0)).strip(". ") == ""
-    assert choose(Record("a", b"", (" ",)), TextsConfig(subset=1.0), Random(0)) == " "
+    assert choose_text(record, TextsConfig(subset=1.0), Random(0)).strip(". ") == ""
+    assert choose_text(Record("a", b"", (" ",)), TextsConfig(subset=1.0), Random(0)) == " "
 
 
 def test_a_foil_and_its_caption_are_cut_to_the_same_sentences_with_the_changed_one() -> None:
@@ -277,7 +280,7 @@ def test_a_foil_stands_beside_the_caption_that_it_spoils() -> None:
     assert [text.level for text in sample.texts] == [CAPTION, CAPTION, FOIL, FOIL]
     told = [spoken(data, text.parts[0]) for text in sample.texts]
     assert told[0] == spoken(data, TOKENIZER.encode([LONG], 99).ids[0])
-    assert told[1].startswith("picture 1")
+    assert told[1].startswith("image 1")
     assert "green circle" in told[2] + told[3]
     assert "heart" in told[2] + told[3]
 
@@ -307,14 +310,14 @@ def test_truncated_texts_are_counted() -> None:
     data = shelf(Shelf(3), context=12, per_image=2)
     sample = data[Draw(0, 0, 0)]
     assert [len(text.parts[0]) for text in sample.texts] == [12, 12]
-    assert sample.cut == 2
-    assert shelf(Shelf(3), context=12, captions="first")[Draw(0, 0, 0)].cut == 0
-    assert collate([sample, sample]).cut == 4
+    assert sample.truncated == 2
+    assert shelf(Shelf(3), context=12, captions="first")[Draw(0, 0, 0)].truncated == 0
+    assert collate([sample, sample]).truncated == 4
 
 
 def test_a_foil_whose_difference_is_cut_off_is_no_negative_of_its_own_caption() -> None:
     heart = TRUE._replace(text=LONG.replace("grey", "green"))  # differs in the last sentence only
-    record = Record("a", picture(0), ("A.",), LONG, foils=(heart, TRUE))
+    record = Record("a", random_image(0), ("A.",), LONG, foils=(heart, TRUE))
 
     class One(Shelf):
         def __getitem__(self, index: int) -> Record:
@@ -324,7 +327,7 @@ def test_a_foil_whose_difference_is_cut_off_is_no_negative_of_its_own_caption() 
     sample = data[Draw(0, 0, 0)]
     assert [text.level for text in sample.texts] == [CAPTION, FOIL]
     assert "green circle" in spoken(data, sample.texts[1].parts[0])
-    assert sample.cut == 2
+    assert sample.truncated == 2
     assert collate([sample]).texts.item.tolist() == [0, 1, -1]
 
 
@@ -337,7 +340,7 @@ def test_a_method_that_reads_sentences_apart_gets_one_part_for_each() -> None:
     assert told[0] == [s.text.lower().replace(".", " .") for s in sentences(LONG)[:3]]
     assert [a != b for a, b in zip(told[0], told[1], strict=True)].count(True) == 1
     assert told[3] == []
-    assert data[Draw(0, 0, 0)].cut == 2  # the fourth sentence, of the caption and of its foil
+    assert data[Draw(0, 0, 0)].truncated == 2  # the fourth sentence, of the caption and of its foil
 
 
 def test_tokenised_texts_become_rows_of_no_image() -> None:
@@ -356,38 +359,38 @@ def drawn(data: TrainSet, steps: int, batch: int = 4) -> list[Batch]:
 
 def test_damage_is_counted_by_cause_and_the_first_files_are_named() -> None:
     data = shelf(Shelf(12, broken=[1, 2, 3, 4], silent=[5, 6]), context=12)
-    account = Account(12, allowed=1.0)
+    account = CorruptStats(12, max_corrupt=1.0)
     batches = drawn(data, 3)
     for batch in batches:
         account.add(batch)
     account.settle()
-    causes = [cause for batch in batches for cause, _ in batch.damage]
+    causes = [cause for batch in batches for cause, _ in batch.corrupt]
     report = account.report()
-    assert report["damaged"] == {cause: causes.count(cause) for cause in (DAMAGED_IMAGE, MISSING_CAPTION)}
-    assert report["damaged"][DAMAGED_IMAGE] >= 4
-    assert len(set(report["files"])) == len(report["files"]) == NAMED
-    assert (report["samples"], report["texts"], report["cut"]) == (12, 12, 12)
+    assert report["corrupt"] == {cause: causes.count(cause) for cause in (CORRUPT_IMAGE, MISSING_CAPTION)}
+    assert report["corrupt"][CORRUPT_IMAGE] >= 4
+    assert len(set(report["files"])) == len(report["files"]) == MAX_FILES
+    assert (report["samples"], report["texts"], report["truncated"]) == (12, 12, 12)
     said = account.sentence()
-    assert f"{causes.count(DAMAGED_IMAGE)} damaged image" in said
-    assert "12 of 12 texts were longer than the model reads" in said
+    assert f"{causes.count(CORRUPT_IMAGE)} corrupt image" in said
+    assert "12 of 12 texts were truncated" in said
     assert all(file in said for file in report["files"])
 
 
 def test_an_account_without_damage_says_nothing() -> None:
-    account = Account(6, allowed=0.0)
+    account = CorruptStats(6, max_corrupt=0.0)
     for batch in drawn(shelf(Shelf(6)), 4):
         account.add(batch)
     account.settle()
     assert account.sentence() == ""
-    assert account.report() == {"samples": 16, "damaged": {}, "files": [], "texts": 16, "cut": 0}
+    assert account.report() == {"samples": 16, "corrupt": {}, "files": [], "texts": 16, "truncated": 0}
 
 
 def test_more_damage_than_allowed_stops_with_the_first_files_named() -> None:
     data = shelf(Shelf(8, silent=[0, 1]))
-    account = Account(8, allowed=0.125)  # one of eight
+    account = CorruptStats(8, max_corrupt=0.125)  # one of eight
     for number, batch in enumerate(drawn(data, 2), start=1):
         account.add(batch)
-        damaged = sum(len(b.damage) for b in drawn(data, number))
+        damaged = sum(len(b.corrupt) for b in drawn(data, number))
         if damaged <= 1:
             account.settle()
     assert damaged >= 2
@@ -395,7 +398,7 @@ def test_more_damage_than_allowed_stops_with_the_first_files_named() -> None:
         account.settle()
     text = str(error.value)
     assert text.startswith(
-        f"{damaged} of {8 + damaged} samples are damaged, more than data.damage=0.125 allows: "
+        f"{damaged} of {8 + damaged} samples are corrupt, more than data.max_corrupt=0.125 allows: "
     )
     assert "p0 (missing caption)" in text
     assert "p1 (missing caption)" in text
@@ -403,29 +406,29 @@ def test_more_damage_than_allowed_stops_with_the_first_files_named() -> None:
 
 
 def test_exactly_the_allowed_share_of_damage_is_no_error() -> None:
-    account = Account(4, allowed=0.25)
+    account = CorruptStats(4, max_corrupt=0.25)
     batch = drawn(shelf(Shelf(4)), 1)[0]
-    account.add(batch._replace(damage=((DAMAGED_IMAGE, "a"),)))
+    account.add(batch._replace(corrupt=((CORRUPT_IMAGE, "a"),)))
     account.settle()
-    account.add(batch._replace(damage=((DAMAGED_IMAGE, "b"),)))
+    account.add(batch._replace(corrupt=((CORRUPT_IMAGE, "b"),)))
     account.settle()
-    account.add(batch._replace(damage=((DAMAGED_IMAGE, "a"), (DAMAGED_IMAGE, "b"))))
+    account.add(batch._replace(corrupt=((CORRUPT_IMAGE, "a"), (CORRUPT_IMAGE, "b"))))
     account.settle()  # 12 samples, for which 16 were drawn
-    assert account.files == ["a (damaged image)", "b (damaged image)"]
-    account.add(batch._replace(damage=((DAMAGED_IMAGE, "c"), (DAMAGED_IMAGE, "d"))))
+    assert account.files == ["a (corrupt image)", "b (corrupt image)"]
+    account.add(batch._replace(corrupt=((CORRUPT_IMAGE, "c"), (CORRUPT_IMAGE, "d"))))
     with pytest.raises(UserError, match="6 of 22 samples"):
         account.settle()
 
 
 def test_an_account_goes_on_from_its_state() -> None:
     data = shelf(Shelf(12, broken=[1, 2, 3], silent=[5]), context=12)
-    whole, first, second = (Account(12, allowed=1.0) for _ in range(3))
+    whole, first, second = (CorruptStats(12, max_corrupt=1.0) for _ in range(3))
     for number, batch in enumerate(drawn(data, 6)):
         whole.add(batch)
         (first if number < 3 else second).add(batch)
         if number == 2:
             first.settle()
-            second.restore(first.state())
+            second.restore(first.report())
     whole.settle()
     second.settle()
     assert second.report() == whole.report()

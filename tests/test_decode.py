@@ -1,4 +1,4 @@
-"""Every kind of picture that people keep, and every kind of broken one."""
+"""Every kind of image that people keep, and every kind of broken one."""
 
 import io
 import subprocess
@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from grainline.data import decode as module
-from grainline.data.decode import decode, picture_size
-from grainline.data.record import Damaged, Record
+from grainline.data.decode import decode, image_size
+from grainline.data.record import CorruptSample, Record
 
 
 def record(image: bytes | Image.Image) -> Record:
@@ -44,17 +44,17 @@ def corner(size: tuple[int, int] = (6, 4)) -> Image.Image:
         (9, (0, 0), (6, 4)),
     ],
 )
-def test_pictures_stand_upright(orientation: int, white: tuple[int, int], size: tuple[int, int]) -> None:
+def test_images_stand_upright(orientation: int, white: tuple[int, int], size: tuple[int, int]) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = record(stored(corner(), exif=exif))
     image = decode(data)
-    assert image.size == picture_size(data) == size
+    assert image.size == image_size(data) == size
     assert image.getpixel(white) == (255, 255, 255)
     assert np.asarray(image).sum() == 3 * 255
 
 
-def test_pictures_with_unreadable_exif_are_read_as_they_are() -> None:
+def test_images_with_unreadable_exif_are_read_as_they_are() -> None:
     assert decode(record(stored(corner(), exif=b"Exif\0\0nonsense"))).size == (6, 4)
 
 
@@ -102,7 +102,7 @@ def test_cmyk_becomes_rgb() -> None:
         (np.array([[0, 102, 400]], np.float32), [0, 102, 255]),
     ],
 )
-def test_deep_pictures_are_scaled_and_not_clipped(values: np.ndarray, expected: list[int]) -> None:
+def test_deep_images_are_scaled_and_not_clipped(values: np.ndarray, expected: list[int]) -> None:
     image = decode(record(stored(Image.fromarray(values), "tiff")))
     assert np.asarray(image)[0].tolist() == [[v, v, v] for v in expected]
 
@@ -112,7 +112,7 @@ def test_a_deep_png_is_scaled() -> None:
     assert image.getpixel((0, 0)) == (40, 40, 40)
 
 
-def test_animations_give_their_first_picture() -> None:
+def test_animations_give_their_first_image() -> None:
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
     for kind in ("gif", "webp"):
         data = stored(frames[0], kind, save_all=True, append_images=frames[1:], duration=10)
@@ -121,7 +121,7 @@ def test_animations_give_their_first_picture() -> None:
         assert blue < 15
 
 
-def test_a_drawn_picture_is_copied() -> None:
+def test_a_drawn_image_is_copied() -> None:
     drawn = Image.new("RGB", (2, 2))
     decoded = decode(record(drawn))
     decoded.putpixel((0, 0), (1, 2, 3))
@@ -145,20 +145,20 @@ def test_a_draft_keeps_the_short_side_and_the_look() -> None:
         assert image.size == size
         difference = np.asarray(image).astype(int) - np.asarray(whole.resize(size, Image.Resampling.BOX))
         assert np.abs(difference).mean() < 3
-    assert picture_size(large) == (640, 480)
+    assert image_size(large) == (640, 480)
     assert decode(record(stored(corner((64, 64)))), draft=8).size == (64, 64)
 
 
-def test_broken_pictures_are_damaged_and_named() -> None:
+def test_broken_images_are_damaged_and_named() -> None:
     whole = stored(Image.effect_noise((64, 64), 50), "jpeg")
-    for data in (b"", b"no picture", whole[: len(whole) // 2], whole[:20], stored(corner())[:-30]):
+    for data in (b"", b"no image", whole[: len(whole) // 2], whole[:20], stored(corner())[:-30]):
         for draft in (None, 8):
-            with pytest.raises(Damaged, match=r"^damaged image: key \(") as caught:
+            with pytest.raises(CorruptSample, match=r"^corrupt image: key \(") as caught:
                 decode(record(data), draft)
-            assert caught.value.cause == "damaged image"
+            assert caught.value.cause == "corrupt image"
             assert "\n" not in caught.value.where
-    with pytest.raises(Damaged):
-        picture_size(record(b"no picture"))
+    with pytest.raises(CorruptSample):
+        image_size(record(b"no image"))
 
 
 @pytest.mark.parametrize(
@@ -175,18 +175,18 @@ def test_only_the_listed_formats_are_decoded_whatever_a_file_is_called(
     if kind.upper() not in Image.SAVE:
         pytest.skip(f"this Pillow writes no {kind}")
     data = record(stored(Image.new("RGB", (16, 16), (250, 120, 10)), kind))
-    for read in (decode, picture_size):
-        with pytest.raises(Damaged, match="none of JPEG, PNG, WEBP, GIF, BMP, TIFF"):
+    for read in (decode, image_size):
+        with pytest.raises(CorruptSample, match="none of JPEG, PNG, WEBP, GIF, BMP, TIFF"):
             read(data)
 
 
-def test_a_large_picture_is_refused_without_a_warning() -> None:
+def test_a_large_image_is_refused_without_a_warning() -> None:
     code = (
-        "import io, sys; from PIL import Image; from grainline.data.decode import picture_size\n"
-        "from grainline.data.record import Damaged, Record\n"
+        "import io, sys; from PIL import Image; from grainline.data.decode import image_size\n"
+        "from grainline.data.record import CorruptSample, Record\n"
         "file = io.BytesIO(); Image.new('1', (11_000, 9_000)).save(file, 'png')\n"
-        "try: picture_size(Record('key', file.getvalue(), ()))\n"
-        "except Damaged as error: print(error)"
+        "try: image_size(Record('key', file.getvalue(), ()))\n"
+        "except CorruptSample as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "11000 x 9000 pixels, more than" in done.stdout
@@ -194,21 +194,21 @@ def test_a_large_picture_is_refused_without_a_warning() -> None:
 
 
 @pytest.mark.filterwarnings("default")
-def test_pictures_that_are_too_large_are_refused_before_they_are_read(
+def test_images_that_are_too_large_are_refused_before_they_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = record(stored(Image.new("1", (20_000, 10_000))))  # a few kilobytes
-    with pytest.raises(Damaged, match="damaged image"):
+    with pytest.raises(CorruptSample, match="corrupt image"):
         decode(data)
     monkeypatch.setattr(module, "MAX_PIXELS", 23)
-    with pytest.raises(Damaged, match="6 x 4 pixels, more than 23"):
+    with pytest.raises(CorruptSample, match="6 x 4 pixels, more than 23"):
         decode(record(stored(corner())))
     monkeypatch.setattr(module, "MAX_PIXELS", 24)
     assert decode(record(stored(corner()))).size == (6, 4)
 
 
-def test_pictures_that_are_too_thin_are_refused() -> None:
+def test_images_that_are_too_thin_are_refused() -> None:
     assert decode(record(stored(Image.new("L", (400, 2))))).size == (400, 2)
     for size in ((401, 2), (2, 401)):
-        with pytest.raises(Damaged, match=f"{size[0]} x {size[1]} pixels, thinner than 1 to 200"):
+        with pytest.raises(CorruptSample, match=f"{size[0]} x {size[1]} pixels, thinner than 1 to 200"):
             decode(record(stored(Image.new("L", size))))

@@ -10,7 +10,12 @@ from grainline.cli.demo import demo
 from grainline.evaluation.result import read
 from grainline.training.log import read_log
 
-SHORT = ["train.steps=3", "train.batch=8", "train.optimizer.schedule.warmup=1", "train.log_every=1"]
+SHORT = [
+    "train.max_steps=3",
+    "train.global_batch_size=8",
+    "train.optimizer.schedule.warmup=1",
+    "train.log_every=1",
+]
 SMALL = ["data.tokenizer_samples=40", "data.paths=['scenes:train?count=40']", "data.workers=0"]
 
 
@@ -24,7 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_demo_writes_a_page_that_needs_no_network(made: Path) -> None:
     page = (made / "report.html").read_text()
     assert "Text to image R@1" in page
-    assert page.count("<img") >= 6 * 5  # six examples with five pictures each
+    assert page.count("<img") >= 6 * 5  # six examples with five images each
     for far in ("http://", "https://", 'src="/', "<script"):
         assert far not in page.replace("http://www.w3.org/2000/svg", "")
 

@@ -10,11 +10,20 @@ from torch import Tensor, nn
 
 from grainline.encoders.base import Layered
 from grainline.errors import UserError
-from grainline.training.depth import Place, encoders, levels
-from grainline.training.optim import OptimizerConfig, Rule, build_optimizer, param_groups, rates, set_rates
+from grainline.training.optim import (
+    EncoderLayers,
+    OptimizerConfig,
+    ParamRule,
+    build_optimizer,
+    depth_levels,
+    encoder_layers,
+    param_groups,
+    rates,
+    set_rates,
+)
 from grainline.training.schedule import Constant
 
-ALL = Rule(pattern=".*")
+ALL = ParamRule(pattern=".*")
 
 
 def tensors(values: Any) -> Tensor:
@@ -24,7 +33,7 @@ def tensors(values: Any) -> Tensor:
     return torch.stack(parts).sum()
 
 
-def seen_levels(place: Place, call: Any) -> dict[str, int]:
+def seen_levels(place: EncoderLayers, call: Any) -> dict[str, int]:
     """The levels of an encoder's parameters by what depends on what, as autograd sees it."""
     points: list[Tensor] = []  # what goes into the first layer, then what comes out of each
     hooks = [place.layers[0].register_forward_pre_hook(lambda _, x: points.append(tensors(x)))]
@@ -53,15 +62,15 @@ def test_levels_are_those_at_which_a_parameter_first_has_an_effect(case: str) ->
         "towers.text": lambda: method.towers.text(texts.ids[:1, 0], texts.mask[:1, 0]),
     }
     expected = {name: 0 for name, _ in method.named_parameters()}
-    for place in encoders(method, "test"):
+    for place in encoder_layers(method, "test"):
         expected |= seen_levels(place, calls[place.name])
-    assert levels(method) == expected
+    assert depth_levels(method) == expected
     assert set(expected.values()) >= {0, 1, 2, 3}
 
 
 def test_the_rate_of_a_rule_is_multiplied_for_each_level() -> None:
     method = tuning.method("ours")
-    rules = (Rule(pattern=r"towers\.text\..*", lr=0.1), ALL)
+    rules = (ParamRule(pattern=r"towers\.text\..*", lr_factor=0.1), ALL)
     groups = param_groups(method, rules, lr=2.0, decay=0.2, schedule=Constant(), layer_decay=0.5)
     found = {name: group["lr"] for group in groups for name in group["names"]}
     block = "stack.blocks.{}.attention.to_qkv.weight"
@@ -80,7 +89,7 @@ def test_the_rate_of_a_rule_is_multiplied_for_each_level() -> None:
 
 def test_a_frozen_part_stays_frozen_and_takes_no_group() -> None:
     method = tuning.method("clip")
-    rules = (Rule(pattern=r"towers\.image\..*", lr=0), ALL)
+    rules = (ParamRule(pattern=r"towers\.image\..*", lr_factor=0), ALL)
     groups = param_groups(method, rules, lr=1.0, decay=0.0, schedule=Constant(), layer_decay=0.5)
     names = {name for group in groups for name in group["names"]}
     assert names == {name for name, p in method.named_parameters() if not name.startswith("towers.image.")}
@@ -89,7 +98,7 @@ def test_a_frozen_part_stays_frozen_and_takes_no_group() -> None:
 
 def test_the_log_gets_the_lowest_and_the_highest_rate_of_a_rule() -> None:
     method = tuning.method("ours")
-    rules = (Rule(pattern=r"towers\.text\..*"), Rule(pattern=r"scale\..*", lr=0.5), ALL)
+    rules = (ParamRule(pattern=r"towers\.text\..*"), ParamRule(pattern=r"scale\..*", lr_factor=0.5), ALL)
     cfg = OptimizerConfig(lr=1.0, rules=rules, layer_decay=0.5, schedule=Constant(warmup=2))
     optimizer = build_optimizer(method, cfg)
     expected = {
@@ -123,15 +132,15 @@ def outer(**parts: nn.Module) -> nn.Module:
 
 UNKNOWN = {
     "no encoder": (outer(image=nn.Linear(2, 2)), "layer_decay works on encoders that name their layers"),
-    "no layers": (outer(image=Known(0)), "cannot tell the layers of the encoder image: it has 0 lists"),
-    "two lists": (outer(image=Known(2)), "cannot tell the layers of the encoder image: it has 2 lists"),
+    "no layers": (outer(image=Known(0)), "needs one list of layers in the encoder image, which has 0"),
+    "two lists": (outer(image=Known(2)), "needs one list of layers in the encoder image, which has 2"),
     "a part without a place": (
         outer(image=Known(odd=True)),
-        "whether 'stemless.weight' stands before or behind",
+        "whether 'stemless.weight' is before or after",
     ),
     "layers in no encoder": (
         outer(image=Known(), text=nn.ModuleList([nn.Linear(2, 2)])),
-        "cannot tell how deep the layers of text stand",
+        "finds the layers text outside the encoders",
     ),
 }
 

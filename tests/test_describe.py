@@ -12,10 +12,19 @@ from llavas import tiny_llava
 from PIL import Image
 from runs import call, complaint
 
-from grainline.data.describe import EMPTY, ByModel, ByTexts, Describer, make, seed_of, told, whole_sentences
+from grainline.data.describe import (
+    EMPTY,
+    ByModel,
+    ByTexts,
+    Describer,
+    describe_result,
+    make,
+    seed_of,
+    whole_sentences,
+)
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_source
-from grainline.data.record import DAMAGED_IMAGE, MISSING_CAPTION, Damaged, Record
+from grainline.data.record import CORRUPT_IMAGE, MISSING_CAPTION, CorruptSample, Record
 from grainline.encoders.pretrained.llava import PROMPT, TEMPERATURE, TOP_P, Llava, draw
 from grainline.errors import UserError
 
@@ -32,19 +41,19 @@ def llava(folder: Path) -> Llava:
     return Llava(str(folder), "cpu")
 
 
-def picture(i: int) -> Image.Image:
+def image(i: int) -> Image.Image:
     return Image.new("RGB", (20 + 7 * i, 16 + i), (40 * i, 200 - 30 * i, 90))
 
 
-def test_what_is_said_of_a_picture_depends_on_it_and_its_seed_alone(llava: Llava) -> None:
-    pictures, seeds = [picture(i) for i in range(4)], [5, 6, 7, 8]
-    together = llava.describe(pictures, seeds, PROMPT, TOKENS)
+def test_what_is_said_of_a_image_depends_on_it_and_its_seed_alone(llava: Llava) -> None:
+    images, seeds = [image(i) for i in range(4)], [5, 6, 7, 8]
+    together = llava.describe(images, seeds, PROMPT, TOKENS)
     alone = [
-        llava.describe([one], [seed], PROMPT, TOKENS)[0] for one, seed in zip(pictures, seeds, strict=True)
+        llava.describe([one], [seed], PROMPT, TOKENS)[0] for one, seed in zip(images, seeds, strict=True)
     ]
     assert together == alone
-    assert llava.describe(pictures[::-1], seeds[::-1], PROMPT, TOKENS) == together[::-1]
-    assert len({one.text for one in llava.describe([pictures[0]] * 4, seeds, PROMPT, TOKENS)}) > 1
+    assert llava.describe(images[::-1], seeds[::-1], PROMPT, TOKENS) == together[::-1]
+    assert len({one.text for one in llava.describe([images[0]] * 4, seeds, PROMPT, TOKENS)}) > 1
     assert all(one.hit_limit and one.n_tokens == TOKENS for one in together)
     assert "USER" not in " ".join(one.text for one in together)  # the prompt is no part of it
     assert llava.processor.tokenizer.padding_side == "left"
@@ -58,7 +67,7 @@ def test_tokens_are_drawn_by_top_p_at_a_temperature(llava: Llava) -> None:
         [{"role": "user", "content": content}], add_generation_prompt=True
     )
     assert asked == f"USER: <image>\n{PROMPT} ASSISTANT:"
-    given = llava.processor(images=[picture(1)], text=[asked], return_tensors="pt")
+    given = llava.processor(images=[image(1)], text=[asked], return_tensors="pt")
     ids = given["input_ids"]
     for _ in range(5):
         with torch.no_grad():
@@ -73,7 +82,7 @@ def test_tokens_are_drawn_by_top_p_at_a_temperature(llava: Llava) -> None:
         at = float(torch.rand((), generator=generator, dtype=torch.float64)) * kept.sum()
         ids = torch.cat([ids, torch.tensor([[int((np.cumsum(kept) <= at).sum())]])], dim=1)
     text = llava.processor.tokenizer.decode(ids[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
-    assert llava.describe([picture(1)], [9], PROMPT, 5)[0].text == text
+    assert llava.describe([image(1)], [9], PROMPT, 5)[0].text == text
 
 
 def test_a_number_falls_on_entries_as_often_as_their_shares_say() -> None:
@@ -85,7 +94,7 @@ def test_a_number_falls_on_entries_as_often_as_their_shares_say() -> None:
 
 def test_an_end_ends_a_text_and_is_not_counted(tmp_path: Path) -> None:
     model = Llava(str(tiny_llava(tmp_path / "short", ends="blue")), "cpu")
-    found = model.describe([picture(i) for i in range(6)], range(6), PROMPT, 30)
+    found = model.describe([image(i) for i in range(6)], range(6), PROMPT, 30)
     short = [one for one in found if not one.hit_limit]
     assert short, "no text ended: choose other weights"
     assert len({one.n_tokens for one in found}) > 1
@@ -113,7 +122,7 @@ class Said(NamedTuple):
 
 
 class Fake:
-    """Says the colour of the middle pixel; dies when it is shown a number of pictures."""
+    """Says the colour of the middle pixel; dies when it is shown a number of images."""
 
     name, revision = "fake", "1"
 
@@ -121,36 +130,36 @@ class Fake:
         self.shown, self.dies = 0, dies
 
     def describe(
-        self, pictures: Sequence[Image.Image], seeds: Sequence[int], prompt: str, tokens: int
+        self, images: Sequence[Image.Image], seeds: Sequence[int], prompt: str, tokens: int
     ) -> list[Said]:
-        self.shown += len(pictures)
+        self.shown += len(images)
         if self.shown > self.dies:
             raise KeyboardInterrupt
-        red = [one.getpixel((0, 0))[0] for one in pictures]  # type: ignore[index]
+        red = [one.getpixel((0, 0))[0] for one in images]  # type: ignore[index]
         return [
             Said(f"It is {one}. {prompt} by {seed}. And so" if one else "", tokens, one > 40)
             for one, seed in zip(red, seeds, strict=True)
         ]
 
 
-class Pictures:
+class Images:
     """Seven records: one damaged, one black."""
 
-    path = "pictures"
+    path = "images"
 
     def __len__(self) -> int:
         return 7
 
     def __getitem__(self, index: int) -> Record:
         if index == 4:
-            raise Damaged(DAMAGED_IMAGE, "4.png")
+            raise CorruptSample(CORRUPT_IMAGE, "4.png")
         captions = (f"zero {index}", "one .", "two")[: 3 if index else 1]
         return Record(
-            f"{index}.png", picture(index).copy(), captions, long=f"Long {index}." if index > 2 else None
+            f"{index}.png", image(index).copy(), captions, long=f"Long {index}." if index > 2 else None
         )
 
     def fingerprint(self) -> str:
-        return "pictures"
+        return "images"
 
 
 def by_model(model: Fake, seed: int = 3, batch: int = 2) -> ByModel:
@@ -161,15 +170,15 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_each_picture_has_a_line_with_all_that_it_was_made_with(tmp_path: Path) -> None:
-    made = make(Pictures(), by_model(Fake()), tmp_path / "a.jsonl")
+def test_each_image_has_a_line_with_all_that_it_was_made_with(tmp_path: Path) -> None:
+    made = make(Images(), by_model(Fake()), tmp_path / "a.jsonl")
     first, *rows = lines(tmp_path / "a.jsonl")
-    assert first["source"] == "pictures"
+    assert first["source"] == "images"
     assert first["by"] == {"model": "fake", "revision": "1", "prompt": "Asked", "seed": 3, "tokens": 20}
     seed = seed_of(3, "1.png")
     assert rows[1] == {
         "image_id": "1.png",
-        "file": "pictures",
+        "file": "images",
         "text": f"It is 40. Asked by {seed}. And so",
         "model": "fake",
         "revision": "1",
@@ -181,48 +190,48 @@ def test_each_picture_has_a_line_with_all_that_it_was_made_with(tmp_path: Path) 
     assert rows[2]["text"] == f"It is 80. Asked by {seed_of(3, '2.png')}."  # broken off: no half sentence
     assert rows[2]["hit_limit"] is True
     assert rows[0] == {"record": 0, "skipped": EMPTY, "where": "0.png"}
-    assert rows[4] == {"record": 4, "skipped": DAMAGED_IMAGE, "where": "4.png"}
+    assert rows[4] == {"record": 4, "skipped": CORRUPT_IMAGE, "where": "4.png"}
     assert len({row["seed"] for row in rows if "seed" in row}) == 5
-    assert made.pictures == 5
-    assert made.skipped == {EMPTY: 1, DAMAGED_IMAGE: 1}
-    assert "4 broken off" in told(made)
+    assert made.images == 5
+    assert made.skipped == {EMPTY: 1, CORRUPT_IMAGE: 1}
+    assert "4 truncated" in describe_result(made)
     assert Descriptions([str(tmp_path / "a.jsonl")]).get("1.png") == rows[1]["text"]
 
 
 def test_neither_batch_nor_order_decides_a_seed(tmp_path: Path) -> None:
     for batch in (1, 3, 7):
-        make(Pictures(), by_model(Fake(), batch=batch), tmp_path / f"{batch}.jsonl")
+        make(Images(), by_model(Fake(), batch=batch), tmp_path / f"{batch}.jsonl")
     assert len({(tmp_path / f"{batch}.jsonl").read_bytes() for batch in (1, 3, 7)}) == 1
-    make(Pictures(), by_model(Fake(), seed=4), tmp_path / "other.jsonl")
+    make(Images(), by_model(Fake(), seed=4), tmp_path / "other.jsonl")
     assert (tmp_path / "other.jsonl").read_bytes() != (tmp_path / "1.jsonl").read_bytes()
 
 
 def test_a_run_that_was_killed_goes_on_behind_its_last_whole_line(tmp_path: Path) -> None:
-    make(Pictures(), by_model(Fake()), tmp_path / "whole.jsonl")
+    make(Images(), by_model(Fake()), tmp_path / "whole.jsonl")
     out = tmp_path / "a.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        make(Pictures(), by_model(Fake(dies=3)), out)
+        make(Images(), by_model(Fake(dies=3)), out)
     assert not out.exists()
     partial = tmp_path / "a.jsonl.partial"
     with partial.open("ab") as file:
         file.write(b'{"image_id": "2.png", "te')  # the power went
     with pytest.raises(UserError, match="was made with model fake"):
-        make(Pictures(), by_model(Fake(), seed=4), out)
+        make(Images(), by_model(Fake(), seed=4), out)
     model = Fake()
-    made = make(Pictures(), by_model(model), out)
+    made = make(Images(), by_model(model), out)
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert made.kept == 2
+    assert made.resumed == 2
     assert model.shown == 4  # of 7 records 2 were there, and one is damaged
-    assert make(Pictures(), by_model(Fake(dies=0)), out).kept == 7
+    assert make(Images(), by_model(Fake(dies=0)), out).resumed == 7
     with pytest.raises(UserError, match="choose another --out"):
-        make(Pictures(), by_model(Fake(), seed=4), out)
+        make(Images(), by_model(Fake(), seed=4), out)
     (tmp_path / "b.jsonl").write_text('{"image_id": "a", "text": "A."}\n')
     with pytest.raises(UserError, match="is no file of `grainline data describe`"):
-        make(Pictures(), by_model(Fake()), tmp_path / "b.jsonl")
+        make(Images(), by_model(Fake()), tmp_path / "b.jsonl")
 
 
 def test_a_model_sees_no_caption() -> None:
-    record = by_model(Fake()).prepared(Pictures()[5])
+    record = by_model(Fake()).prepared(Images()[5])
     assert record._replace(image=b"") == Record("5.png", b"", ())
 
 
@@ -241,7 +250,7 @@ def test_a_half_sentence_at_the_end_goes_unless_it_is_all(text: str, expected: s
 
 
 def said(describer: Describer, tmp_path: Path) -> dict[str, str]:
-    make(Pictures(), describer, tmp_path / "out.jsonl")
+    make(Images(), describer, tmp_path / "out.jsonl")
     return {row["image_id"]: row["text"] for row in lines(tmp_path / "out.jsonl") if "image_id" in row}
 
 
@@ -271,7 +280,7 @@ def test_texts_of_a_file_or_another_source_go_by_keys(tmp_path: Path) -> None:
     assert said(ByTexts(str(rows)), tmp_path / "b") == {"2.png": "A longer one."}
     photos = tmp_path / "photos"
     photos.mkdir()
-    picture(1).save(photos / "3.png")
+    image(1).save(photos / "3.png")
     (photos / "3.txt").write_text("From a folder.")
     (tmp_path / "c").mkdir()
     assert said(ByTexts(str(photos)), tmp_path / "c") == {"3.png": "From a folder."}
@@ -283,15 +292,18 @@ def test_texts_of_a_file_or_another_source_go_by_keys(tmp_path: Path) -> None:
     assert ByTexts(str(table)).by != before
 
 
-def test_the_command_describes_a_folder_of_bare_pictures(
+def test_the_command_describes_a_folder_of_bare_images(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
     for i in range(3):
-        picture(i).save(photos / f"{i}.png")
+        image(i).save(photos / f"{i}.png")
     out = tmp_path / "out.jsonl"
-    assert call("data", "describe", photos, "--out", out, "--model", folder, "--tokens", 6, "--batch", 2) == 0
+    assert (
+        call("data", "describe", photos, "--out", out, "--model", folder, "--tokens", 6, "--batch-size", 2)
+        == 0
+    )
     rows = lines(out)[1:]
     assert [row["image_id"] for row in rows] == ["0.png", "1.png", "2.png"]
     assert all(row["text"] and row["n_tokens"] == 6 and row["prompt"] == PROMPT for row in rows)
@@ -309,7 +321,7 @@ def test_two_captions_describe_and_the_others_remain(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
     for i in range(2):
-        picture(i).save(photos / f"{i}.png")
+        image(i).save(photos / f"{i}.png")
         (photos / f"{i}.txt").write_text("\n".join(f"caption {k} of {i}" for k in range(5)))
     out = tmp_path / "two.jsonl"
     assert call("data", "describe", photos, "--out", out, "--texts", "captions:0,1") == 0

@@ -1,4 +1,4 @@
-"""Descriptions of pictures: their files, captions held back, and the way to a method that reads them."""
+"""Descriptions of images: their files, captions held back, and the way to a method that reads them."""
 
 import json
 from pathlib import Path
@@ -16,21 +16,20 @@ from PIL import Image
 from runs import call, complaint, logged
 
 from grainline.config import parse
-from grainline.data.batches import collate, described
-from grainline.data.chunks import windows
+from grainline.data.batches import collate, description_texts
 from grainline.data.dataset import Draw, TrainSet
-from grainline.data.descriptions import Described, Descriptions, Told
-from grainline.data.formats.joined import HeldBack, Over
-from grainline.data.formats.texts_alone import without_pictures as bare
+from grainline.data.descriptions import Described, Descriptions, WithDescriptions
+from grainline.data.formats.joined import SourceWrapper, WithoutCaptions
+from grainline.data.formats.texts_alone import without_images as bare
 from grainline.data.open_source import open_source, open_sources, takes_images
-from grainline.data.record import MISSING_CAPTION, Damaged, Foil, Record, keys_of
-from grainline.data.texts import TextsConfig
+from grainline.data.record import MISSING_CAPTION, CorruptSample, Foil, Record, keys_of
+from grainline.data.texts import TextsConfig, windows
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
-from grainline.evaluation.collectors.annotations import captions_of
 from grainline.evaluation.encode import encode_source
-from grainline.evaluation.suites.phrases import without_pictures
+from grainline.evaluation.suites.annotations import captions_of
+from grainline.evaluation.suites.phrases import without_images
 from grainline.export.onnx import export
 from grainline.index.search import open_index
 from grainline.index.sync import build, refresh
@@ -50,7 +49,7 @@ def toy() -> Tokenizer:
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, NAME, (Reader, ReaderConfig))
+    monkeypatch.setitem(METHODS, NAME, f"{Reader.__module__}:Reader")
 
 
 def words(tokenizer: Tokenizer, ids: list[list[int]]) -> list[str]:
@@ -65,7 +64,7 @@ def test_windows_are_whole_sentences_as_many_as_fit_in_order(toy: Tokenizer) -> 
     assert words(toy, found.ids[0]) == [
         toy.decode(toy.encode([t], 99).ids[0]) for t in (" ".join(said[:2]), " ".join(said[2:]))
     ]
-    assert found.lost == [0]
+    assert found.truncated_tokens == [0]
     assert all(part[0] == toy.begin and part[-1] == toy.end and len(part) <= context for part in found.ids[0])
     less = windows(toy, [" ".join(said).title()], context - 1).ids[0]
     assert words(toy, less)[0] == toy.decode(toy.encode(said[:1], 99).ids[0])
@@ -79,7 +78,7 @@ def test_windows_lose_no_token_and_count_what_is_beyond_the_last(toy: Tokenizer,
     assert found.ids[1] == [toy.encode(["A dog."], context).ids[0]] or context == 5
     few = windows(toy, [LONG], context, most=2)
     assert few.ids[0] == found.ids[0][:2]
-    assert few.lost == [len(whole) - sum(len(part) - 2 for part in few.ids[0])]
+    assert few.truncated_tokens == [len(whole) - sum(len(part) - 2 for part in few.ids[0])]
 
 
 class Two:
@@ -103,34 +102,36 @@ def train_set(source: Any, tokenizer: Tokenizer, context: int = 12) -> TrainSet:
     return TrainSet(source, tokenizer, crop, TextsConfig(captions="first"), context=context, seed=1)
 
 
-def test_a_batch_holds_the_description_of_each_picture_in_its_row(toy: Tokenizer, tmp_path: Path) -> None:
+def test_a_batch_holds_the_description_of_each_image_in_its_row(toy: Tokenizer, tmp_path: Path) -> None:
     texts = {"0.jpg": "A red dog runs.", "1.jpg": LONG, "2.jpg": "Grass."}
     file = describing.file(tmp_path / "a.jsonl", texts)
-    data = train_set(Told(Two(), Descriptions([str(file)])), toy)
+    data = train_set(WithDescriptions(Two(), Descriptions([str(file)])), toy)
     order = [2, 1, 0]
-    batch = collate([data[Draw(i, 0, picture)] for i, picture in enumerate(order)])
+    batch = collate([data[Draw(i, 0, image)] for i, image in enumerate(order)])
     dense = batch.images.dense
     assert dense is not None
-    for row, picture in enumerate(order):
-        parts = windows(toy, [texts[f"{picture}.jpg"]], 12).ids[0]
+    for row, image in enumerate(order):
+        parts = windows(toy, [texts[f"{image}.jpg"]], 12).ids[0]
         kept = [ids[mask].tolist() for ids, mask in zip(dense.ids[row], dense.mask[row], strict=True)]
         assert [ids for ids in kept if ids] == parts
-        assert (dense.image[row], dense.item[row]) == (picture, picture)
+        assert (dense.image[row], dense.item[row]) == (image, image)
     assert dense.ids.shape[1] > 1
-    assert batch.cut == 0
+    assert batch.truncated == 0
     assert collate([train_set(Two(), toy)[Draw(0, 0, 0)]]).images.dense is None
 
 
 def test_what_is_beyond_the_last_window_counts_as_cut(toy: Tokenizer, tmp_path: Path) -> None:
     file = describing.file(tmp_path / "a.jsonl", {f"{i}.jpg": LONG for i in range(3)})
-    data = train_set(Told(Two(), Descriptions([str(file)])), toy, context=5)
-    assert data[Draw(0, 0, 0)].cut == 1
+    data = train_set(WithDescriptions(Two(), Descriptions([str(file)])), toy, context=5)
+    assert data[Draw(0, 0, 0)].truncated == 1
 
 
 def test_rows_concat_and_each_carry_descriptions_along() -> None:
     number = torch.arange(3)
     images = Images(
-        torch.zeros(3, 3, 8, 8), number, dense=described([[[1, 2]], [[1, 5, 2], [1, 2]], [[3]]], number)
+        torch.zeros(3, 3, 8, 8),
+        number,
+        dense=description_texts([[[1, 2]], [[1, 5, 2], [1, 2]], [[3]]], number),
     )
     some = rows(images, torch.tensor([2, 1]))
     assert some.dense is not None
@@ -145,7 +146,7 @@ def test_rows_concat_and_each_carry_descriptions_along() -> None:
     assert len(doubled.dense.ids) == 6
 
 
-def test_a_step_in_chunks_reads_the_descriptions_of_its_pictures() -> None:
+def test_a_step_in_chunks_reads_the_descriptions_of_its_images() -> None:
     g = torch.Generator().manual_seed(0)
     number = torch.arange(6)
     ids = torch.randint(3, 300, (6, 2, 5), generator=g)
@@ -197,7 +198,7 @@ def test_a_file_that_cannot_be_used_is_said_to_be_so(lines: list[str], said: str
     assert said in str(error.value)
 
 
-def test_several_files_are_one_and_no_picture_stands_in_two(tmp_path: Path) -> None:
+def test_several_files_are_one_and_no_image_stands_in_two(tmp_path: Path) -> None:
     one = describing.file(tmp_path / "a.jsonl", {"a": "A."})
     two = describing.file(tmp_path / "b.jsonl", {"b": "B."})
     found = Descriptions([str(one), str(two)])
@@ -233,7 +234,7 @@ def test_captions_are_held_back_wherever_the_source_is_read(tmp_path: Path) -> N
     whole, held = open_source(path), open_source(f"{path}?skip=0,1")
     assert held[0].captions == ("two",)
     assert held[0].key == whole[0].key
-    with pytest.raises(Damaged) as damaged:
+    with pytest.raises(CorruptSample) as damaged:
         held[1]
     assert damaged.value.cause == MISSING_CAPTION
     assert held.fingerprint() != whole.fingerprint()
@@ -259,7 +260,7 @@ def test_what_is_held_back_takes_its_phrases_and_foils_along(tmp_path: Path) -> 
     told = "[/EN#1/other a cat] runs\n[/EN#2/other a red dog] sits\nfar away [/EN#1/other two birds]"
     (tmp_path / "Sentences" / "7.txt").write_text(told)
     path = f"flickr30k-entities:{tmp_path}?split=val"
-    source = without_pictures(open_source(f"{path}&skip=1"))
+    source = without_images(open_source(f"{path}&skip=1"))
     found = source[0]
     assert found.captions == ("a cat runs", "far away two birds")
     assert [region.span for region in found.regions] == [("captions.0", 0, 5), ("captions.1", 9, 18)]
@@ -269,37 +270,37 @@ def test_what_is_held_back_takes_its_phrases_and_foils_along(tmp_path: Path) -> 
     assert bare(open_source(f"texts:{texts}?skip=3")).endswith("a.txt")
     foils = tuple(Foil(f"no {text}", text, "noun") for text in ("a", "b"))
 
-    class One(Over):
+    class One(SourceWrapper):
         def __getitem__(self, index: int) -> Record:
             return Record("k", b"", ("a", "b"), foils=foils)
 
-    assert HeldBack(One(source), (0,))[0].foils == foils[1:]
+    assert WithoutCaptions(One(source), (0,))[0].foils == foils[1:]
 
 
 def test_keys_of_scenes_are_listed_without_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     source = open_source("scenes:dev?count=3&skip=1", size=32)
-    monkeypatch.setattr("grainline.data.scenes.source.picture", None)
+    monkeypatch.setattr("grainline.data.scenes.source.render", None)
     assert list(keys_of(source)) == [f"scenes-dev-0-{i:06d}" for i in range(3)]
 
 
-def test_a_model_is_asked_with_pictures_and_their_descriptions() -> None:
+def test_a_model_is_asked_with_images_and_their_descriptions() -> None:
     model = reader()
-    picture = Image.new("RGB", (8, 8), (200, 10, 10))
-    one, two = (model.encode(images=[Described(picture, text)]).vector for text in (TEXTS[0], TEXTS[9]))
+    image = Image.new("RGB", (8, 8), (200, 10, 10))
+    one, two = (model.encode(images=[Described(image, text)]).vector for text in (TEXTS[0], TEXTS[9]))
     assert not torch.allclose(one, two)
-    both = model.encode(images=[Described(picture, TEXTS[0]), Described(picture, TEXTS[9])]).vector
+    both = model.encode(images=[Described(image, TEXTS[0]), Described(image, TEXTS[9])]).vector
     torch.testing.assert_close(both, torch.cat([one, two]), atol=1e-5, rtol=0)
     model.batch = 1  # one after the other, each with its own
-    apart = model.encode(images=[Described(picture, TEXTS[0]), Described(picture, TEXTS[9])]).vector
+    apart = model.encode(images=[Described(image, TEXTS[0]), Described(image, TEXTS[9])]).vector
     torch.testing.assert_close(apart, both, atol=1e-5, rtol=0)
-    assert model.heat(Described(picture, TEXTS[0]), ["A dog."]).shape == (1, 8, 8)
-    with pytest.raises(UserError, match="reader reads a description beside each picture"):
-        model.encode(images=[Described(picture, TEXTS[0]), picture])
+    assert model.heat(Described(image, TEXTS[0]), ["A dog."]).shape == (1, 8, 8)
+    with pytest.raises(UserError, match="reader reads a description beside each image"):
+        model.encode(images=[Described(image, TEXTS[0]), image])
     with pytest.raises(UserError, match="takes a list"):
-        model.encode(images=Described(picture, TEXTS[0]))
+        model.encode(images=Described(image, TEXTS[0]))
     plain = tiny_model("clip")
     assert torch.equal(
-        plain.encode(images=[Described(picture, "x")]).vector, plain.encode(images=[picture]).vector
+        plain.encode(images=[Described(image, "x")]).vector, plain.encode(images=[image]).vector
     )
 
 
@@ -390,7 +391,7 @@ def test_what_a_recipe_says_of_its_descriptions_holds(
 
 
 def photos(folder: Path) -> dict[str, str]:
-    """Four pictures below a folder, and a description of each."""
+    """Four images below a folder, and a description of each."""
     told = {}
     for i in range(4):
         path = folder / ("cats" if i % 2 else "dogs") / f"{i}.png"
@@ -400,13 +401,13 @@ def photos(folder: Path) -> dict[str, str]:
     return told
 
 
-def test_an_index_holds_pictures_as_their_descriptions_say(
+def test_an_index_holds_images_as_their_descriptions_say(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = photos(tmp_path / "photos")
     file, model = describing.file(tmp_path / "a.jsonl", told), reader()
     weights, null = saved(model, tmp_path / "model"), null_texts(tmp_path)
-    begin = ("index", "build", tmp_path / "photos", "--model", weights, "--null", null, "--out")
+    begin = ("index", "build", tmp_path / "photos", "--model", weights, "--calibration-texts", null, "--out")
     assert "--descriptions" in complaint(capsys, *begin, tmp_path / "none")
     assert "name files" in complaint(capsys, *begin, tmp_path / "none", "--descriptions", "long")
     out = tmp_path / "index"
@@ -414,14 +415,14 @@ def test_an_index_holds_pictures_as_their_descriptions_say(
     index = open_index(out)
     asked = [Described(tmp_path / "photos" / path, text) for path, text in told.items()]
     right = model.encode(images=asked).vector
-    place = [index.opened.numbers[path] for path in told]
-    stored = torch.from_numpy(index.opened.take("vectors", np.array(place)))
+    place = [index.reader.numbers[path] for path in told]
+    stored = torch.from_numpy(index.reader.take("vectors", np.array(place)))
     torch.testing.assert_close(stored, right, atol=1e-6, rtol=0)
     heat = index.heat([(place[0], ["A dog."])])[0]
-    torch.testing.assert_close(heat, model.heat(asked[0], ["A dog."], index._others), atol=1e-5, rtol=0)
+    torch.testing.assert_close(heat, model.heat(asked[0], ["A dog."], index._heat_null), atol=1e-5, rtol=0)
     page = tmp_path / "page.html"
     assert call("search", out, "A red dog. It runs.", "--html", page, "--heat", tmp_path / "heat") == 0
-    assert "picture" in complaint(capsys, "search", out, "a dog", "--descriptions", file)
+    assert "image" in complaint(capsys, "search", out, "a dog", "--descriptions", file)
     known = tmp_path / "photos" / "dogs" / "0.png"
     assert call("search", out, "--image", known) == 0  # its description lies in the index
     Image.new("RGB", (12, 9), (60, 90, 20)).save(tmp_path / "new.png")
@@ -431,42 +432,48 @@ def test_an_index_holds_pictures_as_their_descriptions_say(
     assert call(*query, "--descriptions", tmp_path / "new.jsonl", "--json", tmp_path / "found.json") == 0
 
 
-def test_a_changed_description_is_a_changed_picture(tmp_path: Path) -> None:
+def test_a_changed_description_is_a_changed_image(tmp_path: Path) -> None:
     told = photos(tmp_path / "photos")
     file, model = describing.file(tmp_path / "a.jsonl", told), reader()
     out = tmp_path / "index"
-    build(tmp_path / "photos", out, model=model, null=null_texts(tmp_path), descriptions=[str(file)])
+    build(
+        tmp_path / "photos",
+        out,
+        model=model,
+        calibration_texts=null_texts(tmp_path),
+        descriptions=[str(file)],
+    )
     assert refresh(out, model=model).unchanged == 4  # the index remembers the file
     describing.file(file, told | {"cats/1.png": TEXTS[20]})
     report = refresh(out, model=model)
     assert (report.changed, report.encoded, report.unchanged) == (1, 1, 3)
     index = open_index(out, model)
-    row = index.opened.numbers["cats/1.png"]
+    row = index.reader.numbers["cats/1.png"]
     expected = model.encode(images=[Described(tmp_path / "photos" / "cats" / "1.png", TEXTS[20])]).vector
-    torch.testing.assert_close(torch.from_numpy(index.opened.take("vectors", np.array([row]))), expected)
+    torch.testing.assert_close(torch.from_numpy(index.reader.take("vectors", np.array([row]))), expected)
     copy = tmp_path / "photos" / "cats" / "copy.png"
     copy.write_bytes((tmp_path / "photos" / "cats" / "1.png").read_bytes())
     with pytest.raises(UserError, match=r"no description of cats/copy\.png"):
         refresh(out, model=model)
     describing.file(file, told | {"cats/1.png": TEXTS[20], "cats/copy.png": TEXTS[21]})
     assert refresh(out, model=model).encoded == 1  # the same bytes, and something else is said of them
-    other = open_index(out, model).opened
+    other = open_index(out, model).reader
     vectors = other.take("vectors", np.array([other.numbers[f"cats/{name}.png"] for name in ("1", "copy")]))
     assert not np.allclose(vectors[0], vectors[1])
 
 
-def test_a_damaged_picture_of_an_index_needs_no_description(tmp_path: Path) -> None:
+def test_a_damaged_image_of_an_index_needs_no_description(tmp_path: Path) -> None:
     told = photos(tmp_path / "photos")
-    (tmp_path / "photos" / "bad.png").write_bytes(b"no picture")
+    (tmp_path / "photos" / "bad.png").write_bytes(b"no image")
     file = describing.file(tmp_path / "a.jsonl", told)
     report = build(
         tmp_path / "photos",
         tmp_path / "index",
         model=reader(),
-        null=null_texts(tmp_path),
+        calibration_texts=null_texts(tmp_path),
         descriptions=[str(file)],
     )
-    assert (report.pictures, report.damaged) == (4, {"damaged image": 1})
+    assert (report.images, report.corrupt) == (4, {"corrupt image": 1})
 
 
 def test_a_graph_of_pixels_cannot_stand_for_a_method_that_reads_descriptions(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Encoders against slow programs in float64: one picture, one text, one head at a time, no padding at all."""
+"""Encoders against slow programs in float64: one image, one text, one head at a time, no padding at all."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ from grainline.nn.scale import LogitScale, clamp_scales
 from grainline.types import Images, Texts, rows
 
 MEAN, SPREAD = (0.5, 0.375, 0.25), (0.25, 0.5, 0.125)  # exact in float32
-VIT = {"width": 12, "depth": 2, "heads": 3, "patch": 4, "size": 8, "mean": MEAN, "spread": SPREAD}
+VIT = {"width": 12, "depth": 2, "heads": 3, "patch": 4, "size": 8, "mean": MEAN, "std": SPREAD}
 TEXT = {"width": 12, "depth": 2, "heads": 3, "vocab": 300, "context": 20}
 
 
@@ -106,27 +106,27 @@ def slow_pool(pool: AttentionPool, x: Tensor) -> Tensor:
     return (out + mlp(pool.mlp, norm(pool.norm, out)))[0]
 
 
-def slow_patches(stem: nn.Conv2d, picture: Tensor) -> Tensor:
+def slow_patches(stem: nn.Conv2d, image: Tensor) -> Tensor:
     """[3, H, W] -> [L, W] in reading order."""
     side = stem.kernel_size[0]
     out = []
-    for top, left in itertools.product(range(0, picture.shape[1], side), range(0, picture.shape[2], side)):
-        cut = picture[:, top : top + side, left : left + side]
+    for top, left in itertools.product(range(0, image.shape[1], side), range(0, image.shape[2], side)):
+        cut = image[:, top : top + side, left : left + side]
         out.append(torch.stack([(w * cut).sum() for w in stem.weight]) + stem.bias)
     return torch.stack(out)
 
 
-def slow_conv(weight: Tensor, picture: Tensor) -> Tensor:
+def slow_conv(weight: Tensor, image: Tensor) -> Tensor:
     """3 x 3, stride 2, a border of one zero."""
-    padded = torch.nn.functional.pad(picture, (1, 1, 1, 1))
-    half = picture.shape[1] // 2
-    out = picture.new_zeros(len(weight), half, half)
+    padded = torch.nn.functional.pad(image, (1, 1, 1, 1))
+    half = image.shape[1] // 2
+    out = image.new_zeros(len(weight), half, half)
     for channel, i, j in itertools.product(range(len(weight)), range(half), range(half)):
         out[channel, i, j] = (weight[channel] * padded[:, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3]).sum()
     return out
 
 
-def slow_stem(stem: nn.Sequential, picture: Tensor) -> Tensor:
+def slow_stem(stem: nn.Sequential, image: Tensor) -> Tensor:
     """The small convolutions: [3, H, W] -> [L, W]."""
     around = stem[-1] if isinstance(stem[-1], Around) else None
     convs = stem[:-1] if around else stem
@@ -134,14 +134,14 @@ def slow_stem(stem: nn.Sequential, picture: Tensor) -> Tensor:
         conv, group = stem[i], stem[i + 1]
         assert isinstance(conv, nn.Conv2d)
         assert isinstance(group, nn.GroupNorm)
-        picture = slow_conv(conv.weight, picture)
-        picture = (picture - picture.mean()) / (picture.var(correction=0) + group.eps).sqrt()
-        picture = gelu(picture * group.weight[:, None, None] + group.bias[:, None, None])
+        image = slow_conv(conv.weight, image)
+        image = (image - image.mean()) / (image.var(correction=0) + group.eps).sqrt()
+        image = gelu(image * group.weight[:, None, None] + group.bias[:, None, None])
     last = convs[-1]
     assert isinstance(last, nn.Conv2d)
-    cells = picture.flatten(1).T
+    cells = image.flatten(1).T
     out = torch.stack([last.weight[:, :, 0, 0] @ cell + last.bias for cell in cells])
-    return slow_around(around, out, picture.shape[1]) if around else out
+    return slow_around(around, out, image.shape[1]) if around else out
 
 
 def slow_around(around: Around, cells: Tensor, side: int) -> Tensor:
@@ -161,10 +161,10 @@ def slow_around(around: Around, cells: Tensor, side: int) -> Tensor:
     return torch.stack(out)
 
 
-def slow_vit(model: ViT, picture: Tensor, pool: str) -> tuple[Tensor, Tensor]:
-    """One picture [3, H, W] in 0..1 -> pooled [W], patches [L, W]."""
+def slow_vit(model: ViT, image: Tensor, pool: str) -> tuple[Tensor, Tensor]:
+    """One image [3, H, W] in 0..1 -> pooled [W], patches [L, W]."""
     stem: Any = model.stem
-    normalised = torch.stack([(picture[c] - MEAN[c]) / SPREAD[c] for c in range(3)])
+    normalised = torch.stack([(image[c] - MEAN[c]) / SPREAD[c] for c in range(3)])
     x = slow_patches(stem, normalised) if isinstance(stem, nn.Conv2d) else slow_stem(stem, normalised)
     x = x + model.position
     if pool == "class":
@@ -189,7 +189,7 @@ def slow_text(model: TextTransformer, ids: Tensor) -> tuple[Tensor, Tensor]:
     return (x[-1] if model.pool == "end" else x.mean(0)), x
 
 
-# Pictures
+# Images
 
 
 @pytest.mark.parametrize("pool", ["class", "mean", "attention"])

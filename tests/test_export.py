@@ -36,7 +36,7 @@ from grainline.export.onnx import (
 )
 from grainline.files import write_tensors
 from grainline.fingerprint import fingerprint
-from grainline.methods import METHODS
+from grainline.methods import method_class
 from grainline.model import Model, load
 from grainline.nn.late import distinct_rows
 from grainline.nn.runtime import static
@@ -55,7 +55,9 @@ def tiny(name: str, *changes: str, values: dict[str, Any] = make.TINY) -> Model:
     """A model of random weights with a tokenizer of its own."""
     torch.manual_seed(1)
     tokenizer = Tokenizer.train(TEXTS * 2, vocab=540)
-    config = parse(METHODS[name][1], override(values, [f"text.vocab={tokenizer.vocab}", *changes]), "test")
+    config = parse(
+        method_class(name).config_class, override(values, [f"text.vocab={tokenizer.vocab}", *changes]), "test"
+    )
     description = Description(name, config)
     return Model(description, build(description), tokenizer)
 
@@ -128,6 +130,7 @@ def test_an_exported_method_is_the_method(name: str, changes: tuple[str, ...], t
     done = export(model, tmp_path / "out")
     assert max(parity.worst for parity in done.parity.values()) < 2e-6
     about = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert about["format"] == 2
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "export.json", "image.onnx", "text.onnx", "tokenizer.json", "tokenizer_meta.json",
     ]  # fmt: skip
@@ -146,8 +149,8 @@ def test_an_exported_method_is_the_method(name: str, changes: tuple[str, ...], t
     assert about["inputs"]["text"]["ids"] == {"type": "int64", "shape": shape}
     run = session(tmp_path / "out" / "text.onnx")
     assert [(x.name, x.shape) for x in run.get_inputs()] == [("ids", shape), ("mask", shape)]
-    pictures = session(tmp_path / "out" / "image.onnx")
-    assert [(x.name, x.shape) for x in pictures.get_inputs()] == [("pixels", ["images", 3, 8, 8])]
+    images = session(tmp_path / "out" / "image.onnx")
+    assert [(x.name, x.shape) for x in images.get_inputs()] == [("pixels", ["images", 3, 8, 8])]
     _run_the_documented_example(model, tmp_path)
 
 
@@ -168,16 +171,16 @@ def _run_the_documented_example(model: Model, place: Path) -> None:
     space: dict[str, Any] = {}
     exec(compile(code, str(DOCS), "exec"), space)
     encoded = model.encode(images=[place / "a.png"])
-    np.testing.assert_allclose(space["picture"][0], encoded.vector.numpy(), atol=1e-5)
+    np.testing.assert_allclose(space["image"][0], encoded.vector.numpy(), atol=1e-5)
     if model.method.chunking is not None:
         wanted = model.score(encoded, [LONG, "A red circle."])
-        found = space["picture"][0] @ space["told"][0].T
+        found = space["image"][0] @ space["two"][0].T
     elif model.method.pairwise:
         wanted = model.score(encoded, ["A dog runs. The sand is wet.", "A red circle."])
-        found = space["maxsim"](space["picture"], space["two"], space["about"]["config"]["sharpness"])
+        found = space["maxsim"](space["image"], space["two"], space["about"]["config"]["sharpness"])
     else:
         wanted = model.score(encoded, ["A dog runs over wet sand.", "A red circle."])
-        found = space["picture"][0] @ space["texts"][0].T
+        found = space["image"][0] @ space["texts"][0].T
     np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
 
 
@@ -193,7 +196,7 @@ def _run_the_documented_example(model: Model, place: Path) -> None:
         ),
     ],
 )
-def test_a_checkpoint_of_others_is_told_how_it_wants_its_pictures(
+def test_a_checkpoint_of_others_is_told_how_it_wants_its_images(
     kind: str, processor: dict[str, Any], told: tuple[str, str, float], tmp_path: Path
 ) -> None:
     checkpoints.whole(kind, tmp_path / "in")
@@ -235,8 +238,8 @@ def test_pretrained_encoders_become_graphs(kind: str, frozen: int, tmp_path: Pat
     context, size = found.text.context, found.image.size
     image, text = Image_(found.image).eval(), Text_(found.text).eval()
     file = tmp_path / "image.onnx"
-    write_graph(image, (checkpoints.pictures(size, 2),), {"pixels": {0: "images"}}, file, {})
-    inputs: list[Any] = [(checkpoints.pictures(size, n),) for n in (1, 3)]
+    write_graph(image, (checkpoints.images(size, 2),), {"pixels": {0: "images"}}, file, {})
+    inputs: list[Any] = [(checkpoints.images(size, n),) for n in (1, 3)]
     assert differences(session(file), image, inputs).worst < 2e-5
     axis = {0: "texts", 1: "tokens"}
     file = tmp_path / "text.onnx"
@@ -283,16 +286,14 @@ def test_differences_are_largest_over_what_is_real() -> None:
     assert not differences(Run(broken), Given(one), inputs).worst <= 1
 
 
-def test_pictures_that_texts_pool_are_in_no_graph(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"^beta_clip with conditioned scores pools each picture by each text"
-    ):
+def test_images_that_texts_pool_are_in_no_graph(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^beta_clip with conditioned scores pools each image by each text"):
         export(tiny("beta_clip", "scoring=conditioned"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("name", "changes"), [("flair", ("heads=2",)), ("caft", COMPOSER)])
-def test_pictures_that_texts_pool_are_refused_and_vectors_of_the_same_weights_are_not(
+def test_images_that_texts_pool_are_refused_and_vectors_of_the_same_weights_are_not(
     name: str, changes: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tiny(name, "scoring=conditioned", *changes)
@@ -302,7 +303,7 @@ def test_pictures_that_texts_pool_are_refused_and_vectors_of_the_same_weights_ar
     model.tokenizer.save(home)
     write_tensors(home / "model.safetensors", model.method.state_dict(), {"method": name})
     said = complaint(capsys, "export", home, tmp_path / "out")
-    assert f"{name} with conditioned scores pools each picture by each text" in said
+    assert f"{name} with conditioned scores pools each image by each text" in said
     assert "--scoring vectors exports the same weights" in said
     assert not (tmp_path / "out").exists()
     assert "scoring" in complaint(capsys, "export", home, tmp_path / "out", "--scoring", "x")
@@ -318,8 +319,8 @@ def test_segments_made_of_squares_are_a_graph(tmp_path: Path) -> None:
     done = export(model, tmp_path / "out")
     assert max(parity.worst for parity in done.parity.values()) < 2e-6
     assert json.loads((tmp_path / "out" / "export.json").read_text())["grid"] is None
-    pictures = [(torch.randint(0, 256, (n, 3, 8, 8), dtype=torch.uint8),) for n in (1, 3)]
-    parity = differences(session(tmp_path / "out" / "image.onnx"), ImageTower(model.method), pictures)
+    images = [(torch.randint(0, 256, (n, 3, 8, 8), dtype=torch.uint8),) for n in (1, 3)]
+    parity = differences(session(tmp_path / "out" / "image.onnx"), ImageTower(model.method), images)
     assert parity.worst < 2e-6
 
 

@@ -13,9 +13,9 @@ from grainline.data.texts import TextsConfig
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.training.config import TrainConfig
 from grainline.training.log import read_log
-from grainline.training.loop import Run, train
+from grainline.training.loop import Run, train_loop
+from grainline.training.recipe import TrainConfig
 from grainline.training.report import curves
 from grainline.training.step import Loss, Objective, cached_step, step
 from grainline.types import Clock, Encoded, Mean, Pair, Term, Texts
@@ -24,11 +24,11 @@ from grainline.types import Clock, Encoded, Mean, Pair, Term, Texts
 class Telling(CLIP):
     """A CLIP that tells the step, the length of texts and, from the third step on, what is not a number."""
 
-    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
+    def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:
         odd = torch.tensor(float("nan") if clock.step > 1 else 2.0)
         one = torch.tensor(1.0)
-        sums = everyone.texts.vector.sum()  # with a gradient, which must not count
-        return super().loss(mine, everyone, clock) | {
+        sums = gathered.texts.vector.sum()  # with a gradient, which must not count
+        return super().loss(local, gathered, clock) | {
             "step": Term(None, Mean(torch.tensor(float(clock.step)), one)),
             "odd": Term(None, Mean(odd, one)),
             "sums": Term(None, Mean(sums, one)),
@@ -75,14 +75,21 @@ def test_the_log_holds_means_of_facts_and_none_of_them_stops_a_run(tmp_path: Pat
     source = Scenes("scenes:train?count=16", size=32)
     tokenizer = Tokenizer.train((source[i].whole for i in range(16)), 600)
     data = TrainSet(source, tokenizer, TrainTransform(8), TextsConfig(), context=24, seed=0)
-    values = {"steps": 4, "batch": 8, "accumulate": 2, "precision": "fp32", "log_every": 2, "save_every": 4}
+    values = {
+        "max_steps": 4,
+        "global_batch_size": 8,
+        "grad_accum": 2,
+        "precision": "fp32",
+        "log_every": 2,
+        "save_every": 4,
+    }
     cfg = TrainConfig.model_validate(values)
-    told = train(
+    told = train_loop(
         Run(tmp_path / "a", made(Telling, tokenizer.vocab), data, cfg, 0, 0.0, None),
         torch.device("cpu"),
         None,
     )
-    train(
+    train_loop(
         Run(tmp_path / "b", made(CLIP, tokenizer.vocab), data, cfg, 0, 0.0, None), torch.device("cpu"), None
     )
     first, second = (line for line in read_log(told.parent) if line["kind"] == "train")

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from test_pack import Listed
 
 from grainline.build import Description, method_config, start
-from grainline.cli.data import encoding, shape
+from grainline.cli.data import make_encoder, row_shape
 from grainline.config import parse
 from grainline.data.batches import collate
-from grainline.data.cache import KeptFeatures, make_features
+from grainline.data.cache import CachedFeatures, make_features
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.open_source import open_source
-from grainline.data.record import MISSING_IMAGE, Damaged, Record
+from grainline.data.record import MISSING_IMAGE, CorruptSample, Record
 from grainline.data.texts import TextsConfig
 from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
@@ -30,7 +30,7 @@ from grainline.training.recipe import DataConfig
 from grainline.training.step import cached_step, step
 
 SCENES = "scenes:train?count=16&size=32"
-RULES = r"[{pattern: 'towers\.image\..*', lr: 0}, {pattern: '.*'}]"
+RULES = r"[{pattern: 'towers\.image\..*', lr_factor: 0}, {pattern: '.*'}]"
 RECIPE = """
 method: METHOD
 model:
@@ -39,8 +39,8 @@ model:
   width: 32
 data: {paths: ["SCENES"], crop: null, workers: 0, texts: {subset: 0.5}}
 train:
-  steps: 10
-  batch: 8
+  max_steps: 10
+  global_batch_size: 8
   precision: fp32
   log_every: 1
   save_every: 5
@@ -90,7 +90,7 @@ def test_training_from_features_is_training_with_the_encoder(
     before = (kept / "features.npy").read_bytes()
 
     def refused(*_: Any, **__: Any) -> None:
-        raise AssertionError("a picture was decoded, or the encoder was run")
+        raise AssertionError("an image was decoded, or the encoder was run")
 
     with monkeypatch.context() as patch:
         patch.setattr("grainline.data.transforms.decode", refused)
@@ -128,7 +128,7 @@ def test_features_are_what_the_encoder_makes_of_its_squares(checkpoint: Path, ke
     with torch.no_grad():
         seen = method.towers.image(pixels)
     for tokens in (False, True):
-        found = KeptFeatures(kept, source, transform, encoder, tokens=tokens)
+        found = CachedFeatures(kept, source, transform, encoder, tokens=tokens)
         rows = torch.stack([found.features(i, source[i].key) for i in range(3)])
         assert rows.dtype == torch.float16
         torch.testing.assert_close(rows[:, 0].float(), seen.pooled, atol=2e-3, rtol=1e-3)
@@ -178,20 +178,20 @@ def test_a_run_is_begun_with_its_own_features(tmp_path: Path, capsys: pytest.Cap
     assert "begins with fresh weights" in said
     run = trained(tmp_path / "run", scratch)
     assert made(tmp_path / "features", run) == 0
-    kept = [f"data.features={tmp_path / 'features'}", f"begin={run}"]
+    kept = [f"data.features={tmp_path / 'features'}", f"init_from={run}"]
     later = trained(tmp_path / "later", scratch, *kept)
-    plain = trained(tmp_path / "plain", scratch, f"begin={run}")
+    plain = trained(tmp_path / "plain", scratch, f"init_from={run}")
     losses = [logged(one)[0]["terms"]["loss"] for one in (later, plain)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-3)
     changed = trained(tmp_path / "changed", scratch, "train.optimizer.rules=[{pattern: '.*'}]")
-    assert call("train", scratch, "--out", tmp_path / "x", "--set", kept[0], f"begin={changed}") == 2
+    assert call("train", scratch, "--out", tmp_path / "x", "--set", kept[0], f"init_from={changed}") == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert "data.features: those in" in said
     assert "and the model has encoder" in said
     again = ("data", "features", SCENES, "--model", changed, "--out", tmp_path / "features")
     assert "was made with encoder" in complaint(capsys, *again)
     said = complaint(
-        capsys, "data", "features", SCENES, "--model", run, "--out", "x", "--set", "train.steps=2"
+        capsys, "data", "features", SCENES, "--model", run, "--out", "x", "--set", "train.max_steps=2"
     )
     assert "--set changes fields of a recipe" in said
     said = complaint(capsys, "data", "features", SCENES, "--model", "some/clip", "--out", tmp_path / "x")
@@ -210,10 +210,10 @@ def test_what_features_cannot_stand_for_is_refused(
             (["data.superpixels=maps"], "leave data.superpixels out"),
             (["train.optimizer.rules=[{pattern: '.*'}]"], "parameters learn (towers.image.model."),
             (["train.lora={rank: 2}", "train.optimizer.rules=[{pattern: '.*'}]"], ".lora_A.weight"),
-            (["model.image.resize=crop"], "other squares of the pictures"),
-            (["model.image.size=24"], "of pictures of 16 pixels, and the model sees 24"),
+            (["model.image.resize=crop"], "other squares of the images"),
+            (["model.image.size=24"], "of images of 16 pixels, and the model sees 24"),
             (["data.paths=['scenes:train?count=17&size=32']"], "other data"),
-            (["method=maxsim", f"data.features={short}"], "this method learns from image tokens"),
+            (["method=maxsim", f"data.features={short}"], "this method reads image tokens"),
             ([f"data.features={tmp_path}"], "holds no features"),
         )
     ):
@@ -224,26 +224,26 @@ def test_what_features_cannot_stand_for_is_refused(
         r"train.lora={rank: 2, targets: 'towers\.text\..*query_key_value|towers\.text\..*\.mlp\..*'}"
     ]
     rules = "train.optimizer.rules=[{pattern: '.*'}]"
-    trained(tmp_path / "lora", file, f"data.features={kept}", *only_text, rules, "train.steps=1")
+    trained(tmp_path / "lora", file, f"data.features={kept}", *only_text, rules, "train.max_steps=1")
     with pytest.raises(UserError, match="a random crop shows another one"):
         parse(DataConfig, {"features": "kept"}, "recipe")
 
 
-def test_a_picture_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -> None:
+def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -> None:
     from test_dataset import TOKENIZER
 
-    picture = open_source(SCENES, size=32)[0].image
-    listed = Listed([Record("a", picture, ("A.",)), Record("b", b"no picture", ("B.",)), MISSING_IMAGE])
+    image = open_source(SCENES, size=32)[0].image
+    listed = Listed([Record("a", image, ("A.",)), Record("b", b"no image", ("B.",)), MISSING_IMAGE])
     transform = EvalTransform(8)
     found = make_features(
         listed, lambda x: x.float().mean((2, 3))[:, None], tmp_path / "f", transform, encoder="e", row=(1, 3)
     )
-    assert (found.pictures, found.skipped) == (1, 2)
-    kept = KeptFeatures(tmp_path / "f", listed, transform, "e", tokens=False)
-    with pytest.raises(Damaged) as damaged:
+    assert (found.images, found.skipped) == (1, 2)
+    kept = CachedFeatures(tmp_path / "f", listed, transform, "e", tokens=False)
+    with pytest.raises(CorruptSample) as damaged:
         kept.features(1, "b")
-    assert (damaged.value.cause, "b (" in damaged.value.where) == ("damaged image", True)
-    with pytest.raises(UserError, match="c has the features of another picture"):
+    assert (damaged.value.cause, "b (" in damaged.value.where) == ("corrupt image", True)
+    with pytest.raises(UserError, match="c has the features of another image"):
         kept.features(0, "c")
     plain, fast = (
         TrainSet(listed, TOKENIZER, crop, TextsConfig(), context=16, seed=0)
@@ -253,7 +253,7 @@ def test_a_picture_without_features_is_replaced_as_a_damaged_one(tmp_path: Path)
         draw = Draw(place, 0, place % 3)
         one, other = plain[draw], fast[draw]
         assert (one.texts, one.draw) == (other.texts, other.draw)
-        assert [cause for cause, _ in one.damage] == [cause for cause, _ in other.damage]
+        assert [cause for cause, _ in one.corrupt] == [cause for cause, _ in other.corrupt]
     images = collate([fast[Draw(0, 0, 0)], fast[Draw(1, 0, 1)]]).images
     assert images.features is not None
     assert (images.pixels.shape, images.features.shape) == ((2, 3, 0, 0), (2, 1, 3))
@@ -292,7 +292,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
         make_features(source, dies, out, transform, encoder="other", row=(1, 3))
     with pytest.raises(UserError, match="of other squares"):
         make_features(source, dies, out, EvalTransform(8, "squash"), encoder="e", row=(1, 3))
-    assert make_features(source, dies, out, transform, encoder="e", row=(1, 3)).kept == 6
+    assert make_features(source, dies, out, transform, encoder="e", row=(1, 3)).resumed == 6
     assert calls == [6, 6, 6, 4]
     rows = np.load(out / "features.npy")
     expected = torch.stack([transform(source[i].image) for i in range(16)]).float().mean((2, 3)) / 255
@@ -302,7 +302,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 def test_chunks_of_features_give_the_gradients_of_all() -> None:
     images, texts = batch()
     method: Any = build("maxsim")
-    seen = method.towers.see(images)
+    seen = method.towers.image_tokens(images)
     made = torch.cat([seen.pooled[:, None], seen.patches], 1).detach()
     kept = images._replace(features=made.half(), pixels=images.pixels[..., :0, :0])
     method.towers.image.requires_grad_(False)
@@ -324,9 +324,9 @@ def test_chunks_of_features_give_the_gradients_of_all() -> None:
 
 def test_segments_that_may_be_empty_are_not_kept() -> None:
     method = build("flair-segments")
-    assert shape(encoding(method, tokens=False), 8) == (
+    assert row_shape(make_encoder(method, tokens=False), 8) == (
         1,
         method.get_submodule("towers.to_image").in_features,
     )
     with pytest.raises(UserError, match="segments may be empty"):
-        shape(encoding(method, tokens=True), 8)
+        row_shape(make_encoder(method, tokens=True), 8)

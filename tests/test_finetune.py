@@ -18,9 +18,9 @@ from grainline.encoders.pretrained import load_pretrained
 from grainline.model import load
 
 SMALL = (
-    "train.steps=4",
-    "train.batch=6",
-    "train.chunk=null",
+    "train.max_steps=4",
+    "train.global_batch_size=6",
+    "train.grad_cache_chunk=null",
     "train.save_every=2",
     "train.log_every=1",
     "train.precision=fp32",
@@ -155,7 +155,7 @@ def test_a_converted_run_has_the_same_cosines_in_the_library(
 
     _, out, _, _ = run
     assert call("convert", out, tmp_path / "theirs") == 0
-    assert "vectors of pictures moved by 0.0e+00, of texts by 0.0e+00" in capsys.readouterr().out
+    assert "vectors of images moved by 0.0e+00, of texts by 0.0e+00" in capsys.readouterr().out
     model, mine = AutoModel.from_pretrained(tmp_path / "theirs").eval(), load(out)
     texts = ["a red dog", "the old green tree and then a house"]
     if (
@@ -187,7 +187,7 @@ def test_two_processes_begin_with_the_checkpoint_and_end_with_the_weights_of_one
 ) -> None:
     model = whole("clip", tmp_path / "checkpoint")
     # AdamW divides tiny gradients by themselves
-    more = ["train.optimizer.eps=1e-3", f"train.shard={str(shard).lower()}"]
+    more = ["train.optimizer.eps=1e-3", f"train.fsdp={str(shard).lower()}"]
     one, two = (
         [*arguments(FROZEN, tmp_path / "checkpoint", tmp_path / name), *more] for name in ("one", "two")
     )
@@ -269,14 +269,14 @@ def test_what_no_other_program_has_is_refused_with_the_reason(tmp_path: Path, ca
 
     from grainline.build import Description, start
     from grainline.config import parse
-    from grainline.methods import METHODS
+    from grainline.methods import method_class
 
     for family in ("clip", "siglip", "vit", "bert"):
         whole(family, tmp_path / family)
     model = tiny_model("clip")
 
     def refused(method: str, **values: Any) -> str:
-        begun = start(Description(method, parse(METHODS[method][1], values, "test")))
+        begun = start(Description(method, parse(method_class(method).config_class, values, "test")))
         model.description, model.method = begun.description, begun.method()
         place = saved(model, tmp_path / f"run{len(list(tmp_path.iterdir()))}")
         text = complaint(capsys, "convert", place, tmp_path / "out")
@@ -318,11 +318,11 @@ def test_the_summaries_of_a_flair_on_a_clip_are_written_as_one(tmp_path: Path, c
 
     from grainline.build import Description, start
     from grainline.config import parse
-    from grainline.methods import METHODS
+    from grainline.methods import method_class
 
     whole("clip", tmp_path / "clip")
     values = {"pretrained": str(tmp_path / "clip"), "heads": 2}
-    begun = start(Description("flair", parse(METHODS["flair"][1], values, "test")))
+    begun = start(Description("flair", parse(method_class("flair").config_class, values, "test")))
     model = tiny_model("clip")
     model.description, model.method, model.tokenizer = begun.description, begun.method(), begun.tokenizer()
     torch.nn.init.normal_(model.method.towers.to_text.weight)
@@ -395,8 +395,8 @@ def test_adapters_in_a_librarys_towers_train_go_on_load_and_convert(
     tuned = (
         "train.lora={rank: 2, dropout: 0.2}",
         "train.optimizer.layer_decay=0.5",
-        "train.recompute=true",
-        "train.keep=9",
+        "train.activation_checkpointing=true",
+        "train.keep_checkpoints=9",
     )
     start = arguments("clip/finetune", tmp_path / "checkpoint", tmp_path / "run")
     assert call(*start, *tuned) == 0

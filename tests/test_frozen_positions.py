@@ -27,10 +27,10 @@ from grainline.types import Images, Texts
 TABLE = "towers.text.model.embeddings.position_embedding"
 ADAMW = {
     "lr": 0.01,
-    "decay": 0.5,
+    "weight_decay": 0.5,
     "eps": 1e-3,
     "schedule": {"kind": "constant"},
-    "rules": [{"pattern": r".*position.*", "decay": 0.9, "lr": 2.0}, {"pattern": ".*"}],
+    "rules": [{"pattern": r".*position.*", "weight_decay": 0.9, "lr_factor": 2.0}, {"pattern": ".*"}],
 }
 
 

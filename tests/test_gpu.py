@@ -84,7 +84,7 @@ def test_superpixels_are_those_of_the_cpu_and_wait_for_nothing(kind: str) -> Non
     assert (found.cpu() == expected).float().mean() > 0.999  # ties of float32 aside
 
 
-def test_many_pictures_take_the_same_superpixels_as_few() -> None:
+def test_many_images_take_the_same_superpixels_as_few() -> None:
     pixels = torch.randint(0, 256, (70, 3, 32, 32), dtype=torch.uint8).cuda()
     assert torch.equal(kmeans(pixels, 8).label[68:], kmeans(pixels[68:], 8).label)
 
@@ -98,7 +98,7 @@ def test_picking_waits_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("case", ["clip", "flair-segments", "caft-segments"])
-def test_pictures_are_encoded_without_waiting(case: str) -> None:
+def test_images_are_encoded_without_waiting(case: str) -> None:
     # Texts and pairs are another matter: the host must know how many parts there are, and how long they are.
     method, images, _ = prepared(case, "cuda", torch.float32)
     method.train()

@@ -11,8 +11,8 @@ from runs import call, complaint
 from torch import Tensor
 
 from grainline.errors import UserError
-from grainline.evaluation.collectors.gradient_maps import Caught, attention_heat, refuse_unattended
 from grainline.evaluation.result import read
+from grainline.evaluation.suites.gradient_maps import AttentionCapture, attention_heat, require_patch_grid
 from grainline.methods.base import Method
 from grainline.types import Encoded, Images, rows
 
@@ -21,7 +21,7 @@ HEADS = 2
 
 
 def exact(case: str, *changes: str) -> tuple[Method, Images, Encoded]:
-    """A method in double precision, a picture, and two texts with all their tokens."""
+    """A method in double precision, an image, and two texts with all their tokens."""
     method = build(case, *changes).double()
     images, texts = batch(4)
     images = rows(images._replace(pixels=images.pixels.double()), slice(1, 2))
@@ -130,24 +130,24 @@ def test_maps_of_the_librarys_models_are_those_of_hooks(case: str) -> None:
     assert (found > 0).any()
 
 
-def test_only_attention_over_all_patches_of_one_picture_is_caught() -> None:
+def test_only_attention_over_all_patches_of_one_image_is_caught() -> None:
     x = torch.randn(1, 2, 5, 8)
     attend = torch.nn.functional.scaled_dot_product_attention
-    with Caught(4) as caught:
+    with AttentionCapture(4) as capture:
         attend(x[:, :, :3], x[:, :, :3], x[:, :, :3])
         attend(x, x, x, is_causal=True)
         attend(x, x, x, attn_mask=torch.ones(5, 5).bool())
         attend(x.repeat(2, 1, 1, 1), x.repeat(2, 1, 1, 1), x.repeat(2, 1, 1, 1))
         with torch.no_grad():
             attend(x, x, x)
-        assert caught.weight is None
+        assert capture.weight is None
         open_ = attend(x, x, x)
-        first = caught.weight
+        first = capture.weight
         attend(x[:, :, :1], x[:, :, 1:], x[:, :, 1:])
     torch.testing.assert_close(open_, attend(x, x, x))
     assert first is not None
-    assert caught.weight is not None
-    assert (first.shape[2:], caught.weight.shape[2:]) == ((5, 5), (1, 4))
+    assert capture.weight is not None
+    assert (first.shape[2:], capture.weight.shape[2:]) == ((5, 5), (1, 4))
 
 
 def test_the_command_measures_attention_where_it_is_asked_for(tmp_path: Path, capsys: Capture) -> None:
@@ -157,13 +157,13 @@ def test_the_command_measures_attention_where_it_is_asked_for(tmp_path: Path, ca
     name = "box accuracy, attention map"
     assert call(*given, "--json", found) == 0
     assert name not in [metric.name for metric in read(found).metrics]
-    assert call(*given, "--map", "attention", "--json", found, "--html", tmp_path / "a.html") == 0
+    assert call(*given, "--set", "map_from=attention", "--json", found, "--html", tmp_path / "a.html") == 0
     result = read(found)
     assert 0 <= result.metric(name).value <= result.metric("a right box among them").value
     assert "attention map" in result.settings["card"]["maps"]
-    assert "allowed are gradient, attention" in complaint(capsys, *given, "--map", "x")
+    assert "should be 'gradient' or 'attention'" in complaint(capsys, *given, "--set", "map_from=x")
     given[-1] = "referring"
-    assert "--map goes with --suite comprehension" in complaint(capsys, *given, "--map", "attention")
+    assert "--suite referring has no options" in complaint(capsys, *given, "--set", "map_from=attention")
 
 
 def test_what_has_no_attention_over_all_patches_is_refused() -> None:
@@ -173,4 +173,4 @@ def test_what_has_no_attention_over_all_patches_is_refused() -> None:
         attention_heat(method, images, texts)
     method.towers.image.grid = None
     with pytest.raises(UserError, match="image encoder of clip has no grid of patches"):
-        refuse_unattended(method, "clip")
+        require_patch_grid(method, "clip")

@@ -21,7 +21,7 @@ EIGHT = " ".join(f"Dog {word} sits on a mat." for word in "Rex Max Ben Tom Sam L
 
 def taken(text: str, number: int, seed: int = 0, most: int = 30, sampled: bool = False, **cfg: Any) -> Grains:
     splitter = cfg.pop("splitter", "rules")
-    chosen = PhrasesConfig(most=most, **cfg)
+    chosen = PhrasesConfig(max_phrases=most, **cfg)
     return grains(text, number, chosen, Rules(), Random(seed), splitter=splitter, sampled=sampled)
 
 
@@ -74,12 +74,12 @@ def sample(
     data = TrainSet(
         shelf or Shelf(4), TOKENIZER, CROP, TextsConfig(**cfg), context=context, seed=1, **options
     )
-    return data[Draw(picture=draw, position=draw, epoch=0)]
+    return data[Draw(image=draw, position=draw, epoch=0)]
 
 
 @pytest.mark.parametrize(("most", "slots"), [(0, 6), (10, 16), (30, 36)])
 def test_a_sample_has_a_slot_for_every_text(most: int, slots: int) -> None:
-    cfg = {"sentences": 5, "phrases": {"most": most}}
+    cfg = {"sentences": 5, "phrases": {"max_phrases": most}}
     found = sample(cfg)
     assert found.slots == len(found.texts) == slots
     levels = [None if text is None else text.level for text in found.texts]
@@ -97,18 +97,21 @@ def test_a_sample_has_a_slot_for_every_text(most: int, slots: int) -> None:
 
 
 def test_phrases_are_cut_to_their_own_length_and_end_as_texts_do() -> None:
-    found = sample({"phrases": {"most": 30, "tokens": 4}})
+    found = sample({"phrases": {"max_phrases": 30, "tokens": 4}})
     phrases = [text for text in found.texts if text is not None and text.level == PHRASE]
     ends = {text.parts[0][-1] for text in found.texts if text is not None}
     assert max(len(text.parts[0]) for text in phrases) == 4
     assert len(ends) == 1
-    assert found.cut > sample({"phrases": {"most": 30}}).cut == 0
-    assert max(len(text.parts[0]) for text in sample({"phrases": {"most": 30}}, context=5).texts if text) == 5
+    assert found.truncated > sample({"phrases": {"max_phrases": 30}}).truncated == 0
+    assert (
+        max(len(text.parts[0]) for text in sample({"phrases": {"max_phrases": 30}}, context=5).texts if text)
+        == 5
+    )
 
 
 def test_foils_stand_behind_the_slots_of_their_caption() -> None:
     shelf = Shelf(2, foils=[0, 1])
-    found = sample({"sentences": 5, "phrases": {"most": 30}, "foils": 2}, shelf)
+    found = sample({"sentences": 5, "phrases": {"max_phrases": 30}, "foils": 2}, shelf)
     assert found.slots == 38
     assert [text.level for text in found.texts[36:]] == [FOIL, FOIL]
     batch = collate([found]).texts
@@ -117,7 +120,7 @@ def test_foils_stand_behind_the_slots_of_their_caption() -> None:
 
 
 def test_a_method_that_reads_sentences_apart_reads_phrases_as_one() -> None:
-    found = sample({"sentences": 2, "phrases": {"most": 3}}, context=12, parts=6)
+    found = sample({"sentences": 2, "phrases": {"max_phrases": 3}}, context=12, parts=6)
     assert [len(text.parts) for text in found.texts] == [4, 1, 1, 1, 1, 1]
 
 
@@ -125,12 +128,12 @@ def test_a_file_of_phrases_gives_the_samples_of_its_provider(tmp_path: Any) -> N
     shelf, out = Shelf(4, foils=[0]), tmp_path / "p.jsonl"
     make(shelf, Rules(), out, 1)
     for captions in ("whole", "random", "sampled"):
-        cfg: dict[str, Any] = {"captions": captions, "sentences": 2, "phrases": {"most": 6}}
+        cfg: dict[str, Any] = {"captions": captions, "sentences": 2, "phrases": {"max_phrases": 6}}
         for draw in range(4):
-            stored = sample({**cfg, "phrases": {"most": 6, "provider": str(out)}}, shelf, draw=draw)
+            stored = sample({**cfg, "phrases": {"max_phrases": 6, "provider": str(out)}}, shelf, draw=draw)
             assert stored.texts == sample(cfg, shelf, draw=draw).texts
     with pytest.raises(UserError, match="no provider of phrases"):
-        sample({"phrases": {"most": 1, "provider": "nothing"}})
+        sample({"phrases": {"max_phrases": 1, "provider": "nothing"}})
 
 
 @pytest.mark.parametrize(
@@ -139,8 +142,8 @@ def test_a_file_of_phrases_gives_the_samples_of_its_provider(tmp_path: Any) -> N
         ({"captions": "sampled"}, "needs sentences above 0"),
         ({"captions": "sampled", "sentences": 2, "foils": 1, "per_image": 2}, "goes with no foils"),
         ({"sentences": 2, "per_image": 2}, "per_image 1, subset 0"),
-        ({"phrases": {"most": 2}, "subset": 0.5}, "per_image 1, subset 0"),
-        ({"phrases": {"most": 2, "tokens": 2}}, "greater than or equal to 3"),
+        ({"phrases": {"max_phrases": 2}, "subset": 0.5}, "per_image 1, subset 0"),
+        ({"phrases": {"max_phrases": 2, "tokens": 2}}, "greater than or equal to 3"),
     ],
 )
 def test_what_does_not_go_together_is_refused(cfg: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Graph pooling against loops in float64: one picture, one token, one group at a time."""
+"""Graph pooling against loops in float64: one image, one token, one group at a time."""
 
 import math
 from typing import Any
@@ -68,7 +68,7 @@ def far_apart(rows: list[Tensor], number: int) -> list[int]:
 
 
 def slow_pool(module: GraphPool, x: Tensor, cls: Tensor) -> dict[str, Any]:
-    """One picture, valid tokens only: x [L, W], cls [W]"""
+    """One image, valid tokens only: x [L, W], cls [W]"""
     rows = list(x)
     picks = far_apart(rows, GROUPS)
     y = [row + more for row, more in zip(rows, attended(module, rows), strict=True)]

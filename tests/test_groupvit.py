@@ -1,4 +1,4 @@
-"""GroupViT as an image encoder: where its groups lie, how pictures come to it, and frozen without noise."""
+"""GroupViT as an image encoder: where its groups lie, how images come to it, and frozen without noise."""
 
 import json
 import shutil
@@ -8,25 +8,25 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from checkpoints import pictures, tokenizer, whole
+from checkpoints import images, tokenizer, whole
 from make import TINY
 from make import batch as small_batch
 from PIL import Image
 from torch import nn
 from tuning import method
 
-from grainline.build import Description, method_config, picture_settings, start
+from grainline.build import Description, image_settings, method_config, start
 from grainline.data.transforms import EvalTransform
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.adapters import group_places
 from grainline.evaluation.pages.shown import shown
 from grainline.methods.base import Method
-from grainline.model import Model
-from grainline.training.optim import Rule, param_groups, train_mode
+from grainline.model import Model, on_pixels
+from grainline.training.optim import ParamRule, param_groups, train_mode
 from grainline.training.schedule import Cosine
 from grainline.types import Images, Texts
 
-FROZEN = [Rule(pattern=r"towers\.image\..*", lr=0), Rule(pattern=".*")]
+FROZEN = [ParamRule(pattern=r"towers\.image\..*", lr_factor=0), ParamRule(pattern=".*")]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def grouped(name: str = "clip", noise: float = 0.0) -> Method:
 
 def seen(made: Method, number: int = 3) -> Images:
     torch.manual_seed(1)
-    return Images(pictures(made.size, number), torch.arange(number))
+    return Images(images(made.size, number), torch.arange(number))
 
 
 def test_the_places_of_two_stages_by_hand() -> None:
@@ -62,7 +62,7 @@ def test_a_pixel_belongs_to_the_group_that_the_library_says(saved: tuple[Path, A
     folder, model = saved
     image = load_pretrained(folder).image
     assert image is not None
-    pixels = pictures(16, 20)  # more than are laid over pixels at a time
+    pixels = images(16, 20)  # more than are laid over pixels at a time
     found = image(pixels).places
     values = (pixels / 255 - image.mean) / image.spread
     maps = model.vision_model(pixel_values=values, output_attentions=True).attentions
@@ -77,12 +77,12 @@ def test_a_pixel_belongs_to_the_group_that_the_library_says(saved: tuple[Path, A
 @pytest.mark.parametrize("name", ["clip", "siglip", "himo", "maxsim", "beta_clip", "flair"])
 def test_heat_of_a_group_lies_on_its_pixels(name: str) -> None:
     made = grouped(name)
-    assert made.placed
+    assert made.has_layout
     images = made.encode_images(seen(made, 2))
     assert images.places is not None
     assert images.places.shape == (2, made.size, made.size)
     heat = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    there = made.on_pixels(images, heat, (made.size, made.size))
+    there = on_pixels(made, images, heat, (made.size, made.size))
     for row in range(2):
         assert torch.equal(there[row], heat[row][images.places[row].long()])
     made.train()
@@ -149,19 +149,19 @@ def begun(folder: Path, **image: Any) -> Any:
     return start(Description("clip", method_config("clip", values, "test")))
 
 
-def test_pictures_are_squashed_where_the_recipe_says_so(saved: tuple[Path, Any]) -> None:
+def test_images_are_squashed_where_the_recipe_says_so(saved: tuple[Path, Any]) -> None:
     folder, _ = saved
     plain, squashed = begun(folder), begun(folder, resize="squash")
-    assert picture_settings(plain.description) == {"resize": "crop", "filter": "bicubic", "margin": 1.0}
-    settings = picture_settings(squashed.description)
+    assert image_settings(plain.description) == {"resize": "crop", "filter": "bicubic", "margin": 1.0}
+    settings = image_settings(squashed.description)
     assert settings == {"resize": "squash", "filter": "bicubic", "margin": 1.0}
     made = squashed.method()
     assert made.towers.image.mean.flatten().tolist() == pytest.approx([0.485, 0.456, 0.406])
     assert made.towers.image.spread.flatten().tolist() == pytest.approx([0.229, 0.224, 0.225])
-    picture = Image.effect_noise((40, 20), 80).convert("RGB")
-    whole_picture = EvalTransform(16, "squash")(picture)
-    assert torch.equal(EvalTransform(16, **settings)(picture), whole_picture)
-    assert not torch.equal(EvalTransform(16, **picture_settings(plain.description))(picture), whole_picture)
+    image = Image.effect_noise((40, 20), 80).convert("RGB")
+    whole_image = EvalTransform(16, "squash")(image)
+    assert torch.equal(EvalTransform(16, **settings)(image), whole_image)
+    assert not torch.equal(EvalTransform(16, **image_settings(plain.description))(image), whole_image)
     weights = [one.method().towers.image.state_dict() for one in (plain, squashed)]
     assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
 
@@ -234,7 +234,7 @@ def test_heat_of_a_model_is_drawn_over_groups(saved: tuple[Path, Any]) -> None:
     config["text"]["vocab"] = read.vocab
     description = begins.description._replace(config=method_config("clip", config, "test"))
     model = Model(description, begins._replace(description=description).method(), read)
-    picture = Image.effect_noise((20, 20), 80).convert("RGB")
-    heat = model.heat(picture, ["a red dog"])
+    image = Image.effect_noise((20, 20), 80).convert("RGB")
+    heat = model.heat(image, ["a red dog"])
     assert heat.shape == (1, 16, 16)
     assert 1 <= len(heat.unique()) <= 3

@@ -10,7 +10,7 @@ from make import CLOCK, batch, build
 from torch import Tensor
 
 from grainline.config import parse
-from grainline.distributed import finish
+from grainline.distributed import ddp_mean
 from grainline.errors import UserError
 from grainline.losses import hide
 from grainline.losses.hide import Principal, principal_part
@@ -72,7 +72,7 @@ def terms(images: Tensor, texts: Tensor, **values: Any) -> dict[str, float]:
     """The summands of the loss, with their weights; facts are left out."""
     pair = Pair(side(images), side(texts))
     told = himo(**values).loss(pair, pair, CLOCK)
-    return {k: float((t.weight * finish(t.mean)).detach()) for k, t in told.items() if t.weight is not None}
+    return {k: float((t.weight * ddp_mean(t.mean)).detach()) for k, t in told.items() if t.weight is not None}
 
 
 def whole(**values: Any) -> float:
@@ -307,7 +307,7 @@ def test_with_constant_keys_a_vector_learns_as_a_query_only() -> None:
 
 
 def total_of(told: dict[str, Term]) -> Tensor:
-    return torch.stack([t.weight * finish(t.mean) for t in told.values() if t.weight is not None]).sum()
+    return torch.stack([t.weight * ddp_mean(t.mean) for t in told.values() if t.weight is not None]).sum()
 
 
 def test_both_sides_are_projected_onto_bases_of_their_own() -> None:
@@ -349,7 +349,7 @@ def test_a_foil_has_no_part_in_the_basis_nor_in_the_loss_over_principal_parts() 
 def test_facts_of_a_batch() -> None:
     pair = Pair(side(V), side(U))
     told = himo(threshold=0.9).loss(pair, pair, CLOCK)
-    facts = {name: float(finish(t.mean)) for name, t in told.items() if t.weight is None}
+    facts = {name: float(ddp_mean(t.mean)) for name, t in told.items() if t.weight is None}
     assert facts["components"] == 2
     assert facts["variance kept"] == pytest.approx(0.987342, abs=1e-5)
     assert facts["scale"] == pytest.approx(10.0)

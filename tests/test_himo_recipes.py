@@ -41,8 +41,8 @@ def test_presets(name: str) -> None:
     assert (model["threshold"], model["component"], model["scale"], model["max_scale"]) == (0.9, 1, 100, None)
     assert (model["text"]["context"], model["text"]["frozen_positions"]) == (248, 20)
     assert train.reshuffle == (name == "paper")
-    assert (train.batch, train.optimizer.lr, train.optimizer.betas) == (1024, 1e-6, (0.9, 0.999))
-    assert [rule.decay for rule in train.optimizer.rules] == [0.01]
+    assert (train.global_batch_size, train.optimizer.lr, train.optimizer.betas) == (1024, 1e-6, (0.9, 0.999))
+    assert [rule.weight_decay for rule in train.optimizer.rules] == [0.01]
     assert recipe.data.texts.subset == 0
     assert recipe.data.crop is None
 
@@ -63,8 +63,9 @@ def test_a_run_from_an_openai_file_keeps_its_first_positions_and_frees_its_scale
     tokenizer().save(tmp_path)
     run, scenes = tmp_path / "run", 'data.paths=["scenes:train?count=18"]'
     assert call(
-        "train", "himo/official", "--out", run, "--set", scenes, "train.steps=3", "train.batch=6",
-        "train.chunk=null", "train.log_every=1", "train.save_every=3", "train.optimizer.lr=1e-2",
+        "train", "himo/official", "--out", run, "--set", scenes, "train.max_steps=3",
+        "train.global_batch_size=6",
+        "train.grad_cache_chunk=null", "train.log_every=1", "train.save_every=3", "train.optimizer.lr=1e-2",
         "train.optimizer.schedule.warmup=1", "train.precision=fp32", "data.workers=0", "model.image.size=32",
         f"model.pretrained={tmp_path / 'quickgelu.safetensors'}", "model.group=4",
     ) == 0  # fmt: skip

@@ -22,7 +22,7 @@ from grainline.data.captions import sentences
 from grainline.data.check import check
 from grainline.data.formats.plain import elements, parse_json
 from grainline.data.open_source import open_source
-from grainline.data.record import Damaged
+from grainline.data.record import CorruptSample
 from grainline.errors import UserError
 
 SECONDS = 600  # for all walks of one kind: a hang goes beyond, slowness does not
@@ -193,7 +193,7 @@ KINDS: tuple[Kind, ...] = (  # how it is opened, its file, its content, how that
 IMAGELESS = ("texts", "hexagons")
 
 
-def pictures(folder: Path) -> Path:
+def image_folder(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     for name in ("a.png", "b.png", "1.jpg", "2.jpg", "COCO_val2014_1.png"):
         (folder / name).write_bytes(png())
@@ -209,7 +209,7 @@ def walked(path: str, images: Path | None) -> list[str]:
         for index in range(len(source)):
             try:
                 record = source[index]
-            except Damaged:
+            except CorruptSample:
                 continue
             texts = [record.whole] if record.captions else []
             texts += [t for r in record.regions for t in (r.phrase, *(f.text for f in r.foils))]
@@ -226,7 +226,7 @@ def walked(path: str, images: Path | None) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS, ids=[kind[0] for kind in KINDS])
 def test_a_hostile_value_in_any_field_is_damage_or_one_line(kind: Kind, tmp_path: Path) -> None:
     name, file, content, write = kind
-    images = None if name in IMAGELESS else pictures(tmp_path / "images")
+    images = None if name in IMAGELESS else image_folder(tmp_path / "images")
     (tmp_path / "instances.json").write_text(json.dumps({"images": IMAGES, "annotations": SHAPES}))
     path = tmp_path / file
     path.write_text(write(content))
@@ -249,7 +249,7 @@ def test_one_long_number_leaves_what_stands_beside_it(tmp_path: Path) -> None:
 
 
 def test_hostile_annotations_of_expressions_are_damage_or_one_line(tmp_path: Path) -> None:
-    images = pictures(tmp_path / "images")
+    images = image_folder(tmp_path / "images")
     (tmp_path / "refs(x).p").write_bytes(pickle.dumps([*REFS, REFS[0] | {"ann_id": 10**5000}]))
     content = {"images": IMAGES, "annotations": SHAPES}
     for place in places(content):
@@ -259,7 +259,7 @@ def test_hostile_annotations_of_expressions_are_damage_or_one_line(tmp_path: Pat
 
 
 def test_hostile_descriptions_beside_images_are_damage_or_one_line(tmp_path: Path) -> None:
-    folder = pictures(tmp_path / "images")
+    folder = image_folder(tmp_path / "images")
     (folder / "b.txt").write_text("A cat.")
     for place in places(SAID):
         for number, value in enumerate(HOSTILE):
@@ -284,7 +284,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("kind", TEXTS)
 def test_files_that_are_broken_as_a_whole_are_damage_or_one_line(kind: str, tmp_path: Path) -> None:
-    folder = pictures(tmp_path / "images")
+    folder = image_folder(tmp_path / "images")
     (folder / "b.txt").write_text("A cat.")
     for content in TEXTS[kind]:
         (folder / f"a.{kind}").write_bytes(content)
@@ -328,7 +328,7 @@ def test_hostile_proposals_are_one_line(tmp_path: Path) -> None:
 
 
 def header(**fields: bytes) -> bytes:
-    """A tar of one sample, with other bytes in a field of the header of its picture."""
+    """A tar of one sample, with other bytes in a field of the header of its image."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, data in (("b.png", png()), ("b.txt", b"B."), ("a.png", png()), ("a.txt", b"A.")):
@@ -399,7 +399,7 @@ def test_a_pipe_or_device_as_data_is_refused(name: str, device: bool, tmp_path: 
 @pytest.mark.parametrize("device", [False, True], ids=["pipe", "zero"])
 @pytest.mark.parametrize("name", ["a.png", "a.txt", "a.json"])
 def test_a_pipe_or_device_in_a_folder_is_a_damaged_sample(name: str, device: bool, tmp_path: Path) -> None:
-    folder = pictures(tmp_path / "images")
+    folder = image_folder(tmp_path / "images")
     for stem in "ab":
         (folder / f"{stem}.txt").write_text("A.")
     (folder / name).unlink(missing_ok=True)
@@ -439,7 +439,14 @@ def test_training_goes_on_past_a_damaged_sample_and_counts_it(
     suffix, content = DAMAGED[kind]
     (folder / "d.txt").unlink()
     (folder / f"d.{suffix}").write_bytes(content)
-    options = ["--data", folder, "--set", "train.steps=2", "train.batch=8", "data.damage=0.5"]
+    options = [
+        "--data",
+        folder,
+        "--set",
+        "train.max_steps=2",
+        "train.global_batch_size=8",
+        "data.max_corrupt=0.5",
+    ]
     options += ["data.workers=0"]
     assert call("train", recipe(tmp_path), "--out", tmp_path / "run", *options) == 0
     said = capsys.readouterr()

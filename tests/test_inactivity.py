@@ -1,4 +1,4 @@
-"""Whether texts of other pictures look at nothing, against slow loops."""
+"""Whether texts of other images look at nothing, against slow loops."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,30 +10,27 @@ import torch
 from indexes import saved, tiny_model
 from make import SEGMENTS, TINY
 from PIL import Image
-from runs import call, complaint
+from runs import call
 from test_suite import InMemory
 from test_viz import Page
 
-from grainline.data.chunks import balanced_chunks
-from grainline.data.record import DAMAGED_IMAGE, Damaged, Record
+from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Record
+from grainline.data.texts import balanced_chunks
 from grainline.errors import UserError
-from grainline.evaluation.collectors.text_attention import Looked, partners
-from grainline.evaluation.compare import pooled
-from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.encode import Encodings
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.options import ask, encoded
-from grainline.evaluation.outcome import Options
-from grainline.evaluation.pages.examples import Measured
-from grainline.evaluation.pages.extremes import least_apart, most_apart
+from grainline.evaluation.measured import Measured
 from grainline.evaluation.result import Result, read
+from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.inactivity import (
     AUROC,
     OTHER,
     OWN,
     WITHIN,
+    EmptySlots,
+    InactivitySuite,
     auroc,
-    inactivity_cells,
-    inactivity_suite,
+    partners,
 )
 from grainline.methods.caft import CAFT
 from grainline.methods.flair import FLAIR
@@ -69,12 +66,12 @@ def caft(seed: int = 0, values: dict[str, Any] = SEGMENTS) -> Model:
     return model
 
 
-def surveyed(
-    model: Model, source: Any, batch: int = 3, damage: float = 0.0, **options: Any
+def measure(
+    model: Model, source: Any, batch: int = 3, max_corrupt: float = 0.0, **settings: Any
 ) -> tuple[Encodings, Result]:
-    asked = ask("inactivity", Options(resamples=60, **options))
-    data = encoded(asked, model, source, batch, damage)
-    return data, inactivity_suite(model.method, data, asked.options)
+    shared = Settings(resamples=60, batch_size=batch, max_corrupt=max_corrupt, **settings)
+    data = InactivitySuite().encode(model, source, shared)
+    return data, InactivitySuite().measure(model.method, data, shared)
 
 
 # The measure
@@ -126,8 +123,8 @@ def test_every_text_meets_another_one_in_turn_whatever_the_order_and_copies() ->
 
 def slow_outcomes(
     model: Model, texts: Sequence[str], other: dict[str, str] | None = None, first: int = 0
-) -> list[Looked]:
-    """One picture and one text at a time. first: the number of the first picture"""
+) -> list[EmptySlots]:
+    """One image and one text at a time. first: the number of the first image"""
     method = model.method
     assert isinstance(method, CAFT | FLAIR)
 
@@ -136,12 +133,12 @@ def slow_outcomes(
 
     other = other or partners(texts, split)
     out = []
-    pictures = records([""] * first + list(texts))[first:]
-    for record, text in zip(pictures, texts, strict=True):
+    rest = records([""] * first + list(texts))[first:]
+    for record, text in zip(rest, texts, strict=True):
         images = model.encode(images=[record.image])
         sides = []
         for asked in (text, other[text]):
-            weight = method.attend(images, model.encode(texts=[asked]))[0]
+            weight = method.attention(images, model.encode(texts=[asked]))[0]
             one: dict[str, float] = {}
             for words, row in zip(split(asked), weight.tolist(), strict=True):
                 one[words] = row[-1]
@@ -151,23 +148,25 @@ def slow_outcomes(
             for words, value in sides[1].items()
             if words.strip(".") not in {x.strip(".") for x in sides[0]}
         }
-        out.append(Looked(tuple(sides[0].items()), tuple(foreign.items()), other[text]))
+        out.append(EmptySlots(tuple(sides[0].items()), tuple(foreign.items()), other[text]))
     return out
 
 
 @pytest.mark.parametrize("kind", ["segments", "patches", "flair"])
 def test_outcomes_and_metrics_are_those_of_loops(kind: str) -> None:
     model = caft(0, TINY if kind == "patches" else SEGMENTS) if kind != "flair" else tiny_model("flair")
-    data, result = surveyed(model, InMemory(records()))
+    data, result = measure(model, InMemory(records()))
     slow = slow_outcomes(model, TEXTS)
-    assert data.looked is not None
-    for found, one in zip(data.looked, slow, strict=True):
+    for found, one in zip(data.collected["inactivity"], slow, strict=True):
         assert found is not None
         assert found.foreign == one.foreign
         for a, b in zip((found.own, found.other), (one.own, one.other), strict=True):
             assert [words for words, _ in a] == [words for words, _ in b]
             assert [value for _, value in a] == pytest.approx([value for _, value in b], abs=1e-5)
-    own, other = ([[v for _, v in getattr(one, side)] for one in data.looked] for side in ("own", "other"))
+    own, other = (
+        [[v for _, v in getattr(one, side)] for one in data.collected["inactivity"]]
+        for side in ("own", "other")
+    )
     values = {
         AUROC: slow_auroc(flat(own), flat(other)),
         WITHIN: np.mean([slow_auroc(a, b) for a, b in zip(own, other, strict=True)]),
@@ -186,10 +185,8 @@ def test_outcomes_and_metrics_are_those_of_loops(kind: str) -> None:
 
 def test_batches_decide_nothing_and_tokens_are_not_kept() -> None:
     model = caft()
-    one, other = (surveyed(model, InMemory(records()), batch)[0] for batch in (1, 7))
-    assert one.looked is not None
-    assert other.looked is not None
-    for a, b in zip(one.looked, other.looked, strict=True):
+    one, other = (measure(model, InMemory(records()), batch)[0] for batch in (1, 7))
+    for a, b in zip(one.collected["inactivity"], other.collected["inactivity"], strict=True):
         assert a is not None
         assert b is not None
         assert [w for w, _ in a.own] == [w for w, _ in b.own]
@@ -199,68 +196,59 @@ def test_batches_decide_nothing_and_tokens_are_not_kept() -> None:
     assert one.images.tokens.shape[1] == 0
 
 
-def test_pictures_are_drawn_with_all_their_parts() -> None:
+def test_images_are_drawn_with_all_their_parts() -> None:
     rng = np.random.default_rng(1)
     scores = {
         OWN: [rng.integers(0, 9, n).tolist() for n in (3, 1, 2, 3)],
         OTHER: [rng.integers(2, 9, n).tolist() for n in (2, 3, 1, 3)],
     }
-    options = Options(resamples=40, seed=3)
-    cells = inactivity_cells([{"scores": scores}], options)
+    suite, settings = InactivitySuite(), Settings(resamples=40, seed=3)
+    cells = suite.metrics([{"scores": scores}], settings)
     drawn = replicates(
         np.arange(4), None, lambda x: float(int("".join(str(int(i)) for i in x))), resamples=40, seed=3
     )
     for k, row in enumerate(drawn):
         picked = [int(i) for i in f"{int(row):04d}"]
         own, other = (flat([scores[side][i] for i in picked]) for side in (OWN, OTHER))
-        assert cells[AUROC].drawn[k] == pytest.approx(slow_auroc(own, other), abs=1e-12)
-        assert cells[OTHER].drawn[k] == pytest.approx(np.mean(other))
+        assert cells[AUROC].samples[k] == pytest.approx(slow_auroc(own, other), abs=1e-12)
+        assert cells[OTHER].samples[k] == pytest.approx(np.mean(other))
     tied = set(flat(scores[OWN]))
     assert cells[AUROC].ties == sum(value in tied for value in flat(scores[OTHER]))
-    twice = inactivity_cells(
-        [{"scores": scores}, {"scores": {OWN: scores[OTHER], OTHER: scores[OWN]}}], options
+    twice = suite.metrics(
+        [{"scores": scores}, {"scores": {OWN: scores[OTHER], OTHER: scores[OWN]}}], settings
     )
     assert twice[AUROC].value == pytest.approx(0.5)
     assert twice[AUROC].queries == 2 * cells[AUROC].queries
 
 
-def test_a_picture_without_a_foreign_part_is_left_out_and_cut_texts_count_once() -> None:
+def test_a_image_without_a_foreign_part_is_left_out_and_cut_texts_count_once() -> None:
     texts = ["A dog. A cat.", "A dog.", "A dog."]
     model = caft()
-    data, result = surveyed(model, InMemory(records(texts)))
-    assert data.looked is not None
-    assert data.looked[0] is None
-    assert result.queries["picture"] == [1, 2]
-    for text, found in zip(texts[1:], data.looked[1:], strict=True):
-        (alone,) = slow_outcomes(model, [text], {text: texts[0]}, data.looked.index(found))
+    data, result = measure(model, InMemory(records(texts)))
+    assert data.collected["inactivity"][0] is None
+    assert result.queries["image"] == [1, 2]
+    for text, found in zip(texts[1:], data.collected["inactivity"][1:], strict=True):
+        (alone,) = slow_outcomes(model, [text], {text: texts[0]}, data.collected["inactivity"].index(found))
         assert found is not None
         assert [v for _, v in found.other] == pytest.approx([v for _, v in alone.other], abs=1e-5)
-    assert "1 pictures have no other text to be asked for, and are left out" in result.notes
-    with pytest.raises(UserError, match=r"^all texts of memory:test say the same; the inactivity suite asks"):
-        surveyed(caft(), InMemory(records(["A dog."] * 3)))
+    assert "1 images have no other text to compare with and are left out" in result.notes
+    with pytest.raises(UserError, match=r"^all texts of memory:test say the same; the inactivity suite comp"):
+        measure(caft(), InMemory(records(["A dog."] * 3)))
     long = "The red dog " + "runs over green grass " * 20
-    data, _ = surveyed(caft(), InMemory(records([long, "A dog.", "A cat."])))
+    data, _ = measure(caft(), InMemory(records([long, "A dog.", "A cat."])))
     assert data.cut == 1
 
 
-def test_texts_of_damaged_pictures_can_be_asked_for_and_order_does_not_depend_on_the_bootstrap() -> None:
-    some: list[Record | Damaged] = [*records(), Damaged(DAMAGED_IMAGE, "p7")]
-    some.append(Record("p8", b"no picture", ("A cat runs.",)))
+def test_texts_of_damaged_images_can_be_asked_for_and_order_does_not_depend_on_the_bootstrap() -> None:
+    some: list[Record | CorruptSample] = [*records(), CorruptSample(CORRUPT_IMAGE, "p7")]
+    some.append(Record("p8", b"no image", ("A cat runs.",)))
     some.append(Record("p9", Image.new("RGB", (8, 8)), (" ",)))
-    data, result = surveyed(caft(), InMemory(some), damage=0.5)
+    data, result = measure(caft(), InMemory(some), max_corrupt=0.5)
     assert len(data.keys) == 7
-    assert data.looked is not None
-    assert "A cat runs." in {one.foreign for one in data.looked if one is not None}
-    again = surveyed(caft(), InMemory(some), damage=0.5, seed=5)[1]
+    assert "A cat runs." in {one.foreign for one in data.collected["inactivity"] if one is not None}
+    again = measure(caft(), InMemory(some), max_corrupt=0.5, seed=5)[1]
     assert again.queries == result.queries
     assert again.metrics != result.metrics
-
-
-def test_runs_are_pooled() -> None:
-    results = [surveyed(caft(seed), InMemory(records()))[1] for seed in range(2)]
-    both = pooled(results)
-    for name in (AUROC, OWN):
-        assert both.metric(name).value == pytest.approx(np.mean([r.metric(name).value for r in results]))
 
 
 # What is refused, the page and the command
@@ -270,37 +258,30 @@ def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"^texts of clip look at no image tokens, .*; --suite inactivity is for"
     ):
-        surveyed(tiny_model("clip"), InMemory(records()))
+        measure(tiny_model("clip"), InMemory(records()))
     model = caft()
-    data, _ = surveyed(model, InMemory(records()))
-    with pytest.raises(UserError, match="was encoded without empty slots; the inactivity suite needs them"):
-        inactivity_suite(model.method, encode_source(model, InMemory(records())))
-    with pytest.raises(UserError, match="the inactivity suite knows only 'plain'"):
-        inactivity_suite(model.method, data, Options("coco-1k"))
-    with pytest.raises(UserError, match=r"^--captions is 'each'; inactivity takes one text a picture"):
-        ask("inactivity", Options(), captions="each")
-    with pytest.raises(UserError, match=r"asks? the method for scores; inactivity reads where texts look$"):
-        ask("inactivity", Options(), scoring="conditioned")
-    bad = data._replace(looked=(Looked((("a", 0.5),), (("b", float("nan")),), "b"),) * 7)
+    data, _ = measure(model, InMemory(records()))
+    slots = (EmptySlots((("a", 0.5),), (("b", float("nan")),), "b"),) * 7
+    bad = data._replace(collected={"inactivity": slots})
     with pytest.raises(UserError, match=r"^7 of 14 scores are not a number"):
-        inactivity_suite(model.method, bad)
+        InactivitySuite().measure(model.method, bad)
 
 
-def test_pictures_are_shown_from_both_ends_on_one_scale() -> None:
+def test_images_are_shown_from_both_ends_on_one_scale() -> None:
     model, source = caft(), InMemory(records())
-    data, result = surveyed(model, source)
+    data, result = measure(model, source)
     on = Measured(model, source, data, result)
     scores = result.queries["scores"]
     shares = [slow_auroc(*pair) for pair in zip(scores[OWN], scores[OTHER], strict=True)]
-    worst, best = least_apart(on, 4), most_apart(on, 4)
+    worst, best = (InactivitySuite().extremes(on, sign, 4) for sign in (1, -1))
     assert [one.share for one in worst] == pytest.approx(sorted(shares)[:4])
     assert [one.share for one in best] == pytest.approx(sorted(shares)[::-1][:4])
     for one in (*worst, *best):
         row = data.keys.index(one.name)
-        assert [told.score for told in one.look.told] == [*scores[OWN][row], *scores[OTHER][row]]
-        assert [told.role for told in one.look.told].count("own") == len(scores[OWN][row])
+        assert [told.score for told in one.look.sentences] == [*scores[OWN][row], *scores[OTHER][row]]
+        assert [told.role for told in one.look.sentences].count("own") == len(scores[OWN][row])
         assert one.look.heat is not None
-        assert one.look.heat.shape == (len(one.look.told), 8, 8)
+        assert one.look.heat.shape == (len(one.look.sentences), 8, 8)
         assert one.look.range() == 1.0, "8 of 6 tokens: never more than all of it"
     images = model.encode(images=[source[data.keys.index(worst[0].name)].image])
     assert images.places is not None
@@ -309,7 +290,9 @@ def test_pictures_are_shown_from_both_ends_on_one_scale() -> None:
     share = [
         float(m[images.places[0] == k][0]) for m in torch.from_numpy(heat) for k in images.places.unique()
     ]
-    assert sum(share) + sum(told.score for told in worst[0].look.told) == pytest.approx(len(heat), abs=1e-4)
+    assert sum(share) + sum(told.score for told in worst[0].look.sentences) == pytest.approx(
+        len(heat), abs=1e-4
+    )
 
 
 def test_the_command_writes_a_result_and_a_page(tmp_path: Path, capsys: Capture) -> None:
@@ -320,7 +303,5 @@ def test_the_command_writes_a_result_and_a_page(tmp_path: Path, capsys: Capture)
     assert "AUROC within" in capsys.readouterr().out
     assert read(found).settings["order_seed"] == 0
     words = Page(page.read_text()).words
-    for part in ("Inactivity of", "AUROC of the empty slot", "told apart least", "of another picture, score"):
+    for part in ("Inactivity of", "AUROC of the empty slot", "told apart least", "of another image, score"):
         assert part in words
-    assert call(*given, "--against", found) == 0
-    assert "monotonicity, retrieval" in complaint(capsys, *given, "--png", tmp_path / "a.png")

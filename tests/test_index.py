@@ -1,4 +1,4 @@
-"""An index of pictures: what is encoded, what a search finds, how sure it is, and what it refuses."""
+"""An index of images: what is encoded, what a search finds, how sure it is, and what it refuses."""
 
 import os
 import shutil
@@ -11,33 +11,35 @@ import torch
 from indexes import CONDITIONED, TEXTS, content, photo, photos, texts, tiny_model, tree
 from PIL import Image
 
-from grainline.data.formats.common import read_picture
+from grainline.data.formats.common import read_image
 from grainline.data.formats.plain import MOST_BYTES
-from grainline.data.record import MISSING_IMAGE, Damaged
+from grainline.data.record import MISSING_IMAGE, CorruptSample
 from grainline.errors import UserError
 from grainline.files import Corrupt, one_writer
 from grainline.index import writer
-from grainline.index.calibration import NEAR, best_hits, owned, p_value, shown, standard
+from grainline.index.calibration import (
+    MIN_TEXTS,
+    best_hits,
+    described_images,
+    p_value,
+    sentence_level,
+    standard,
+)
 from grainline.index.calibration_texts import gather_texts
-from grainline.index.image_files import CHANGED, OUTSIDE, relative, unchanged
-from grainline.index.reader import Opened
+from grainline.index.image_files import CHANGED, OUTSIDE, read_indexed, relative
+from grainline.index.reader import IndexReader
 from grainline.index.results import Options
 from grainline.index.search import Index, check, open_index
-from grainline.index.segment import TOKENS, VECTORS
-from grainline.index.store import inside, read_manifest, write_manifest
+from grainline.index.store import PRECOMPUTED, TOKENS, VECTORS, inside, read_manifest, write_manifest
 from grainline.index.sync import add, build, refresh, remove
 from grainline.model import Model
+from grainline.types import to_dtype
 
 QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
 PLAIN = Options(sentences=False)
 
 
-KINDS = {
-    "maxsim": (),
-    "clip": (),
-    "flair": (),
-    "caft": (CONDITIONED, "composer.heads=2"),
-}
+KINDS = {"maxsim": (), "clip": (), "flair": (), "caft": (CONDITIONED, "composer.heads=2")}
 """Methods with tokens, without, and with keys and values in their place; texts of CAFT have an extra."""
 PAIRWISE = ("maxsim", "flair", "caft")
 
@@ -55,17 +57,17 @@ def model() -> Model:
 
 @pytest.fixture(scope="module")
 def made(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `photos`, twenty pictures and a broken one, and `index`."""
+    """A folder with `photos`, twenty images and a broken one, and `index`."""
     folder = tmp_path_factory.mktemp("made")
     root = photos(folder / "photos", 20)
-    (root / "broken.png").write_bytes(b"no picture")
-    build(root, folder / "index", model=model, null=texts(folder), chunk=8)
+    (root / "broken.png").write_bytes(b"no image")
+    build(root, folder / "index", model=model, calibration_texts=texts(folder), chunk=8)
     return folder
 
 
 @pytest.fixture
 def copy(made: Path, tmp_path: Path) -> Path:
-    """A copy of its pictures, and of the index as one of these."""
+    """A copy of its images, and of the index as one of these."""
     shutil.copytree(made, tmp_path / "copy")
     index = tmp_path / "copy" / "index"
     manifest = read_manifest(index)
@@ -80,19 +82,21 @@ def copy(made: Path, tmp_path: Path) -> Path:
 def test_a_full_shortlist_is_an_exact_search(method: str, tmp_path: Path) -> None:
     mine = tiny_model(method, changes=KINDS[method])
     root = photos(tmp_path / "photos", 12)
-    build(root, tmp_path / "index", model=mine, null=texts(tmp_path), chunk=5)
+    build(root, tmp_path / "index", model=mine, calibration_texts=texts(tmp_path), chunk=5)
     index = open_index(tmp_path / "index", mine)
-    images = mine.encode(images=[root / row.path for row in index.opened.rows])
+    images = mine.encode(images=[root / row.path for row in index.reader.rows])
     close = mine.method.score(images, mine.encode(texts=[QUERY, TEXTS[0]])).double()
     if method in PAIRWISE:  # as the index stores them
-        images = mine.method.held(images)
-        images = images._replace(tokens=images.tokens.half().float())
+        images = mine.method.precompute(images)
+        stored = to_dtype(to_dtype(images.precomputed, torch.half), torch.float32)
+        tokens = images.tokens.half().float()
+        images = images._replace(tokens=tokens, precomputed=stored)
     queries = mine.encode(texts=[QUERY, TEXTS[0]])
     exact = mine.method.score(images, queries).double()
     torch.testing.assert_close(exact, close, atol=2e-3, rtol=0)
     for column, answer in enumerate(index.search([QUERY, TEXTS[0]], 12, PLAIN._replace(shortlist=None))):
         order = exact[:, column].argsort(descending=True).tolist()
-        assert [hit.path for hit in answer.hits] == [index.opened.rows[i].path for i in order]
+        assert [hit.path for hit in answer.hits] == [index.reader.rows[i].path for i in order]
         assert [hit.score for hit in answer.hits] == pytest.approx(exact[order, column].tolist(), abs=1e-6)
 
 
@@ -101,8 +105,8 @@ def test_a_shortlist_is_scored_by_the_method_and_only_the_shortlist(made: Path, 
     whole = index.search([QUERY], 20, PLAIN._replace(shortlist=None))[0]
     scores = {hit.path: hit.score for hit in whole.hits}
     short = index.search([QUERY], 3, PLAIN._replace(shortlist=6))[0]
-    vectors = np.concatenate(index.opened.vectors)[:, :] @ model.encode(texts=[QUERY]).vector[0].numpy()
-    near = {index.opened.rows[i].path for i in np.argsort(-vectors)[:6]}
+    vectors = np.concatenate(index.reader.vectors)[:, :] @ model.encode(texts=[QUERY]).vector[0].numpy()
+    near = {index.reader.rows[i].path for i in np.argsort(-vectors)[:6]}
     best = sorted(near, key=lambda path: -scores[path])[:3]
     assert [hit.path for hit in short.hits] == best
     assert [hit.score for hit in short.hits] == pytest.approx([scores[path] for path in best], abs=1e-6)
@@ -114,7 +118,7 @@ def test_k_larger_than_the_shortlist_or_the_index_gives_what_there_is(made: Path
     assert len(index.search([QUERY], 99, PLAIN)[0].hits) == len(index) == 20
 
 
-def test_a_picture_finds_itself_first(made: Path, model: Model) -> None:
+def test_a_image_finds_itself_first(made: Path, model: Model) -> None:
     index = open_index(made / "index", model)
     answer = index.search_images([made / "photos" / "07.png"], 3)[0]
     assert answer.hits[0].path == "07.png"
@@ -122,31 +126,31 @@ def test_a_picture_finds_itself_first(made: Path, model: Model) -> None:
     assert len(answer.hits) == 3
 
 
-def test_a_copy_of_any_picture_of_the_index_is_the_surest_match_there_is(copy: Path, model: Model) -> None:
+def test_a_copy_of_any_image_of_the_index_is_the_surest_match_there_is(copy: Path, model: Model) -> None:
     root, index = copy / "photos", copy / "index"
     for i in range(6):  # more than the neighbours that are looked at first
         shutil.copy(root / "07.png", root / f"again {i}.png")
     Image.open(root / "08.png").save(root / "other bytes.bmp")
     refresh(index, model=model)
     found = open_index(index, model)
-    answers = found.search_images([root / row.path for row in found.opened.rows], 2)
+    answers = found.search_images([root / row.path for row in found.reader.rows], 2)
     assert {answer.hits[0].p for answer in answers} == {1 / (1 + len(found))}
     assert all(answer.sure for answer in answers)
-    assert np.isfinite(found.opened.null_images).all()
+    assert np.isfinite(found.reader.null_image_scores).all()
 
 
-def test_the_null_of_pictures_is_what_they_score_with_their_nearest_neighbours(made: Path) -> None:
-    opened = Opened(made / "index")
+def test_the_null_of_images_is_what_they_score_with_their_nearest_neighbours(made: Path) -> None:
+    opened = IndexReader(made / "index")
     vectors = opened.take(VECTORS, np.arange(len(opened))).astype(np.float64)
     among = vectors @ vectors.T - 9 * np.eye(len(opened))
-    assert opened.null_images == pytest.approx(np.sort(among.max(1)), abs=1e-6)
+    assert opened.null_image_scores == pytest.approx(np.sort(among.max(1)), abs=1e-6)
 
 
 def test_every_sentence_of_the_query_is_scored_in_every_hit(made: Path, model: Model) -> None:
     index = open_index(made / "index", model)
     hit = index.search([QUERY], 2, Options(heat=True))[0].hits[0]
-    others = index.opened.null
-    null = others.asides if len(others.asides) >= 16 else others.texts
+    others = index.reader.calibration_texts
+    null = others.sentences if len(others.sentences) >= 16 else others.texts
     null = [null[int(i)] for i in np.linspace(0, len(null) - 1, min(64, len(null)))]
     assert [s.text for s in hit.sentences] == ["A red dog runs.", "The sand is green.", "A blue cat sleeps."]
     alone = model.score([made / "photos" / hit.path], [s.text for s in hit.sentences])[0]
@@ -165,7 +169,13 @@ def test_queries_asked_together_are_answered_as_if_each_were_alone(
     method: str, shortlist: int | None, tmp_path: Path
 ) -> None:
     mine = tiny_model(method)
-    build(photos(tmp_path / "photos", 18), tmp_path / "index", model=mine, null=texts(tmp_path), chunk=5)
+    build(
+        photos(tmp_path / "photos", 18),
+        tmp_path / "index",
+        model=mine,
+        calibration_texts=texts(tmp_path),
+        chunk=5,
+    )
     index = open_index(tmp_path / "index", mine)
     asked = [QUERY, "A cat.", "The horse waits near a fence.", " ".join([QUERY] * 12), "..."]
     together = index.search(asked, 4, Options(shortlist, heat=True))
@@ -187,10 +197,10 @@ def test_queries_asked_together_are_answered_as_if_each_were_alone(
 
 
 def test_what_is_no_longer_as_it_was_indexed_is_never_read(copy: Path, tmp_path: Path) -> None:
-    opened = Opened(copy / "index")
+    opened = IndexReader(copy / "index")
     root = copy / "photos"
     rows = [opened.rows[opened.numbers[name]] for name in ("01.png", "02.png", "04.png", "05.png", "07.png")]
-    assert unchanged(root, rows[0]) == (root / "01.png").read_bytes()
+    assert read_indexed(root, rows[0]) == (root / "01.png").read_bytes()
     for row in rows:
         (tmp_path / row.path).write_bytes((root / row.path).read_bytes())
         (root / row.path).unlink()
@@ -200,15 +210,15 @@ def test_what_is_no_longer_as_it_was_indexed_is_never_read(copy: Path, tmp_path:
         endless.truncate(2**40)
     (root / "05.png").write_bytes((tmp_path / "05.png").read_bytes()[::-1])
     for row, cause in zip(rows, (OUTSIDE, CHANGED, CHANGED, CHANGED, MISSING_IMAGE), strict=True):
-        with pytest.raises(Damaged, match=cause):
-            unchanged(root, row)
+        with pytest.raises(CorruptSample, match=cause):
+            read_indexed(root, row)
 
 
 def test_heat_of_a_file_that_is_no_longer_what_was_indexed_is_refused(copy: Path, model: Model) -> None:
     index = open_index(copy / "index", model)
     best = index.search([QUERY], 1, PLAIN)[0].hits[0].path
     photo(copy / "photos" / best, 99)
-    with pytest.raises(UserError, match="is not what was indexed"):
+    with pytest.raises(UserError, match="has changed since it was indexed"):
         index.search([QUERY], 1, Options(heat=True))
 
 
@@ -217,14 +227,14 @@ def test_heat_of_a_file_that_is_no_longer_what_was_indexed_is_refused(copy: Path
 
 def test_chances_are_shares_of_null_texts_counted_by_hand() -> None:
     score = np.array([[0.1, 0.9], [0.5, 0.2], [0.3, 0.4]])
-    own = owned(["a", "b", "c"], ["", "a"])
+    own = described_images(["a", "b", "c"], ["", "a"])
     assert own.tolist() == [[False, True], [False, False], [False, False]]
     best = best_hits([(score[:2], own[:2]), (score[2:], own[2:])]).score
     assert best.tolist() == [0.5, 0.4]
     assert p_value(np.sort(best), np.array([0.4, 0.45, 0.6])).tolist() == [1.0, 2 / 3, 1 / 3]
 
 
-def test_scores_are_standardised_by_the_background_without_their_own_picture() -> None:
+def test_scores_are_standardised_by_the_background_without_their_own_image() -> None:
     rng = np.random.default_rng(0)
     score = rng.normal(3.0, 2.0, (40, 2))
     score[0, 1] = 100.0
@@ -232,22 +242,28 @@ def test_scores_are_standardised_by_the_background_without_their_own_picture() -
     seen[0, 1] = False
     found = standard(score, seen)
     assert found.mean == pytest.approx([score[:, 0].mean(), score[1:, 1].mean()])
-    assert found.spread == pytest.approx([score[:, 0].std(), score[1:, 1].std()])
-    assert standard(score[:15]).spread.tolist() == [1.0, 1.0]
+    assert found.std == pytest.approx([score[:, 0].std(), score[1:, 1].std()])
+    assert standard(score[:15]).std.tolist() == [1.0, 1.0]
 
 
 def test_the_null_is_what_the_null_texts_really_score(made: Path, model: Model) -> None:
-    opened = Opened(made / "index")
+    opened = IndexReader(made / "index")
     images = model.encode(images=[made / "photos" / row.path for row in opened.rows])
-    score = model.method.score(images, model.encode(texts=list(opened.null.texts))).double().numpy()
+    score = (
+        model.method.score(images, model.encode(texts=list(opened.calibration_texts.texts))).double().numpy()
+    )
     best = (score.max(0) - score.mean(0)) / score.std(0)
-    assert opened.null_texts == pytest.approx(np.sort(best), abs=0.02)
-    single = model.method.score(images, model.encode(texts=list(opened.null.asides))).double().numpy()
-    assert opened.null_sentences == pytest.approx(
+    assert opened.null_text_scores == pytest.approx(np.sort(best), abs=0.02)
+    single = (
+        model.method.score(images, model.encode(texts=list(opened.calibration_texts.sentences)))
+        .double()
+        .numpy()
+    )
+    assert opened.null_sentence_scores == pytest.approx(
         np.sort((single.max(0) - single.mean(0)) / single.std(0)), abs=0.02
     )
     relative = single - np.sort(single, axis=0)[-4:].mean(0)
-    assert opened.calibration.known.pool == pytest.approx(np.sort(relative.ravel()), abs=1e-3)
+    assert opened.calibration.null_sample.pool == pytest.approx(np.sort(relative.ravel()), abs=1e-3)
 
 
 def test_what_a_sentence_scores_where_it_is_shown_leaves_out_what_does_not_count() -> None:
@@ -256,8 +272,8 @@ def test_what_a_sentence_scores_where_it_is_shown_leaves_out_what_does_not_count
     seen = np.ones_like(score, dtype=bool)
     seen[7, 1] = False
     expected = [np.sort(np.delete(score[:, i], [7] if i == 1 else []))[-8:].mean() for i in range(3)]
-    assert shown(score, seen) == pytest.approx(expected)
-    assert shown(score[:15]).tolist() == [0.0, 0.0, 0.0]
+    assert sentence_level(score, seen) == pytest.approx(expected)
+    assert sentence_level(score[:15]).tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("method", KINDS)
@@ -266,18 +282,18 @@ def test_null_texts_are_encoded_once_for_the_life_of_an_index(
 ) -> None:
     mine = tiny_model(method, changes=KINDS[method])
     root = photos(tmp_path / "photos", 6)
-    build(root, tmp_path / "index", model=mine, null=texts(tmp_path))
+    build(root, tmp_path / "index", model=mine, calibration_texts=texts(tmp_path))
     photo(root / "new.png", 50)
-    build(root, tmp_path / "anew", model=mine, null=texts(tmp_path))
+    build(root, tmp_path / "anew", model=mine, calibration_texts=texts(tmp_path))
     monkeypatch.setattr(mine.method, "encode_texts", lambda _: pytest.fail("texts were encoded again"))
     add(tmp_path / "index", [root / "new.png"], model=mine)
-    added, anew = Opened(tmp_path / "index"), Opened(tmp_path / "anew")
+    added, anew = IndexReader(tmp_path / "index"), IndexReader(tmp_path / "anew")
     for name in added.segments[0].arrays:
         a, b = (one.take(name, np.array([one.numbers["new.png"]])) for one in (added, anew))
         assert np.allclose(a, b, atol=2e-3), name
 
 
-def test_what_scores_do_not_read_of_a_null_text_or_a_picture_is_not_kept(
+def test_what_scores_do_not_read_of_a_null_text_or_a_image_is_not_kept(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Model
 ) -> None:
     for name in ("encode_texts", "encode_images"):
@@ -285,34 +301,35 @@ def test_what_scores_do_not_read_of_a_null_text_or_a_picture_is_not_kept(
         monkeypatch.setattr(
             model.method, name, lambda x, real=real: (y := real(x))._replace(extra=Extra(y.item))
         )
-    build(made / "photos", tmp_path / "index", model=model, null=str(made / "null.txt"), chunk=8)
+    build(made / "photos", tmp_path / "index", model=model, calibration_texts=str(made / "null.txt"), chunk=8)
     assert content(tmp_path / "index") == content(made / "index")
 
 
 @pytest.mark.parametrize("method", ["flair", "caft"])
-def test_keys_and_values_are_stored_and_pictures_are_never_projected_by_a_search(
+def test_keys_and_values_are_stored_and_images_are_never_projected_by_a_search(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = tiny_model(method, changes=KINDS[method])
     root = photos(tmp_path / "photos", 6)
-    build(root, tmp_path / "index", model=mine, null=texts(tmp_path))
+    build(root, tmp_path / "index", model=mine, calibration_texts=texts(tmp_path))
     index = open_index(tmp_path / "index", mine)
-    images = mine.encode(images=[root / row.path for row in index.opened.rows])
-    key, value, _ = mine.method.pool.keys(images.tokens)  # type: ignore[union-attr, operator]
-    stored = torch.from_numpy(index.opened.take(TOKENS, np.arange(6)))
-    assert stored.dtype == torch.float16
-    expected = torch.cat([key.transpose(1, 2).flatten(2), value.transpose(1, 2).flatten(2)], 2)
-    torch.testing.assert_close(stored.float(), expected, atol=2e-3, rtol=2e-3)
-    monkeypatch.setattr(mine.method.pool, "keys", lambda *_: pytest.fail("pictures were projected again"))
+    images = mine.encode(images=[root / row.path for row in index.reader.rows])
+    keys = mine.method.pool.keys(images.tokens, images.mask)  # type: ignore[union-attr, operator]
+    stored = [torch.from_numpy(index.reader.take(f"{PRECOMPUTED}{x}", np.arange(6))) for x in keys._fields]
+    assert [x.dtype for x in stored] == [torch.float16, torch.float16, torch.bool]
+    assert TOKENS not in index.reader.segments[0].arrays
+    for x, expected in zip(stored, keys, strict=True):
+        torch.testing.assert_close(x.float(), expected.float(), atol=2e-3, rtol=2e-3)
+    monkeypatch.setattr(mine.method.pool, "keys", lambda *_: pytest.fail("images were projected again"))
     assert len(index.search([QUERY], 3, Options(shortlist=4))[0].hits) == 3
     assert index.search_images([root / "04.png"], 1)[0].hits[0].path == "04.png"
 
 
 def test_a_null_text_as_query_is_as_sure_as_its_place_among_them(made: Path, model: Model) -> None:
     index = open_index(made / "index", model)
-    answers = index.search(index.opened.null.texts, 1, PLAIN._replace(shortlist=None))
-    known = index.opened.calibration.known  # the 24 texts, and a span of each
-    assert len(known.best) == 48 < NEAR
+    answers = index.search(index.reader.calibration_texts.texts, 1, PLAIN._replace(shortlist=None))
+    known = index.reader.calibration.null_sample  # the 24 texts, and a span of each
+    assert len(known.best) == 48 < MIN_TEXTS
     place = [(1 + (known.best >= one).sum()) / (1 + len(known.best)) for one in known.best[:24]]
     found = [answer.hits[0].p for answer in answers]
     assert found == pytest.approx(place, abs=2.5 / len(known.best))  # scores stored in fp16
@@ -320,38 +337,39 @@ def test_a_null_text_as_query_is_as_sure_as_its_place_among_them(made: Path, mod
     assert min(found) <= 2 / 49  # the best of 48 is among its own
 
 
-def test_a_null_text_does_not_see_its_own_picture(tmp_path: Path, model: Model) -> None:
+def test_a_null_text_does_not_see_its_own_image(tmp_path: Path, model: Model) -> None:
     root = photos(tmp_path / "photos", 20)
     for i, path in enumerate(sorted(root.rglob("*.png"))):
         path.with_suffix(".txt").write_text(TEXTS[i])
     null = gather_texts(str(root))
-    build(root, tmp_path / "index", model=model, null=str(root))
-    opened = Opened(tmp_path / "index")
-    assert owned(opened.hashes, null.owners).sum() == 20
+    build(root, tmp_path / "index", model=model, calibration_texts=str(root))
+    opened = IndexReader(tmp_path / "index")
+    assert described_images(opened.hashes, null.image_hashes).sum() == 20
     index = Index(opened, model)
     answers = index.search(null.texts, 20, PLAIN)
     own = [
-        dict(zip(opened.hashes, [r.path for r in opened.rows], strict=True))[owner] for owner in null.owners
+        dict(zip(opened.hashes, [r.path for r in opened.rows], strict=True))[owner]
+        for owner in null.image_hashes
     ]
     others = [max(h.score for h in a.hits if h.path != mine) for a, mine in zip(answers, own, strict=True)]
     bare = [
         np.array([h.score for h in a.hits if h.path != mine]) for a, mine in zip(answers, own, strict=True)
     ]
     best = [(top - x.mean()) / x.std() for top, x in zip(others, bare, strict=True)]
-    assert opened.null_texts == pytest.approx(np.sort(best), abs=0.02)
+    assert opened.null_text_scores == pytest.approx(np.sort(best), abs=0.02)
 
 
 def test_too_few_null_texts_are_an_error(tmp_path: Path, model: Model) -> None:
     root = photos(tmp_path / "photos", 2)
     with pytest.raises(UserError, match="holds 5 texts; how sure a search is needs 20"):
-        build(root, tmp_path / "index", model=model, null=texts(tmp_path, 5))
+        build(root, tmp_path / "index", model=model, calibration_texts=texts(tmp_path, 5))
 
 
 def test_a_search_says_what_weakens_it(tmp_path: Path, model: Model) -> None:
     root = photos(tmp_path / "photos", 3)
-    build(root, tmp_path / "index", model=model, null=texts(tmp_path))
+    build(root, tmp_path / "index", model=model, calibration_texts=texts(tmp_path))
     note = open_index(tmp_path / "index", model).search(["A dog. " * 40], 1)[0].notes
-    assert note[0] == "3 pictures are too few to say how sure an answer is"
+    assert note[0] == "3 images are too few to say how sure a match is"
     assert "longer than the model reads" in note[1]
 
 
@@ -368,9 +386,9 @@ def test_only_what_changed_is_encoded(copy: Path, model: Model) -> None:
     shutil.copyfile(root / "new.png", root / "twin.png")
     (root / "05.png").unlink()
     report = refresh(index, model=model)
-    assert report._asdict() | {"damaged_first": ()} == {
+    assert report._asdict() | {"corrupt_first": ()} == {
         "added": 3, "changed": 1, "unchanged": 17, "removed": 2, "encoded": 2,
-        "damaged": {"damaged image": 1}, "damaged_first": (), "pictures": 21,
+        "corrupt": {"corrupt image": 1}, "corrupt_first": (), "images": 21,
     }  # fmt: skip
 
 
@@ -381,8 +399,8 @@ def test_a_refreshed_index_holds_what_a_new_one_would(copy: Path, model: Model, 
     photo(root / "new.png", 51)
     (root / "broken.png").unlink()
     refresh(index, model=model)
-    build(root, tmp_path / "anew", model=model, null=str(copy / "null.txt"))
-    mine, theirs = Opened(index, thorough=True), Opened(tmp_path / "anew")
+    build(root, tmp_path / "anew", model=model, calibration_texts=str(copy / "null.txt"))
+    mine, theirs = IndexReader(index, thorough=True), IndexReader(tmp_path / "anew")
     assert mine.numbers.keys() == theirs.numbers.keys()
     for path, number in mine.numbers.items():
         other = theirs.numbers[path]
@@ -390,7 +408,7 @@ def test_a_refreshed_index_holds_what_a_new_one_would(copy: Path, model: Model, 
         for name in mine.segments[0].arrays:
             a, b = mine.take(name, np.array([number])), theirs.take(name, np.array([other]))
             assert np.allclose(a, b, atol=2e-3), (path, name)
-    assert mine.null_texts == pytest.approx(theirs.null_texts, abs=1e-3)
+    assert mine.null_text_scores == pytest.approx(theirs.null_text_scores, abs=1e-3)
 
 
 def test_a_change_that_keeps_size_and_time_is_found_by_a_full_refresh(copy: Path, model: Model) -> None:
@@ -403,21 +421,19 @@ def test_a_change_that_keeps_size_and_time_is_found_by_a_full_refresh(copy: Path
     assert refresh(copy / "index", model=model).unchanged == 20
     full = refresh(copy / "index", model=model, full=True)
     assert full.unchanged == 19
-    assert full.changed + full.damaged["damaged image"] == 2
+    assert full.changed + full.corrupt["corrupt image"] == 2
 
 
-def test_damaged_pictures_are_counted_named_and_tried_again_when_they_change(
-    copy: Path, model: Model
-) -> None:
+def test_damaged_images_are_counted_named_and_tried_again_when_they_change(copy: Path, model: Model) -> None:
     root, index = copy / "photos", copy / "index"
     report = refresh(index, model=model)
-    assert report.damaged == {"damaged image": 1}
-    assert report.damaged_first == ("damaged image: broken.png",)
+    assert report.corrupt == {"corrupt image": 1}
+    assert report.corrupt_first == ("corrupt image: broken.png",)
     photo(root / "broken.png", 60)
     (root / "07.png").write_bytes(b"broken now")
     report = refresh(index, model=model)
-    assert report.damaged_first == ("damaged image: 07.png",)
-    assert (report.added, report.pictures) == (1, 20)
+    assert report.corrupt_first == ("corrupt image: 07.png",)
+    assert (report.added, report.images) == (1, 20)
     assert "07.png" not in content(index)
     assert "broken.png" in content(index)
 
@@ -425,16 +441,16 @@ def test_damaged_pictures_are_counted_named_and_tried_again_when_they_change(
 def test_what_was_removed_stays_away_until_it_is_added(copy: Path, model: Model) -> None:
     root, index = copy / "photos", copy / "index"
     report = remove(index, ["below", root / "01.png"])
-    assert (report.removed, report.pictures) == (8, 12)
+    assert (report.removed, report.images) == (8, 12)
     assert (root / "01.png").exists()
-    assert refresh(index, model=model).pictures == 12
+    assert refresh(index, model=model).images == 12
     again = remove(index, ["below", "01.png", "02.png"])
-    assert (again.removed, again.pictures) == (1, 11)
+    assert (again.removed, again.images) == (1, 11)
     add(index, ["02.png"], model=model)
     assert "01.png" not in content(index)
     report = add(index, [root / "01.png", root / "below"], model=model)
     assert report.added == 8
-    assert refresh(index, model=model).pictures == 20
+    assert refresh(index, model=model).images == 20
     with pytest.raises(UserError, match=r"gone\.png is not in index"):
         remove(index, ["gone.png"])
 
@@ -476,7 +492,7 @@ def test_a_model_of_other_weights_is_refused(made: Path) -> None:
             open_index(made / "index", other)
 
 
-@pytest.mark.parametrize("name", ["vectors.npy", "rows.jsonl", "null.npy", "state.json"])
+@pytest.mark.parametrize("name", ["vectors.npy", "rows.jsonl", "null_texts.npy", "state.json"])
 def test_one_changed_byte_is_found_when_the_index_is_opened(name: str, copy: Path, model: Model) -> None:
     path = sorted((copy / "index" / "segments").iterdir())[0] / name
     flip(path)
@@ -506,7 +522,7 @@ def test_a_check_finds_damage_to_manifest_tokens_and_null_texts(copy: Path) -> N
         check(index)
     flip(path)
     assert check(index) == 20
-    for path in (index / "nulls" / "00000000" / "texts.json", index / "manifest.json"):
+    for path in (index / "calibration" / "00000000" / "texts.json", index / "manifest.json"):
         flip(path)
         with pytest.raises(UserError, match="is corrupt"):
             check(index)
@@ -516,9 +532,9 @@ def test_a_check_finds_damage_to_manifest_tokens_and_null_texts(copy: Path) -> N
 def test_a_layout_of_another_version_is_not_guessed_at(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = read_manifest(copy / "index")
     with monkeypatch.context() as patch:
-        patch.setattr("grainline.index.store.VERSION", 2)  # tokens there are never keys and values
+        patch.setattr("grainline.index.store.VERSION", 5)
         write_manifest(copy / "index", manifest)
-    with pytest.raises(UserError, match=r"has layout 2, this .* reads layout 4; build it anew in another"):
+    with pytest.raises(UserError, match=r"has layout 5, this .* reads layout 6; build it anew in another"):
         read_manifest(copy / "index")
 
 
@@ -533,7 +549,7 @@ def test_two_writers_at_once_are_one_line(copy: Path, model: Model) -> None:
     assert refresh(index, model=model).unchanged == 20
 
 
-def test_paths_and_links_never_leave_the_folder_of_pictures(copy: Path, model: Model, tmp_path: Path) -> None:
+def test_paths_and_links_never_leave_the_folder_of_images(copy: Path, model: Model, tmp_path: Path) -> None:
     root, index = copy / "photos", copy / "index"
     photo(tmp_path / "outside.png", 70)
     photo(tmp_path / "elsewhere" / "x.png", 71)
@@ -541,7 +557,7 @@ def test_paths_and_links_never_leave_the_folder_of_pictures(copy: Path, model: M
     (root / "folder").symlink_to(tmp_path / "elsewhere")
     (root / "inner.png").symlink_to(root / "01.png")
     report = refresh(index, model=model)
-    assert report.damaged == {"damaged image": 1, "link out of the folder": 2}
+    assert report.corrupt == {"corrupt image": 1, "link out of the folder": 2}
     assert (report.added, report.encoded) == (1, 0)
     for path in (tmp_path / "outside.png", "../outside.png", "/etc/passwd"):
         with pytest.raises(UserError, match="is not below"):
@@ -555,12 +571,12 @@ def test_pipes_giants_and_links_in_a_circle_are_damage(copy: Path, model: Model)
     with (root / "giant.png").open("wb") as file:
         file.truncate(MOST_BYTES + 1)
     report = refresh(index, model=model)
-    assert report.damaged == {"damaged image": 1, "unreadable file": 3}
-    assert report.pictures == 20
-    with pytest.raises(UserError, match="no picture at"):
+    assert report.corrupt == {"corrupt image": 1, "unreadable file": 3}
+    assert report.images == 20
+    with pytest.raises(UserError, match="no image at"):
         add(index, [root / "circle.png"], model=model)
-    with pytest.raises(Damaged, match="not a regular file"):
-        read_picture([str(root / "pipe.png")], "")
+    with pytest.raises(CorruptSample, match="not a regular file"):
+        read_image([str(root / "pipe.png")], "")
 
 
 @pytest.mark.parametrize("path", ["../x.png", "/x.png", "a/../../x.png", ""])
@@ -588,13 +604,13 @@ def test_paths_may_be_given_from_here_or_from_the_root(
 def test_an_index_is_not_built_over_something_else(made: Path, model: Model, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep")
     with pytest.raises(UserError, match=r"is not an empty folder \(it holds mine.txt\)"):
-        build(made / "photos", tmp_path, model=model, null=str(made / "null.txt"))
+        build(made / "photos", tmp_path, model=model, calibration_texts=str(made / "null.txt"))
     other = photos(tmp_path / "others", 1)
     with pytest.raises(UserError, match="is an index of"):
         build(other, made / "index", model=model)
 
 
-def test_a_search_without_texts_or_pictures_is_an_error(made: Path, model: Model) -> None:
+def test_a_search_without_texts_or_images_is_an_error(made: Path, model: Model) -> None:
     index = open_index(made / "index", model)
     for wrong in ([], [""], ["  "]):
         with pytest.raises(UserError, match="a search needs texts"):
@@ -607,4 +623,4 @@ def test_building_again_goes_on_and_changes_nothing(copy: Path, model: Model) ->
     before = tree(copy / "index")
     assert build(copy / "photos", copy / "index", model=model).encoded == 0
     assert tree(copy / "index") == before
-    assert VECTORS in Opened(copy / "index").segments[0].arrays
+    assert VECTORS in IndexReader(copy / "index").segments[0].arrays

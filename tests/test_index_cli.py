@@ -13,7 +13,7 @@ from indexes import TEXTS, photo, photos, saved, texts, tiny_model
 from runs import call, complaint
 
 from grainline.errors import UserError
-from grainline.index.reader import Opened
+from grainline.index.reader import IndexReader
 from grainline.index.results import Options
 from grainline.index.search import Index
 from grainline.index.sync import build, refresh
@@ -27,45 +27,46 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     saved(tiny_model(), folder / "model")
     photos(folder / "photos", 18)
-    arguments = ["--model", folder / "model", "--out", folder / "index", "--null", texts(folder)]
+    arguments = ["--model", folder / "model", "--out", folder / "index", "--calibration-texts", texts(folder)]
     assert call("index", "build", folder / "photos", *arguments) == 0
     return folder
 
 
-def test_from_a_folder_of_pictures_to_answers(made: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_from_a_folder_of_images_to_answers(made: Path, tmp_path: Path, capsys: Capture) -> None:
     index = made / "index"
     out = tmp_path / "answers.json"
     heat = tmp_path / "heat"
     assert call("search", index, TEXTS[0], "-k", 2, "--json", out, "--heat", heat) == 0
     said = json.loads(out.read_text())
-    assert said["pictures"] == 18
-    hit = said["answers"][0]["hits"][0]
+    assert said["image_count"] == 18
+    assert said["format"] == 3
+    hit = said["results"][0]["hits"][0]
     assert set(hit) == {"path", "score", "p", "sure", "sentences"}
     assert [sentence["text"] for sentence in hit["sentences"]] == ["A red dog runs.", "The sand is red."]
     assert len(list(heat.iterdir())) == 4
     assert "A red dog runs." in capsys.readouterr().out
 
 
-def test_a_picture_or_a_file_of_queries_is_searched(made: Path, tmp_path: Path) -> None:
+def test_a_image_or_a_file_of_queries_is_searched(made: Path, tmp_path: Path) -> None:
     out = tmp_path / "answers.json"
     assert call("search", made / "index", "--image", made / "photos" / "04.png", "--json", out) == 0
-    assert json.loads(out.read_text())["answers"][0]["hits"][0]["path"] == "04.png"
+    assert json.loads(out.read_text())["results"][0]["hits"][0]["path"] == "04.png"
     page = tmp_path / "page.html"
     assert call("search", made / "index", "--image", made / "photos" / "04.png", "--html", page) == 0
     assert "have another one as near" in page.read_text(encoding="utf-8")
     (tmp_path / "queries.txt").write_text(f"{TEXTS[1]}\n\n{TEXTS[2]}\n")
     assert call("search", made / "index", "--queries", tmp_path / "queries.txt", "--json", out) == 0
-    assert [answer["query"] for answer in json.loads(out.read_text())["answers"]] == TEXTS[1:3]
+    assert [answer["query"] for answer in json.loads(out.read_text())["results"]] == TEXTS[1:3]
 
 
 def test_the_other_commands_say_what_they_did(made: Path, capsys: Capture) -> None:
     index = made / "index"
     photo(made / "photos" / "later.png", 40)
     for arguments, said in (
-        (("add", index, made / "photos" / "later.png"), "19 pictures (1 added, 1 encoded)"),
-        (("remove", index, "later.png"), "18 pictures (1 removed)"),
-        (("refresh", index), "18 pictures (nothing changed)"),
-        (("check", index), "is whole: 18 pictures"),
+        (("add", index, made / "photos" / "later.png"), "19 images (1 added, 1 encoded)"),
+        (("remove", index, "later.png"), "18 images (1 removed)"),
+        (("refresh", index), "18 images (nothing changed)"),
+        (("check", index), "is whole: 18 images"),
     ):
         assert call("index", *arguments) == 0
         assert said in capsys.readouterr().out.replace("\n", "")
@@ -87,7 +88,7 @@ def test_mistakes_are_one_line(made: Path, tmp_path: Path, capsys: Capture) -> N
         (("index", "refresh", tmp_path), "no index at"),
         (
             ("index", "build", tmp_path / "x", "--model", made / "model", "--out", tmp_path),
-            "no folder of pictures",
+            "no folder of images",
         ),
     ):
         assert said in complaint(capsys, *arguments)
@@ -99,9 +100,9 @@ def test_qdrant_finds_what_the_index_finds_and_is_kept_in_step(tmp_path: Path) -
 
     model = tiny_model("clip")
     root, folder = photos(tmp_path / "photos", 18), tmp_path / "index"
-    build(root, folder, model=model, null=texts(tmp_path))
+    build(root, folder, model=model, calibration_texts=texts(tmp_path))
     client = connect(":memory:")
-    opened = Opened(folder)
+    opened = IndexReader(folder)
     finder = Qdrant(client, opened)
     assert finder.sync() == (18, 0)
     plain = Options(sentences=False)
@@ -112,7 +113,7 @@ def test_qdrant_finds_what_the_index_finds_and_is_kept_in_step(tmp_path: Path) -
     (root / "01.png").unlink()
     photo(root / "02.png", 50)
     refresh(folder, model=model)
-    later = Qdrant(client, Opened(folder))
+    later = Qdrant(client, IndexReader(folder))
     assert later.sync() == (1, 2)
     assert later.sync() == (0, 0)
 
@@ -168,16 +169,16 @@ def test_names_that_no_terminal_should_obey_are_shown_as_escapes(
     root = photos(tmp_path / "photos", 3)
     odd = os.fsdecode(b"\x1b[31m\xff\n.png")
     photo(root / odd, 9)
-    (root / "bad\x1b.png").write_bytes(b"no picture")
+    (root / "bad\x1b.png").write_bytes(b"no image")
     out = tmp_path / "answers.json"
-    index = ["--model", made / "model", "--out", tmp_path / "index", "--null", texts(tmp_path)]
+    index = ["--model", made / "model", "--out", tmp_path / "index", "--calibration-texts", texts(tmp_path)]
     assert call("index", "build", root, *index) == 0
     page = tmp_path / "page.html"
     assert call("search", tmp_path / "index", TEXTS[0], "--json", out, "--html", page) == 0
     said = capsys.readouterr().out
     assert "\x1b" not in said
-    assert "damaged image: bad\\x1b.png" in said
-    hits = json.loads(out.read_text(encoding="utf-8"))["answers"][0]["hits"]
+    assert "corrupt image: bad\\x1b.png" in said
+    hits = json.loads(out.read_text(encoding="utf-8"))["results"][0]["hits"]
     assert odd in [hit["path"] for hit in hits]
     assert call("search", tmp_path / "\x1b", "A dog.") == 2
     assert "\x1b" not in capsys.readouterr().err

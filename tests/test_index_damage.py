@@ -15,12 +15,11 @@ from servers import running, until
 from grainline import files
 from grainline.errors import UserError
 from grainline.index import inverted, store
-from grainline.index.inverted import nearest
-from grainline.index.reader import Opened
+from grainline.index.inverted import open_candidates
+from grainline.index.reader import IndexReader
 from grainline.index.results import Hit
 from grainline.index.search import open_index
-from grainline.index.segment import TOKENS
-from grainline.index.store import Column, new_part, read_manifest, write_manifest
+from grainline.index.store import TOKENS, Column, new_part, read_manifest, write_manifest
 from grainline.index.sync import add, build, remove
 from grainline.web.engine import Engine
 
@@ -45,7 +44,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inverted, "EXACT", 15)
-        build(photos(folder / "photos", 18), folder / "index", model=MODEL, null=texts(folder), chunk=10)
+        build(
+            photos(folder / "photos", 18),
+            folder / "index",
+            model=MODEL,
+            calibration_texts=texts(folder),
+            chunk=10,
+        )
     return folder
 
 
@@ -66,17 +71,17 @@ def files_of(index: Path) -> list[Path]:
     return [path for path in sorted(index.rglob("*")) if path.is_file() and path.name != "lock"]
 
 
-def answers(index: Path, picture: Path) -> list[tuple[Hit, ...]]:
+def answers(index: Path, image: Path) -> list[tuple[Hit, ...]]:
     found = open_index(index, MODEL)
-    return [answer.hits for answer in (*found.search(QUERIES, 18), *found.search_images([picture], 18))]
+    return [answer.hits for answer in (*found.search(QUERIES, 18), *found.search_images([image], 18))]
 
 
 def test_a_flipped_bit_in_any_file_is_found_or_changes_no_answer(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inverted, "EXACT", 15)
-    index, picture = made / "index", made / "photos" / "04.png"
-    expected = answers(index, picture)
+    index, image = made / "index", made / "photos" / "04.png"
+    expected = answers(index, image)
     found: dict[str, int] = {}
     for i, path in enumerate(files_of(index)):
         name = path.relative_to(index).as_posix()
@@ -84,7 +89,7 @@ def test_a_flipped_bit_in_any_file_is_found_or_changes_no_answer(
         for j, place in enumerate(PLACES):
             with flipped(path, place, bit=(i + 3 * j) % 8):
                 try:
-                    mine, said = answers(index, picture), ""
+                    mine, said = answers(index, image), ""
                 except UserError as error:
                     mine, said = expected, str(error)
             assert mine == expected, (name, place)
@@ -95,8 +100,8 @@ def test_a_flipped_bit_in_any_file_is_found_or_changes_no_answer(
                 assert path.name in said, name
                 assert name == "manifest.json" or path.parent.name in said, name
     unread = {name for name, number in found.items() if not number}
-    texts_only = {name for name in found if name.startswith("nulls/") and name.endswith(".npy")}
-    derived = {name for name in found if name.startswith("near/")}
+    texts_only = {name for name in found if name.startswith("calibration/") and name.endswith(".npy")}
+    derived = {name for name in found if name.startswith("ann/")}
     assert unread == texts_only | derived, "the first are read by writers, the second are made again"
     assert all(number == len(PLACES) for name, number in found.items() if name not in unread)
 
@@ -105,7 +110,7 @@ def test_what_is_damaged_is_never_copied(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made, tmp_path / "copy")
     root, index = tmp_path / "copy" / "photos", tmp_path / "copy" / "index"
     write_manifest(index, read_manifest(index)._replace(root=str(root.resolve())))
-    shutil.rmtree(index / "near", ignore_errors=True)
+    shutil.rmtree(index / "ann", ignore_errors=True)
     photo(root / "new.png", 77)
     shutil.copyfile(root / "04.png", root / "twin.png")  # its arrays are copied from those of 04.png
     gone = [
@@ -135,9 +140,9 @@ def test_a_scan_of_all_vectors_is_refused_where_one_of_them_is_damaged(made: Pat
     index = made / "index"
     for path in sorted((index / "segments").glob("*/vectors.npy")):
         with flipped(path, 1.0, bit=3):
-            opened = Opened(index)
+            opened = IndexReader(index)
             with pytest.raises(UserError, match=r"vectors\.npy is not what was written"):
-                nearest(index, opened.segments)
+                open_candidates(index, opened.segments)
             with pytest.raises(UserError, match=r"vectors\.npy is not what was written"):
                 _ = opened.vectors
 
@@ -145,7 +150,7 @@ def test_a_scan_of_all_vectors_is_refused_where_one_of_them_is_damaged(made: Pat
 def test_a_server_says_that_its_index_is_damaged_and_where(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "index", tmp_path / "index")
     engine = Engine(tmp_path / "index", MODEL)
-    opened = engine.now.searched.opened
+    opened = engine.now.image_index.reader
     column = opened.segments[0].arrays[TOKENS]
     with running(engine) as client:
         column._unchecked[:] = True  # as if no page had been read yet
@@ -199,7 +204,7 @@ def test_only_pages_that_are_read_are_checked_and_each_of_them_once(
     pieces = [length for length in read if length]
     others = (
         -(-path.stat().st_size // PAGE) - 2
-    )  # without the damaged page and the next, of a damaged row alone
+    )  # without the damaged page and the next, of a corrupt row alone
     assert len(pieces) == others + len(hurt), "whole pages once, the damaged one each time"
     for rows in (slice(0, 400, 100), np.arange(1000) == 0, 0, np.array([], int)):
         assert (column[rows] == array[rows]).all()
@@ -226,7 +231,7 @@ def test_rows_of_many_pages_are_checked_to_their_end(tmp_path: Path) -> None:
 
 def test_arrays_keep_no_file_open(made: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
-    opened = open_index(made / "index", MODEL).opened
+    opened = open_index(made / "index", MODEL).reader
     assert len(opened) == 18
     assert not before or len(list(Path("/proc/self/fd").iterdir())) == before
 

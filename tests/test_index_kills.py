@@ -29,7 +29,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_index_as_it_was(
 ) -> None:
     model = tiny_model()
     root, out = photos(tmp_path / "photos", 4), tmp_path / "index"
-    build(root, out, model=model, null=texts(tmp_path), chunk=2)
+    build(root, out, model=model, calibration_texts=texts(tmp_path), chunk=2)
     before, whole = tree(out), content(out)
     photo(root / "new.png", 9)
     (root / "01.png").rename(root / "moved.png")
@@ -37,7 +37,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_index_as_it_was(
     for number in range(9):
         with monkeypatch.context() as patch:
             patch.setattr(files, "sync", failing(number))
-            patch.setattr("grainline.index.segment.sync", files.sync)
+            patch.setattr("grainline.index.store.sync", files.sync)
             try:
                 refresh(out, model=model, chunk=9)
             except UserError as error:

@@ -12,12 +12,11 @@ from indexes import TEXTS, photo, photos, texts, tiny_model
 from grainline.files import discard
 from grainline.index import candidates, inverted
 from grainline.index.candidates import APPROXIMATE, Exact
-from grainline.index.inverted import Inverted, keep, nearest, read_kept
-from grainline.index.reader import Opened
+from grainline.index.inverted import Inverted, open_candidates, read_inverted, update_inverted
+from grainline.index.reader import IndexReader
 from grainline.index.results import Options
 from grainline.index.search import Index, check, open_index
-from grainline.index.segment import VECTORS, Row, Segment, open_segment, write_segment
-from grainline.index.store import SEGMENTS, read_manifest
+from grainline.index.store import SEGMENTS, VECTORS, Row, Segment, open_segment, read_manifest, write_segment
 from grainline.index.sync import add, build, refresh, remove
 from grainline.model import Model
 
@@ -128,7 +127,7 @@ def test_the_scan_numbers_live_rows_only_and_takes_the_first_of_equals() -> None
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An index of a hundred pictures is a large one here."""
+    """An index of a hundred images is a large one here."""
     monkeypatch.setattr(inverted, "EXACT", 100)
 
 
@@ -153,7 +152,7 @@ def exact_of(segments: list[Segment]) -> Exact:
 
 def agrees(segments: list[Segment], folder: Path, k: int = 10) -> float:
     """Share of the true neighbours that the stored file finds when every list is looked into."""
-    finder = nearest(folder, segments)
+    finder = open_candidates(folder, segments)
     assert isinstance(finder, Inverted)
     finder.how.nprobe = finder.index.nlist
     queries = clusters(30, 0.5, seed=77)
@@ -167,23 +166,23 @@ def test_a_stored_file_is_read_not_made_and_finds_the_neighbours(
 ) -> None:
     pytest.importorskip("faiss")
     segments = parts(tmp_path, [300, 200, 400])
-    assert nearest(tmp_path, segments).note.startswith("all 900 pictures were compared one by one")
-    keep(tmp_path, segments)
-    monkeypatch.setattr(inverted, "_made", lambda _: pytest.fail("it was made again"))
+    assert open_candidates(tmp_path, segments).note.startswith("all 900 images were compared one by one")
+    update_inverted(tmp_path, segments)
+    monkeypatch.setattr(inverted, "_build", lambda _: pytest.fail("it was made again"))
     assert agrees(segments, tmp_path) > 0.95
-    assert nearest(tmp_path, segments).note == APPROXIMATE
-    keep(tmp_path, segments)
-    assert [path.name for path in (tmp_path / "near").iterdir()] == ["00000001"]
+    assert open_candidates(tmp_path, segments).note == APPROXIMATE
+    update_inverted(tmp_path, segments)
+    assert [path.name for path in (tmp_path / "ann").iterdir()] == ["00000001"]
 
 
 def test_removed_rows_are_never_found_and_new_ones_are_before_they_are_added(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     segments = parts(tmp_path, [300, 300])
-    keep(tmp_path, segments)
+    update_inverted(tmp_path, segments)
     segments[0] = buried(segments[0], list(range(0, 300, 10)))
     segments += parts(tmp_path, [5], first=2)
     assert agrees(segments, tmp_path) > 0.95
-    finder = nearest(tmp_path, segments)
+    finder = open_candidates(tmp_path, segments)
     new = segments[2].arrays[VECTORS].whole()
     newest = exact_of(segments).top(new, 1)
     assert finder.top(new, 1).row.tolist() == newest.row.tolist()
@@ -192,64 +191,64 @@ def test_removed_rows_are_never_found_and_new_ones_are_before_they_are_added(tmp
     gone = finder.top(segments[0].arrays[VECTORS][::10], 5)
     assert all(len(set(row)) == 5 for row in gone.row.tolist()), "no row stands for a removed one"
     assert gone.score.max() < 0.99
-    keep(tmp_path, segments)
-    assert [path.name for path in (tmp_path / "near").iterdir()] == ["00000001"], "so few are not worth it"
+    update_inverted(tmp_path, segments)
+    assert [path.name for path in (tmp_path / "ann").iterdir()] == ["00000001"], "so few are not worth it"
 
 
 def test_many_new_rows_are_added_and_what_grew_or_shrank_much_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("faiss")
-    real, made = inverted._made, list[int]()
-    monkeypatch.setattr(inverted, "_made", lambda s: made.append(len(s)) or real(s))
+    real, made = inverted._build, list[int]()
+    monkeypatch.setattr(inverted, "_build", lambda s: made.append(len(s)) or real(s))
     segments = parts(tmp_path, [300, 300])
-    keep(tmp_path, segments)
+    update_inverted(tmp_path, segments)
     segments += parts(tmp_path, [200], first=2)
-    keep(tmp_path, segments)
-    kept = read_kept(tmp_path)
+    update_inverted(tmp_path, segments)
+    kept = read_inverted(tmp_path)
     assert kept is not None
     assert (kept.index.ntotal, kept.trained, made) == (800, 600, [2])
     assert agrees(segments, tmp_path) > 0.95
     segments += parts(tmp_path, [500], first=3)
-    keep(tmp_path, segments)
+    update_inverted(tmp_path, segments)
     assert made == [2, 4]
     segments = [segments[0], buried(segments[3], list(range(300)))]
-    keep(tmp_path, segments)
+    update_inverted(tmp_path, segments)
     assert made == [2, 4, 2]
     assert agrees(segments, tmp_path) > 0.95
-    assert [path.name for path in (tmp_path / "near").iterdir()] == ["00000004"]
-    keep(tmp_path, [segments[1]._replace(part=segments[1].part._replace(dead=tuple(range(450))))])
-    assert not (tmp_path / "near").exists(), "few pictures need none"
+    assert [path.name for path in (tmp_path / "ann").iterdir()] == ["00000004"]
+    update_inverted(tmp_path, [segments[1]._replace(part=segments[1].part._replace(dead=tuple(range(450))))])
+    assert not (tmp_path / "ann").exists(), "few images need none"
 
 
 @pytest.mark.parametrize("name", ["vectors.faiss", "state.json"])
 def test_a_damaged_file_is_not_used_and_made_anew(name: str, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     segments = parts(tmp_path, [300])
-    keep(tmp_path, segments)
-    path = tmp_path / "near" / "00000001" / name
+    update_inverted(tmp_path, segments)
+    path = tmp_path / "ann" / "00000001" / name
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    assert read_kept(tmp_path) is None
-    finder = nearest(tmp_path, segments)
+    assert read_inverted(tmp_path) is None
+    finder = open_candidates(tmp_path, segments)
     assert isinstance(finder, Exact)
     assert f"grainline index refresh {tmp_path}" in finder.note
-    keep(tmp_path, segments)
+    update_inverted(tmp_path, segments)
     assert agrees(segments, tmp_path) > 0.95
 
 
 def test_vectors_of_another_segment_by_the_same_name_are_not_taken_from_the_file(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     segments = parts(tmp_path, [300, 300])
-    keep(tmp_path, segments)
+    update_inverted(tmp_path, segments)
     discard(tmp_path / SEGMENTS / "00000001")
     target = tmp_path / SEGMENTS / "00000001"
     rows = [Row(f"x{j}.png", f"x {j}", 1, 1) for j in range(300)]
     other = write_segment(target, rows, {VECTORS: clusters(300, 0.5, seed=44)})
     segments[1] = open_segment(target, other)
     assert agrees(segments, tmp_path) > 0.95
-    finder = nearest(tmp_path, segments)
+    finder = open_candidates(tmp_path, segments)
     assert isinstance(finder, Inverted)
     assert finder.rest.living == 300
 
@@ -257,19 +256,19 @@ def test_vectors_of_another_segment_by_the_same_name_are_not_taken_from_the_file
 def test_a_newer_file_that_is_spoilt_leaves_the_older_one_in_use(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     segments = parts(tmp_path, [300])
-    keep(tmp_path, segments)
-    shutil.copytree(tmp_path / "near" / "00000001", tmp_path / "near" / "00000002")
-    (tmp_path / "near" / "00000002" / "vectors.faiss").write_bytes(b"")
-    assert isinstance(nearest(tmp_path, segments), Inverted)
+    update_inverted(tmp_path, segments)
+    shutil.copytree(tmp_path / "ann" / "00000001", tmp_path / "ann" / "00000002")
+    (tmp_path / "ann" / "00000002" / "vectors.faiss").write_bytes(b"")
+    assert isinstance(open_candidates(tmp_path, segments), Inverted)
 
 
 def test_without_faiss_every_vector_is_compared_and_a_note_says_what_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segments = parts(tmp_path, [300])
-    keep(tmp_path, segments)
+    update_inverted(tmp_path, segments)
     monkeypatch.setitem(sys.modules, "faiss", None)
-    finder = nearest(tmp_path, segments)
+    finder = open_candidates(tmp_path, segments)
     assert "pip install 'grainline[search]'" in finder.note
     queries = clusters(5, 0.5, seed=8)
     expected = best(
@@ -277,7 +276,7 @@ def test_without_faiss_every_vector_is_compared_and_a_note_says_what_helps(
     )
     assert finder.top(queries, 10).row.tolist() == expected.tolist()
     segments += parts(tmp_path, [300], first=1)
-    keep(tmp_path, segments)  # and a writer without it does its work
+    update_inverted(tmp_path, segments)  # and a writer without it does its work
 
 
 # The inverted file of an index
@@ -294,24 +293,24 @@ def test_an_index_keeps_its_inverted_file_up_to_date(
     pytest.importorskip("faiss")
     monkeypatch.setattr(inverted, "EXACT", 15)
     root, out = photos(tmp_path / "photos", 20), tmp_path / "index"
-    build(root, out, model=model, null=texts(tmp_path), chunk=8)
-    kept = read_kept(out)
+    build(root, out, model=model, calibration_texts=texts(tmp_path), chunk=8)
+    kept = read_inverted(out)
     assert kept is not None
     assert kept.index.ntotal == 20
     photo(root / "new.png", 70)
     add(out, [root / "new.png"], model=model)
     remove(out, ["02.png"])
-    kept = read_kept(out)
+    kept = read_inverted(out)
     assert kept is not None
     assert {part.name for part in kept.parts} == {part.name for part in read_manifest(out).segments}
     found = open_index(out, model).search([TEXTS[0]], 20, PLAIN._replace(shortlist=19))[0]
     assert found.notes == (APPROXIMATE,)
-    opened = Opened(out)
+    opened = IndexReader(out)
     exact = Index(opened, model, Exact(opened.vectors, opened.live)).search([TEXTS[0]], 20, PLAIN)[0]
     scores = {hit.path: hit.score for hit in exact.hits}
     assert all(hit.score == pytest.approx(scores[hit.path]) for hit in found.hits)
-    discard(out / "near")
+    discard(out / "ann")
     assert "one by one" in open_index(out, model).search([TEXTS[0]], 2, PLAIN)[0].notes[0]
     assert check(out) == 20
     refresh(out, model=model)
-    assert read_kept(out) is not None
+    assert read_inverted(out) is not None

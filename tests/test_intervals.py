@@ -85,9 +85,9 @@ def test_intervals_of_a_median_hold_the_truth_as_often_as_they_say() -> None:
     )
 
 
-def test_five_captions_of_a_picture_are_not_five_independent_queries() -> None:
+def test_five_captions_of_a_image_are_not_five_independent_queries() -> None:
     def captions(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        hard = generator.random(80)  # every picture has its own difficulty
+        hard = generator.random(80)  # every image has its own difficulty
         return (generator.random((80, 5)) < hard[:, None]).astype(float).ravel(), np.repeat(np.arange(80), 5)
 
     assert coverage(captions, 0.5, 200) >= 0.9

@@ -1,4 +1,4 @@
-"""What SEPS and LAPS keep of a picture, and what words find in it, against loops; and `show` of it."""
+"""What SEPS and LAPS keep of an image, and what words find in it, against loops; and `show` of it."""
 
 from pathlib import Path
 from typing import Any
@@ -18,42 +18,40 @@ from grainline.config import override, parse
 from grainline.errors import UserError
 from grainline.evaluation.pages import shown as drawn
 from grainline.evaluation.pages.shown import (
-    TIMES,
-    end_of_scale,
     kept_of,
     matches,
     refuse_unshown,
     stays,
     summed,
 )
-from grainline.methods.base import Keeping
+from grainline.evaluation.text_attention import TIMES, end_of_scale
 from grainline.methods.laps import LAPS, LAPSConfig
-from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Kept
+from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.methods.seps import SEPS
 from grainline.model import Model
 from grainline.report.heatmap import AGAINST, FOR
 from grainline.report.panels import (
     DIM,
     SIGN,
+    ImagePanels,
+    LegendEntry,
     Panel,
-    Shown,
-    Signed,
-    alone,
-    counted,
+    enlarged_image,
     legend,
-    over,
+    patch_count,
+    selected_patches,
     shares,
-    together,
+    two_selections,
     write_rows,
 )
 from grainline.types import Encoded, rows
 
 Capture = pytest.CaptureFixture[str]
 WAYS = [(x,) for x in KINDS] + [
-    ("aggregate=null",),
-    ("aggregate=null", "branches=dense"),
+    ("aggregation_ratio=null",),
+    ("aggregation_ratio=null", "branches=dense"),
     ("use_rest=false", "use_cls=false"),
-    ("keep=1.0", "leaky=true", "matching=mean"),
+    ("keep_ratio=1.0", "leaky_cosine=true", "matching=mean"),
     ("image.pool=mean", "matching=topk"),
 ]
 
@@ -62,35 +60,36 @@ WAYS = [(x,) for x in KINDS] + [
 
 
 def slowly(method: Any, a: Encoded, b: Encoded) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Of one pair: the decisions of each branch, [L], shares of patches and class token in each token that is
-    compared, [P, L + 1], and the tokens themselves, [P, D].
+    """Of one pair: the decisions of each branch, [L], shares of patches in each token that is compared,
+    [P, L], and the tokens themselves, [P, D].
     """
-    s, v = method.selector, a.tokens[0, :-2]
+    s, v = method.selector, a.tokens[0]
     number, words = len(v), b.tokens[0][b.mask[0]]
     scores = patch_scores(method, a, words)
-    kept = [decision(x, s.staying, None, a.image, b.item) for x in scores]
+    kept = [decision(x, s.keep_number, None, a.image, b.item) for x in scores]
     made_of = []
     logits = None if s.slots is None else s.slots(v)
     for c in range(s.slot_number):
-        share = torch.zeros(number + 1).double()
+        share = torch.zeros(number).double()
         for d in kept:
             e = torch.stack([logits[c, i].exp() * d[i] for i in range(number)])
-            share[:-1] += e / e.sum() / len(kept)
+            share += e / e.sum() / len(kept)
         made_of.append(share)
     if s.slots is None:
         for i in range(number):
             if any(d[i] for d in kept):
-                made_of.append(torch.eye(number + 1)[i].double())
-    spare = torch.zeros(number + 1).double()
+                made_of.append(torch.eye(number)[i].double())
+    spare = torch.zeros(number).double()
     for x, d in zip(scores, kept, strict=True):
         e = torch.stack([x[i].exp() * (1 - d[i]) for i in range(number)])
-        spare[:-1] += e / e.sum().clamp(min=1e-9) / len(kept)
-    if s.choice.rest and s.staying < number:
+        spare += e / e.sum().clamp(min=1e-9) / len(kept)
+    if s.choice.use_rest and s.keep_number < number:
         made_of.append(spare)
-    if a.mask[0, -2]:
-        made_of.append(torch.eye(number + 1)[-1].double())
-    every = torch.stack(made_of)
-    return kept, every, every @ a.tokens[0, :-1]
+    tokens = torch.stack(made_of) @ v
+    if a.extra.has_cls[0]:
+        made_of.append(torch.zeros(number).double())
+        tokens = torch.cat([tokens, a.extra.cls])
+    return kept, torch.stack(made_of), tokens
 
 
 def laps() -> LAPS:
@@ -100,7 +99,7 @@ def laps() -> LAPS:
 
 @torch.no_grad()
 def pairs(changes: tuple[str, ...]) -> tuple[SEPS | LAPS, Encoded, Encoded]:
-    """A method with four pictures and a text beside each."""
+    """A method with four images and a text beside each."""
     method = laps() if changes == ("laps",) else made(*changes)
     a, b = sides(method)
     return method, a, rows(rows(b, b.item >= 0), torch.arange(4))
@@ -110,7 +109,7 @@ def pairs(changes: tuple[str, ...]) -> tuple[SEPS | LAPS, Encoded, Encoded]:
 def test_what_is_kept_and_found_is_what_a_loop_finds(changes: tuple[str, ...]) -> None:
     method, a, b = pairs(changes)
     with torch.no_grad():
-        found = method.keeps(a, b)
+        found = method.select_patches(a, b)
         for i in range(4):
             mine = rows(a, slice(i, i + 1)), rows(b, slice(i, i + 1))
             kept, made_of, tokens = slowly(method, *mine)
@@ -119,14 +118,14 @@ def test_what_is_kept_and_found_is_what_a_loop_finds(changes: tuple[str, ...]) -
             assert (found.by_text is None) == (method.selector.choice.branches == "dense")
             assert (found.by_description is None) == (method.selector.choice.branches in ("sparse", "joint"))
             real = found.real[i]
-            torch.testing.assert_close(found.made_of[i][real], made_of, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(found.shares[i][real], made_of, rtol=1e-9, atol=1e-9)
             words = unit(b.tokens[i][b.mask[i]])
             places = real.nonzero()[:, 0].tolist()
-            for m, column in enumerate(found.told[i].nonzero()[:, 0].tolist()):
+            for m, column in enumerate(found.words[i].nonzero()[:, 0].tolist()):
                 cosines = [float(unit(token) @ words[m]) for token in tokens]
                 best = max(range(len(cosines)), key=cosines.__getitem__)
                 assert int(found.token[i, column]) == places[best]
-                assert float(found.found[i, column]) == pytest.approx(cosines[best], abs=1e-9)
+                assert float(found.cosine[i, column]) == pytest.approx(cosines[best], abs=1e-9)
 
 
 @pytest.mark.parametrize("changes", [*WAYS, ("laps",)], ids=lambda x: "-".join(x))
@@ -134,17 +133,18 @@ def test_what_is_shown_is_what_is_scored(changes: tuple[str, ...]) -> None:
     """The score that is shown is that of `score`, and the mean of finds is the term of the words in it."""
     method, a, b = pairs(changes)
     with torch.no_grad():
-        found = method.keeps(a, b)
+        found = method.select_patches(a, b)
         torch.testing.assert_close(found.score, method.score(a, b).diagonal())
         relevance = method.selector.relevance
         relevance.patches = relevance.words = None
         relevance.means = True
         means = method.score(a, b).diagonal()
         for i in range(4):
-            told = found.told[i]
+            told = found.words[i]
             count = (lambda x: torch.where(x < 0, 0.1 * x, x)) if relevance.leaky else (lambda x: x)
-            words = count(found.found[i][told]).mean()
-            tokens = unit(found.made_of[i][found.real[i]] @ a.tokens[i, :-1])
+            words = count(found.cosine[i][told]).mean()
+            is_cls = torch.tensor([kind == CLASS for kind in found.kind]).double()[:, None]
+            tokens = unit((found.shares[i] @ a.tokens[i] + is_cls * a.extra.cls[i])[found.real[i]])
             each = count(tokens @ unit(b.tokens[i][b.mask[i]]).T).amax(1).mean()
             torch.testing.assert_close(words + each, means[i])
 
@@ -153,14 +153,16 @@ def test_kinds_of_tokens_and_sums_of_shares() -> None:
     a, b = sides(made())
     method = made()
     b = rows(rows(b, b.item >= 0), torch.arange(4))
-    found = method.keeps(a, b)
+    found = method.select_patches(a, b)
     assert found.kind == [SLOT] * 3 + [REST, CLASS]
-    assert made("aggregate=null", "use_rest=false").keeps(a, b).kind == [PATCH] * 16 + [CLASS]
-    torch.testing.assert_close(found.made_of.sum(-1), torch.ones(4, 5).double())
+    assert made("aggregation_ratio=null", "use_rest=false").select_patches(a, b).kind == [PATCH] * 16 + [
+        CLASS
+    ]
+    torch.testing.assert_close(found.shares.sum(-1), torch.tensor([1.0, 1, 1, 1, 0]).double().expand(4, 5))
     assert found.score.grad_fn is None
     for name in ("seps", "laps"):
-        assert isinstance(tiny_model(name).method, Keeping)
-    assert not isinstance(tiny_model("vse").method, Keeping)
+        assert isinstance(tiny_model(name).method, SelectsPatches)
+    assert not isinstance(tiny_model("vse").method, SelectsPatches)
 
 
 # What is drawn
@@ -186,26 +188,26 @@ def middle(image: Image.Image, row: int, column: int, side: int = 40) -> np.ndar
 
 
 def test_what_stays_is_clear_and_what_does_not_is_dark(tmp_path: Path) -> None:
-    picture = squared(tmp_path)
-    plain = Image.fromarray(over(picture, 40))
-    image = alone(picture, FIRST, 40)
+    image = squared(tmp_path)
+    plain = Image.fromarray(enlarged_image(image, 40))
+    canvas = selected_patches(image, FIRST, 40)
     for row, column in np.ndindex(GRID, GRID):
-        mine, before = middle(image, row, column), middle(plain, row, column)
+        mine, before = middle(canvas, row, column), middle(plain, row, column)
         if FIRST[row, column]:
             assert np.array_equal(mine, before)
         else:
             assert np.ptp(mine.astype(int), axis=-1).max() == 0, "grey"
             assert mine.max() <= DIM * 255 + 1
-    edge = np.asarray(image)[5, 28:32]
+    edge = np.asarray(canvas)[5, 28:32]
     assert {tuple(pixel) for pixel in edge} >= {(0, 0, 0), (255, 255, 255)}, "a line around what stays"
 
 
 def test_who_alone_keeps_a_patch_is_told_by_the_direction_of_stripes(tmp_path: Path) -> None:
-    picture = squared(tmp_path)
-    plain = Image.fromarray(over(picture, 40))
-    image = together(picture, FIRST, SECOND, 40)
+    image = squared(tmp_path)
+    plain = Image.fromarray(enlarged_image(image, 40))
+    canvas = two_selections(image, FIRST, SECOND, 40)
     for row, column in np.ndindex(GRID, GRID):
-        mine, before = middle(image, row, column), middle(plain, row, column)
+        mine, before = middle(canvas, row, column), middle(plain, row, column)
         orange, blue = ((mine == colour).all(-1) for colour in (FOR, AGAINST))
         first, second = FIRST[row, column], SECOND[row, column]
         assert orange.any() == (first and not second)
@@ -223,35 +225,35 @@ def test_counts_of_the_legend_add_up_to_all_patches() -> None:
     said = [line.words.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
     assert said == ["both 2, 12 %", "caption alone 2, 12 %", "description alone 2, 12 %", "neither 10, 62 %"]
     assert [line.alt for line in lines] == ["clear", "rising stripes", "falling stripes", "dark"]
-    assert counted(FIRST | SECOND) == "6 of 16 patches, 38 %"
-    looks = {line.sign.tobytes() for line in lines}
+    assert patch_count(FIRST | SECOND) == "6 of 16 patches, 38 %"
+    looks = {line.swatch.tobytes() for line in lines}
     assert len(looks) == 4
-    grey = {line.sign.convert("L").tobytes() for line in lines}
+    grey = {line.swatch.convert("L").tobytes() for line in lines}
     assert len(grey) == 4, "not by colour alone"
 
 
 def test_shares_of_a_token_are_orange_where_it_is_made_of(tmp_path: Path) -> None:
-    picture, share = squared(tmp_path), np.zeros((GRID, GRID))
+    image, share = squared(tmp_path), np.zeros((GRID, GRID))
     share[2, 1], share[0, 3] = 0.75, 0.25
-    image = shares(picture, share, 0.75, 40)
-    bare = shares(picture, np.zeros((GRID, GRID)), 0.75, 40)
-    assert (np.asarray(bare) == over(picture, 40)).all()
+    canvas = shares(image, share, 0.75, 40)
+    bare = shares(image, np.zeros((GRID, GRID)), 0.75, 40)
+    assert (np.asarray(bare) == enlarged_image(image, 40)).all()
     for row, column in np.ndindex(GRID, GRID):
-        same = (middle(image, row, column) == middle(bare, row, column)).all()
+        same = (middle(canvas, row, column) == middle(bare, row, column)).all()
         assert same == (share[row, column] == 0)
-    assert np.asarray(image)[20, 10:20].max() == 0, "the frame around the greatest share"
-    assert np.asarray(image)[0, 30:40].max() > 0
+    assert np.asarray(canvas)[20, 10:20].max() == 0, "the frame around the greatest share"
+    assert np.asarray(canvas)[0, 30:40].max() > 0
 
 
-def a_kept(**changes: Any) -> Kept:
-    """One picture of four patches with four words, the third of which is padding, and five tokens."""
+def a_kept(**changes: Any) -> Selection:
+    """One image of four patches with four words, the third of which is padding, and five tokens."""
     made_of = torch.tensor([[0.5, 0.5, 0, 0, 0], [0, 0.25, 0.75, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]])
-    found = Kept(
+    found = Selection(
         torch.tensor([[True, True, False, False]]),
         torch.tensor([[False, True, True, False]]),
         torch.tensor([1.5]),
         [SLOT, SLOT, REST, CLASS],
-        made_of[None],
+        made_of[None, :, :-1],
         torch.ones(1, 4).bool(),
         torch.tensor([[True, True, False, True, True]]),
         torch.tensor([[1, 3, 0, 1, 2]]),
@@ -285,11 +287,11 @@ def test_words_stand_over_the_token_that_they_find(monkeypatch: pytest.MonkeyPat
 
 
 def test_each_choice_that_there_is_has_its_panel(tmp_path: Path) -> None:
-    picture = squared(tmp_path)
-    one, other, both = stays(a_kept(), picture, (2, 2), joint=True)
+    image = squared(tmp_path)
+    one, other, both = stays(a_kept(), image, (2, 2), joint=True)
     assert [x.words for x in (one, other)] == ["kept for the caption", "kept for the description"]
-    assert one.image.tobytes() == alone(picture, np.array([[1, 1], [0, 0]], bool), 300).tobytes()
-    assert other.image.tobytes() == alone(picture, np.array([[0, 1], [1, 0]], bool), 300).tobytes()
+    assert one.image.tobytes() == selected_patches(image, np.array([[1, 1], [0, 0]], bool), 300).tobytes()
+    assert other.image.tobytes() == selected_patches(image, np.array([[0, 1], [1, 0]], bool), 300).tobytes()
     assert both.below == "3 of 4 patches, 75 %"
     assert [line.words[:-1].split(",")[0] for line in both.legend] == [
         "both 1",
@@ -301,8 +303,8 @@ def test_each_choice_that_there_is_has_its_panel(tmp_path: Path) -> None:
         ({"by_description": None}, "kept for caption and description, which choose by one score"),
         ({"by_text": None}, "kept for the description"),
     ):
-        assert [panel.words for panel in stays(a_kept(**gone), picture, (2, 2), joint=True)] == [words]
-    (alone_,) = stays(a_kept(by_description=None), picture, (2, 2), joint=False)
+        assert [panel.words for panel in stays(a_kept(**gone), image, (2, 2), joint=True)] == [words]
+    (alone_,) = stays(a_kept(by_description=None), image, (2, 2), joint=False)
     assert alone_.words == "kept for the caption"
     assert alone_.below == "2 of 4 patches, 50 %"
 
@@ -336,7 +338,7 @@ def test_the_command_shows_what_is_kept_with_captions_and_descriptions(
     assert all(alts)
     assert alts.count("rising stripes") == alts.count("falling stripes") == 4
     assert "full orange: 1 " in page.words
-    asked = kept_of(model, model.seen(tmp_path / "b.png"), ["A red dog."], "The cat.")
+    asked = kept_of(model, model.cropped(tmp_path / "b.png"), ["A red dog."], "The cat.")
     assert f"Caption 1, score {float(asked.score[0]):.3f}: A red dog." in page.words
     with Image.open(png) as figure:
         assert figure.height > 1000
@@ -353,15 +355,15 @@ def test_laps_shows_what_its_captions_keep_and_reads_no_description(tmp_path: Pa
     assert "laps reads none" in complaint(capsys, *given, "--descriptions", told)
     with pytest.raises(UserError, match=r"^laps keeps patches for a text; give --text"):
         refuse_unshown(model, [])
-    assert end_of_scale(model, model.seen(tmp_path / "a.png")) == min(1, TIMES / 4)
+    assert end_of_scale(model, model.cropped(tmp_path / "a.png")) == min(1, TIMES / 4)
 
 
 def test_heads_stand_above_their_rows_and_signs_below_their_panels(tmp_path: Path) -> None:
     red, lime = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "lime")
-    signs = [Signed(Image.new("RGB", (36, 20), "blue"), "blue", "one")] * 3
+    signs = [LegendEntry(Image.new("RGB", (36, 20), "blue"), "blue", "one")] * 3
 
     def tall(heads: tuple[str, ...], legend: Any = ()) -> int:
-        one = Shown("one", red, [[Panel("a", lime, legend=legend)], [Panel("b", lime)]], heads)
+        one = ImagePanels("one", red, [[Panel("a", lime, legend=legend)], [Panel("b", lime)]], heads)
         write_rows(tmp_path / "a.png", [one], "title", "rule")
         with Image.open(tmp_path / "a.png") as figure:
             return figure.height

@@ -53,15 +53,15 @@ def test_a_converted_folder_gives_the_library_our_ids_and_our_cosines(kind: str,
     ids = mine.tokenizer.encode(TEXTS, 14).ids
     assert read(TEXTS, truncation=True)["input_ids"] == ids
     pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
-    pictures = [Image.fromarray(x) for x in pixels]
+    images = [Image.fromarray(x) for x in pixels]
     processor = transformers.AutoProcessor.from_pretrained(out)
-    given = processor(text=TEXTS, images=pictures, padding="max_length", truncation=True, return_tensors="pt")
+    given = processor(text=TEXTS, images=images, padding="max_length", truncation=True, return_tensors="pt")
     model = transformers.AutoModel.from_pretrained(out).eval()
     assert given["input_ids"].shape == (len(TEXTS), 14)
     assert ("attention_mask" in given) == (kind == "clip"), "SigLIP has learnt to read its padding"
     found = model(**given)
     cosine = nn.functional.normalize(found.image_embeds) @ nn.functional.normalize(found.text_embeds).T
-    torch.testing.assert_close(mine.score(pictures, TEXTS), cosine, rtol=0, atol=1e-5)
+    torch.testing.assert_close(mine.score(images, TEXTS), cosine, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -27,7 +27,7 @@ from vocabularies import CORPUS, PROBES, Sentencepiece, siglip_text, write
 import grainline
 from grainline.data.batches import texts_of
 from grainline.data.captions import clean
-from grainline.data.chunks import encode_parts
+from grainline.data.texts import encode_parts
 from grainline.data.tokenizers.library_tokenizer import LibraryTokenizer
 from grainline.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, read_tokenizer
 from grainline.encoders.pretrained import load_pretrained
@@ -278,7 +278,7 @@ def test_sentences_read_apart_have_their_own_ends_and_count_what_is_left_out(
     alone = [tokenizer.encode([text], 100).ids[0] for text in (first, second, third)]
     cut = tokenizer.encode([first, second], 6)
     assert found.ids == [cut.ids]
-    assert found.lost == [sum(cut.lost) + len(alone[2]) - tokenizer.around]
+    assert found.truncated_tokens == [sum(cut.truncated_tokens) + len(alone[2]) - tokenizer.around]
 
 
 # From strings to vectors
@@ -441,7 +441,7 @@ def test_names_are_read_from_the_cache_of_the_hub(
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_run_keeps_the_tokenizer_it_was_given(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
-    given = [f"data.tokenizer={folders[kind]}", "train.steps=1"]
+    given = [f"data.tokenizer={folders[kind]}", "train.max_steps=1"]
     sets = [x for one in given for x in ("--set", one)]
     assert call("train", recipe(tmp_path, "maxsim"), "--out", tmp_path / "run", *sets) == 0
     model, own = grainline.load(tmp_path / "run"), load_tokenizer(folders[kind])

@@ -60,7 +60,7 @@ def test_a_line_holds_what_was_given_as_plain_numbers(tmp_path: Path) -> None:
             0.5,
             terms=terms,
             counts=[1, torch.tensor(2)],
-            cause="damaged image",
+            cause="corrupt image",
             rate=None,
             ok=True,
         )
@@ -68,7 +68,7 @@ def test_a_line_holds_what_was_given_as_plain_numbers(tmp_path: Path) -> None:
     assert line.pop("time") > 1.6e9
     assert line == {
         "kind": "train", "step": 4, "epoch": 0.5, "terms": {"a": 0.25, "b": 0.5, "n": 3},
-        "counts": [1, 2], "cause": "damaged image", "rate": None, "ok": True,
+        "counts": [1, 2], "cause": "corrupt image", "rate": None, "ok": True,
     }  # fmt: skip
 
 
@@ -102,11 +102,11 @@ def test_a_note_is_written_and_shown(tmp_path: Path) -> None:
     console = Console(file=io.StringIO())
     with open_log(tmp_path, console=console) as log:
         log.note(
-            "3 of 900 samples replaced: [damaged] image", 7, 1.0, kind="damage", causes={"damaged image": 3}
+            "3 of 900 samples replaced: [corrupt] image", 7, 1.0, kind="corrupt", causes={"corrupt image": 3}
         )
-    assert console.file.getvalue() == "3 of 900 samples replaced: [damaged] image\n"  # type: ignore[attr-defined]
+    assert console.file.getvalue() == "3 of 900 samples replaced: [corrupt] image\n"  # type: ignore[attr-defined]
     line = read_log(tmp_path)[0]
-    assert (line["kind"], line["step"], line["causes"]) == ("damage", 7, {"damaged image": 3})
+    assert (line["kind"], line["step"], line["causes"]) == ("corrupt", 7, {"corrupt image": 3})
 
 
 # Resuming
@@ -152,7 +152,7 @@ def test_a_new_run_does_not_overwrite_the_log_of_another(tmp_path: Path) -> None
         steps(log, 1, 2)
     text = message(lambda: open_log(tmp_path))
     assert text.endswith(
-        "log.jsonl is the log of an earlier run: go on with --resume, or choose another --out"
+        "log.jsonl is the log of an earlier run: continue with --resume, or choose another --out"
     )
     assert len(read_log(tmp_path)) == 2
 
@@ -192,7 +192,7 @@ def test_a_full_disk_ends_the_run_with_one_line(
     with open_log(tmp_path) as log, monkeypatch.context() as patch:
         patch.setattr(os, call, full)
         text = message(lambda: log.write("train", 1, 0.0) or log.sync())
-    assert text == f"cannot write {log.path}: no space left on device; mend it and go on with --resume"
+    assert text == f"cannot write {log.path}: no space left on device; mend it and continue with --resume"
 
 
 # Progress

@@ -15,19 +15,25 @@ from test_suite import Colours, Cosine, InMemory, painted, words
 
 from grainline.data.benchmarks.long_captions import DCI, DOCCI, IIW, LongCaptions, ShareGPT4V, Urban1k
 from grainline.data.formats import plain as jsonlist
+from grainline.data.formats.joined import Joined
 from grainline.data.formats.plain import elements
 from grainline.data.formats.table import Table
-from grainline.data.open_source import Joined, open_source, open_sources
-from grainline.data.record import Damaged, Record, Source
+from grainline.data.open_source import open_source, open_sources
+from grainline.data.record import CorruptSample, Record, Source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.long import DEFAULT, RULES, under
 from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.outcome import Options
 from grainline.evaluation.result import read
-from grainline.evaluation.suites.registry import long_suite, retrieval_suite
+from grainline.evaluation.suite import Settings
+from grainline.evaluation.suites.long_retrieval import (
+    RULES,
+    LongRetrievalOptions,
+    LongRetrievalSuite,
+    under,
+)
+from grainline.evaluation.suites.retrieval import RetrievalSuite
 from grainline.evaluation.table import tables
 from grainline.training.recipe import read_recipe
-from grainline.training.run import run
+from grainline.training.run import train
 
 Capture = pytest.CaptureFixture[str]
 TEN = range(10)
@@ -35,14 +41,14 @@ COLOURS = [(20 * i, 250 - 20 * i, 9 * i) for i in TEN]
 
 
 def text(i: int) -> str:
-    """What a tiny colour reader makes of a picture: a period in a number, a line that ends without one."""
+    """What a tiny colour reader makes of an image: a period in a number, a line that ends without one."""
     return f"{words(COLOURS[i])} 3.5 m. Wide\nNear </s> it {i}."
 
 
 REJOINED = [f"{words(COLOURS[i])} 3. 5 m. Wide. Near. it {i}" for i in TEN]
 
 
-def pictures(folder: Path, names: list[str]) -> Path:
+def images(folder: Path, names: list[str]) -> Path:
     for i, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), COLOURS[i % 10]).save(folder / name, format="PNG")
@@ -60,14 +66,14 @@ def written(path: Path, content: Any) -> Path:
 
 
 def dci(folder: Path) -> list[str]:
-    """The archive of DCI, extracted, with the pictures in photos/."""
+    """The archive of DCI, extracted, with the images in photos/."""
     for i in TEN:
         short, extra = text(i).split("\n")
         fields = {"image": f"sa_{i}.jpg", "short_caption": short, "extra_caption": extra, "mask_data": {}}
         written(folder / "complete" / f"{100 + i}-data.json", fields)
         written(folder / "annotations" / f"{100 + i}-data.json", fields)
     written(folder / "splits.json", {"train": ["100-data.json"], "valid": [], "test": []})
-    pictures(folder / "photos", [f"sa_{i}.jpg" for i in TEN])
+    images(folder / "photos", [f"sa_{i}.jpg" for i in TEN])
     return [str(folder)]
 
 
@@ -82,7 +88,7 @@ def docci(folder: Path) -> list[str]:
         for split, number in (("train", 2), ("test", 10), ("qual_dev", 1))
         for i in range(number)
     ]
-    pictures(folder, [f"test_{i}.jpg" for i in TEN] + ["train_0.jpg", "train_1.jpg"])
+    images(folder, [f"test_{i}.jpg" for i in TEN] + ["train_0.jpg", "train_1.jpg"])
     return [str(written(folder / "docci_descriptions.jsonlines", rows))]
 
 
@@ -90,19 +96,19 @@ def urban(folder: Path) -> list[str]:
     """The folder of Long-CLIP, of which only the first lines are read."""
     for i in TEN:
         written(folder / "caption" / f"{i + 1}.txt", text(i))
-    pictures(folder / "image", [f"{i + 1}.jpg" for i in TEN])
+    images(folder / "image", [f"{i + 1}.jpg" for i in TEN])
     return [str(folder)]
 
 
 def urban_file(folder: Path) -> list[str]:
     notes = [{"image_id": i, "image": f"{i + 1}.jpg", "caption": text(i)} for i in TEN]
-    pictures(folder, [f"{i + 1}.jpg" for i in TEN])
+    images(folder, [f"{i + 1}.jpg" for i in TEN])
     return [str(written(folder / "annotations.json", {"annotations": notes}))]
 
 
 def share(folder: Path) -> list[str]:
     rows = [turns(f"sam/sa_{i}.jpg", text(i)) for i in TEN]
-    pictures(folder, [f"sam/sa_{i}.jpg" for i in TEN])
+    images(folder, [f"sam/sa_{i}.jpg" for i in TEN])
     return [str(written(folder / "share-captioner.json", rows))]
 
 
@@ -112,7 +118,7 @@ def turns(image: str, told: str) -> dict[str, Any]:
 
 
 def iiw(folder: Path) -> list[str]:
-    """Three files, whose pictures lie in one folder; two of them name pictures without a suffix."""
+    """Three files, whose images lie in one folder; two of them name images without a suffix."""
     rows: dict[str, list[dict[str, str]]] = {"IIW-400": [], "DOCCI_Test": [], "DCI_Test": []}
     for i in TEN:
         if i < 6:
@@ -122,7 +128,7 @@ def iiw(folder: Path) -> list[str]:
         else:
             rows["DCI_Test"].append({"image": f"sa_{i}.jpg", "IIW": text(i), "ex_id": "x"})
     names = [f"aar_test_{i}.jpg" for i in range(6)] + ["test_6.jpg", "test_7.jpg", "sa_8.jpg", "sa_9.jpg"]
-    pictures(folder, names)
+    images(folder, names)
     return [str(written(folder / name / "data.jsonl", found)) for name, found in rows.items()]
 
 
@@ -138,7 +144,7 @@ MADE: dict[str, tuple[Callable[[Path], list[str]], type, str, list[str]]] = {
 
 
 def opened(name: str, folder: Path) -> Source:
-    """The set, with --images where its pictures do not stand where its files say."""
+    """The set, with --images where its images do not stand where its files say."""
     return open_sources(MADE[name][0](folder), images=str(folder) if name == "iiw" else None)
 
 
@@ -146,10 +152,10 @@ def texts(source: Source) -> list[str]:
     return [source[i].captions[0] for i in range(len(source))]
 
 
-def measured(source: Source, protocol: str = DEFAULT) -> tuple[Encodings, Any]:
-    read_as, card = under(source, protocol)
-    data = encode_source(Colours(), read_as)._replace(card=card)
-    return data, long_suite(Cosine(), data, Options(protocol=protocol, resamples=20))
+def measured(source: Source, protocol: str = "default") -> tuple[Encodings, Any]:
+    suite = LongRetrievalSuite(LongRetrievalOptions(protocol=protocol))
+    data = suite.encode(Colours(), source)  # type: ignore[arg-type]
+    return data, suite.measure(Cosine(), data, Settings(resamples=20))
 
 
 # the files
@@ -175,17 +181,15 @@ def test_another_file_named_as_a_set_is_one_line(name: str, tmp_path: Path) -> N
         UserError, match=r"is not (DOCCI|Urban-1k|ShareGPT4V|Image)|holds no JSON files of DCI"
     ):
         open_source(f"{name}:{path}")
-    pictures(tmp_path, ["a.jpg"])
+    images(tmp_path, ["a.jpg"])
     assert isinstance(open_source(str(other)), Table)
 
 
-def test_sets_without_their_pictures_say_where_to_put_them(tmp_path: Path) -> None:
+def test_sets_without_their_images_say_where_to_put_them(tmp_path: Path) -> None:
     (path,) = docci(tmp_path)
     for file in tmp_path.glob("*.jpg"):
         file.unlink()
-    with pytest.raises(
-        UserError, match=r"none of the 10 .*--images DIR, the folder of the pictures of DOCCI"
-    ):
+    with pytest.raises(UserError, match=r"none of the 10 .*--images DIR, the folder of the images of DOCCI"):
         open_source(path)
 
 
@@ -201,7 +205,7 @@ def test_dci_is_read_from_the_archive_or_the_folder_of_its_files(tmp_path: Path)
         {"image": "sa_6.jpg", "short_caption": "A.", "extra_caption": " "},
     )
     source = open_source(root)
-    with pytest.raises(Damaged, match=r"^damaged row: .*105-data\.json"):
+    with pytest.raises(CorruptSample, match=r"^corrupt row: .*105-data\.json"):
         source[5]
     assert source[6] == Record("sa_6.jpg", source[6].image, ("A.",))
 
@@ -220,7 +224,7 @@ def test_the_first_line_is_read_even_where_it_is_empty(tmp_path: Path) -> None:
     written(tmp_path / "caption" / "2.txt", "\nA street.\n")
     source = open_source(path)
     assert source[1].captions == ("A street.",)
-    with pytest.raises(Damaged, match="missing caption"):
+    with pytest.raises(CorruptSample, match="missing caption"):
         under(source)[0][1]
     assert list(source.keys())[8:] == ["9.jpg", "10.jpg"]  # type: ignore[attr-defined]
 
@@ -228,17 +232,17 @@ def test_the_first_line_is_read_even_where_it_is_empty(tmp_path: Path) -> None:
 def test_folders_of_the_form_of_urban_with_other_names_are_folders(tmp_path: Path) -> None:
     urban(tmp_path)
     written(tmp_path / "caption" / "dog.txt", "A dog.")
-    with pytest.raises(UserError, match="pictures without captions"):
+    with pytest.raises(UserError, match="images without captions"):
         open_source(str(tmp_path))
     assert len(open_source(f"urban-1k:{tmp_path}")) == 11
     notes = [{"image_id": 0, "image": "dog.jpg", "caption": "A dog."}]
-    pictures(tmp_path, ["dog.jpg"])
+    images(tmp_path, ["dog.jpg"])
     assert isinstance(open_source(str(written(tmp_path / "a.json", {"annotations": notes}))), Table)
 
 
 def test_sv_is_the_beginning_of_its_file(tmp_path: Path) -> None:
     rows = [turns(f"{i}.jpg", f"Text {i}.\nEnd.") for i in range(1003)]
-    pictures(tmp_path, ["0.jpg"])
+    images(tmp_path, ["0.jpg"])
     source = open_source(str(written(tmp_path / "sv.json", rows)))
     few, card = under(source, "sv-1k")
     assert (len(source), len(few), card.pairs) == (1003, 1000, 1000)
@@ -257,26 +261,26 @@ def test_sv_is_the_beginning_of_its_file(tmp_path: Path) -> None:
         open_source(f"sharegpt4v:{tmp_path / 'sv.json'}?rows=0")
 
 
-def test_rows_of_sv_without_a_picture_or_a_turn_are_damaged(tmp_path: Path) -> None:
+def test_rows_of_sv_without_a_image_or_a_turn_are_damaged(tmp_path: Path) -> None:
     rows = [
         turns("0.jpg", "A."),
         {"id": "x", "conversations": turns("", "B.")["conversations"]},
         {"image": "1.jpg"},
     ]
-    pictures(tmp_path, ["0.jpg"])
+    images(tmp_path, ["0.jpg"])
     source = open_source(str(written(tmp_path / "sv.json", rows)))
     for i, why in ((1, "no image"), (2, "no second turn")):
-        with pytest.raises(Damaged, match=f"damaged row: .*row {i + 1} .{why}"):
+        with pytest.raises(CorruptSample, match=f"corrupt row: .*row {i + 1} .{why}"):
             source[i]
 
 
-def test_a_picture_named_again_keeps_its_first_text(tmp_path: Path) -> None:
+def test_a_image_named_again_keeps_its_first_text(tmp_path: Path) -> None:
     rows = [turns("0.jpg", "A."), turns("1.jpg", "B."), turns("0.jpg", "C.")]
-    pictures(tmp_path, ["0.jpg", "1.jpg"])
+    images(tmp_path, ["0.jpg", "1.jpg"])
     source = open_source(str(written(tmp_path / "sv.json", rows)))
     assert isinstance(source, LongCaptions)
     assert texts(source) == ["A.", "B."]
-    assert source.remarks == ("1 texts beyond the first of their picture are left out",)
+    assert source.remarks == ("1 texts beyond the first of their image are left out",)
     assert measured_notes(source)[0] == source.remarks[0]
 
 
@@ -284,14 +288,16 @@ def measured_notes(source: Source) -> tuple[str, ...]:
     rows = [
         Record(r.key, r.image, (f"{i} 9 9",)) for i, r in enumerate(source[i] for i in range(len(source)))
     ]
-    data = encode_source(Colours(), InMemory(rows))._replace(card=under(source)[1], remarks=source.remarks)  # type: ignore[attr-defined]
-    notes: tuple[str, ...] = long_suite(Cosine(), data, Options(DEFAULT, resamples=5)).notes
+    data = encode_source(Colours(), InMemory(rows))._replace(
+        collected={"long-retrieval": under(source)[1]}, remarks=source.remarks
+    )  # type: ignore[attr-defined]
+    notes: tuple[str, ...] = LongRetrievalSuite().measure(Cosine(), data, Settings(resamples=5)).notes
     return notes
 
 
-def test_pictures_of_imageinwords_may_lie_apart(tmp_path: Path) -> None:
+def test_images_of_imageinwords_may_lie_apart(tmp_path: Path) -> None:
     files = iiw(tmp_path)
-    pictures(tmp_path / "apart" / "DOCCI_Test", ["test_6.jpg", "test_7.jpg"])
+    images(tmp_path / "apart" / "DOCCI_Test", ["test_6.jpg", "test_7.jpg"])
     (alone,) = (file for file in files if "DOCCI" in file)
     source = open_source(f"iiw:{alone}?images={tmp_path / 'apart'}")
     assert [source[i].key for i in range(2)] == ["test_6", "test_7"]
@@ -375,7 +381,9 @@ def test_the_metrics_are_those_of_retrieval_on_these_texts(name: str, tmp_path: 
     source = opened(name, tmp_path)
     data, result = measured(source)
     told = [Record(source[i].key, source[i].image, (MADE[name][3][i],)) for i in TEN]
-    plain = retrieval_suite(Cosine(), encode_source(Colours(), InMemory(told)), Options(resamples=20))
+    plain = RetrievalSuite().measure(
+        Cosine(), encode_source(Colours(), InMemory(told)), Settings(resamples=20)
+    )
     assert result.metrics == plain.metrics
     assert result.queries == plain.queries
     assert data.strings == tuple(MADE[name][3])
@@ -383,25 +391,21 @@ def test_the_metrics_are_those_of_retrieval_on_these_texts(name: str, tmp_path: 
     rule = RULES[result.protocol]
     card = result.settings["card"]
     assert card["set"] == rule.name
-    assert card["pictures"] == f"10 of {rule.pairs:,}: {rule.pictures}"
-    assert set(card) == {"set", "protocol", "text", "pictures", "captions", "ranks", "papers"}
-    assert f"10 pictures here, {rule.pairs:,} in {rule.name}: its recalls are others" in result.notes
+    assert card["images"] == f"10 of {rule.pairs:,}: {rule.images}"
+    assert set(card) == {"set", "protocol", "text", "images", "captions", "ranks", "papers"}
+    assert f"10 images here, {rule.pairs:,} in {rule.name}: its recalls are others" in result.notes
 
 
-def test_texts_of_two_pictures_are_counted_and_tie() -> None:
+def test_texts_of_two_images_are_counted_and_tie() -> None:
     data = encode_source(Colours(), InMemory([painted(0), painted(1, [words((250, 10, 10))]), painted(2)]))
-    result = long_suite(Cosine(), data._replace(card=under(InMemory([]))[1]), Options(resamples=5))
-    assert "1 texts stand at another picture too, word for word: they tie exactly" in result.notes
-    assert result.metric("image to text R@1").ties == 2, "both pictures find the text twice"
-    assert result.settings["card"]["pictures"] == "3: all"
+    data = data._replace(collected={"long-retrieval": under(InMemory([]))[1]})
+    result = LongRetrievalSuite().measure(Cosine(), data, Settings(resamples=5))
+    assert "1 texts stand at another image too, word for word: they tie exactly" in result.notes
+    assert result.metric("image to text R@1").ties == 2, "both images find the text twice"
+    assert result.settings["card"]["images"] == "3: all"
 
 
-def test_a_result_under_another_protocol_is_refused(tmp_path: Path) -> None:
-    data, _ = measured(opened("sharegpt4v", tmp_path))
-    with pytest.raises(UserError, match=r"^protocol is 'sv-10k'; .* was read under 'sv-1k'"):
-        long_suite(Cosine(), data, Options(protocol="sv-10k"))
-    with pytest.raises(UserError, match="encoded without a card; long-retrieval needs one"):
-        long_suite(Cosine(), data._replace(card=None), Options())
+def test_an_unknown_protocol_is_refused() -> None:
     with pytest.raises(UserError, match="allowed for long-retrieval: default, plain, dci"):
         under(InMemory([]), "coco-1k")
 
@@ -412,7 +416,7 @@ def test_a_result_under_another_protocol_is_refused(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
-    run(read_recipe(recipe(folder), []), folder / "run")
+    train(read_recipe(recipe(folder), []), folder / "run")
     return folder / "run"
 
 
@@ -426,16 +430,16 @@ def test_the_card_stands_in_table_page_and_json(trained: Path, tmp_path: Path, c
     wide = StringIO()
     for each in tables(result):
         Console(file=wide, width=1000).print(each)
-    assert (result.suite, result.protocol, result.settings["protocol"]) == ("long-retrieval", "iiw", "iiw")
+    assert (result.suite, result.protocol) == ("long-retrieval", "iiw")
     for name, said in result.settings["card"].items():
         assert said in wide.getvalue()
         assert said.replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#39;") in page, name
     assert "protocol iiw" in shown
     assert "Text to image, best to worst" in page
-    assert call(*asked, "--data", *paths, "--against", tmp_path / "r.json") == 0
-    assert "against" in capsys.readouterr().out
+    assert call(*asked, "--data", *paths, "--compare-to", tmp_path / "r.json") == 0
+    assert "compared to" in capsys.readouterr().out
     line = complaint(
-        capsys, *asked, "--data", *paths, "--protocol", "plain", "--against", tmp_path / "r.json"
+        capsys, *asked, "--data", *paths, "--set", "protocol=plain", "--compare-to", tmp_path / "r.json"
     )
     assert "results with protocol plain and iiw cannot be compared" in line
 
@@ -445,24 +449,24 @@ def test_any_source_runs_under_the_plain_card(trained: Path, tmp_path: Path) -> 
     asked = ("evaluate", trained, "--suite", "long-retrieval", "--data", "scenes:dev?count=6", "--json", out)
     assert call(*asked, "--captions", "first") == 0
     card = read(out).settings["card"]
-    assert (card["protocol"], card["text"], card["pictures"]) == ("plain", "the first caption", "6: all")
+    assert (card["protocol"], card["text"], card["images"]) == ("plain", "the first caption", "6: all")
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (
-            ("--protocol", "coco-1k"),
-            "--protocol is 'coco-1k'; allowed are default, plain, dci, docci, urban-1k",
+            ("--set", "protocol=coco-1k"),
+            "field 'protocol' is 'coco-1k': Input should be 'default', 'plain', 'dci', 'docci', 'urban-1k'",
         ),
         (
-            ("--protocol", "sv-1k"),
+            ("--set", "protocol=sv-1k"),
             "reads the files of SV-1k (ShareGPT4V), and scenes:dev?count=4 is not these",
         ),
-        (("--captions", "each"), "--captions is 'each'; long-retrieval takes one text a picture"),
+        (("--captions", "each"), "--captions is 'each'; long-retrieval reads one text an image"),
         (
-            ("--suite", "retrieval", "--protocol", "dci"),
-            "--protocol is 'dci'; allowed are plain, coco-5k, coco-1k",
+            ("--suite", "retrieval", "--set", "protocol=dci"),
+            "field 'protocol' is 'dci': Input should be 'plain', 'coco-5k', 'coco-1k'",
         ),
     ],
 )
@@ -482,7 +486,7 @@ def test_the_real_files_are_as_they_were_described(shared_data: Path, tmp_path: 
     city = folder / "urban1k" / "annotations.json"
     if not all(file.is_file() for file in (*files, city)):
         pytest.skip(f"no ImageInWords or Urban-1k below {folder}")
-    pictures(tmp_path, ["aar_test_04600.jpg", "sa_1545038.jpg", "test_00731.jpg", "1.jpg"])
+    images(tmp_path, ["aar_test_04600.jpg", "sa_1545038.jpg", "test_00731.jpg", "1.jpg"])
     whole, card = under(open_sources([str(file) for file in files], images=str(tmp_path)))
     assert (card.protocol, len(whole), card.pairs) == ("iiw", 612, 612)
     assert [whole[i].key for i in (0, 400, 512)] == ["aar_test_04600", "sa_1545038.jpg", "test_00731"]

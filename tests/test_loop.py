@@ -18,20 +18,20 @@ from grainline.data.transforms import TrainTransform
 from grainline.errors import UserError
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.training import loop
-from grainline.training.config import TrainConfig
 from grainline.training.log import read_log
-from grainline.training.loop import Run, train
+from grainline.training.loop import Run, train_loop
+from grainline.training.recipe import TrainConfig
 from grainline.training.schedule import rate
 from grainline.training.step import compile_layers, step
 from grainline.types import Clock
 
 CPU = torch.device("cpu")
 SETTINGS: dict[str, Any] = {
-    "steps": 6,
-    "batch": 8,
+    "max_steps": 6,
+    "global_batch_size": 8,
     "precision": "fp32",
     "log_every": 2,
-    "optimizer": {"lr": 0.03, "decay": 0.1, "eps": 1e-3, "schedule": {"kind": "cosine", "warmup": 2}},
+    "optimizer": {"lr": 0.03, "weight_decay": 0.1, "eps": 1e-3, "schedule": {"kind": "cosine", "warmup": 2}},
 }
 
 
@@ -95,9 +95,9 @@ def by_hand(tokenizer: Tokenizer, accumulate: int, clip: float | None, reshuffle
 def test_a_run_is_the_loop_that_anyone_would_write(
     tmp_path: Path, tokenizer: Tokenizer, accumulate: int, clip: float | None, reshuffle: bool
 ) -> None:
-    run = job(tmp_path, tokenizer, accumulate=accumulate, clip=clip, reshuffle=reshuffle)
+    run = job(tmp_path, tokenizer, grad_accum=accumulate, grad_clip=clip, reshuffle=reshuffle)
     before = method(tokenizer).state_dict()
-    train(run, CPU, None)
+    train_loop(run, CPU, None)
     slow = by_hand(tokenizer, accumulate, clip, reshuffle).state_dict()
     assert float(slow["scale.log_scale"].exp()) < 9.001
     for name, value in run.method.state_dict().items():
@@ -108,15 +108,17 @@ def test_a_run_is_the_loop_that_anyone_would_write(
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, while it compiles
-@pytest.mark.parametrize("change", [{"chunk": 3}, {"recompute": True}, {"compile": True}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"grad_cache_chunk": 3}, {"activation_checkpointing": True}, {"compile": True}], ids=str
+)
 def test_saving_memory_and_time_changes_no_weight(
     tmp_path: Path, tokenizer: Tokenizer, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The compiler itself is left out: not every machine has one."""
     monkeypatch.setattr(loop, "compile_layers", partial(compile_layers, backend="eager"))
     plain, saving = job(tmp_path / "a", tokenizer), job(tmp_path / "b", tokenizer, **change)
-    train(plain, CPU, None)
-    train(saving, CPU, None)
+    train_loop(plain, CPU, None)
+    train_loop(saving, CPU, None)
     for a, b in zip(plain.method.parameters(), saving.method.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
@@ -124,7 +126,7 @@ def test_saving_memory_and_time_changes_no_weight(
 def test_the_log_has_a_line_every_so_often_and_at_the_end_of_every_epoch(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    train(job(tmp_path, tokenizer, steps=5), CPU, None)
+    train_loop(job(tmp_path, tokenizer, max_steps=5), CPU, None)
     lines = read_log(tmp_path)
     assert [line["step"] for line in lines if line["kind"] == "train"] == [2, 3, 4, 5]
     assert [line["step"] for line in lines if line["kind"] == "epoch"] == [2, 3, 5]
@@ -134,17 +136,19 @@ def test_the_log_has_a_line_every_so_often_and_at_the_end_of_every_epoch(
 
 
 def test_a_batch_that_cannot_be_made_is_an_error_that_says_why(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"train.batch 12 is more than the 11 pictures of the data; lower it"):
-        train(job(tmp_path, tokenizer, batch=12), CPU, None)
-    with pytest.raises(ValueError, match="batch 8 is not a multiple of accumulate 3"):
-        TrainConfig.model_validate({**SETTINGS, "accumulate": 3})
+    with pytest.raises(
+        UserError, match=r"train.global_batch_size 12 is more than the 11 images of the data; lower it"
+    ):
+        train_loop(job(tmp_path, tokenizer, global_batch_size=12), CPU, None)
+    with pytest.raises(ValueError, match="batch 8 is not a multiple of grad_accum 3"):
+        TrainConfig.model_validate({**SETTINGS, "grad_accum": 3})
 
 
 @pytest.mark.parametrize(("processes", "accumulate", "most"), [(3, 1, 2), (7, 1, 4), (3, 2, 2), (16, 1, 8)])
 def test_processes_that_cannot_share_a_batch_learn_how_many_can(
     processes: int, accumulate: int, most: int
 ) -> None:
-    cfg = TrainConfig.model_validate({**SETTINGS, "accumulate": accumulate})
-    with pytest.raises(UserError, match=f"the most processes that share it equally are {most}$"):
+    cfg = TrainConfig.model_validate({**SETTINGS, "grad_accum": accumulate})
+    with pytest.raises(UserError, match=f"the largest number of processes that divides it is {most}$"):
         cfg.require_batch(100, processes, True)
     cfg.require_batch(100, most, True)

@@ -19,12 +19,12 @@ from grainline.methods.base import Method
 from grainline.model import load
 from grainline.training import step as steps
 from grainline.training.lora import LoraConfig, add_lora
-from grainline.training.optim import Rule, param_groups, train_mode
+from grainline.training.optim import ParamRule, param_groups, train_mode
 from grainline.training.schedule import Constant
 from grainline.training.step import cached_step, step
-from grainline.weights import LORA_SCALE, load_weights, save_weights, state_of
+from grainline.weights import LORA_SCALE, load_weights, plain_state_dict, save_weights
 
-ALL = Rule(pattern=".*")
+ALL = ParamRule(pattern=".*")
 
 
 def adapted(case: str, name: str = "clip", **settings: Any) -> Method:
@@ -39,7 +39,7 @@ def adapted(case: str, name: str = "clip", **settings: Any) -> Method:
     return method
 
 
-def groups_of(method: Method, *rules: Rule, layer_decay: float | None = None) -> dict[str, float]:
+def groups_of(method: Method, *rules: ParamRule, layer_decay: float | None = None) -> dict[str, float]:
     """Rates by name of what learns."""
     groups = param_groups(method, rules, 1.0, 0.0, Constant(), layer_decay)
     return {name: group["lr"] for group in groups for name in group["names"]}
@@ -58,7 +58,11 @@ def encoded(method: Method) -> tuple[Tensor, Tensor]:
 def test_an_adapted_layer_adds_b_times_a() -> None:
     method: Any = adapted("ours")
     layer = method.towers.image.stack.blocks[1].attention.to_out
-    path, state, x = "towers.image.stack.blocks.1.attention.to_out", state_of(method), torch.randn(3, 32)
+    path, state, x = (
+        "towers.image.stack.blocks.1.attention.to_out",
+        plain_state_dict(method),
+        torch.randn(3, 32),
+    )
     slow = x @ state[f"{path}.weight"].T + state[f"{path}.bias"]
     slow += 3.0 / 2 * (x @ state[f"{path}.lora_A.weight"].T) @ state[f"{path}.lora_B.weight"].T
     torch.testing.assert_close(layer(x), slow)
@@ -76,7 +80,7 @@ NUMBERS = {"ours": 2 * 5, "clip": 4 * 5, "siglip": 4 * 4, "vit and bert": 4 * 4,
 
 @pytest.mark.parametrize("case", NUMBERS)
 def test_by_default_the_projections_of_attention_in_both_encoders_are_adapted(case: str) -> None:
-    names = [name for name in state_of(adapted(case)) if name.endswith(".lora_A.weight")]
+    names = [name for name in plain_state_dict(adapted(case)) if name.endswith(".lora_A.weight")]
     assert len(names) == NUMBERS[case], names
     assert not any(
         word in name for name in names for word in ("mlp", "fc", "dense.") if "attention.output" not in name
@@ -86,7 +90,9 @@ def test_by_default_the_projections_of_attention_in_both_encoders_are_adapted(ca
 def test_targets_name_other_layers() -> None:
     method = adapted("ours", targets=r"towers\.text\..*\.mlp\..*|towers\.to_image")
     names = {
-        name.removesuffix(".lora_A.weight") for name in state_of(method) if name.endswith(".lora_A.weight")
+        name.removesuffix(".lora_A.weight")
+        for name in plain_state_dict(method)
+        if name.endswith(".lora_A.weight")
     }
     assert names == {f"towers.text.stack.blocks.{i}.mlp.{j}" for i in (0, 1) for j in (0, 2)} | {
         "towers.to_image"
@@ -97,7 +103,7 @@ def test_targets_name_other_layers() -> None:
 
 def test_no_target_is_a_layer_that_is_never_called() -> None:
     """SigLIP's head reads the weights of its last projection: an adapter there would learn nothing."""
-    names = state_of(adapted("siglip", targets=r"towers\.image\..*out_proj"))
+    names = plain_state_dict(adapted("siglip", targets=r"towers\.image\..*out_proj"))
     assert {name for name in names if ".lora_A." in name} == {
         f"towers.image.model.encoder.layers.{i}.self_attn.out_proj.lora_A.weight" for i in (0, 1)
     }
@@ -147,9 +153,9 @@ def test_adapters_learn_and_what_stands_in_no_encoder(case: str) -> None:
 def test_rules_and_depth_decide_over_adapters_and_the_rest() -> None:
     method = adapted("ours")
     rules = (
-        Rule(pattern="scale.*", lr=0),
-        Rule(pattern=r"towers\.text\..*", lr=0),
-        Rule(pattern=r".*\.lora_A\..*", lr=2),
+        ParamRule(pattern="scale.*", lr_factor=0),
+        ParamRule(pattern=r"towers\.text\..*", lr_factor=0),
+        ParamRule(pattern=r".*\.lora_A\..*", lr_factor=2),
     )
     learning = groups_of(method, *rules, ALL, layer_decay=0.5)
     block = "towers.image.stack.blocks.{}.attention.to_qkv.lora_{}.weight"
@@ -159,12 +165,10 @@ def test_rules_and_depth_decide_over_adapters_and_the_rest() -> None:
 
 
 def test_a_rule_over_nothing_but_what_is_held_is_an_error() -> None:
-    message = (
-        r"rule 'towers\.image\.stem.*' decides only over weights that train.lora holds (towers.image.stem."
-    )
+    message = r"rule 'towers\.image\.stem.*' matches only weights that train.lora freezes (towers.image.stem."
     with pytest.raises(UserError, match=re.escape(message)):
-        groups_of(adapted("ours"), Rule(pattern=r"towers\.image\.stem.*"), ALL)
-    groups_of(adapted("ours"), Rule(pattern=r"towers\.image\.stem.*", lr=0), ALL)
+        groups_of(adapted("ours"), ParamRule(pattern=r"towers\.image\.stem.*"), ALL)
+    groups_of(adapted("ours"), ParamRule(pattern=r"towers\.image\.stem.*", lr_factor=0), ALL)
 
 
 @pytest.mark.parametrize("name", ["clip", "maxsim"])
@@ -219,7 +223,8 @@ def test_a_method_with_adapters_reads_its_own_file_bit_for_bit(tmp_path: Path) -
             p.zero_()
     load_weights(tmp_path / "x.safetensors", other)
     assert all(
-        torch.equal(x, y) for x, y in zip(state_of(method).values(), state_of(other).values(), strict=True)
+        torch.equal(x, y)
+        for x, y in zip(plain_state_dict(method).values(), plain_state_dict(other).values(), strict=True)
     )
 
 
@@ -261,8 +266,8 @@ LORA = (
     "train.lora={rank: 2, alpha: 4, dropout: 0.3}",
     "train.optimizer.layer_decay=0.5",
     "train.optimizer.lr=0.05",
-    "train.keep=9",
-    "train.chunk=5",
+    "train.keep_checkpoints=9",
+    "train.grad_cache_chunk=5",
 )
 
 

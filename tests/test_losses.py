@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from grainline.distributed import finish
+from grainline.distributed import ddp_mean
 from grainline.losses.contrastive import sigmoid, soft_info_nce
 from grainline.methods.base import dot
 from grainline.methods.shared import both_ways
@@ -57,26 +57,26 @@ def test_rows_of_padding_alone_have_no_gradient_and_no_nan() -> None:
 def test_both_ways_is_the_symmetric_loss_of_clip() -> None:
     a, b, key = torch.randn(4, 3), torch.randn(4, 3), torch.arange(4)
     pair = pair_of(a, key, b, key)
-    total = sum(float(t.weight * finish(t.mean)) for t in both_ways(dot, pair, pair).values())
+    total = sum(float(t.weight * ddp_mean(t.mean)) for t in both_ways(dot, pair, pair).values())
     logits = a @ b.T
     expected = -(logits.log_softmax(1).diag() + logits.log_softmax(0).diag()).mean() / 2
     torch.testing.assert_close(total, float(expected))
 
 
-def test_both_ways_with_two_captions_of_one_picture_by_hand() -> None:
-    # one picture with two captions, another with one; cosines 1, 0, 0 and 0, 1, 0
+def test_both_ways_with_two_captions_of_one_image_by_hand() -> None:
+    # one image with two captions, another with one; cosines 1, 0, 0 and 0, 1, 0
     images, texts = torch.eye(2, 3), torch.eye(3)
     pair = pair_of(images, torch.tensor([5, 6]), texts, torch.tensor([5, 6, 6]))
     terms = both_ways(dot, pair, pair)
     first = math.log(math.e + 2) - 1  # one positive of score 1 beside two 0s
     second = math.log(math.e + 2) - 0.5  # positives of score 1 and 0, half the weight each
-    torch.testing.assert_close(float(finish(terms["i2t"].mean)), (first + second) / 2)
+    torch.testing.assert_close(float(ddp_mean(terms["i2t"].mean)), (first + second) / 2)
     up, flat = math.log(math.e + 1) - 1, math.log(2)
-    torch.testing.assert_close(float(finish(terms["t2i"].mean)), (up + up + flat) / 3)
+    torch.testing.assert_close(float(ddp_mean(terms["t2i"].mean)), (up + up + flat) / 3)
     assert [term.weight for term in terms.values()] == [0.5, 0.5]
 
 
-def test_foils_and_padding_ask_for_no_picture_and_only_foils_are_candidates() -> None:
+def test_foils_and_padding_ask_for_no_image_and_only_foils_are_candidates() -> None:
     images, key = torch.eye(2, 3), torch.tensor([0, 1])
     texts = torch.stack([torch.eye(3)[0], torch.eye(3)[1], torch.eye(3)[0], torch.eye(3)[0]])
     item, owner = torch.tensor([0, 1, 2, -1]), torch.tensor([0, 1, -1, -1])  # two texts, a foil, padding
@@ -86,7 +86,7 @@ def test_foils_and_padding_ask_for_no_picture_and_only_foils_are_candidates() ->
     assert int(terms["t2i"].mean.number) == 2
     rival = math.log(2 * math.e + 1) - 1  # the foil scores as high as the caption
     calm = math.log(math.e + 2) - 1
-    torch.testing.assert_close(float(finish(terms["i2t"].mean)), (rival + calm) / 2)
+    torch.testing.assert_close(float(ddp_mean(terms["i2t"].mean)), (rival + calm) / 2)
 
 
 def pair_of(images: Tensor, image_ids: Tensor, texts: Tensor, text_ids: Tensor) -> Pair:

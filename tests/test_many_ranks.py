@@ -13,7 +13,7 @@ from processes import exit_codes, start_ranks
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from grainline.distributed import average
+from grainline.distributed import all_reduce_mean
 from grainline.methods import METHODS
 from grainline.methods.base import Method
 from grainline.training.lora import LoraConfig, add_lora
@@ -27,15 +27,15 @@ CASES = {
 }
 WORLDS = (4, 3, 2)
 LIMIT = timedelta(seconds=120)  # for one exchange
-WHOLE = 12  # pictures over all processes
+WHOLE = 12  # images over all processes
 
 
 DROP = ("image.drop_path=0.3", "text.drop_path=0.3")
 OTHERS = {
     "caft": ("heads=2", "composer.heads=2", "composer.drop_path=0.3"),
     "tgt": ("text.groups=3", "text.later=1", "text.position_dropout=0.5"),
-    "seps": ("keep=0.75", "aggregate=0.7"),
-    "laps": ("keep=0.75", "aggregate=0.7"),
+    "seps": ("keep_ratio=0.75", "aggregation_ratio=0.7"),
+    "laps": ("keep_ratio=0.75", "aggregation_ratio=0.7"),
 }
 NOISY = {name: (name, (*DROP, *OTHERS.get(name, ()))) for name in METHODS} | {
     "caft-segments": ("caft-segments", (*DROP, "image.dropout=0.3")),
@@ -96,13 +96,13 @@ def trained(case: str, rank: int, world: int, training: bool = True) -> dict[str
     for step in range(3):
         loss = objective(images, texts, Clock(step, 0.5, seed=7), chunk)
         loss.total.backward()
-        found |= {f"{case}/{step}/{name}": average(x) for name, x in loss.terms.items()}
+        found |= {f"{case}/{step}/{name}": all_reduce_mean(x) for name, x in loss.terms.items()}
         learning = [p for p in method.parameters() if p.requires_grad]
         grads = [p.grad for p in learning if p.grad is not None]
         assert len(grads) == len(learning)
-        everyones = average(torch.cat([grad.flatten() for grad in grads]))
+        mean_grads = all_reduce_mean(torch.cat([grad.flatten() for grad in grads]))
         with torch.no_grad():
-            for p, grad in zip(learning, everyones.split([p.numel() for p in learning]), strict=True):
+            for p, grad in zip(learning, mean_grads.split([p.numel() for p in learning]), strict=True):
                 p -= 0.05 * grad.view_as(p)
                 p.grad = None
     return found
@@ -112,7 +112,7 @@ TRAINED = (*NOISY, *LIBRARY, "lora")
 
 
 def share(rank: int, world: int) -> tuple[Images, Texts]:
-    """Every so many-th picture of a batch, in float64: parts of texts are not equally many then."""
+    """Every so many-th image of a batch, in float64: parts of texts are not equally many then."""
     images, texts = batch(WHOLE)
     mine = torch.arange(rank, WHOLE, world)
     images = images._replace(pixels=images.pixels.double())
@@ -125,10 +125,10 @@ def measured(case: str, both: tuple[Images, Texts]) -> dict[str, Tensor]:
     method = build(name, change).double()
     loss = Objective(method)(*both, CLOCK, None)
     loss.total.backward()
-    found = {f"{case}/term {term}": average(x) for term, x in loss.terms.items()}
+    found = {f"{case}/term {term}": all_reduce_mean(x) for term, x in loss.terms.items()}
     for parameter, x in method.named_parameters():
         assert x.grad is not None, parameter
-        found[f"{case}/{parameter}"] = average(x.grad)
+        found[f"{case}/{parameter}"] = all_reduce_mean(x.grad)
     return found
 
 

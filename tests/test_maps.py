@@ -1,4 +1,4 @@
-"""Heat of sentences and of the phrases in them: what has a map, one range for a picture, page and PNG."""
+"""Heat of sentences and of the phrases in them: what has a map, one range for an image, page and PNG."""
 
 import re
 from pathlib import Path
@@ -12,10 +12,10 @@ from test_viz import EVIL, Page
 from grainline.data.captions import sentences
 from grainline.data.phrases.patterns import select, words_of
 from grainline.data.phrases.providers import Rules
-from grainline.evaluation.pages.look import SENTENCES, look_at, phrases_of
-from grainline.report.case import Look, Told, look
+from grainline.evaluation.look import SENTENCES, look_at, phrases_of
+from grainline.report.case import Look, SentenceScore, look
 from grainline.report.heatmap import limit_of, overlay
-from grainline.report.page import Gone
+from grainline.report.page import MissingImage
 from grainline.report.png import (
     ABOVE,
     BELOW,
@@ -72,18 +72,18 @@ def slow_phrases(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("method", ["maxsim", "clip"])
 def test_each_phrase_stands_in_its_sentence_with_its_own_score_and_heat(method: str, tmp_path: Path) -> None:
-    model, picture = tiny_model(method), photo(tmp_path / "a.png", 0)
-    found = look_at(model, model.seen(picture), CAPTION)
-    assert [told.text for told in found.told] == [one.text for one in sentences(CAPTION)]
-    assert [[phrase.text for phrase in told.phrases] for told in found.told] == slow_phrases(CAPTION)
-    assert [len(told.phrases) for told in found.told] == [3, 3, 0, 4, 0]
+    model, image = tiny_model(method), photo(tmp_path / "a.png", 0)
+    found = look_at(model, model.cropped(image), CAPTION)
+    assert [told.text for told in found.sentences] == [one.text for one in sentences(CAPTION)]
+    assert [[phrase.text for phrase in told.phrases] for told in found.sentences] == slow_phrases(CAPTION)
+    assert [len(told.phrases) for told in found.sentences] == [3, 3, 0, 4, 0]
     every = [one.text for one in found.texts()]
     assert every[:4] == ["A red cup stands on a table.", "A red cup", "stands on", "a table"]
     assert found.heat is not None
     assert len(found.heat) == len(every) == 5 + 10
     for one, heat in zip(found.texts(), found.heat, strict=True):
-        assert one.score == pytest.approx(float(model.score([picture], [one.text])[0, 0]), abs=1e-5)
-        np.testing.assert_allclose(heat, model.heat(picture, [one.text])[0], atol=1e-5)
+        assert one.score == pytest.approx(float(model.score([image], [one.text])[0, 0]), abs=1e-5)
+        np.testing.assert_allclose(heat, model.heat(image, [one.text])[0], atol=1e-5)
     assert found.left_out == ""
 
 
@@ -99,35 +99,35 @@ def test_a_phrase_is_a_text_of_one_part() -> None:
 def test_without_a_grid_nothing_has_heat_and_no_phrases_are_looked_for(tmp_path: Path) -> None:
     model = tiny_model("clip")
     model.method.towers.image.grid = None
-    found = look_at(model, model.seen(photo(tmp_path / "a.png", 0)), CAPTION)
+    found = look_at(model, model.cropped(photo(tmp_path / "a.png", 0)), CAPTION)
     assert found.heat is None
-    assert [told.phrases for told in found.told] == [[]] * 5
-    assert look_at(model, Gone("away"), CAPTION) == Look(Gone("away"), "")
+    assert [told.phrases for told in found.sentences] == [[]] * 5
+    assert look_at(model, MissingImage("away"), CAPTION) == Look(MissingImage("away"), "")
 
 
 @pytest.mark.parametrize(("number", "left"), [(3, 0), (11, 0), (12, 1), (30, 19)])
 def test_sentences_that_are_left_out_are_said(number: int, left: int) -> None:
     found = look_at(tiny_model("clip"), Image.new("RGB", (8, 8)), many(number))
-    assert len(found.told) == min(number + 1, SENTENCES)
+    assert len(found.sentences) == min(number + 1, SENTENCES)
     assert found.left_out == (left > 0) * f"Left out: {left} of {number + 1} sentences, at the end."
-    assert sum(len(told.phrases) for told in found.told) == 2 * min(number, SENTENCES) + 6 * (not left)
+    assert sum(len(told.phrases) for told in found.sentences) == 2 * min(number, SENTENCES) + 6 * (not left)
 
 
 def test_of_too_many_phrases_those_at_the_end_of_long_sentences_are_left_out_and_it_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, picture = tiny_model("clip"), Image.new("RGB", (8, 8))
-    monkeypatch.setattr("grainline.evaluation.pages.look.PHRASES", 8)
-    found = look_at(model, picture, many(2))
-    kept = [[phrase.text for phrase in told.phrases] for told in found.told]
+    model, image = tiny_model("clip"), Image.new("RGB", (8, 8))
+    monkeypatch.setattr("grainline.evaluation.look.PHRASES", 8)
+    found = look_at(model, image, many(2))
+    kept = [[phrase.text for phrase in told.phrases] for told in found.sentences]
     every = phrases_of(many(2), sentences(many(2)))
     assert [len(inside) for inside in every] == [2, 2, 6]
     assert kept == [every[0], every[1], every[2][:4]]
     assert found.left_out == "Left out: 2 of 10 phrases, at the end of their sentences."
-    monkeypatch.setattr("grainline.evaluation.pages.look.SENTENCES", 2)
-    monkeypatch.setattr("grainline.evaluation.pages.look.PHRASES", 2)
-    found = look_at(model, picture, many(2))
-    assert [len(told.phrases) for told in found.told] == [1, 1], "turn by turn"
+    monkeypatch.setattr("grainline.evaluation.look.SENTENCES", 2)
+    monkeypatch.setattr("grainline.evaluation.look.PHRASES", 2)
+    found = look_at(model, image, many(2))
+    assert [len(told.phrases) for told in found.sentences] == [1, 1], "turn by turn"
     assert found.left_out == (
         "Left out: 1 of 3 sentences, at the end;"
         " 2 of 4 phrases in those shown, at the end of their sentences."
@@ -139,10 +139,14 @@ def test_of_too_many_phrases_those_at_the_end_of_long_sentences_are_left_out_and
 # The page
 
 
-def told(*levels: list[float], text: str = "text") -> tuple[list[Told], np.ndarray]:
+def told(*levels: list[float], text: str = "text") -> tuple[list[SentenceScore], np.ndarray]:
     """Sentences with phrases; each list holds the level of a sentence and those of its phrases."""
     texts = [
-        Told(f"{text} {i}", own, phrases=[Told(f"{text} {i}.{k}", level) for k, level in enumerate(more)])
+        SentenceScore(
+            f"{text} {i}",
+            own,
+            phrases=[SentenceScore(f"{text} {i}.{k}", level) for k, level in enumerate(more)],
+        )
         for i, (own, *more) in enumerate(levels)
     ]
     return texts, np.stack([np.full((40, 40), level) for one in levels for level in one])
@@ -168,7 +172,7 @@ def test_phrases_are_choices_below_their_own_sentence() -> None:
     assert "a phrase" not in look(Look(Image.new("RGB", (40, 40)), "p", texts[1:2], heat[3:4]), "a")
 
 
-def test_phrases_and_sentences_of_a_picture_share_one_range_that_keeps_the_sign() -> None:
+def test_phrases_and_sentences_of_a_image_share_one_range_that_keeps_the_sign() -> None:
     texts, heat = told([0.5, 0.25, -0.75], [0.1])
     one = Look(Image.new("RGB", (40, 40), "white"), "p", texts, heat)
     drawn = look(one, "a")
@@ -186,7 +190,7 @@ def test_phrases_are_escaped_and_listed_without_heat_too() -> None:
     for one in (
         Look(Image.new("RGB", (40, 40)), "p", texts, heat),
         Look(Image.new("RGB", (40, 40)), "p", texts, None),
-        Look(Gone("away"), "", texts),
+        Look(MissingImage("away"), "", texts),
     ):
         page = Page(look(one, "a"))
         assert page.words.count(f"{EVIL} 0.0") == 1
@@ -198,12 +202,16 @@ def test_phrases_are_escaped_and_listed_without_heat_too() -> None:
 
 
 def test_the_rows_of_the_png_are_sentences_with_their_phrases_in_one_range(tmp_path: Path) -> None:
-    picture = Image.new("RGB", (40, 40), (90, 200, 90))
+    image = Image.new("RGB", (40, 40), (90, 200, 90))
     steps = np.linspace(-0.8, 0.8, IN_LINE + 1)
     levels = ([0.5, -1.0, 0.25], [0.75, *steps.tolist()], [-0.25])
     texts, heat = told(*levels, text="$x$ of a sentence")
     plain, its = told([0.5], [0.25])  # without phrases, in cells
-    shown = [Look(picture, "one", texts, heat), Look(Gone("away"), "two"), Look(picture, "three", plain, its)]
+    shown = [
+        Look(image, "one", texts, heat),
+        Look(MissingImage("away"), "two"),
+        Look(image, "three", plain, its),
+    ]
     write_maps(tmp_path / "x.png", shown, "Maps")
     with Image.open(tmp_path / "x.png") as figure:
         pixels = figure.convert("RGB")
@@ -221,11 +229,11 @@ def test_the_rows_of_the_png_are_sentences_with_their_phrases_in_one_range(tmp_p
             for i in range(len(more))
         ]
         for place, level in zip(places, (own, *more), strict=True):
-            wanted = overlay(picture, np.full((40, 40), level), limit=1.0).getpixel((20, 20))
+            wanted = overlay(image, np.full((40, 40), level), limit=1.0).getpixel((20, 20))
             assert at(*place) == pytest.approx(wanted, abs=2)
     last = tops[2] + LARGE + BELOW + SIDE + WORDS + WORDS
-    strong, weak = (overlay(picture, np.full((40, 40), x), limit=0.5).getpixel((20, 20)) for x in (0.5, 0.25))
-    assert at(0.0, last, SIDE) == pytest.approx(strong, abs=2), "each picture has a range of its own"
+    strong, weak = (overlay(image, np.full((40, 40), x), limit=0.5).getpixel((20, 20)) for x in (0.5, 0.25))
+    assert at(0.0, last, SIDE) == pytest.approx(strong, abs=2), "each image has a range of its own"
     assert at(SIDE + SPACE, last, SIDE) == pytest.approx(weak, abs=2)
 
 

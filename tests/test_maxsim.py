@@ -17,7 +17,7 @@ SHARP = 7.0
 
 
 def slow_best(patches: Tensor, seen: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    """The smooth maximum of one token in one picture, and what each real patch adds to it."""
+    """The smooth maximum of one token in one image, and what each real patch adds to it."""
     cosine = torch.stack([patch @ token for patch, real in zip(patches, seen, strict=True) if real])
     weight = (SHARP * cosine).exp() / (SHARP * cosine).exp().sum()
     return (weight * cosine).sum(), weight * cosine
@@ -33,7 +33,7 @@ def slow_score(images: Tensor, seen: Tensor, texts: Tensor, told: Tensor) -> Ten
 
 
 def sides() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Three pictures of five patches, four texts of up to three sentences; two of which share one."""
+    """Three images of five patches, four texts of up to three sentences; two of which share one."""
     images, texts = unit(torch.randn(3, 5, 6).double()), unit(torch.randn(4, 3, 6).double())
     texts[1, 2] = texts[0, 0]
     seen, told = torch.rand(3, 5) > 0.3, torch.rand(4, 3) > 0.3

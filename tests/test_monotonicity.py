@@ -19,34 +19,33 @@ from PIL import Image
 from runs import call, complaint, recipe
 from torch import Tensor
 
-from grainline.data.benchmarks.himo import HimoDocci
+from grainline.data.benchmarks.long_captions import HimoDocci
 from grainline.data.captions import sentences
 from grainline.data.check import check, render
-from grainline.data.chunks import Parted
 from grainline.data.formats.common import digest
 from grainline.data.open_source import open_source
-from grainline.data.record import Damaged, Record
+from grainline.data.record import CorruptSample, Record
+from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
 from grainline.evaluation.collectors.subtexts import EACH, HALVES, THIRDS, boundaries, cumulative, sequences
-from grainline.evaluation.compare import against, pooled
+from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.outcome import Options
-from grainline.evaluation.pages.figure import labels
 from grainline.evaluation.result import Result, from_json, read, to_json
+from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.monotonicity import (
     LONG,
+    MonotonicitySuite,
     correlation,
-    monotonicity_cells,
-    monotonicity_suite,
+    labels,
     rises,
     ties,
 )
 from grainline.model import load
-from grainline.report.charts import Chart, Line, Rising, Series, added, line_chart, rising
-from grainline.report.page import Gone
+from grainline.report.charts import Chart, Line, Series, SubtextScores, added, line_chart, subtext_charts
+from grainline.report.page import MissingImage
 from grainline.report.png import COLUMNS, LINES, _lines, write_png
 from grainline.training.recipe import read_recipe
-from grainline.training.run import run
+from grainline.training.run import train
 from grainline.types import Encoded
 
 Capture = pytest.CaptureFixture[str]
@@ -59,7 +58,7 @@ class Cosine:
     def __init__(self, pairwise: bool) -> None:
         self.pairwise = pairwise
 
-    def held(self, images: Encoded) -> Encoded:
+    def precompute(self, images: Encoded) -> Encoded:
         return images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -75,9 +74,9 @@ class Reader:
         self.method, self.context = Cosine(pairwise), context
         self.cut, self.texts = 0, list[str]()
 
-    def read(self, texts: Sequence[str]) -> Parted:
+    def read(self, texts: Sequence[str]) -> TokenizedParts:
         ids = [[zlib.crc32(word.encode()) for word in text.split()] for text in texts]
-        return Parted(
+        return TokenizedParts(
             [[one[: self.context]] for one in ids], [max(0, len(one) - self.context) for one in ids]
         )
 
@@ -87,7 +86,7 @@ class Reader:
         if images is not None:
             return encoded([[np.asarray(image).mean() / 255, 0.5, 0.1] for image in images])
         self.texts += texts or []
-        self.cut += sum(self.read(texts or []).cut)
+        self.cut += sum(self.read(texts or []).truncated)
         return encoded([self.vector(text) for text in texts or []])
 
     def vector(self, text: str) -> list[float]:
@@ -133,17 +132,17 @@ def caption(i: int, number: int) -> str:
 
 
 def records(numbers: Sequence[int] = (1, 2, 3, 4, 5, 7, 2, 6, 9, 3)) -> list[Record]:
-    picture = [Image.new("RGB", (4, 4), (20 * i + 30,) * 3) for i in range(len(numbers))]
-    return [Record(f"p{i}", picture[i], (caption(i, n),)) for i, n in enumerate(numbers)]
+    image = [Image.new("RGB", (4, 4), (20 * i + 30,) * 3) for i in range(len(numbers))]
+    return [Record(f"p{i}", image[i], (caption(i, n),)) for i, n in enumerate(numbers)]
 
 
 def told(model: Reader, source: Sequence[Record] = (), **settings: Any) -> Encodings:
     found = InMemory(source or records())
-    return encode_source(model, found, subtexts=True, encode_texts=False, **settings)
+    return MonotonicitySuite().encode(model, found, Settings(**settings))
 
 
 def measured(model: Reader, source: Sequence[Record] = (), **settings: Any) -> Result:
-    return monotonicity_suite(model.method, told(model, source), Options(resamples=50, **settings))
+    return MonotonicitySuite().measure(model.method, told(model, source), Settings(resamples=50, **settings))
 
 
 # --- subtexts ---
@@ -209,7 +208,7 @@ def test_a_source_with_subtexts_of_its_own_keeps_them_as_they_are() -> None:
 def test_what_is_read_alike_is_encoded_once_and_ties() -> None:
     model = Reader(context=6)
     data = told(model, records((5, 5)))
-    found = data.subtexts
+    found = data.collected["monotonicity"]
     assert found is not None
     assert len(model.texts) == len(set(model.texts))
     assert len(found.strings) == 10
@@ -221,10 +220,10 @@ def test_what_is_read_alike_is_encoded_once_and_ties() -> None:
     assert data.cut == 8, "texts that were cut, encoded or not"
 
 
-def test_subtexts_that_several_pictures_share_are_encoded_once() -> None:
+def test_subtexts_that_several_images_share_are_encoded_once() -> None:
     model = Reader()
     same = [record._replace(captions=("A dog runs. It is wet.",)) for record in records((1, 1, 1))]
-    found = told(model, same).subtexts
+    found = told(model, same).collected["monotonicity"]
     assert found is not None
     assert model.texts == ["A dog runs.", "A dog runs. It is wet."]
     assert found.of[EACH] == ((0, 1),) * 3
@@ -233,7 +232,7 @@ def test_subtexts_that_several_pictures_share_are_encoded_once() -> None:
 def test_the_first_caption_or_all_of_them() -> None:
     one = Record("a", Image.new("RGB", (4, 4)), ("A dog runs.", "It is wet."))
     for captions, number in (("whole", 2), ("first", 1)):
-        found = told(Reader(), [one, *records((2,))], captions=captions).subtexts
+        found = told(Reader(), [one, *records((2,))], captions=captions).collected["monotonicity"]
         assert found is not None
         assert len(found.of[EACH][0]) == number
 
@@ -289,10 +288,10 @@ def test_metrics_are_those_of_a_loop_over_all_captions(pairwise: bool) -> None:
     result = measured(model)
     wanted: dict[str, list[float]] = {HALVES: [], THIRDS: [], EACH: [], LONG: []}
     for record in records():
-        picture = model.encode(images=[record.image]).vector[0].double()
+        image = model.encode(images=[record.image]).vector[0].double()
         pieces = [s.text for s in sentences(record.captions[0])]
 
-        def scores(ends: Sequence[int], pieces: Sequence[str] = pieces, v: Tensor = picture) -> list[float]:
+        def scores(ends: Sequence[int], pieces: Sequence[str] = pieces, v: Tensor = image) -> list[float]:
             texts = [" ".join(pieces[:end]) for end in ends]
             return [float(model.encode(texts=[t]).vector[0].double() @ v) for t in texts]
 
@@ -313,9 +312,9 @@ def test_metrics_are_those_of_a_loop_over_all_captions(pairwise: bool) -> None:
     assert result.metric(EACH).unit == "correlation"
 
 
-def test_blocks_of_pictures_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_images_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = measured(Reader()).queries
-    monkeypatch.setattr("grainline.evaluation.suites.monotonicity.PICTURES", 3)
+    monkeypatch.setattr("grainline.evaluation.suites.monotonicity.IMAGES", 3)
     assert measured(Reader()).queries == whole
 
 
@@ -366,10 +365,8 @@ def test_captions_with_too_few_sentences_are_left_out_and_counted() -> None:
 def test_what_cannot_be_measured_is_one_line() -> None:
     with pytest.raises(UserError, match="no caption of memory:test has two sentences"):
         measured(Reader(), records((1, 1)))
-    with pytest.raises(UserError, match="encoded without subtexts"):
-        monotonicity_suite(Cosine(False), encode_source(Reader(), InMemory(records())))
-    with pytest.raises(UserError, match="monotonicity suite knows only 'plain'"):
-        measured(Reader(), protocol="coco-5k")
+    with pytest.raises(UserError, match="was encoded for other suites"):
+        MonotonicitySuite().measure(Cosine(False), encode_source(Reader(), InMemory(records())))
 
     class Broken(Reader):
         def vector(self, text: str) -> list[float]:  # noqa: ARG002
@@ -398,26 +395,26 @@ def test_equal_scores_stay_equal_in_the_file_and_others_apart() -> None:
     assert any(ties(one) for one in again)
 
 
-def test_models_of_other_contexts_are_compared_on_the_same_pictures() -> None:
+def test_models_of_other_contexts_are_compared_on_the_same_images() -> None:
     one, two = measured(Reader()), measured(Reader(context=5))
-    found = {difference.name: difference for difference in against(two, one)}
+    found = {difference.name: difference for difference in compare(two, one)}
     assert set(found) == {HALVES, THIRDS, EACH, LONG}
     assert found[EACH].value == pytest.approx(two.metric(EACH).value - one.metric(EACH).value)
     assert re.fullmatch(r"[+-]0\.\d{3}", found[EACH].text(found[EACH].value, "+"))
-    with pytest.raises(UserError, match="asks other pictures"):
-        against(one, measured(Reader(), records((2, 2, 3, 4, 5, 7, 2, 6, 9, 3))))
+    with pytest.raises(UserError, match="asks other images"):
+        compare(one, measured(Reader(), records((2, 2, 3, 4, 5, 7, 2, 6, 9, 3))))
 
 
-def test_the_bootstrap_draws_pictures_and_holds_the_value() -> None:
+def test_the_bootstrap_draws_images_and_holds_the_value() -> None:
     queries = measured(Reader()).queries
-    cells = monotonicity_cells([queries], Options(resamples=300, seed=1))
-    again = monotonicity_cells([queries], Options(resamples=300, seed=1))
+    cells = MonotonicitySuite().metrics([queries], Settings(resamples=300, seed=1))
+    again = MonotonicitySuite().metrics([queries], Settings(resamples=300, seed=1))
     for name, cell in cells.items():
-        assert cell.drawn.shape == (300,)
-        assert np.array_equal(cell.drawn, again[name].drawn)
-        assert cell.drawn.min() <= cell.value <= cell.drawn.max()
+        assert cell.samples.shape == (300,)
+        assert np.array_equal(cell.samples, again[name].samples)
+        assert cell.samples.min() <= cell.value <= cell.samples.max()
     number = len(records())
-    assert len({round(v * number, 6) for v in cells[HALVES].drawn * 9 / number}) <= 10
+    assert len({round(v * number, 6) for v in cells[HALVES].samples * 9 / number}) <= 10
 
 
 # --- HiMo-Docci ---
@@ -437,8 +434,8 @@ def docci(i: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    folder = tmp_path / "pictures"
+def images(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
     folder.mkdir()
     for i in range(3):
         Image.new("RGB", (40, 40), (80 * i, 9, 9)).save(folder / f"test_{i:05}.jpg")
@@ -447,46 +444,46 @@ def pictures(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["himo.json", "himo.jsonl"])
 @pytest.mark.parametrize("number", [1, 3])
-def test_himo_docci_is_found_by_its_look(tmp_path: Path, pictures: Path, name: str, number: int) -> None:
+def test_himo_docci_is_found_by_its_look(tmp_path: Path, images: Path, name: str, number: int) -> None:
     rows = [docci(i) for i in range(number)]
-    source = open_source(himo(tmp_path, rows, name), images=str(pictures))
+    source = open_source(himo(tmp_path, rows, name), images=str(images))
     assert isinstance(source, HimoDocci)
     found = source[number - 1]
     assert found.captions == (rows[-1]["raw_caption"],)
     assert found.subtexts == tuple(rows[-1]["caption"])
     assert (found.key, len(source)) == (rows[-1]["img_path"], number)
-    named = open_source(f"himo-docci:{himo(tmp_path, rows, name)}", images=str(pictures))
+    named = open_source(f"himo-docci:{himo(tmp_path, rows, name)}", images=str(images))
     assert named.fingerprint() == source.fingerprint()
 
 
-def test_damaged_rows_of_himo_docci_are_damaged_samples(tmp_path: Path, pictures: Path) -> None:
+def test_damaged_rows_of_himo_docci_are_damaged_samples(tmp_path: Path, images: Path) -> None:
     path = himo(tmp_path, [docci(0), '{"img_path": ', {"img_path": "test_00001.jpg", "caption": "A dog."}])
-    source = open_source(path, images=str(pictures))
+    source = open_source(path, images=str(images))
     assert source[0].subtexts
     for i in (1, 2):
-        with pytest.raises(Damaged, match="damaged row"):
+        with pytest.raises(CorruptSample, match="corrupt row"):
             source[i]
 
 
-def test_himo_docci_without_its_pictures_is_one_line(tmp_path: Path, capsys: Capture) -> None:
+def test_himo_docci_without_its_images_is_one_line(tmp_path: Path, capsys: Capture) -> None:
     path = himo(tmp_path / "a", [docci(0)])
     said = complaint(capsys, "data", "check", path)
     assert f"under {tmp_path / 'a'}" in said
-    assert "say where they lie with --images DIR, the folder of the pictures of DOCCI" in said
+    assert "say where they lie with --images DIR, the folder of the images of DOCCI" in said
     said = complaint(capsys, "data", "check", path, "--images", tmp_path / "none")
-    assert f"no folder of pictures at {tmp_path / 'none'}" in said
+    assert f"no folder of images at {tmp_path / 'none'}" in said
     other = tmp_path / "rows.json"
     other.write_text(json.dumps([{"image": "a.jpg", "caption": "A dog."}]))
     with pytest.raises(UserError, match="not HiMo-Docci: rows with img_path, caption, raw_caption"):
         open_source(f"himo-docci:{other}")
 
 
-def test_subtexts_are_a_field_of_any_description(tmp_path: Path, pictures: Path) -> None:
+def test_subtexts_are_a_field_of_any_description(tmp_path: Path, images: Path) -> None:
     rows = [{"image": "test_00000.jpg", "caption": "A dog. Wet.", "subtexts": ["A dog.", " A dog. Wet. "]}]
-    source = open_source(himo(tmp_path, rows, "rows.jsonl"), images=str(pictures))
+    source = open_source(himo(tmp_path, rows, "rows.jsonl"), images=str(images))
     assert source[0].subtexts == ("A dog.", "A dog. Wet.")
     plain = [{name: value for name, value in rows[0].items() if name != "subtexts"}]
-    bare = open_source(himo(tmp_path, plain, "bare.jsonl"), images=str(pictures))
+    bare = open_source(himo(tmp_path, plain, "bare.jsonl"), images=str(images))
     assert bare[0].subtexts == ()
     assert bare.fingerprint() == digest(["test_00000.jpg", 1, "A dog. Wet.", ""])
     assert source.fingerprint() == digest(
@@ -494,8 +491,8 @@ def test_subtexts_are_a_field_of_any_description(tmp_path: Path, pictures: Path)
     )
 
 
-def test_check_says_how_many_subtexts_there_are(tmp_path: Path, pictures: Path) -> None:
-    report = check(open_source(himo(tmp_path, [docci(0), docci(1)]), images=str(pictures)), sentences)
+def test_check_says_how_many_subtexts_there_are(tmp_path: Path, images: Path) -> None:
+    report = check(open_source(himo(tmp_path, [docci(0), docci(1)]), images=str(images)), sentences)
     assert report.kind == "HimoDocci"
     assert report.subtexts is not None
     assert report.subtexts.most == 3
@@ -503,11 +500,11 @@ def test_check_says_how_many_subtexts_there_are(tmp_path: Path, pictures: Path) 
     assert "subtexts" not in render(check(InMemory(records((2,))), sentences))
 
 
-def test_the_metrics_of_himo_docci_take_its_own_subtexts(tmp_path: Path, pictures: Path) -> None:
-    source = open_source(himo(tmp_path, [docci(i) for i in range(3)]), images=str(pictures))
+def test_the_metrics_of_himo_docci_take_its_own_subtexts(tmp_path: Path, images: Path) -> None:
+    source = open_source(himo(tmp_path, [docci(i) for i in range(3)]), images=str(images))
     model = Reader(context=99)
-    data = encode_source(model, source, subtexts=True, encode_texts=False)
-    result = monotonicity_suite(model.method, data, Options(resamples=10))
+    data = MonotonicitySuite().encode(model, source)
+    result = MonotonicitySuite().measure(model.method, data, Settings(resamples=10))
     of = result.queries["sequences"]
     assert [of[name]["subtexts"] for name in (HALVES, THIRDS, EACH)] == [[2] * 3, [3] * 3, [3] * 3]
     assert [of[EACH]["scores"][i][0] == of[THIRDS]["scores"][i][0] for i in range(3)] == [True] * 3
@@ -518,11 +515,11 @@ def test_the_real_file_is_as_it_was_described(shared_data: Path, tmp_path: Path)
     path = shared_data / "benchmarks" / "himo-docci" / "himo_docci_data.json"
     if not path.is_file():
         pytest.skip(f"no HiMo-Docci at {path}")
-    with pytest.raises(UserError, match=r"none of the 1000 pictures .*test_00000\.jpg"):
+    with pytest.raises(UserError, match=r"none of the 1000 images .*test_00000\.jpg"):
         open_source(str(path))
     Image.new("RGB", (8, 8)).save(tmp_path / "test_00000.jpg")
     source = open_source(str(path), images=str(tmp_path))
-    every = {key: picture.said for key, picture in zip(source.keys(), source._pictures, strict=True)}  # type: ignore[attr-defined]
+    every = {key: image.captions for key, image in zip(source.keys(), source._images, strict=True)}  # type: ignore[attr-defined]
     assert len(every) == 1000
     of = [said.subtexts for said in every.values()]
     assert Counter(map(len, of)) == {
@@ -549,14 +546,14 @@ def line(model: str, scores: Sequence[float], cut: Sequence[bool] = ()) -> Line:
     return Line(model, scores, list(cut) or [False] * len(scores), correlation(scores))
 
 
-def shown(**changes: Any) -> Rising:
+def shown(**changes: Any) -> SubtextScores:
     texts = ["A <b>dog</b>.", "A <b>dog</b>. It costs $5 and $6.", "A <b>dog</b>. It costs $5 and $6. 狗."]
     lines = [line("a/x (clip)", [0.1, 0.2, 0.2], [False, False, True]), line("b<i>", [0.3, 0.1, 0.4])]
-    return Rising(Image.new("RGB", (30, 30), (9, 90, 9)), "p<1>", texts, lines)._replace(**changes)
+    return SubtextScores(Image.new("RGB", (30, 30), (9, 90, 9)), "p<1>", texts, lines)._replace(**changes)
 
 
 def test_rings_mark_what_was_cut_and_a_sign_what_ties() -> None:
-    page = rising([shown()])
+    page = subtext_charts([shown()])
     assert page.count('class="ring"') == 1
     assert len(re.findall(r'<circle[^>]*fill="var\(--s\d\)"', page)) == 5
     assert page.count(">=</text>") == 1
@@ -593,21 +590,21 @@ def test_the_text_beside_a_chart_has_a_place_for_any_number_of_sentences() -> No
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_the_png_is_a_picture_of_all_samples(tmp_path: Path, number: int) -> None:
-    one = shown(picture=Gone("p1 is gone"))
+def test_the_png_is_a_image_of_all_samples(tmp_path: Path, number: int) -> None:
+    one = shown(image=MissingImage("p1 is gone"))
     write_png(tmp_path / "x" / "f.png", [shown()] * (number - 1) + [one], "Costs $5 and $6")
-    with Image.open(tmp_path / "x" / "f.png") as picture:
-        assert picture.format == "PNG"
-        found = np.asarray(picture.convert("RGB")).astype(int)
+    with Image.open(tmp_path / "x" / "f.png") as image:
+        assert image.format == "PNG"
+        found = np.asarray(image.convert("RGB")).astype(int)
     assert found.shape[1] == 1950
     assert found.shape[0] == round(150 * (1.25 + 2.9 * number))
     near = {
         name: (abs(found - np.array(colour)).sum(-1) < 30).sum()
-        for name, colour in {"first": (0, 98, 163), "second": (184, 74, 0), "picture": (9, 90, 9)}.items()
+        for name, colour in {"first": (0, 98, 163), "second": (184, 74, 0), "image": (9, 90, 9)}.items()
     }
     assert near["first"] > 300 * number
     assert near["second"] > 300 * number
-    assert (near["picture"] > 10_000) == (number > 1)
+    assert (near["image"] > 10_000) == (number > 1)
     assert [path.name for path in (tmp_path / "x").iterdir()] == ["f.png"]
 
 
@@ -628,10 +625,10 @@ def test_models_are_called_by_the_end_of_their_path() -> None:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two runs of two steps; captions of scenes are longer than they read."""
     folder = tmp_path_factory.mktemp("models")
-    small = ["train.steps=2", "model.text.context=32", "data.texts.foils=0"]
+    small = ["train.max_steps=2", "model.text.context=32", "data.texts.foils=0"]
     for method in ("clip", "maxsim"):
         more = ["model.text.context=12"] if method == "maxsim" else []
-        run(read_recipe(recipe(folder, method), small + more), folder / method / "run")
+        train(read_recipe(recipe(folder, method), small + more), folder / method / "run")
     return {method: folder / method / "run" for method in ("clip", "maxsim")}
 
 
@@ -645,20 +642,20 @@ def test_from_the_command_to_page_and_png(models: dict[str, Path], tmp_path: Pat
     assert results["clip"].metric(EACH).ties > 0, "captions are longer than 32 tokens"
     for name, result in results.items():
         model = load(models[name])
-        data = encode_source(model, open_source(SCENES[1]), subtexts=True, encode_texts=False)
-        assert data.subtexts is not None
-        cut = [[int(data.subtexts.cut[t]) for t in places] for places in data.subtexts.of[EACH]]
+        data = MonotonicitySuite().encode(model, open_source(SCENES[1]))
+        subtexts = data.collected["monotonicity"]
+        cut = [[int(subtexts.cut[t]) for t in places] for places in subtexts.of[EACH]]
         assert result.queries["sequences"][EACH]["cut"] == cut
         assert (
             result.data["cut_texts"]
             == data.cut
-            == sum(data.subtexts.cut)
-            == sum(model.read([text]).cut[0] for text in data.subtexts.strings)
+            == sum(subtexts.cut)
+            == sum(model.read([text]).truncated[0] for text in subtexts.strings)
         )
     key = results["clip"].queries["keys"][5]
     capsys.readouterr()
     files = ("--html", tmp_path / "x.html", "--png", tmp_path / "x.png")
-    beside = ("--beside", tmp_path / "maxsim.json", "--samples", key)
+    beside = ("--set", f"also_plot={tmp_path / 'maxsim.json'}", f"samples={key}")
     assert call("evaluate", models["clip"], *SCENES, *files, *beside) == 0
     assert "longer than the model reads" in " ".join(capsys.readouterr().out.split())
     page = (tmp_path / "x.html").read_text()
@@ -668,8 +665,8 @@ def test_from_the_command_to_page_and_png(models: dict[str, Path], tmp_path: Pat
     assert "Models side by side" in page
     assert key in page
     assert 'class="ring"' in page
-    with Image.open(tmp_path / "x.png") as picture:
-        assert picture.size == (1950, round(150 * (1.25 + 2.9)))
+    with Image.open(tmp_path / "x.png") as image:
+        assert image.size == (1950, round(150 * (1.25 + 2.9)))
     assert call("evaluate", models["clip"], *SCENES, "--html", tmp_path / "y.html") == 0
     page = (tmp_path / "y.html").read_text()
     assert page.count('<article class="card">') == 4
@@ -692,18 +689,13 @@ def test_the_figure_is_asked_for_in_a_way_that_makes_sense(
 ) -> None:
     clip = models["clip"]
     for changes, said in (
-        (
-            ("--suite", "probes", "--png", "x.png"),
-            "--png goes with --suite monotonicity, retrieval, transfer, long-retrieval, fg-ovd, referring,"
-            " comprehension, phrases,",
-        ),
-        (("--suite", "retrieval", "--samples", "a"), "--samples goes with --suite monotonicity"),
-        (("--beside", "x.json"), "--beside says what the figure shows; give --html FILE or --png FILE"),
-        (("--samples", "a"), "--samples says what the figure shows"),
-        (("--captions", "each"), "--captions is 'each'; monotonicity takes one text a picture"),
-        (("--protocol", "coco-1k"), "knows only 'plain'"),
-        (("--html", "x.html", "--beside", *"abcdef"), "--beside names 6 results; 5 fit beside the model"),
-        (("--html", "x.html", "--beside", "gone.json"), "cannot read gone.json"),
+        (("--suite", "probes", "--png", "x.png"), "--png: --suite probes draws no figure; leave it out"),
+        (("--suite", "retrieval", "--set", "samples=a"), "unknown field 'samples'; allowed here: protocol"),
+        (("--set", "samples=a"), "samples says what the figure shows; give --html FILE or --png FILE"),
+        (("--captions", "each"), "--captions is 'each'; monotonicity reads one text an image"),
+        (("--set", "monotonicity.protocol=coco-1k"), "unknown field 'protocol'; allowed here: also_plot"),
+        (("--set", "also_plot=[a,b,c,d,e,f]"), "also_plot names 6 results; 5 fit beside the model"),
+        (("--html", "x.html", "--set", "also_plot=gone.json"), "cannot read gone.json"),
         (("--png", tmp_path), "it is a folder"),
     ):
         assert said in complaint(capsys, "evaluate", clip, *SCENES, *changes)
@@ -718,10 +710,10 @@ def test_results_that_do_not_go_together_lose_nothing(
     other = ("--data", "scenes:dev?count=5&size=32", "--suite", "monotonicity", "--json")
     assert call("evaluate", models["maxsim"], *other, tmp_path / "other.json") == 0
     for changes, said in (
-        (("--beside", tmp_path / "other.json"), "cannot be drawn side by side"),
-        (("--samples", "nobody"), "--samples names nobody, of which there is no picture; keys are like"),
+        (("--set", f"also_plot={tmp_path / 'other.json'}"), "cannot be drawn side by side"),
+        (("--set", "samples=nobody"), "samples names nobody, of which there is no image; keys are like"),
     ):
-        kept = tmp_path / f"{changes[0]}.json"
+        kept = tmp_path / f"{len(said)}.json"
         files = ("--json", kept, "--html", tmp_path / "x.html")
         assert said in complaint(capsys, "evaluate", models["clip"], *SCENES, *files, *changes)
         assert read(kept).suite == "monotonicity"

@@ -10,13 +10,13 @@ from torch import Tensor
 from grainline.config import override, parse
 from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.patch_selection import scoring, training
-from grainline.methods.patch_selection.types import told_of
+from grainline.methods.patch_selection.types import SelectionExtra, selection_texts
 from grainline.methods.seps import SEPS, SEPSConfig
-from grainline.methods.shared import Graded, Rule, both_triplets
+from grainline.methods.shared import ScoreFn, TripletSchedule, both_triplets
 from grainline.types import Encoded, Pair
 
 METHODS: dict[str, tuple[Any, Any]] = {"seps": (SEPS, SEPSConfig), "laps": (LAPS, LAPSConfig)}
-SMALL = ("image.size=16", "keep=0.4", "aggregate=0.5", "coarse=0")
+SMALL = ("image.size=16", "keep_ratio=0.4", "aggregation_ratio=0.5", "coarse=0")
 
 
 def made(name: str, dtype: torch.dtype) -> Any:
@@ -35,26 +35,28 @@ def alike(method: Any, number: int, spread: float, dtype: torch.dtype) -> tuple[
         (one + spread * torch.randn(number, *one.shape, generator=g)).to(dtype).requires_grad_()
         for one in (image, text)
     )
-    real = torch.ones(number, selector.number + 2, dtype=torch.bool)
-    real[:, -1] = selector.dense  # only SEPS has a description
-    tokens = torch.cat([seen[:, :-1], training.unit(seen[:, -1:])], 1)
+    patches, cls, description = seen[:, :-2], seen[:, -2], seen[:, -1]  # only SEPS reads the last
+    real = torch.ones(number, selector.number, dtype=torch.bool)
+    extra = SelectionExtra(cls, real[:, 0], training.unit(description))
     ids, words = torch.arange(number), torch.ones(number, 5, dtype=torch.bool)
-    images = Encoded(training.summary(seen[:, :-2], real[:, :-2]), tokens, real, ids, ids)
+    images = Encoded(training.summary(patches, real), patches, real, ids, ids, extra)
     return Pair(images, Encoded(training.summary(told, words), told, words, ids, ids)), (seen, told)
 
 
 def dense(method: Any, images: Encoded, texts: Encoded) -> Tensor:
     """All scores in one graph."""
     selector = method.selector
-    return selector.tile(selector.seen(images, selector.top), told_of(texts), selector.top)
+    return selector.tile(selector.image_side(images, selector.top), selection_texts(texts), selector.top)
 
 
-def twice(method: Any) -> Graded:
+def twice(method: Any) -> ScoreFn:
     """Scores as training computes them."""
     return training.graded(method.selector, method.selector.top)
 
 
-def gradient(method: Any, pair: Pair, leaves: tuple[Tensor, ...], rule: Rule, score: Graded) -> Tensor:
+def gradient(
+    method: Any, pair: Pair, leaves: tuple[Tensor, ...], rule: TripletSchedule, score: ScoreFn
+) -> Tensor:
     """By patches, words and all that the selection learns, in one row."""
     terms = both_triplets(score, pair, pair, rule, 1.0).values()
     loss = torch.stack([term.mean.total / term.mean.number for term in terms]).sum()
@@ -72,7 +74,7 @@ def gradient(method: Any, pair: Pair, leaves: tuple[Tensor, ...], rule: Rule, sc
 @pytest.mark.parametrize("name", METHODS)
 def test_near_ties_have_the_gradient_of_a_dense_pass(name: str, hardest: bool) -> None:
     """In float32, where scores about 2 are 2e-7 apart at least and these spread by less."""
-    method, rule = made(name, torch.float32), Rule(0.2, hardest, 1.0)
+    method, rule = made(name, torch.float32), TripletSchedule(0.2, hardest, 1.0)
     pair, leaves = alike(method, 16, 1e-7, torch.float32)
     with torch.no_grad():
         exact = made(name, torch.float64)
@@ -97,9 +99,9 @@ def test_rounding_of_the_first_pass_decides_nothing(
         return score + 4e-5 * (noise - 0.5)
 
     monkeypatch.setattr(scoring, "scores", rounded)
-    monkeypatch.setattr(training, "MOST", most)
-    monkeypatch.setitem(scoring.ROOM, "cpu", 2000)  # in several tiles
-    method, rule = made(name, torch.float64), Rule(0.2, hardest, 1.0)
+    monkeypatch.setattr(training, "DENSE_FROM", most)
+    monkeypatch.setitem(scoring.TILE_SIZE, "cpu", 2000)  # in several tiles
+    method, rule = made(name, torch.float64), TripletSchedule(0.2, hardest, 1.0)
     pair, leaves = alike(method, 8, 1e-5, torch.float64)
     found = gradient(method, pair, leaves, rule, twice(method))
     expected = gradient(method, pair, leaves, rule, lambda a, b, _: dense(method, a, b))
@@ -108,7 +110,7 @@ def test_rounding_of_the_first_pass_decides_nothing(
 
 @pytest.mark.parametrize("hardest", [True, False], ids=["hardest", "all"])
 def test_pairs_far_from_the_hardest_are_scored_once(hardest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    method, rule = made("laps", torch.float64), Rule(0.2, hardest, 1.0)
+    method, rule = made("laps", torch.float64), TripletSchedule(0.2, hardest, 1.0)
     pair, leaves = alike(method, 16, 1.0, torch.float64)
     again: list[int] = []
     pairs = scoring.pairs
@@ -118,6 +120,6 @@ def test_pairs_far_from_the_hardest_are_scored_once(hardest: bool, monkeypatch: 
         return pairs(selector, seen, told, of, decide)
 
     monkeypatch.setattr(scoring, "pairs", counted)
-    monkeypatch.setattr(training, "MOST", 1.0)
+    monkeypatch.setattr(training, "DENSE_FROM", 1.0)
     gradient(method, pair, leaves, rule, twice(method))
     assert (again[0] <= 3 * 16) == hardest

@@ -5,20 +5,20 @@ import torch
 from torch import Tensor
 
 from grainline.losses.tiled import pair_loss as normalised
-from grainline.losses.tiled.pair_loss import Normalised, pair_loss
-from grainline.losses.tiled.pair_mask import Blocks, Keys
-from grainline.losses.tiled.scores import Dot, Parts, Pull
+from grainline.losses.tiled.pair_loss import SoftmaxLoss, pair_loss
+from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
+from grainline.losses.tiled.scores import Dot, Parts, Vjp
 from grainline.types import Mean
 
 
-def blocks(number: int, groups: int = 1) -> Blocks:
+def blocks(number: int, groups: int = 1) -> PairMatrix:
     """Three rows an image; of nine rows one is padding, and of eleven one is of no image."""
     place = torch.arange(number)
     image, item = place // 3, place.clone()
     image[place % 11 == 4] = -1
     item[place % 9 == 7] = -1
-    keys = Keys(item, image, place * groups // number, place % 3)
-    return Blocks(keys, keys, 1.0, 0.5)
+    keys = RowIds(item, image, place * groups // number, place % 3)
+    return PairMatrix(keys, keys, 1.0, 0.5)
 
 
 def spread(largest: float, dtype: torch.dtype, number: int = 36) -> tuple[Tensor, Tensor]:
@@ -31,7 +31,7 @@ def spread(largest: float, dtype: torch.dtype, number: int = 36) -> tuple[Tensor
     return v.requires_grad_(), t.requires_grad_()
 
 
-def slow(v: Tensor, t: Tensor, which: Blocks) -> tuple[Tensor, Tensor]:
+def slow(v: Tensor, t: Tensor, which: PairMatrix) -> tuple[Tensor, Tensor]:
     """Both sums of losses, from the whole matrix in float64, row by row."""
     where = which.where(dtype=torch.float64)
     assert where.real is not None
@@ -57,7 +57,7 @@ def test_however_far_apart_the_logits_are(
 ) -> None:
     monkeypatch.setattr("grainline.losses.tiled.scores.CACHED", side)
     (v, t), which = spread(largest, dtype), blocks(36, 2)
-    found = [mean.total for mean in pair_loss(Dot(), Normalised(True), (v,), (t,), which)]
+    found = [mean.total for mean in pair_loss(Dot(), SoftmaxLoss(True), (v,), (t,), which)]
     expected = slow(v, t, which)
     for a, b in zip(found, expected, strict=True):
         assert float((a - b).detach().abs()) <= limit * float(b.detach())
@@ -78,7 +78,7 @@ def test_exponentials_are_shared_where_logits_are_near(
 
     monkeypatch.setattr(normalised, "_exp_from", counted)
     v, t = spread(largest, torch.float32)
-    sum(m.total for m in pair_loss(Dot(), Normalised(True), (v,), (t,), blocks(36))).backward()
+    sum(m.total for m in pair_loss(Dot(), SoftmaxLoss(True), (v,), (t,), blocks(36))).backward()
     assert len(taken) == 2 * times  # one tile, met twice
 
 
@@ -104,14 +104,14 @@ class Known(Dot):
         self.known: list[Tensor] = []
         self.met = 0
 
-    def pulled(
+    def forward_with_vjp(
         self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
-    ) -> tuple[Tensor, Pull]:
+    ) -> tuple[Tensor, Vjp]:
         self.met += 1
         if known is not None:
             self.known.append(known)
             assert torch.equal(known, self.tile(rows, cols, shared))
-        return super().pulled(rows, cols, shared, known)
+        return super().forward_with_vjp(rows, cols, shared, known)
 
 
 def test_logits_are_kept_while_they_are_no_larger_than_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_logits_are_kept_while_they_are_no_larger_than_the_rows(monkeypatch: pyt
     (v, t), which, score = spread(5.0, torch.float32, 72), blocks(72), Known()
 
     def both() -> Tensor:
-        means = pair_loss(score, Normalised(True), (v,), (t,), which)
+        means = pair_loss(score, SoftmaxLoss(True), (v,), (t,), which)
         return means[0].total + means[1].total
 
     total = both()
@@ -142,10 +142,10 @@ def test_groups_without_rows_and_tiles_of_padding_alone_say_nothing(monkeypatch:
     monkeypatch.setattr("grainline.losses.tiled.scores.CACHED", 4)
     place = torch.arange(16)
     item = place.masked_fill((place >= 4) & (place < 9), -1)
-    keys = Keys(item, place // 2, place // 8 * 3, place % 2)  # groups 0 and 3 of four
+    keys = RowIds(item, place // 2, place // 8 * 3, place % 2)  # groups 0 and 3 of four
     v, t = spread(3.0, torch.float64, 16)
-    found = pair_loss(Dot(), Normalised(True), (v,), (t,), Blocks(keys, keys, 1.0, 0.5))
-    for a, b in zip(found, slow(v, t, Blocks(keys, keys, 1.0, 0.5)), strict=True):
+    found = pair_loss(Dot(), SoftmaxLoss(True), (v,), (t,), PairMatrix(keys, keys, 1.0, 0.5))
+    for a, b in zip(found, slow(v, t, PairMatrix(keys, keys, 1.0, 0.5)), strict=True):
         assert_same(a, Mean(b, torch.tensor(11.0)))
     (grad,) = torch.autograd.grad(found[0].total + found[1].total, t)
     assert torch.equal(grad[4:9], torch.zeros(5, 8, dtype=torch.float64))

@@ -15,7 +15,7 @@ from test_resume import alive, started
 from grainline.errors import UserError
 from grainline.files import one_writer
 from grainline.training.recipe import read_recipe
-from grainline.training.run import run
+from grainline.training.run import train
 
 HELD = f"is being written by process {os.getpid()} on {socket.gethostname()}; wait until it ends, or"
 
@@ -38,7 +38,7 @@ def files(folder: Path) -> dict[str, tuple[bytes, int]]:
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of six steps."""
     folder = tmp_path_factory.mktemp("done")
-    run(read_recipe(recipe(folder), []), folder / "run")
+    train(read_recipe(recipe(folder), []), folder / "run")
     return folder / "run"
 
 
@@ -74,7 +74,7 @@ def test_a_second_writer_gets_one_line_and_writes_nothing(
 
 
 def test_the_lock_ends_with_its_process_even_where_its_workers_live_on(tmp_path: Path) -> None:
-    arguments, out = [recipe(tmp_path), "--set", "train.steps=4000", "data.workers=2"], tmp_path / "run"
+    arguments, out = [recipe(tmp_path), "--set", "train.max_steps=4000", "data.workers=2"], tmp_path / "run"
     process = started(arguments, out)
     while steps_done(out) < 2:
         assert process.is_alive(), said(out)
@@ -104,7 +104,7 @@ def test_where_nothing_can_be_locked_a_run_says_so_and_trains(
         raise OSError(errno.ENOSYS, "x")
 
     monkeypatch.setattr(fcntl, "flock", absent)
-    assert call("train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.steps=2") == 0
+    assert call("train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.max_steps=2") == 0
     assert "cannot be locked: function not implemented" in capsys.readouterr().err
 
 

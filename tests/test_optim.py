@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from grainline.errors import UserError
 from grainline.training.optim import (
     OptimizerConfig,
-    Rule,
+    ParamRule,
     build_optimizer,
     param_groups,
     set_rates,
@@ -35,10 +35,10 @@ class Small(nn.Module):
         return self.log_scale.exp() * (x @ self.text(torch.arange(5)).T)
 
 
-ALL = Rule(pattern=".*")
+ALL = ParamRule(pattern=".*")
 
 
-def groups_of(model: nn.Module, *rules: Rule) -> list[dict[str, object]]:
+def groups_of(model: nn.Module, *rules: ParamRule) -> list[dict[str, object]]:
     return param_groups(model, rules, lr=0.1, decay=0.2, schedule=Cosine())
 
 
@@ -50,7 +50,10 @@ def where(groups: list[dict[str, object]], name: str) -> dict[str, object]:
 
 def test_the_first_rule_that_matches_decides() -> None:
     groups = groups_of(
-        Small(), Rule(pattern=r"image\..*\.1\.weight", lr=0.5), Rule(pattern=r"image\..*", lr=2.0), ALL
+        Small(),
+        ParamRule(pattern=r"image\..*\.1\.weight", lr_factor=0.5),
+        ParamRule(pattern=r"image\..*", lr_factor=2.0),
+        ALL,
     )
     assert where(groups, "image.blocks.1.1.weight")["lr"] == pytest.approx(0.05)
     assert where(groups, "image.blocks.1.0.weight")["lr"] == pytest.approx(0.2)
@@ -59,14 +62,14 @@ def test_the_first_rule_that_matches_decides() -> None:
 
 def test_every_parameter_is_in_exactly_one_group_beside_its_own_name() -> None:
     model = Small()
-    groups = groups_of(model, Rule(pattern=r"text\..*", lr=0.5), ALL)
+    groups = groups_of(model, ParamRule(pattern=r"text\..*", lr_factor=0.5), ALL)
     pairs = [pair for g in groups for pair in zip(g["names"], g["params"], strict=True)]  # type: ignore[call-overload]
     assert sorted(name for name, _ in pairs) == sorted(name for name, _ in model.named_parameters())
     assert all(dict(model.named_parameters())[name] is parameter for name, parameter in pairs)
 
 
 def test_the_order_of_the_groups_follows_the_rules_and_the_model() -> None:
-    rules = (Rule(pattern=r"text\..*"), Rule(pattern="log_scale"), ALL)
+    rules = (ParamRule(pattern=r"text\..*"), ParamRule(pattern="log_scale"), ALL)
     groups = groups_of(Small(), *rules)
     assert [g["rule"] for g in groups] == [r"text\..*", r"text\..*", "log_scale", ".*", ".*"]
     assert [g["names"] for g in groups[:3]] == [
@@ -78,7 +81,10 @@ def test_the_order_of_the_groups_follows_the_rules_and_the_model() -> None:
 
 def test_only_matrices_decay_unless_a_rule_says_so() -> None:
     groups = groups_of(
-        Small(), Rule(pattern=r"image\.blocks\.0\..*", decay=0.7), Rule(pattern=r"text\.2.*", decay=0), ALL
+        Small(),
+        ParamRule(pattern=r"image\.blocks\.0\..*", weight_decay=0.7),
+        ParamRule(pattern=r"text\.2.*", weight_decay=0),
+        ALL,
     )
     assert where(groups, "image.blocks.1.1.weight")["weight_decay"] == 0.2
     assert where(groups, "text.0.weight")["weight_decay"] == 0.2  # a table of embeddings is a matrix
@@ -91,7 +97,7 @@ def test_only_matrices_decay_unless_a_rule_says_so() -> None:
 
 def test_a_rate_of_zero_freezes_and_a_later_rule_set_thaws() -> None:
     model = Small()
-    groups = groups_of(model, Rule(pattern=r"image\..*", lr=0), ALL)
+    groups = groups_of(model, ParamRule(pattern=r"image\..*", lr_factor=0), ALL)
     assert not any(str(name).startswith("image") for g in groups for name in g["names"])  # type: ignore[attr-defined]
     assert [n for n, p in model.named_parameters() if p.requires_grad] == [
         "log_scale", "text.0.weight", "text.2.weight", "text.2.bias",
@@ -102,21 +108,26 @@ def test_a_rate_of_zero_freezes_and_a_later_rule_set_thaws() -> None:
 
 def test_frozen_modules_stay_in_eval_with_all_that_is_inside_them() -> None:
     model = Small()
-    groups_of(model, Rule(pattern=r"image\.blocks\.[01]\..*", lr=0), Rule(pattern=r"text\.0\..*", lr=0), ALL)
+    groups_of(
+        model,
+        ParamRule(pattern=r"image\.blocks\.[01]\..*", lr_factor=0),
+        ParamRule(pattern=r"text\.0\..*", lr_factor=0),
+        ALL,
+    )
     train_mode(model)
     blocks = model.image["blocks"]
     assert [block.training for block in blocks] == [False, False, True]  # type: ignore[union-attr]
     assert not blocks[0][2].training  # type: ignore[index]
     assert model.text[1].training, "dropout of a module that learns is on"
     assert not model.text[0].training
-    groups_of(model, Rule(pattern=r"text\..*", lr=0), ALL)
+    groups_of(model, ParamRule(pattern=r"text\..*", lr_factor=0), ALL)
     train_mode(model)
     assert not model.text[1].training, "dropout of a frozen module is off"
 
 
 def test_frozen_batch_statistics_do_not_move() -> None:
     model = Small()
-    groups_of(model, Rule(pattern=r"image\..*", lr=0), ALL)
+    groups_of(model, ParamRule(pattern=r"image\..*", lr_factor=0), ALL)
     train_mode(model)
     before = model.image["blocks"][0][2].running_mean.clone()  # type: ignore[index]
     model(torch.randn(5, 4))
@@ -125,27 +136,30 @@ def test_frozen_batch_statistics_do_not_move() -> None:
 
 MISTAKES = {
     "a typing mistake": (
-        [Rule(pattern="visual.*"), ALL],
+        [ParamRule(pattern="visual.*"), ALL],
         "rule 'visual.*' matches no parameter: it must match a whole name, and this model has 22, among ",
     ),
     "a parameter left out": (
-        [Rule(pattern="image.*"), Rule(pattern="text.*")],
+        [ParamRule(pattern="image.*"), ParamRule(pattern="text.*")],
         "no rule matches parameter 'log_scale': the rules are image.*, text.*; add one for it",
     ),
     "no rules": ([], "no rule matches parameter 'log_scale': the rules are none; add one for it"),
     "half a name": (
-        [Rule(pattern="text"), ALL],
+        [ParamRule(pattern="text"), ALL],
         "rule 'text' matches no parameter: it must match a whole name",
     ),
     "a rule in the shade": (
-        [ALL, Rule(pattern=r"text\..*")],
-        r"rule 'text\..*' decides over nothing: earlier rules match all of its 3 parameters (text.0.weight",
+        [ALL, ParamRule(pattern=r"text\..*")],
+        r"rule 'text\..*' applies to nothing: earlier rules match all of its 3 parameters (text.0.weight",
     ),
     "no regular expression": (
-        [Rule(pattern="(image"), ALL],
+        [ParamRule(pattern="(image"), ALL],
         "rule '(image' is not a regular expression: ",
     ),
-    "all frozen": ([Rule(pattern=".*", lr=0)], "every rule has lr 0, so nothing would learn"),
+    "all frozen": (
+        [ParamRule(pattern=".*", lr_factor=0)],
+        "every rule has lr_factor 0, so nothing would learn",
+    ),
 }
 
 
@@ -160,7 +174,7 @@ def test_a_mistake_in_the_rules_is_one_line_for_the_user(kind: str) -> None:
 
 def test_a_rule_without_a_parameter_is_answered_with_names_that_exist() -> None:
     with pytest.raises(UserError) as caught:
-        groups_of(Small(), Rule(pattern="visual.*"), ALL)
+        groups_of(Small(), ParamRule(pattern="visual.*"), ALL)
     names = str(caught.value).partition("among them ")[2].split(", ")
     assert len(names) == 4
     assert set(names) <= {name for name, _ in Small().named_parameters()}
@@ -168,9 +182,9 @@ def test_a_rule_without_a_parameter_is_answered_with_names_that_exist() -> None:
 
 def test_a_rule_with_a_negative_rate_or_an_unknown_field_is_refused() -> None:
     with pytest.raises(ValidationError, match="greater than or equal to 0"):
-        Rule(pattern=".*", lr=-1)
+        ParamRule(pattern=".*", lr_factor=-1)
     with pytest.raises(ValidationError, match="Extra inputs"):
-        Rule.model_validate({"pattern": ".*", "factor": 1})
+        ParamRule.model_validate({"pattern": ".*", "factor": 1})
     with pytest.raises(ValidationError, match="less than 1"):
         OptimizerConfig(betas=(0.9, 1.0))
 
@@ -178,8 +192,8 @@ def test_a_rule_with_a_negative_rate_or_an_unknown_field_is_refused() -> None:
 def test_each_group_follows_its_own_schedule() -> None:
     decay = StepDecay(milestones=(6,), factor=0.1)
     rules = (
-        Rule(pattern=r"text\..*", lr=0.5, schedule=decay),
-        Rule(pattern="log_scale", schedule=Constant()),
+        ParamRule(pattern=r"text\..*", lr_factor=0.5, schedule=decay),
+        ParamRule(pattern="log_scale", schedule=Constant()),
         ALL,
     )
     optimizer = build_optimizer(Small(), OptimizerConfig(lr=0.2, schedule=Cosine(warmup=4), rules=rules))
@@ -216,7 +230,7 @@ def test_the_optimizer_makes_the_steps_of_adamw() -> None:
     """Decoupled decay and bias-corrected moments, written out in float64 for one matrix and one vector."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    cfg = OptimizerConfig(lr=0.1, decay=0.5, betas=(0.8, 0.95), eps=1e-3, schedule=Constant())
+    cfg = OptimizerConfig(lr=0.1, weight_decay=0.5, betas=(0.8, 0.95), eps=1e-3, schedule=Constant())
     slow = {name: [p.detach().double().clone(), 0.0, 0.0] for name, p in model.named_parameters()}
     optimizer = build_optimizer(model, cfg)
     for step in range(1, 4):

@@ -19,7 +19,7 @@ def test_descriptions_of_captions_leave_the_marks_of_the_published_scores() -> N
     assert all(script["fingerprint"](alone, alone).values())
 
 
-def test_captions_that_tie_are_as_many_as_a_picture_has() -> None:
+def test_captions_that_tie_are_as_many_as_a_image_has() -> None:
     script = runpy.run_path(str(SCRIPT))
     dense = torch.tensor([[0.9, 0.2, 0.1], [0.8, 0.7, 0.1], [0.3, 0.2, 0.6]])
     owner = torch.arange(3).repeat_interleave(3)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from test_dataset import CROP, TOKENIZER, picture
+from test_dataset import CROP, TOKENIZER, random_image
 from test_tars import jpeg, samples, write_tar
 
 from grainline.cli.main import main
@@ -22,8 +22,8 @@ from grainline.data.dataset import Draw, TrainSet
 from grainline.data.formats.common import FIELDS, FileSource
 from grainline.data.formats.tarindex import quoted, unquoted
 from grainline.data.open_source import open_source, open_sources
-from grainline.data.pack import Packed, pack
-from grainline.data.record import MISSING_CAPTION, Damaged, Foil, Record, Region
+from grainline.data.pack import PackResult, pack
+from grainline.data.record import MISSING_CAPTION, CorruptSample, Foil, Record, Region
 from grainline.data.texts import TextsConfig
 from grainline.errors import UserError
 
@@ -48,7 +48,7 @@ class Listed:
         record = self.records[index]
         self.read += 1
         if isinstance(record, str):
-            raise Damaged(record, f"row {index}")
+            raise CorruptSample(record, f"row {index}")
         return record
 
     def fingerprint(self) -> str:
@@ -56,7 +56,7 @@ class Listed:
 
 
 def bare(record: Record) -> tuple[Any, ...]:
-    """All of a record that can be compared, masks as lists and drawn pictures as their pixels."""
+    """All of a record that can be compared, masks as lists and drawn images as their pixels."""
     image = record.image if isinstance(record.image, bytes) else np.asarray(record.image).tolist()
     regions = [
         (r.phrase, r.box, None if r.mask is None else r.mask.tolist(), r.span, r.foils)
@@ -90,8 +90,8 @@ FULL = Record(
 
 
 def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
-    plain = Record("b", picture(2), ("One.",))
-    spoken = Record("only regions", picture(3), (), regions=FULL.regions)
+    plain = Record("b", random_image(2), ("One.",))
+    spoken = Record("only regions", random_image(3), (), regions=FULL.regions)
     back = returned(Listed([FULL, plain, spoken]), tmp_path / "out")
     assert [bare(record) for record in back] == [bare(record) for record in (FULL, plain, spoken)]
     assert back[0].longs == ("A cat sits.", "A cat sits there.", "A cat sits.")
@@ -159,7 +159,7 @@ def test_names_of_other_tars_are_not_unquoted(tmp_path: Path) -> None:
     assert open_source(str(write_tar(tmp_path / "a.tar", files)))[0].key == "a%2Eb"
 
 
-def test_pictures_keep_their_bytes_and_get_the_suffix_of_their_kind(tmp_path: Path) -> None:
+def test_images_keep_their_bytes_and_get_the_suffix_of_their_kind(tmp_path: Path) -> None:
     records = []
     for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
         path = tmp_path / "x"
@@ -185,9 +185,9 @@ DAMAGED = [
 
 def test_damage_is_left_out_and_counted(tmp_path: Path) -> None:
     done = pack(Listed(DAMAGED), tmp_path / "out", 2)
-    assert done[:3] == (2, 2, {"missing image": 3, "damaged image": 1, "missing caption": 1})
+    assert done[:3] == (2, 2, {"missing image": 3, "corrupt image": 1, "missing caption": 1})
     assert done.first[0] == "missing image: row 1"
-    assert done.first[1].startswith("damaged image: b (")
+    assert done.first[1].startswith("corrupt image: b (")
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == ["data-000000.tar", "data-000003.tar", "pack.jsonl"]  # the third would be empty
     assert [open_source(str(tmp_path / "out"))[n].key for n in (0, 1)] == ["cats/a.v2.jpg", "d"]
@@ -216,11 +216,11 @@ def test_a_killed_run_goes_on_with_the_first_tar_that_is_missing(tmp_path: Path)
     with (out / "pack.jsonl.partial").open("ab") as file:
         file.write(b'{"tar":2,"by')  # a torn line
     again = Listed(records)
-    assert pack(again, out, 2) == Packed(4, 7, {}, (), 2)
+    assert pack(again, out, 2) == PackResult(4, 7, {}, (), 2)
     assert again.read == 3
     assert content(out) == content(tmp_path / "whole")
     third = Listed(records)
-    assert pack(third, out, 2) == Packed(4, 7, {}, (), 4)
+    assert pack(third, out, 2) == PackResult(4, 7, {}, (), 4)
     assert third.read == 0
 
 
@@ -255,10 +255,10 @@ def test_what_cannot_be_packed_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"already holds b\.tar: name an empty folder"):
         pack(Listed([FULL]), tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot write into .*/file: file exists"):
+    with pytest.raises(UserError, match=r"cannot write .*/file: file exists"):
         pack(Listed([FULL]), tmp_path / "file")
     (tmp_path / "a" / "pack.jsonl.partial").write_text("{}\n")
-    with pytest.raises(UserError, match="is no account of tars of this version"):
+    with pytest.raises(UserError, match="is no log of tars of this version"):
         pack(Listed([FULL]), tmp_path / "a", 1)
 
 
@@ -282,7 +282,7 @@ def test_the_command_packs_several_sources(
         "3 tars, 4 samples; 1 left out: 1 missing image; the first: missing image: "
         in capsys.readouterr().out
     )
-    assert command(monkeypatch, *words, "--damage", "0.2") == 0
+    assert command(monkeypatch, *words, "--max-corrupt", "0.2") == 0
     assert "3 tars were there before" in capsys.readouterr().out
     joined = open_sources(words[:2])
     back = open_source(str(tmp_path / "out"))
@@ -358,7 +358,7 @@ def test_urls_that_share_a_file_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_regions_without_captions_are_nothing_to_train_on(tmp_path: Path) -> None:
-    records = [Record("a", picture(1), (), regions=FULL.regions), Record("b", picture(2), ("A.",))]
+    records = [Record("a", random_image(1), (), regions=FULL.regions), Record("b", random_image(2), ("A.",))]
     pack(Listed(records), tmp_path / "out")
     data = TrainSet(open_source(str(tmp_path / "out")), TOKENIZER, CROP, TextsConfig(), context=9, seed=0)
-    assert set(data[Draw(0, 0, 0)].damage) == {(MISSING_CAPTION, "a")}
+    assert set(data[Draw(0, 0, 0)].corrupt) == {(MISSING_CAPTION, "a")}

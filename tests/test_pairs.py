@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from grainline.losses.contrastive import sigmoid, soft_info_nce
-from grainline.losses.tiled.pair_loss import Logistic, Normalised, pair_loss
-from grainline.losses.tiled.pair_mask import Blocks, Keys, Tile
-from grainline.losses.tiled.scores import Dot, Parts, Pull, Score
+from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
+from grainline.losses.tiled.pair_mask import PairMatrix, RowIds, Tile
+from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp
 from grainline.nn.late import late_score
 from grainline.types import Mean
 
 
 class Small(Dot):
-    """Tiles of 7 x 5, which fit no group and no picture."""
+    """Tiles of 7 x 5, which fit no group and no image."""
 
     def sides(self, rows: Parts, cols: Parts, wide: int) -> tuple[int, int]:  # noqa: ARG002
         return 7, 5
@@ -34,15 +34,15 @@ class Late(Score):
         return 4, 3
 
 
-def keys_of(number: int, groups: int, offset: int = 0, shuffled: bool = False) -> Keys:
+def keys_of(number: int, groups: int, offset: int = 0, shuffled: bool = False) -> RowIds:
     """Three rows an image; of eleven rows one is padding, and of thirteen one is of no image."""
     place = torch.arange(offset, offset + number)
     item, image = place.clone(), 90 - place // 3
     image[place % 13 == 5] = -1
     item[place % 11 == 7] = -1
-    keys = Keys(item, image, place * groups // (offset + number + 20), place % 3)
+    keys = RowIds(item, image, place * groups // (offset + number + 20), place % 3)
     order = torch.randperm(number) if shuffled else torch.arange(number)
-    return Keys(*(x[order] for x in keys))
+    return RowIds(*(x[order] for x in keys))
 
 
 def drawn(scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -50,10 +50,10 @@ def drawn(scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (scale * a).to(dtype).requires_grad_(), b.to(dtype).requires_grad_()
 
 
-def dense(loss: Any, logits: Tensor, blocks: Blocks, shares: tuple[Tensor, Tensor]) -> list[Mean]:
+def dense(loss: Any, logits: Tensor, blocks: PairMatrix, shares: tuple[Tensor, Tensor]) -> list[Mean]:
     """The same losses from the whole matrix, one row at a time."""
     where = blocks.where(dtype=logits.dtype)
-    if isinstance(loss, Logistic):
+    if isinstance(loss, SigmoidLoss):
         sign = torch.where(where.same, -1.0, 1.0)
         each = (1 + (sign * logits).exp()).log() * torch.where(where.same, where.weight, 1.0) * where.real
         return [Mean((shares[0] * each.sum(1)).sum(), (shares[0] * blocks.rows.real()).sum())]
@@ -71,7 +71,7 @@ def dense(loss: Any, logits: Tensor, blocks: Blocks, shares: tuple[Tensor, Tenso
     return found
 
 
-LOSSES = [Logistic(), Normalised(False), Normalised(True)]
+LOSSES = [SigmoidLoss(), SoftmaxLoss(False), SoftmaxLoss(True)]
 NAMES = ["logistic", "rows", "both"]
 
 
@@ -80,7 +80,7 @@ NAMES = ["logistic", "rows", "both"]
 @pytest.mark.parametrize(("scale", "dtype"), [(100.0, torch.float64), (14.3, torch.float32)])
 def test_tiles_are_the_whole_matrix(loss: Any, scale: float, dtype: torch.dtype, shuffled: bool) -> None:
     v, t = drawn(scale, dtype)
-    blocks = Blocks(keys_of(40, 3, shuffled=shuffled), keys_of(52, 3, shuffled=shuffled), 1.0, 0.4, 0.2)
+    blocks = PairMatrix(keys_of(40, 3, shuffled=shuffled), keys_of(52, 3, shuffled=shuffled), 1.0, 0.4, 0.2)
     shares = torch.rand(40, dtype=dtype), torch.rand(52, dtype=dtype)
     found = pair_loss(Small(), loss, (v,), (t,), blocks, shares=shares)
     slow = dense(loss, v @ t.T, blocks, shares)
@@ -96,7 +96,7 @@ def test_tiles_are_the_whole_matrix(loss: Any, scale: float, dtype: torch.dtype,
 @pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
 def test_gradients_are_those_of_finite_differences(loss: Any) -> None:
     v, t = (x.detach()[:10, :2].requires_grad_() for x in drawn(3.0, torch.float64))
-    blocks = Blocks(keys_of(10, 2), keys_of(10, 2), 1.0, 0.5)
+    blocks = PairMatrix(keys_of(10, 2), keys_of(10, 2), 1.0, 0.5)
 
     def totals(v: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         return tuple(mean.total for mean in pair_loss(Small(), loss, (v,), (t,), blocks))
@@ -106,16 +106,16 @@ def test_gradients_are_those_of_finite_differences(loss: Any) -> None:
 
 def test_with_equal_weights_they_are_infonce_and_the_sigmoid_loss() -> None:
     v, t = drawn(10.0, torch.float32)
-    blocks = Blocks(keys_of(40, 1), keys_of(52, 1))
+    blocks = PairMatrix(keys_of(40, 1), keys_of(52, 1))
     where, logits = blocks.where(), v @ t.T
-    both = pair_loss(Small(), Normalised(True), (v,), (t,), blocks)
+    both = pair_loss(Small(), SoftmaxLoss(True), (v,), (t,), blocks)
     for mean, matrix, real, weight in (
         (both[0], logits, where.real, where.weight),
         (both[1], logits.T, where.real.T, where.weight.T),
     ):
         assert_same(mean, soft_info_nce(matrix.masked_fill(~real, -torch.inf), weight))
     assert_same(
-        pair_loss(Small(), Logistic(), (v,), (t,), blocks)[0], sigmoid(logits, where.same, where.real)
+        pair_loss(Small(), SigmoidLoss(), (v,), (t,), blocks)[0], sigmoid(logits, where.same, where.real)
     )
 
 
@@ -126,7 +126,7 @@ def test_any_differentiable_score_has_its_gradients_shared_parameters_included(l
     seen[:, 0] = told[:, 0] = True
     matrix = torch.randn(3, 3)
     learnt = [x.double().requires_grad_() for x in (tokens, words, matrix)]
-    blocks = Blocks(keys_of(10, 1), keys_of(8, 1), 1.0, 0.5)
+    blocks = PairMatrix(keys_of(10, 1), keys_of(8, 1), 1.0, 0.5)
 
     def fast(tokens: Tensor, words: Tensor, matrix: Tensor) -> list[Mean]:
         return list(pair_loss(Late(), loss, (tokens, seen), (words, told), blocks, shared=(matrix,)))
@@ -144,7 +144,7 @@ def test_any_differentiable_score_has_its_gradients_shared_parameters_included(l
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_tiles_hold_every_pair_once_and_are_plain_only_where_all_are_negatives(shuffled: bool) -> None:
-    blocks = Blocks(keys_of(90, 4, shuffled=shuffled), keys_of(60, 4, 15, shuffled=shuffled))
+    blocks = PairMatrix(keys_of(90, 4, shuffled=shuffled), keys_of(60, 4, 15, shuffled=shuffled))
     where = blocks.where()
     visits = torch.zeros(90, 60, dtype=torch.int64)
     tiles = list(blocks.tiles(8, 10))
@@ -162,10 +162,10 @@ def test_tiles_hold_every_pair_once_and_are_plain_only_where_all_are_negatives(s
     assert shuffled or len(tiles) < 72  # of all
 
 
-def test_where_pictures_stand_together_most_tiles_are_plain_and_groups_never_meet() -> None:
+def test_where_images_stand_together_most_tiles_are_plain_and_groups_never_meet() -> None:
     place = torch.arange(96)
-    keys = Keys(place, torch.randperm(1000)[:32].repeat_interleave(3), place // 48, place % 3)
-    tiles = list(Blocks(keys, keys).tiles(12, 12))
+    keys = RowIds(place, torch.randperm(1000)[:32].repeat_interleave(3), place // 48, place % 3)
+    tiles = list(PairMatrix(keys, keys).tiles(12, 12))
     assert len(tiles) == 32
     assert [tile.plain for tile in tiles].count(False) == 8
     assert tiles[1] == Tile(slice(0, 12), slice(12, 24), True, True)
@@ -175,9 +175,9 @@ def test_where_pictures_stand_together_most_tiles_are_plain_and_groups_never_mee
 def test_tiles_end_between_groups_or_else_between_images(size: int, starts: list[int]) -> None:
     place = torch.arange(60)
     image = torch.where(place < 40, place // 6, 30)  # 6 rows each; the last but one has 4, the last one 20
-    keys = Keys(place, image, place // 30, place % 6)
-    assert sorted({tile.rows.start for tile in Blocks(keys, keys).tiles(size, 60)}) == starts
-    assert sorted({tile.cols.start for tile in Blocks(keys, keys).tiles(60, size)}) == starts
+    keys = RowIds(place, image, place // 30, place % 6)
+    assert sorted({tile.rows.start for tile in PairMatrix(keys, keys).tiles(size, 60)}) == starts
+    assert sorted({tile.cols.start for tile in PairMatrix(keys, keys).tiles(60, size)}) == starts
 
 
 class Largest(TorchDispatchMode):
@@ -203,7 +203,7 @@ def test_the_matrix_of_pairs_is_never_there(loss: Any, monkeypatch: pytest.Monke
     v = torch.randn(160, 4, requires_grad=True)
     keys = keys_of(160, 1)
     with Largest() as largest:
-        sum(mean.total for mean in pair_loss(Dot(), loss, (v,), (v,), Blocks(keys, keys))).backward()
+        sum(mean.total for mean in pair_loss(Dot(), loss, (v,), (v,), PairMatrix(keys, keys))).backward()
     assert largest.most == 8 * 160  # the ids of both sides; a tile is 1,024 numbers, the matrix 25,600
 
 
@@ -217,31 +217,31 @@ class Counting(Small):
         self.plain += 1
         return super().tile(rows, cols, shared)
 
-    def pulled(
+    def forward_with_vjp(
         self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
-    ) -> tuple[Tensor, Pull]:
+    ) -> tuple[Tensor, Vjp]:
         self.learnt += 1
-        return super().pulled(rows, cols, shared, known)
+        return super().forward_with_vjp(rows, cols, shared, known)
 
 
 def test_gradients_are_computed_only_where_they_are_wanted() -> None:
     v, t = drawn(1.0, torch.float32)
-    blocks = Blocks(keys_of(40, 1), keys_of(52, 1))
+    blocks = PairMatrix(keys_of(40, 1), keys_of(52, 1))
     tiles = len(list(blocks.tiles(7, 5)))
     for rows in (v, v.detach()):
         score = Counting()
         with torch.no_grad():
-            pair_loss(score, Logistic(), (rows,), (t,), blocks)
+            pair_loss(score, SigmoidLoss(), (rows,), (t,), blocks)
         assert (score.plain, score.learnt) == (tiles, 0)
     score = Counting()
-    pair_loss(score, Logistic(), (v,), (t.detach(),), blocks)[0].total.backward()
+    pair_loss(score, SigmoidLoss(), (v,), (t.detach(),), blocks)[0].total.backward()
     assert (score.plain, score.learnt) == (tiles, tiles)
     assert t.grad is None
 
 
 def test_inside_autocast_nothing_is_in_half_precision_and_half_rows_get_half_gradients() -> None:
     v, t = drawn(14.3, torch.float32)
-    blocks = Blocks(keys_of(40, 1), keys_of(52, 1), 1.0, 0.5)
+    blocks = PairMatrix(keys_of(40, 1), keys_of(52, 1), 1.0, 0.5)
     for loss in LOSSES:
         plain = pair_loss(Small(), loss, (v,), (t,), blocks)[0].total
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -262,7 +262,7 @@ def test_inside_autocast_nothing_is_in_half_precision_and_half_rows_get_half_gra
 @pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
 def test_a_second_derivative_is_refused(loss: Any) -> None:
     v, t = drawn(1.0, torch.float32)
-    (mean, *_) = pair_loss(Small(), loss, (v,), (t,), Blocks(keys_of(40, 1), keys_of(52, 1)))
+    (mean, *_) = pair_loss(Small(), loss, (v,), (t,), PairMatrix(keys_of(40, 1), keys_of(52, 1)))
     with pytest.raises(RuntimeError, match="differentiable once"):
         torch.autograd.grad(mean.total, v, create_graph=True)
 
@@ -272,7 +272,9 @@ def test_what_is_not_finite_shows_in_the_loss() -> None:
     with torch.no_grad():
         t[0, 0] = torch.nan
     for loss in LOSSES:
-        assert pair_loss(Small(), loss, (v,), (t,), Blocks(keys_of(40, 1), keys_of(52, 1)))[0].total.isnan()
+        assert pair_loss(Small(), loss, (v,), (t,), PairMatrix(keys_of(40, 1), keys_of(52, 1)))[
+            0
+        ].total.isnan()
 
 
 def assert_same(found: Mean, expected: Mean) -> None:
@@ -282,7 +284,7 @@ def assert_same(found: Mean, expected: Mean) -> None:
 
 def test_sums_are_scaled_in_place_by_the_last_backward_pass_alone() -> None:
     v, t = drawn(3.0, torch.float64)
-    (mean,) = pair_loss(Small(), Logistic(), (v,), (t,), Blocks(keys_of(40, 1), keys_of(52, 1)))
+    (mean,) = pair_loss(Small(), SigmoidLoss(), (v,), (t,), PairMatrix(keys_of(40, 1), keys_of(52, 1)))
     first = torch.autograd.grad(mean.total, (v, t), torch.tensor(2.0).double(), retain_graph=True)
     second = torch.autograd.grad(mean.total, (v, t), torch.tensor(6.0).double())
     for a, b in zip(first, second, strict=True):

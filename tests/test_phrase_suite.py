@@ -24,15 +24,20 @@ from grainline.data.batches import texts_of
 from grainline.data.benchmarks.entities import Entities, read_sentence
 from grainline.data.captions import sentences
 from grainline.data.open_source import open_source, open_sources
-from grainline.data.record import Damaged, Record, Region
+from grainline.data.record import CorruptSample, Record, Region
 from grainline.data.scenes.source import Scenes
 from grainline.data.tokenizers.tokenized import TextTokenizer, Tokenized
 from grainline.data.tokenizers.tokenizer import Tokenizer, read_tokenizer
 from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
-from grainline.evaluation.collectors import baselines
-from grainline.evaluation.collectors.annotations import captions_of, segments, shuffled, tokens_of
-from grainline.evaluation.collectors.baselines import (
+from grainline.evaluation.compare import compare, pooled
+from grainline.evaluation.encode import Encodings
+from grainline.evaluation.measured import Measured
+from grainline.evaluation.result import Result, read
+from grainline.evaluation.suite import Settings, suite_of
+from grainline.evaluation.suites import baselines
+from grainline.evaluation.suites.annotations import captions_of, segments, shuffled, tokens_of
+from grainline.evaluation.suites.baselines import (
     CLUSTERINGS,
     Cuts,
     Overlap,
@@ -45,28 +50,19 @@ from grainline.evaluation.collectors.baselines import (
     paired,
     singletons,
 )
-from grainline.evaluation.collectors.grouped import hard
-from grainline.evaluation.compare import against, pooled
-from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.options import ask, encoded, measured
-from grainline.evaluation.outcome import Options
-from grainline.evaluation.pages import tokened
-from grainline.evaluation.pages.examples import Measured
-from grainline.evaluation.pages.figure import draw
-from grainline.evaluation.pages.report import headline, write_html
-from grainline.evaluation.result import Result, read
+from grainline.evaluation.suites.grouped import hard
 from grainline.evaluation.suites.phrases import (
     AS_MANY,
     GOING,
     GROUPS,
     MEASURES,
     STAYING,
-    encode_phrases,
-    headlines,
-    phrases_suite,
+    PhrasesSuite,
+    by_position,
     uniform,
 )
-from grainline.methods.base import Grouping
+from grainline.evaluation.table import headline, write_html
+from grainline.methods.base import HasTokenGroups, TokenGroups
 from grainline.model import Model
 from grainline.types import Texts
 
@@ -302,7 +298,7 @@ def test_tokens_are_cut_with_the_text_and_parts_stand_one_behind_the_other() -> 
 
 
 def record(text: str, *phrases: str, key: str = "p") -> Record:
-    """A record without a picture whose phrases are found in its text."""
+    """A record without an image whose phrases are found in its text."""
     spans = [("captions.0", text.index(phrase), text.index(phrase) + len(phrase)) for phrase in phrases]
     regions = tuple(Region(text[span[1] : span[2]], span=span) for span in spans)
     return Record(key, b"", (text,), regions=regions)
@@ -315,7 +311,7 @@ def test_phrases_are_found_where_records_say() -> None:
     assert first.phrases == (((0, 9),), ((15, 20),)), "in the order of the text, each once"
     assert (long.text, long.phrases) == ("A cat.", ())
     for span in (("captions.1", 0, 3), ("captions.0", 3, 3), ("captions.0", 0, 21), ("tags", 0, 1)):
-        with pytest.raises(Damaged, match="damaged region: p"):
+        with pytest.raises(CorruptSample, match="corrupt region: p"):
             captions_of(one._replace(regions=(Region("x", span=span),)))
     tokenizer = Tokenizer.train(["a red dog sees a cat"] * 2, vocab=540)
     tokens = tokens_of(tokenizer, first.text, 6)
@@ -381,19 +377,19 @@ def test_flickr30k_entities_are_read(tmp_path: Path) -> None:
     both = open_source(f"flickr30k-entities:{home}?split=test,val")
     assert list(both.keys()) == ["2000.jpg", "1000.jpg", "3000.jpg"]  # type: ignore[attr-defined]
     assert both.fingerprint() != source.fingerprint()
-    with pytest.raises(Damaged, match=r"missing image: 2000.jpg of .*--images DIR"):
+    with pytest.raises(CorruptSample, match=r"missing image: 2000.jpg of .*--images DIR"):
         both[0]
     bare = both.texts_only()  # type: ignore[attr-defined]
     assert (bare[0].image, bare[0].regions[1].span) == (b"", ("captions.0", 8, 18))
 
 
-def test_joined_sources_leave_their_pictures_out_too(tmp_path: Path) -> None:
+def test_joined_sources_leave_their_images_out_too(tmp_path: Path) -> None:
     home = entities(tmp_path / "f")
     paths = [f"flickr30k-entities:{home}", "scenes:dev?count=2&size=32"]
-    data, result = surveyed(grouping(by_id), open_sources(paths))
+    data, result = evaluate_phrases(grouping(by_id), open_sources(paths))
     assert [len(key.split("scenes-dev")) for key in data.keys] == [1, 1, 2, 2]
-    assert result.queries["picture"][:3] == [0, 0, 1]
-    assert data.damaged == {}, "no scene was drawn and no picture opened"
+    assert result.queries["image"][:3] == [0, 0, 1]
+    assert data.damaged == {}, "no scene was drawn and no image opened"
 
 
 def caption_at(found: Record, span: tuple[str, int, int]) -> str:
@@ -409,21 +405,21 @@ def test_damaged_files_of_entities_are_refused_in_one_line(tmp_path: Path) -> No
         open_source(f"{place}?split=val,val")
     with pytest.raises(UserError, match=r"holds no folder Sentences"):
         open_source(f"flickr30k-entities:{tmp_path}")
-    with pytest.raises(UserError, match=r"no folder of pictures at"):
+    with pytest.raises(UserError, match=r"no folder of images at"):
         open_source(place, images=str(tmp_path / "none"))
     (home / "Annotations" / "1000.xml").write_text("<annotation><object>")
-    with pytest.raises(Damaged, match="damaged region"):
+    with pytest.raises(CorruptSample, match="corrupt region"):
         open_source(place, images=str(home / "images"))[0]
     sentences = home / "Sentences" / "3000.txt"
     for text, why in ((b"\n", "missing caption"), (b"[/EN#7 x]", "line 1 of"), (b"\xff", "not UTF-8")):
         sentences.write_bytes(text)
         source = open_source(place, images=str(home / "images"))
         at = list(source.keys()).index("3000.jpg")  # type: ignore[attr-defined]
-        with pytest.raises(Damaged, match=why):
+        with pytest.raises(CorruptSample, match=why):
             source[at]
     for file in (home / "Sentences").iterdir():
         file.write_bytes(b"\xff")
-    with pytest.raises(UserError, match=r"no caption of .* can be used, the first for damaged text: .*UTF-8"):
+    with pytest.raises(UserError, match=r"no caption of .* can be used, the first for corrupt text: .*UTF-8"):
         open_source(place)
     (home / "Sentences" / "3000.txt").unlink()
     with pytest.raises(UserError, match=r"has no captions of 3000 of split val"):
@@ -463,11 +459,18 @@ def by_place(texts: Texts) -> Tensor:
     return (0.75 * share + 0.0625) * mask[:, None]
 
 
-def grouping(rule: Callable[[Texts], Tensor] | None = None, seed: int = 0, method: str = "clip") -> Model:
+def grouping(
+    rule: Callable[[Texts], Tensor | None] | None = None, seed: int = 0, method: str = "clip"
+) -> Model:
     model = tiny_model(method, seed, override(TINY, CLIP))
     if rule is not None:
-        model.method.groups = rule  # type: ignore[assignment]
-        assert isinstance(model.method, Grouping)
+
+        def token_groups(texts: Texts) -> TokenGroups:
+            ids = flat_parts(texts)[0].float()
+            return TokenGroups(rule(texts), torch.stack([ids.sin(), ids.cos(), (2 * ids).sin()], dim=-1))
+
+        model.method.token_groups = token_groups  # type: ignore[assignment]
+        assert isinstance(model.method, HasTokenGroups)
     return model
 
 
@@ -480,18 +483,21 @@ PLAIN = (
 )
 
 
-def surveyed(model: Model, source: object = None, batch: int = 2, **options: int) -> tuple[Encodings, Result]:
+def evaluate_phrases(
+    model: Model, source: object = None, batch: int = 2, **options: int
+) -> tuple[Encodings, Result]:
     given = InMemory(PLAIN) if source is None else source
-    asked = ask("phrases", Options(**{"resamples": 50, **options}))
-    data = encoded(asked, model, given, batch, 0.1)  # type: ignore[arg-type]
-    return data, measured(asked, model.method, data, {"model": "m", "method": "clip"})
+    suite, settings = PhrasesSuite(), Settings(**{"resamples": 50, "batch_size": batch, **options})
+    data = suite.encode(model, given, settings)  # type: ignore[arg-type]
+    result = suite.measure(model.method, data, settings)
+    return data, result._replace(settings=result.settings | {"model": "m", "method": "clip"})
 
 
 def test_outcomes_are_those_of_loops() -> None:
     model = grouping(by_id)
-    data, result = surveyed(model)
+    data, result = evaluate_phrases(model)
     scores = result.queries["scores"]
-    assert result.queries["picture"] == [0, 1, 2, 4]
+    assert result.queries["image"] == [0, 1, 2, 4]
     for i, (one, row) in enumerate(zip([PLAIN[j] for j in (0, 1, 2, 4)], range(4), strict=True)):
         ids = model.tokenizer.encode(one.captions, 77).ids[0][1:-1]
         spans = model.tokenizer.spans(one.captions[0], 77)[1:-1]
@@ -511,11 +517,11 @@ def test_outcomes_are_those_of_loops() -> None:
     assert "1 texts have no marked phrase and are left out" in result.notes
     assert "4 captions with 2.00 phrases each" in result.notes
     assert (result.settings["groups"], result.data["phrases"], data.cut) == (3, 8, 0)
-    assert data.images.vector.shape[0] == 0, "no picture is looked at"
+    assert data.images.vector.shape[0] == 0, "no image is looked at"
 
 
 def test_groups_of_words_follow_shuffled_words_and_groups_of_places_do_not() -> None:
-    one, other = surveyed(grouping(by_id))[1], surveyed(grouping(by_place))[1]
+    one, other = evaluate_phrases(grouping(by_id))[1], evaluate_phrases(grouping(by_place))[1]
     scores = one.queries["scores"]
     assert scores[GOING][MEASURES[0]] == pytest.approx(scores[GROUPS][MEASURES[0]])
     assert scores[STAYING] != scores[GROUPS]
@@ -524,7 +530,7 @@ def test_groups_of_words_follow_shuffled_words_and_groups_of_places_do_not() -> 
     moved = f"{uniform(4)}, shuffled words, phrases with them"
     assert places[GOING] == places[moved]
     single = InMemory([record("a b c e f g h", "b c", "f g h", key="x")] * 3)
-    fixed = surveyed(grouping(by_place), single)[1].queries["scores"]
+    fixed = evaluate_phrases(grouping(by_place), single)[1].queries["scores"]
     assert fixed[STAYING] == fixed[GROUPS], "every word is one token, so places of phrases stay"
 
 
@@ -537,22 +543,21 @@ def test_groups_that_a_caption_does_not_use_are_none_and_chunks_are_as_many() ->
         share = torch.nn.functional.one_hot(place.clamp(max=number - 1), 4).movedim(2, 1)
         return share.float() * mask[:, None]
 
-    data, result = surveyed(grouping(fewer))
-    assert data.grouped is not None
-    assert data.grouped.soft is not None
-    assert {hard(one).groups for one in data.grouped.soft} == {2, 4}
+    data, result = evaluate_phrases(grouping(fewer))
+    assert data.collected["phrases"].soft is not None
+    assert {hard(one).groups for one in data.collected["phrases"].soft} == {2, 4}
     scores = result.queries["scores"]
     assert scores[GROUPS] == scores[AS_MANY]
     assert scores[AS_MANY] != scores[uniform(4)]
-    assert headlines(result) == [f"tIoU, {GROUPS}", f"tIoU, {AS_MANY}"]
-    plain = surveyed(grouping(by_place))[1]
+    assert PhrasesSuite().headlines(result) == [f"tIoU, {GROUPS}", f"tIoU, {AS_MANY}"]
+    plain = evaluate_phrases(grouping(by_place))[1]
     assert AS_MANY not in plain.queries["scores"]
-    assert headlines(plain) == [f"tIoU, {GROUPS}", f"tIoU, {uniform(4)}"]
+    assert PhrasesSuite().headlines(plain) == [f"tIoU, {GROUPS}", f"tIoU, {uniform(4)}"]
 
 
 def test_anchors_stand_beside_every_result_and_batches_decide_nothing() -> None:
     for model in (grouping(by_place), grouping()):
-        results = [surveyed(model, batch=batch)[1] for batch in (1, 64)]
+        results = [evaluate_phrases(model, batch=batch)[1] for batch in (1, 64)]
         assert results[0].queries["texts"] == results[1].queries["texts"]
         for name, values in results[0].queries["scores"].items():
             if name not in CLUSTERINGS:
@@ -560,25 +565,24 @@ def test_anchors_stand_beside_every_result_and_batches_decide_nothing() -> None:
         names = [metric.name for metric in results[0].metrics]
         for rule in (uniform(4), "one group", "singletons", "random, K = 4", "position oracle, K = 4"):
             assert all(f"{measure}, {rule}" in names for measure in MEASURES)
-        assert "tIoU, uniform chunks, K = 4" in headline(results[0])
+        assert "tIoU, uniform chunks, K = 4" in headline(suite_of(results[0]), results[0])
         assert any(note.startswith("the position oracle cuts at") for note in results[0].notes)
     assert (
         "this method makes no groups of tokens: rules and clusterings alone are measured" in results[0].notes
     )
-    assert "tIoU, groups" not in headline(results[0])
+    assert "tIoU, groups" not in headline(suite_of(results[0]), results[0])
 
 
 def test_states_of_tokens_are_clustered_without_begin_and_end() -> None:
     model = grouping()
-    data, result = surveyed(model, batch=1)  # the last bits of states depend on the batch
-    assert data.grouped is not None
-    assert data.grouped.words
-    for i, text in enumerate(data.grouped.texts):
+    data, result = evaluate_phrases(model, batch=1)  # the last bits of states depend on the batch
+    assert data.collected["phrases"].words
+    for i, text in enumerate(data.collected["phrases"].texts):
         states = model.encode(texts=[text]).tokens[0, 1:-1].numpy()
         for name, labelled in clusterings(states).items():
-            mine = data.grouped.clusters[name][i]
+            mine = data.collected["phrases"].clusters[name][i]
             assert (mine.labels.tolist(), mine.groups) == (labelled.labels.tolist(), labelled.groups)
-    mean = np.mean([one.groups for one in data.grouped.clusters["mean shift"]])
+    mean = np.mean([one.groups for one in data.collected["phrases"].clusters["mean shift"]])
     assert f"mean shift finds {mean:.2f} clusters in a caption" in result.notes
 
 
@@ -599,14 +603,13 @@ def test_clusterings_find_what_lies_together() -> None:
 
 
 def test_what_is_lacking_is_said_and_the_rest_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    sentences_alone = surveyed(grouping(method="maxsim"))[1]
+    sentences_alone = evaluate_phrases(grouping(method="maxsim"))[1]
     assert "no clusterings of token states: this method does not keep a state of every token" in (
         sentences_alone.notes
     )
     monkeypatch.setattr(baselines, "find_spec", lambda _: None)
-    data, result = surveyed(grouping())
-    assert data.grouped is not None
-    assert data.grouped.clusters == {}
+    data, result = evaluate_phrases(grouping())
+    assert data.collected["phrases"].clusters == {}
     assert baselines.LACKING in result.notes
     assert result.metric("tIoU, uniform chunks, K = 4").value > 0
 
@@ -614,26 +617,24 @@ def test_what_is_lacking_is_said_and_the_rest_measured(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("text", [{"groups": 3, "later": 1}, {"groups": 77, "tokens_per_group": 1}, {}])
 def test_a_method_whose_tokens_are_groups_is_clustered_by_what_it_grouped(text: dict[str, Any]) -> None:
     model = tiny_model("tgt", 0, override(TINY, [f"text.{name}={value}" for name, value in text.items()]))
-    data, result = surveyed(model)
-    assert data.grouped is not None
+    data, result = evaluate_phrases(model)
     assert "tIoU, k-means" in {metric.name for metric in result.metrics}
     for text, tokens, found in zip(
-        data.grouped.texts, data.grouped.tokens, data.grouped.clusters["k-means"], strict=True
+        data.collected["phrases"].texts,
+        data.collected["phrases"].tokens,
+        data.collected["phrases"].clusters["k-means"],
+        strict=True,
     ):
-        states = model.method.states(texts_of(model.read([text]).ids))[0].detach().numpy()  # type: ignore[operator]
+        states = model.method.token_groups(texts_of(model.read([text]).ids)).states[0].detach().numpy()  # type: ignore[operator]
         assert states.shape[1] == model.method.words.embedding_dim  # type: ignore[union-attr]
         expected = clusterings(states[[token.column for token in tokens]])["k-means"]
         mine, wanted = found.labels, expected.labels  # the numbers of clusters are arbitrary
         assert ((mine[:, None] == mine) == (wanted[:, None] == wanted)).all()
 
 
-def test_a_method_that_refuses_to_make_groups_has_none() -> None:
-    def none(_: Texts) -> Tensor:
-        raise UserError("built without groups")
-
-    data, result = surveyed(grouping(none))
-    assert data.grouped is not None
-    assert data.grouped.soft is data.grouped.shuffled is None
+def test_a_model_without_groups_is_measured_by_rules() -> None:
+    data, result = evaluate_phrases(grouping(lambda _: None))
+    assert data.collected["phrases"].soft is data.collected["phrases"].shuffled is None
     assert "tIoU, k-means" in {metric.name for metric in result.metrics}
 
 
@@ -641,24 +642,24 @@ def test_long_captions_are_cut_and_damaged_ones_skipped() -> None:
     long = "a red dog runs " * 30 + "to a house"
     bad = record("a dog", "a dog", key="z")._replace(regions=(Region("x", span=("captions.0", 0, 99)),))
     given = [record(long, "a red dog", "a house", key="l"), *PLAIN * 5, bad]
-    data, result = surveyed(grouping(by_id), InMemory(given))
+    data, result = evaluate_phrases(grouping(by_id), InMemory(given))
     assert data.cut == 1
     assert "1 phrases lie beyond what the model reads and are left out" in result.notes
-    assert data.damaged == {"damaged region": 1}
-    with pytest.raises(UserError, match=r"^at least 1 of 6 samples in memory:test are damaged"):
-        surveyed(grouping(by_id), InMemory([*PLAIN, bad]))
+    assert data.damaged == {"corrupt region": 1}
+    with pytest.raises(UserError, match=r"^at least 1 of 6 samples in memory:test are corrupt"):
+        evaluate_phrases(grouping(by_id), InMemory([*PLAIN, bad]))
     with pytest.raises(UserError, match=r"^no sample of memory:test can be used"):
-        encode_phrases(grouping(), InMemory([bad]), max_damaged=1.0)
+        PhrasesSuite().encode(grouping(), InMemory([bad]), Settings(max_corrupt=1.0))
 
 
 def test_runs_are_pooled_and_compared() -> None:
-    one, other = (surveyed(grouping(rule))[1] for rule in (by_id, by_place))
-    both = pooled([one, surveyed(grouping(by_id))[1]])
+    one, other = (evaluate_phrases(grouping(rule))[1] for rule in (by_id, by_place))
+    both = pooled([one, evaluate_phrases(grouping(by_id))[1]])
     assert both.metric(f"tIoU, {GROUPS}").value == pytest.approx(one.metric(f"tIoU, {GROUPS}").value)
     mixed = pooled([one, other])
     name = f"tIoU, {GROUPS}"
     assert mixed.metric(name).value == pytest.approx((one.metric(name).value + other.metric(name).value) / 2)
-    rows = {row.name: row for row in against(other, one)}
+    rows = {row.name: row for row in compare(other, one)}
     assert rows[name].value == pytest.approx(other.metric(name).value - one.metric(name).value)
     assert f"tIoU, {uniform(3)}" not in rows
     assert rows[f"tIoU, {uniform(4)}"].value == 0
@@ -666,23 +667,13 @@ def test_runs_are_pooled_and_compared() -> None:
 
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(UserError, match=r"^caft reads a text as chunks that it composes; --suite phrases is"):
-        surveyed(tiny_model("caft", changes=["heads=2", "composer.heads=2", "composer.depth=1"]))
+        evaluate_phrases(tiny_model("caft", changes=["heads=2", "composer.heads=2", "composer.depth=1"]))
     with pytest.raises(UserError, match=r"^no phrase in memory:test that the model reads is marked"):
-        surveyed(grouping(), InMemory([PLAIN[3]]))
+        evaluate_phrases(grouping(), InMemory([PLAIN[3]]))
     with pytest.raises(UserError, match=r"^no samples in memory:test"):
-        surveyed(grouping(), InMemory([]))
-    with pytest.raises(UserError, match=r"^--captions is 'each'; phrases reads all texts in which phrases"):
-        ask("phrases", Options(), captions="each")
-    with pytest.raises(UserError, match=r"asks? the method for scores; phrases reads groups of tokens$"):
-        ask("phrases", Options(), scoring="vectors")
-    model = grouping(by_id)
-    pictured = InMemory([Record("a", Image.new("RGB", (8, 8)), ("a dog",))])
-    with pytest.raises(UserError, match="was encoded without phrases; the phrases suite needs captions"):
-        phrases_suite(model.method, encode_source(model, pictured))
-    with pytest.raises(UserError, match="the phrases suite knows only 'plain'"):
-        phrases_suite(model.method, surveyed(model)[0], Options("coco-1k"))
+        evaluate_phrases(grouping(), InMemory([]))
     with pytest.raises(UserError, match=r"^2 of 2 scores are not a number"):
-        surveyed(grouping(lambda texts: by_id(texts) * torch.nan))
+        evaluate_phrases(grouping(lambda texts: by_id(texts) * torch.nan))
 
 
 # Figures and the command
@@ -690,30 +681,30 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 def test_figures_show_shares_brackets_and_places(tmp_path: Path) -> None:
     model, source = grouping(by_place), InMemory(PLAIN)
-    data, result = surveyed(model, source)
+    data, result = evaluate_phrases(model, source)
     on = Measured(model, source, data, result)
-    shown = tokened.captions(on)
+    shown = PhrasesSuite().examples(on)
     assert [one.tiou for one in shown] == sorted(result.queries["scores"][GROUPS]["tIoU"])
     dog = next(one for one in shown if one.name == "a")
     assert "".join(dog.words) == "areddogrunsovergreengrasstoahouse"
     said = ["".join(dog.words[i] for i in phrase) for phrase in dog.phrases]
     assert said == ["areddog", "greengrass", "ahouse"]
-    assert dog.taken == (np.arange(len(dog.words)) * 4 // len(dog.words)).tolist()
+    assert dog.top_group == (np.arange(len(dog.words)) * 4 // len(dog.words)).tolist()
     assert dog.uniform == dog.tiou
-    mean = tokened.by_position(on)
+    mean = by_position(data.collected["phrases"].soft)
     assert mean.sum(0) == pytest.approx(1)
     assert mean.argmax(0) == pytest.approx(np.repeat(np.arange(4), 6), abs=1), "groups of places are steps"
     assert (np.diff(mean.argmax(0)) >= 0).all()
     assert set(mean.argmax(0).tolist()) == {0, 1, 2, 3}
     page, figure = tmp_path / "a.html", tmp_path / "a.png"
-    write_html(page, on)
+    write_html(page, suite_of(on.result), on)
     told = Page(page.read_text())
     for part in (
         "Phrases of m",
         "Groups by position",
         "tIoU, groups",
         "tIoU, uniform chunks, K = 4",
-        dog.told,
+        dog.summary,
     ):
         assert part in told.words
     brackets = [values["d"] for tag, values in told.tags if tag == "path"]
@@ -721,10 +712,10 @@ def test_figures_show_shares_brackets_and_places(tmp_path: Path) -> None:
     opacity = [float(str(v["fill-opacity"])) for tag, v in told.tags if tag == "rect" and "fill-opacity" in v]
     assert len(opacity) == mean.size + sum(one.soft.size for one in shown)
     assert max(opacity) == pytest.approx(0.812, abs=1e-3)
-    draw(figure, on)
-    with Image.open(figure) as picture:
-        assert picture.width > 900
-        colours = np.asarray(picture.convert("RGB")).reshape(-1, 3)
+    PhrasesSuite().draw(figure, on)
+    with Image.open(figure) as image:
+        assert image.width > 900
+        colours = np.asarray(image.convert("RGB")).reshape(-1, 3)
     for colour in ((0x00, 0x62, 0xA3), (0xB8, 0x4A, 0x00), (0x00, 0x76, 0x5A), (0x8D, 0x3F, 0x77)):
         assert (colours == colour).all(1).sum() > 200, "every group has its part of the strip"
 
@@ -740,9 +731,9 @@ def test_the_command_writes_a_result_and_a_page(
     assert call(*given, "--json", found, "--html", page) == 0
     told = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "tIoU, uniform chunks, K = 4" in told
-    assert "phrases, protocol plain, 3 pictures, 4 texts" in told
+    assert "phrases, protocol plain, 3 images, 4 texts" in told
     assert read(found).data["phrases"] == 7
     assert "tIoU, spectral clustering" in Page(page.read_text()).words
-    assert call(*given, "--against", found) == 0
+    assert call(*given, "--compare-to", found) == 0
     said = complaint(capsys, *given, "--png", tmp_path / "a.png")
     assert said == "grainline: --png draws the groups of tokens, and this method makes none; leave --png out"

@@ -19,7 +19,7 @@ from phrases_truth import REAL, agreement, labelled
 from grainline.data.phrases.base import Phrase, Tagged, Token
 from grainline.data.phrases.patterns import extract, longest, select, words_of
 from grainline.data.phrases.providers import Pipeline, Rules, open_provider, tagged, tagged_by
-from grainline.data.texts import unrepeated
+from grainline.data.texts import remove_repetitions
 from grainline.errors import UserError
 
 CAT = "A cat on the left of the image leans against a wall next to the small dog."
@@ -291,16 +291,16 @@ def test_an_unknown_provider_is_named_with_those_there_are(name: str) -> None:
 
 
 def test_repetition_is_collapsed_as_in_the_published_code() -> None:
-    assert unrepeated("a very very red red car") == "a very red car"
-    assert unrepeated("y" * 120 + " ok") == "yyyy ok"
-    assert unrepeated("  a\ncat\n") == "a cat"
-    assert unrepeated("ha ha Ha") == "ha Ha"
+    assert remove_repetitions("a very very red red car") == "a very red car"
+    assert remove_repetitions("y" * 120 + " ok") == "yyyy ok"
+    assert remove_repetitions("  a\ncat\n") == "a cat"
+    assert remove_repetitions("ha ha Ha") == "ha Ha"
 
 
 def test_only_long_texts_lose_repeated_pieces() -> None:
     short, long = "abcabcabc " + "x" * 80, "abcabcabc " + " ".join("klmnopqrstuvwxyz0123456789" * 4)
-    assert unrepeated(short).startswith("abcabcabc")
-    assert unrepeated(long).startswith("abc k")
+    assert remove_repetitions(short).startswith("abcabcabc")
+    assert remove_repetitions(long).startswith("abc k")
 
 
 def test_a_piece_that_stands_twice_stays() -> None:
@@ -308,13 +308,13 @@ def test_a_piece_that_stands_twice_stays() -> None:
         "The quick one. The quick one. "
         + "Something else is said here, and nothing of it comes again: one, two."
     )
-    assert unrepeated(text) == text
+    assert remove_repetitions(text) == text
     three = "The quick one. " * 3 + text[30:]
-    assert unrepeated(three) == "The quick one. " + text[30:]
+    assert remove_repetitions(three) == "The quick one. " + text[30:]
 
 
 def test_ten_pieces_are_collapsed_at_most() -> None:
     pieces = [f"{chr(97 + i)}bcdefghi{chr(65 + i)}," for i in range(11)]
-    kept = unrepeated("|".join(piece * 3 for piece in pieces))
+    kept = remove_repetitions("|".join(piece * 3 for piece in pieces))
     assert [kept.count(piece) for piece in pieces][:10] == [1] * 10
     assert kept.count(pieces[10]) in (1, 3)

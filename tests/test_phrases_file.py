@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from grainline.data.make_phrases import CHUNK, Made, make, texts_of
+from grainline.data.make_phrases import CHUNK, PhrasesResult, make, texts_of
 from grainline.data.phrases.base import Phrase
 from grainline.data.phrases.providers import Rules, open_provider
-from grainline.data.phrases.stored import Stored, digest
-from grainline.data.record import Damaged, Record
+from grainline.data.phrases.stored import StoredPhrases, digest
+from grainline.data.record import CorruptSample, Record
 from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
 
 
 class Shelf:
-    """A source of captions without pictures, one record damaged."""
+    """A source of captions without images, one record damaged."""
 
     path = "shelf"
 
@@ -32,7 +32,7 @@ class Shelf:
 
     def __getitem__(self, index: int) -> Record:
         if index == 3:
-            raise Damaged("missing-caption", "p3")
+            raise CorruptSample("missing-caption", "p3")
         if index == self.stop:
             raise UserError("the disk is gone")
         return Record(f"p{index}", b"", (f"A dog sits on box {index}.", "A cat on the left of a mat."))
@@ -50,7 +50,7 @@ class Loud(Rules):
 def test_a_file_gives_what_its_provider_gives(tmp_path: Path) -> None:
     source, out = Shelf(5), tmp_path / "a" / "phrases.jsonl"
     made = make(source, Rules(), out, 1)
-    assert made == Made(5, 12, made.phrases, {"missing-caption": 1}, 0)
+    assert made == PhrasesResult(5, 12, made.phrases, {"missing-caption": 1}, 0)
     assert os.listdir(out.parent) == ["phrases.jsonl"]
     stored = open_provider(str(out))
     assert stored.name == "rules 1"
@@ -82,7 +82,7 @@ def test_what_was_done_before_an_error_is_kept(tmp_path: Path, processes: int) -
         make(Shelf(CHUNK * 2, stop=CHUNK + 1), Rules(), out, processes)
     assert not out.exists()
     made = make(Shelf(CHUNK * 2), Rules(), out, processes)
-    assert made.kept == CHUNK
+    assert made.resumed == CHUNK
     assert out.read_bytes() == whole.read_bytes()
     assert sorted(os.listdir(tmp_path)) == ["out.jsonl", "whole.jsonl"]
 
@@ -144,7 +144,7 @@ def test_other_data_or_another_provider_is_noticed(tmp_path: Path, ending: str) 
     with pytest.raises(UserError, match="was made by rules 1, not loud 2"):
         make(Shelf(9), Loud(), out, 1)
     assert (tmp_path / f"out.jsonl{ending}").read_bytes() == before
-    assert make(Shelf(9), Rules(), out, 1).kept == 9
+    assert make(Shelf(9), Rules(), out, 1).resumed == 9
 
 
 def test_two_at_once_are_kept_apart(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_text_that_has_changed_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"no phrases of the text 'A dog\.': the data has changed; make it again"
     ):
-        Stored(out).phrases("A dog.")
+        StoredPhrases(out).phrases("A dog.")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, line: str, message: str) -> Non
     first = '{"grainline": "phrases 1", "provider": "mine 1", "source": "x"}'
     out.write_text(f"{first}\n{line.replace('DIGEST', digest('A dog.'))}\n")
     with pytest.raises(UserError, match=message):
-        Stored(out).phrases("A dog.")
+        StoredPhrases(out).phrases("A dog.")
 
 
 def test_a_file_of_another_program_is_read(tmp_path: Path) -> None:
@@ -196,10 +196,10 @@ def test_a_file_of_another_program_is_read(tmp_path: Path) -> None:
     rows = [{"grainline": "phrases 1", "provider": "mine 1", "source": "x"}]
     rows += [{"record": i, "texts": {digest(f"Dog {i}."): [["noun", 0, 3 + i]]}} for i in range(3)]  # type: ignore[dict-item]
     out.write_text("".join(json.dumps(row, indent=None) + "\n" for row in rows))
-    assert [Stored(out).phrases(f"Dog {i}.") for i in range(3)] == [
+    assert [StoredPhrases(out).phrases(f"Dog {i}.") for i in range(3)] == [
         [Phrase("noun", 0, 3 + i)] for i in range(3)
     ]
-    assert Stored(out).name == "mine 1"
+    assert StoredPhrases(out).name == "mine 1"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Pictures as checkpoints want them: by the settings of image processors, and equal to those processors."""
+"""Images as checkpoints want them: by the settings of image processors, and equal to those processors."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from grainline.model import load
 SHAPES = [(40, 30), (30, 41), (16, 90), (17, 16), (200, 33), (64, 64), (5, 7), (61, 37)]
 
 
-def picture(height: int, width: int) -> Image.Image:
+def image(height: int, width: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
@@ -62,7 +62,7 @@ def test_a_square_is_the_one_of_the_librarys_processor(case: str) -> None:
     transform = EvalTransform(16, **{name: ours[name] for name in ("resize", "filter", "margin")})
     odd = 0
     for height, width in SHAPES:
-        shown = picture(height, width)
+        shown = image(height, width)
         mine, theirs = transform(shown).numpy(), square(settings, shown)
         across, down = (int(transform.larger * side / min(height, width)) - 16 for side in (width, height))
         if transform.resize == "squash" or (across % 2 == 0 and down % 2 == 0):
@@ -88,7 +88,7 @@ def test_settings_go_to_the_library_and_back(kind: str, margin: float, resize: s
     theirs = to_hugging_face(kind, mine, 32)
     assert of_hugging_face(kind, theirs, "test") == {**mine, "spread": list(mine["spread"])}
     transform = EvalTransform(32, resize, "lanczos", margin)
-    shown = picture(60, 90)
+    shown = image(60, 90)
     assert np.array_equal(transform(shown).numpy(), square(theirs, shown))
 
 
@@ -101,19 +101,19 @@ def test_open_clip_says_it_in_its_own_words() -> None:
         of_open_clip({"resize_mode": "longest"}, "test")
 
 
-def test_pictures_that_are_no_squares_are_refused() -> None:
-    with pytest.raises(UserError, match=r"x makes pictures of size .*; only squares can be read"):
+def test_images_that_are_no_squares_are_refused() -> None:
+    with pytest.raises(UserError, match=r"x makes images of size .*; only squares can be read"):
         of_hugging_face("siglip", {"size": {"height": 16, "width": 24}}, "x")
 
 
-def test_the_settings_reach_the_pictures_of_a_model(tmp_path: Path) -> None:
+def test_the_settings_reach_the_images_of_a_model(tmp_path: Path) -> None:
     whole("clip", tmp_path / "clip")
-    plain = load(tmp_path / "clip").seen(picture(40, 90))
+    plain = load(tmp_path / "clip").cropped(image(40, 90))
     settings = {"resample": 2, "size": {"height": 16, "width": 16}, "do_center_crop": False}
     (tmp_path / "clip" / "preprocessor_config.json").write_text(json.dumps(settings))
-    squashed = load(tmp_path / "clip").seen(picture(40, 90))
+    squashed = load(tmp_path / "clip").cropped(image(40, 90))
     assert not np.array_equal(plain, squashed)
-    assert np.array_equal(squashed, picture(40, 90).resize((16, 16), Image.Resampling.BILINEAR))
+    assert np.array_equal(squashed, image(40, 90).resize((16, 16), Image.Resampling.BILINEAR))
 
 
 def test_a_state_dict_keeps_only_the_settings_that_all_take_for_granted(tmp_path: Path) -> None:

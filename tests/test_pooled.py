@@ -1,4 +1,4 @@
-"""Losses and scores of pictures pooled by the text they are compared with, against loops over pairs."""
+"""Losses and scores of images pooled by the text they are compared with, against loops over pairs."""
 
 import math
 from typing import Any
@@ -10,20 +10,20 @@ from test_pairs import Largest
 from torch import Tensor
 
 from grainline.losses import text_conditioned
-from grainline.losses.text_conditioned import part_loss, part_pairs, pooled_scores, seen
+from grainline.losses.text_conditioned import image_side, part_loss, part_pairs, pooled_scores
 from grainline.losses.tiled import conditioned_cosine, sampled_pairs
 from grainline.losses.tiled.conditioned_cosine import Dense, Gram, Outward, PooledCosine
-from grainline.losses.tiled.pair_mask import Blocks, Keys
-from grainline.losses.tiled.sampled_pairs import Lists
-from grainline.nn.hashing import lots
-from grainline.nn.pooling import ConditionedPool, Held
+from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
+from grainline.losses.tiled.sampled_pairs import SampledPairs
+from grainline.nn.hashing import hash_pairs
+from grainline.nn.pooling import ConditionedPool, KeyValue
 from grainline.types import Clock, Mean
 
 CLOCK = Clock(step=3, seed=11)
 
 
 class Case:
-    """Five pictures, the last one without any segment and one of padding; captions; foils."""
+    """Five images, the last one without any segment and one of padding; captions; foils."""
 
     def __init__(
         self, heads: int, dtype: torch.dtype = torch.float64, width: int = 12, slots: int = 7
@@ -42,19 +42,19 @@ class Case:
         self.scale = torch.tensor([9.0], dtype=dtype).requires_grad_()
         self.bias = torch.tensor([-2.0], dtype=dtype).requires_grad_()
         nothing = torch.zeros(5, dtype=torch.int64)
-        self.pictures = Keys(
+        self.images = RowIds(
             torch.tensor([50, 51, -1, 53, 54]), torch.tensor([40, 7, 3, 3, 12]), nothing, nothing
         )
         zero = torch.zeros_like(item)
-        self.captions = Keys(item, image, zero, zero)
+        self.captions = RowIds(item, image, zero, zero)
 
     def learnt(self) -> list[Tensor]:
         return [self.segments, self.texts, self.scale, self.bias, *self.pool.parameters()]
 
-    def pairs(self, negatives: Any, clock: Clock = CLOCK) -> Blocks | Lists:
-        return part_pairs(self.pictures, self.captions, negatives, clock)
+    def pairs(self, negatives: Any, clock: Clock = CLOCK) -> PairMatrix | SampledPairs:
+        return part_pairs(self.images, self.captions, negatives, clock)
 
-    def fast(self, pairs: Blocks | Lists, rows: slice = slice(None)) -> Mean:
+    def fast(self, pairs: PairMatrix | SampledPairs, rows: slice = slice(None)) -> Mean:
         segments = self.segments[rows], self.mask[rows]
         return part_loss(self.pool, segments, self.texts, pairs, self.scale, self.bias)
 
@@ -67,14 +67,14 @@ class Case:
         total, number = self.texts.new_zeros(()), self.texts.new_zeros(())
         item, image = self.captions.item.tolist(), self.captions.image.tolist()
         for i in range(5):
-            if self.pictures.item[i] < 0:
+            if self.images.item[i] < 0:
                 continue
             number = number + 1
             for j in range(len(item)):
                 if item[j] < 0:
                     continue
                 logit = (self.scale * self.cosine(i, j) + self.bias)[0]
-                if image[j] == self.pictures.image[i]:
+                if image[j] == self.images.image[i]:
                     total = total + F.softplus(-logit)
                     continue
                 mine = [k for k in range(len(item)) if image[k] == image[j] and item[k] >= 0]
@@ -83,7 +83,7 @@ class Case:
                 elif negatives == "all":
                     share = 1 / len(mine)
                 else:
-                    lot = lots(clock, self.pictures.image[i : i + 1], torch.tensor([image[j]]))
+                    lot = hash_pairs(clock, self.images.image[i : i + 1], torch.tensor([image[j]]))
                     share = float(mine[int(lot) % len(mine)] == j)
                 total = total + share * F.softplus(logit)
         return Mean(total, number)
@@ -108,7 +108,7 @@ def test_loss_and_all_gradients_are_those_of_a_loop_over_pairs(
     heads: int, slots: int, negatives: str
 ) -> None:
     case = Case(heads, slots=slots)
-    assert type(seen(case.pool, case.segments, None)[0]) is (Dense if heads == 3 else Gram)
+    assert type(image_side(case.pool, case.segments, None)[0]) is (Dense if heads == 3 else Gram)
     found, expected = case.fast(case.pairs(negatives)), case.slow(negatives)
     assert_same(found, expected, case.learnt(), 1e-11, 1e-11)
     assert found.number == 4
@@ -122,7 +122,7 @@ def test_in_tiles_of_any_size(
 ) -> None:
     monkeypatch.setattr(
         conditioned_cosine, "CACHED", pairs
-    )  # two texts of one picture, or two pictures and all texts
+    )  # two texts of one image, or two images and all texts
     case = Case(heads, slots=slots)
     assert_same(case.fast(case.pairs(negatives)), case.slow(negatives), case.learnt(), 1e-11, 1e-11)
 
@@ -152,9 +152,9 @@ def test_all_negatives_are_the_mean_over_the_lots(
 ) -> None:
     case = Case(heads, slots=slots)
     found, sums = case.fast(case.pairs("all")), []
-    for lot in range(4):  # pictures have 4, 2 or 1 captions: each is drawn equally often
+    for lot in range(4):  # images have 4, 2 or 1 captions: each is drawn equally often
         fixed = torch.full((5, 5), lot)
-        monkeypatch.setattr(sampled_pairs, "lots", lambda *ids, fixed=fixed: fixed[:, : len(ids[2])])
+        monkeypatch.setattr(sampled_pairs, "hash_pairs", lambda *ids, fixed=fixed: fixed[:, : len(ids[2])])
         sums.append(case.fast(case.pairs("sampled")).total)
     mean = Mean(torch.stack(sums).mean(), found.number)
     assert_same(found, mean, case.learnt(), 1e-12, 1e-11)
@@ -162,34 +162,34 @@ def test_all_negatives_are_the_mean_over_the_lots(
 
 
 @NEGATIVES
-def test_nothing_depends_on_how_pictures_are_spread_or_ordered(negatives: str) -> None:
+def test_nothing_depends_on_how_images_are_spread_or_ordered(negatives: str) -> None:
     case = Case(3)
     whole = case.fast(case.pairs(negatives))
     parts = []
     for some in (slice(0, 2), slice(2, 3), slice(3, 5)):
-        pictures = Keys(*(x[some] for x in case.pictures))
-        parts.append(case.fast(part_pairs(pictures, case.captions, negatives, CLOCK), some))
+        images = RowIds(*(x[some] for x in case.images))
+        parts.append(case.fast(part_pairs(images, case.captions, negatives, CLOCK), some))
     split = Mean(sum(x.total for x in parts), sum(x.number for x in parts))
     assert_same(split, whole, case.learnt(), 1e-12, 1e-11)
     order = torch.randperm(len(case.texts))
-    captions = Keys(*(x[order] for x in case.captions))
-    pairs = part_pairs(case.pictures, captions, negatives, CLOCK)
+    captions = RowIds(*(x[order] for x in case.captions))
+    pairs = part_pairs(case.images, captions, negatives, CLOCK)
     turned = part_loss(case.pool, (case.segments, case.mask), case.texts[order], pairs, case.scale, case.bias)
     assert_same(turned, whole, case.learnt(), 1e-12, 1e-11)
 
 
 def test_rows_of_different_groups_never_meet() -> None:
     case = Case(3)
-    pictures = case.pictures._replace(group=torch.tensor([0, 0, 1, 1, 1]))
+    images = case.images._replace(group=torch.tensor([0, 0, 1, 1, 1]))
     captions = case.captions._replace(group=(case.captions.image % 2 == 0).long())  # 40, 12, 90: 1
     for negatives in ("sampled", "all"):
-        pairs = part_pairs(pictures, captions, negatives, CLOCK)
+        pairs = part_pairs(images, captions, negatives, CLOCK)
         where = pairs.where()
-        if isinstance(pairs, Lists):
+        if isinstance(pairs, SampledPairs):
             groups = captions.group[pairs.places.clamp(min=0)]
         else:
             groups = captions.group.expand(5, -1)
-        assert not (where.real & (groups != pictures.group[:, None])).any()
+        assert not (where.real & (groups != images.group[:, None])).any()
         assert where.real.any()
 
 
@@ -200,13 +200,13 @@ def test_sampled_pairs_are_a_list_and_no_more_than_that_is_computed(monkeypatch:
         Dense, "weights", lambda self, here: pairs.append(here.cols[2].numel()) or weights(self, here)
     )
     case.fast(case.pairs("sampled"))
-    # own captions, up to 4; 5 pictures that have any; a foil: of 15 texts
+    # own captions, up to 4; 5 images that have any; a foil: of 15 texts
     assert sum(pairs) == 5 * (4 + 5 + 1)
 
 
-def test_lots_are_fair_to_captions_and_differ_with_pictures_steps_and_seeds() -> None:
+def test_lots_are_fair_to_captions_and_differ_with_images_steps_and_seeds() -> None:
     rows, cols = torch.arange(200), torch.arange(1000, 1200)
-    lot = lots(CLOCK, rows, cols)
+    lot = hash_pairs(CLOCK, rows, cols)
     assert (lot >= 0).all()
     for captions in (2, 3, 5, 8):
         seen = torch.bincount((lot % captions).flatten(), minlength=captions).double()
@@ -216,24 +216,24 @@ def test_lots_are_fair_to_captions_and_differ_with_pictures_steps_and_seeds() ->
         seen = torch.bincount(pair.flatten(), minlength=captions**2).double()
         expected = pair.numel() / captions**2
         assert float(((seen - expected) ** 2 / expected).sum()) < 130  # 63: p < 1e-5
-    assert torch.equal(lot, lots(CLOCK, rows, cols))
-    assert torch.equal(lot[:, 7:9], lots(CLOCK, rows, cols[7:9]))
+    assert torch.equal(lot, hash_pairs(CLOCK, rows, cols))
+    assert torch.equal(lot[:, 7:9], hash_pairs(CLOCK, rows, cols[7:9]))
     for other in (Clock(4, 0.0, 11), Clock(3, 0.0, 12), Clock(11, 0.0, 3)):
-        assert (lots(other, rows, cols) % 8 == lot % 8).double().mean() < 0.14
-    turned = lots(CLOCK, cols, rows).T
+        assert (hash_pairs(other, rows, cols) % 8 == lot % 8).double().mean() < 0.14
+    turned = hash_pairs(CLOCK, cols, rows).T
     assert (turned % 8 == lot % 8).double().mean() < 0.14
 
 
 def test_lots_are_the_same_everywhere_for_ever() -> None:
-    found = lots(Clock(2, 0.0, 2**70 + 1), torch.tensor([0, -1, 2**62]), torch.tensor([5, 2**40]))
+    found = hash_pairs(Clock(2, 0.0, 2**70 + 1), torch.tensor([0, -1, 2**62]), torch.tensor([5, 2**40]))
     assert (found % 1_000_003).tolist() == [[305060, 127173], [221351, 958821], [549977, 250206]]
 
 
 def test_a_batch_without_captions_of_others_or_without_any_has_a_loss() -> None:
     case = Case(3)
-    none = Keys(*(x[:0] for x in case.captions))
+    none = RowIds(*(x[:0] for x in case.captions))
     for negatives in ("sampled", "all"):
-        pairs = part_pairs(case.pictures, none, negatives, CLOCK)
+        pairs = part_pairs(case.images, none, negatives, CLOCK)
         found = part_loss(case.pool, (case.segments, None), case.texts[:0], pairs, case.scale, case.bias)
         assert (found.total, found.number) == (0, 4)
 
@@ -245,7 +245,7 @@ def test_at_the_start_it_has_the_loss_of_logits_at_the_bias() -> None:
     own, others = (
         4 + 4 + 2 + 1,
         4 * (5 - 1),
-    )  # captions of the pictures 40, 7, 3 and 12; of the 5 that have any
+    )  # captions of the images 40, 7, 3 and 12; of the 5 that have any
     expected = own * math.log1p(math.exp(10)) + (others + 4 * 1) * math.log1p(math.exp(-10))
     assert float(found.total.detach()) == pytest.approx(expected, rel=1e-12)
 
@@ -277,7 +277,7 @@ def test_scores_are_sums_over_the_parts_of_a_text(
     real[0], real[3] = True, False
     held = case.pool.keys(case.segments, case.mask)
     learnt = pooled_scores(case.pool, held, texts, real if told else None)
-    held = Held(held.key.detach(), held.value.detach(), held.mask)
+    held = KeyValue(held.key.detach(), held.value.detach(), held.mask)
     found = pooled_scores(case.pool, held, texts, real if told else None)
     assert found.shape == (5, 4)
     assert learnt.requires_grad
@@ -296,7 +296,7 @@ def test_scores_from_half_precision_are_near_and_in_full() -> None:
         held = case.pool.keys(case.segments, case.mask)
     exact = pooled_scores(case.pool, held, case.texts[:, None])
     half = pooled_scores(
-        case.pool, Held(held.key.bfloat16(), held.value.bfloat16(), held.mask), case.texts[:, None]
+        case.pool, KeyValue(held.key.bfloat16(), held.value.bfloat16(), held.mask), case.texts[:, None]
     )
     assert half.dtype == torch.float32
     assert 0 < float((half - exact).abs().max()) < 0.02
@@ -305,14 +305,14 @@ def test_scores_from_half_precision_are_near_and_in_full() -> None:
 def test_tiles_stay_small() -> None:
     case = Case(3, torch.float32, slots=4)
     texts = torch.randn(3000, 12).requires_grad_()
-    keys = Keys(torch.arange(3000), torch.arange(3000) // 4, *(torch.zeros(2, 3000).long()))
+    keys = RowIds(torch.arange(3000), torch.arange(3000) // 4, *(torch.zeros(2, 3000).long()))
     with Largest() as seen_elements:
-        pairs = part_pairs(case.pictures, keys, "all", CLOCK)
+        pairs = part_pairs(case.images, keys, "all", CLOCK)
         part_loss(case.pool, (case.segments, None), texts, pairs, case.scale, case.bias).total.backward()
     assert seen_elements.most <= 3000 * 12 * 1.1
 
 
-def test_scores_by_gram_are_made_for_few_pictures_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_by_gram_are_made_for_few_images_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     case, at_once = Case(1, torch.float32, slots=3), []
     held, texts = case.pool.keys(case.segments, case.mask), torch.randn(4, 3, 12)
     real = text_conditioned._gram
@@ -320,7 +320,7 @@ def test_scores_by_gram_are_made_for_few_pictures_at_a_time(monkeypatch: pytest.
         text_conditioned, "_gram", lambda pool, some: at_once.append(len(some[0])) or real(pool, some)
     )
     whole = pooled_scores(case.pool, held, texts)
-    monkeypatch.setattr(text_conditioned, "ROOM", 2 * 3 * (3 + 12))  # of two pictures
+    monkeypatch.setattr(text_conditioned, "ROOM", 2 * 3 * (3 + 12))  # of two images
     torch.testing.assert_close(pooled_scores(case.pool, held, texts), whole)
     assert at_once == [5, 2, 2, 1]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from checkpoints import pictures, whole
+from checkpoints import images, whole
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -28,7 +28,7 @@ def moved(module: nn.Module) -> Any:
 
 
 def pool_loop(pool: CrossPool, text: Tensor, patches: Tensor) -> Tensor:
-    """One text and the patches [L, D] of its picture -> [D], head by head and patch by patch."""
+    """One text and the patches [L, D] of its image -> [D], head by head and patch by patch."""
     keys = values = list(patches)
     if pool.input_norms:
         ask, look, take = pool.input_norms
@@ -80,7 +80,7 @@ def test_the_order_of_patches_is_nothing_and_that_of_texts_is_kept() -> None:
     torch.testing.assert_close(pool(texts[:, order], patches), out[:, order])
 
 
-def test_texts_are_asked_of_every_picture_and_patches_are_projected_once() -> None:
+def test_texts_are_asked_of_every_image_and_patches_are_projected_once() -> None:
     pool = moved(CrossPool(8, heads=2))
     texts, patches = torch.randn(1, 50, 8).double(), torch.randn(3, 6, 8).double()
     sizes: list[int] = []
@@ -160,7 +160,7 @@ def test_class_token_of_a_checkpoint_is_that_of_the_library_and_patches_are_the_
         begun: Any = start(Description("clip", parse(CLIPConfig, values, "test"))).method()
         towers[patches] = begun.towers.eval()
     assert list(towers["values"].state_dict()) == list(towers["attention"].state_dict())
-    pixels = pictures(16)
+    pixels = images(16)
     before: list[Tensor] = []
     model: Any = towers["attention"].image.model
     layer = model.encoder.layers[-1]

@@ -1,4 +1,4 @@
-"""Positions for longer texts and larger pictures, against slow programs: one number at a time."""
+"""Positions for longer texts and larger images, against slow programs: one number at a time."""
 
 import math
 

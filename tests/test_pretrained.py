@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import FAMILIES, IMAGE, clip, pictures, siglip, texts, whole
+from checkpoints import FAMILIES, IMAGE, clip, images, siglip, texts, whole
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -79,7 +79,7 @@ def test_clip_is_the_librarys_clip(saved: Saved) -> None:
     folder, model = saved("clip")
     found = load_pretrained(folder)
     image, text = both(found)
-    pixels, (ids, mask) = pictures(16), texts()
+    pixels, (ids, mask) = images(16), texts()
     seen, read = image(pixels), text(ids, mask)
     theirs = model.get_image_features(pixel_values=processed(pixels, found))
     close(seen.pooled @ found.image_projection.T, theirs.pooler_output)
@@ -99,7 +99,7 @@ def test_siglip_is_the_librarys_siglip_though_our_padding_is_another(saved: Save
     folder, model = saved("siglip")
     found = load_pretrained(folder)
     image, text = both(found)
-    pixels, (ids, mask) = pictures(16), texts(12)
+    pixels, (ids, mask) = images(16), texts(12)
     seen, read = image(pixels), text(ids[:, :8], mask[:, :8])
     theirs = model.get_image_features(pixel_values=processed(pixels, found))
     close(seen.pooled, theirs.pooler_output)
@@ -121,7 +121,7 @@ def test_vit_is_the_librarys_vit_and_its_pooler_is_left_out(saved: Saved) -> Non
     folder, model = saved("vit")
     found = load_pretrained(folder)
     assert found.image is not None
-    pixels = pictures(16)
+    pixels = images(16)
     seen = found.image(pixels)
     hidden = model(pixel_values=processed(pixels, found)).last_hidden_state
     close(seen.patches, hidden[:, 1:])
@@ -135,7 +135,7 @@ def test_swin_is_the_librarys_swin(saved: Saved) -> None:
     folder, model = saved("swin")
     found = load_pretrained(folder)
     assert found.image is not None
-    pixels = pictures(32)
+    pixels = images(32)
     seen, theirs = found.image(pixels), model(pixel_values=processed(pixels, found))
     close(seen.patches, theirs.last_hidden_state)
     close(seen.pooled, theirs.pooler_output)
@@ -163,7 +163,7 @@ def test_groupvit_gives_the_librarys_groups_and_words(saved: Saved) -> None:
     folder, model = saved("groupvit")
     found = load_pretrained(folder)
     image, text = both(found)
-    pixels, (ids, mask) = pictures(16), texts()
+    pixels, (ids, mask) = images(16), texts()
     seen, read = image(pixels), text(ids, mask)
     theirs = model.vision_model(pixel_values=processed(pixels, found))
     close(seen.patches, theirs.last_hidden_state)
@@ -216,7 +216,7 @@ def test_sides_written_as_lists_are_numbers_and_must_be_equal(saved: Saved, tmp_
     (folder / "config.json").write_text(json.dumps(config | {"image_size": [16, 16], "patch_size": [4, 4]}))
     assert load_pretrained(folder, size=24).architecture["config"]["image_size"] == 24
     (folder / "config.json").write_text(json.dumps(config | {"image_size": [16, 32]}))
-    with pytest.raises(UserError, match="only square pictures"):
+    with pytest.raises(UserError, match="only square images"):
         load_pretrained(folder)
 
 
@@ -241,9 +241,9 @@ def test_padding_that_is_a_real_word_is_told_apart_by_the_mask(saved: Saved) -> 
 
 
 @torch.no_grad()
-def test_bytes_and_floats_of_a_picture_give_the_same(saved: Saved) -> None:
+def test_bytes_and_floats_of_a_image_give_the_same(saved: Saved) -> None:
     image, _ = both(load_pretrained(saved("clip")[0]))
-    pixels = pictures(16)
+    pixels = images(16)
     close(image(pixels).pooled, image(pixels / 255).pooled)
 
 
@@ -281,11 +281,11 @@ def test_the_tokenizer_is_the_folder_where_it_holds_one(saved: Saved, tmp_path: 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["clip", "siglip", "vit"])
 @pytest.mark.parametrize("size", [8, 24, 28])
-def test_other_sizes_of_pictures_are_those_of_the_library(family: str, size: int, saved: Saved) -> None:
+def test_other_sizes_of_images_are_those_of_the_library(family: str, size: int, saved: Saved) -> None:
     folder, model = saved(family)
     found = load_pretrained(folder, size=size)
     assert found.image is not None
-    pixels = pictures(size)
+    pixels = images(size)
     eye = model if family == "vit" else model.vision_model
     theirs = eye(pixel_values=processed(pixels, found), interpolate_pos_encoding=True)
     seen = found.image(pixels)
@@ -295,17 +295,17 @@ def test_other_sizes_of_pictures_are_those_of_the_library(family: str, size: int
 
 
 @torch.no_grad()
-def test_groupvit_and_swin_read_larger_pictures(saved: Saved) -> None:
+def test_groupvit_and_swin_read_larger_images(saved: Saved) -> None:
     from transformers import SwinModel
 
     groups = load_pretrained(saved("groupvit")[0], size=24).image
     folder, _ = saved("swin")
     found = load_pretrained(folder, size=64)
-    model = SwinModel.from_pretrained(folder).eval()  # one that read small pictures no longer shifts windows
+    model = SwinModel.from_pretrained(folder).eval()  # one that read small images no longer shifts windows
     assert groups is not None
     assert found.image is not None
-    assert groups(pictures(24)).patches.shape == (3, 3, 64)
-    pixels = pictures(64)
+    assert groups(images(24)).patches.shape == (3, 3, 64)
+    pixels = images(64)
     close(found.image(pixels).patches, model(pixel_values=processed(pixels, found)).last_hidden_state)
     assert found.image.grid == (8, 8)
 
@@ -358,7 +358,7 @@ def test_a_context_that_cannot_be_had_is_one_line(saved: Saved) -> None:
 @torch.no_grad()
 def test_the_activation_of_a_clip_can_be_said(saved: Saved) -> None:
     folder, model = saved("clip")
-    pixels = pictures(16)
+    pixels = images(16)
     plain, _ = both(load_pretrained(folder, quick_gelu=False))
     quick, _ = both(load_pretrained(folder, quick_gelu=True))
     assert model.config.vision_config.hidden_act == "quick_gelu"
@@ -422,7 +422,7 @@ def test_the_architecture_builds_the_same_modules_without_the_checkpoint(family:
             continue
         mine.load_state_dict(theirs.state_dict(), strict=True)
         assert (mine.width, type(mine)) == (theirs.width, type(theirs))
-    pixels, (ids, mask) = pictures(32), texts(24)
+    pixels, (ids, mask) = images(32), texts(24)
     with torch.no_grad():
         if found.image is not None and again.image is not None:
             assert torch.equal(found.image(pixels).pooled, again.image(pixels).pooled)
@@ -443,7 +443,7 @@ def test_half_precision_on_disk_is_float32_in_memory(saved: Saved, tmp_path: Pat
 
 def test_gradients_reach_every_parameter_of_both_towers(saved: Saved) -> None:
     image, text = both(load_pretrained(saved("clip")[0]))
-    seen, read = image.train()(pictures(16)), text.train()(*texts())
+    seen, read = image.train()(images(16)), text.train()(*texts())
     (seen.pooled.sum() + read.pooled.sum()).backward()
     assert all(p.grad is not None for p in (*image.parameters(), *text.parameters()))
 
@@ -534,7 +534,7 @@ def test_features_of_the_library_are_an_object_whose_pooler_output_we_equal(
 
     folder, model = saved(family)
     found = load_pretrained(folder)
-    pixels = pictures(16)
+    pixels = images(16)
     theirs = model.get_image_features(pixel_values=processed(pixels, found))
     assert isinstance(theirs, BaseModelOutputWithPooling)
     pooled = both(found)[0](pixels).pooled

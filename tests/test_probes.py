@@ -14,27 +14,23 @@ from PIL import Image
 from runs import call, complaint, recipe
 from test_cola import Capture, Counting, painted
 
-from grainline.data.benchmarks.contests import Contest, Foiled, origins
-from grainline.data.benchmarks.foilcoco import FoilCoco
-from grainline.data.benchmarks.sugarcrepe import SugarCrepe
+from grainline.data.benchmarks.contests import Contest, FoilCoco, Foiled, SugarCrepe, Valse, origins
 from grainline.data.benchmarks.svo import COLUMNS, SvoProbes
-from grainline.data.benchmarks.valse import Valse
-from grainline.data.formats.joined import Joined
-from grainline.data.open_source import open_source, open_sources, remarks
+from grainline.data.formats.joined import Joined, remarks
+from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Foil, Source
 from grainline.errors import UserError
-from grainline.evaluation.compare import against, pooled
-from grainline.evaluation.encode import encode_source
+from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.intervals import from_replicates, interval, replicates, wilson
-from grainline.evaluation.outcome import Options
 from grainline.evaluation.result import Result, read
-from grainline.evaluation.suites.ranking import ALL, CARDS, NOUNS, probe_cells, probes_suite
+from grainline.evaluation.suite import Settings
+from grainline.evaluation.suites.probes import ALL, CARDS, NOUNS, ProbesSuite
 from grainline.training.recipe import read_recipe
-from grainline.training.run import run
+from grainline.training.run import train
 
 KINDS = ("subj_neg", "verb_neg", "obj_neg")
 
-# sentence, right picture, wrong picture, true flags: as svo_probes.csv has them
+# sentence, right image, wrong image, true flags: as svo_probes.csv has them
 SVO = [
     ("a girl sits on the floor", "101", "102", "verb_neg"),
     ("a girl sits on the floor", "101", "103", "obj_neg"),
@@ -63,7 +59,7 @@ def svo_rows(rows: Sequence[tuple[str, str, str, str]] = SVO) -> list[dict[str, 
 
 
 def svo(folder: Path, rows: Sequence[Mapping[str, str]] | None = None, left_out: Sequence[str] = ()) -> Path:
-    """The file with a picture for each id, `left_out` ones but for these."""
+    """The file with an image for each id, `left_out` ones but for these."""
     found = svo_rows() if rows is None else rows
     with (folder / "svo_probes.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(found[0]))
@@ -75,16 +71,16 @@ def svo(folder: Path, rows: Sequence[Mapping[str, str]] | None = None, left_out:
 
 
 def foil_coco(folder: Path, content: Any = None) -> Path:
-    """Five captions of three pictures, and six foils, one of which has no caption."""
+    """Five captions of three images, and six foils, one of which has no caption."""
     told = [(1, 11, "dog"), (2, 11, "man"), (3, 12, "cup"), (4, 13, "bus"), (5, 13, "tree")]
     notes: list[dict[str, Any]] = [
-        {"id": i, "image_id": p, "caption": f"a {word} in picture {p}", "foil": False,
+        {"id": i, "image_id": p, "caption": f"a {word} in image {p}", "foil": False,
          "target_word": "ORIG", "foil_word": "ORIG"}
         for i, p, word in told
     ]  # fmt: skip
     words = [(1, 11, "cat"), (2, 11, "boy"), (3, 12, "bowl"), (4, 13, "car"), (4, 13, "van"), (9, 12, "cow")]
     notes += [
-        {"id": i, "image_id": p, "caption": f"a {word} in picture {p}", "foil": True,
+        {"id": i, "image_id": p, "caption": f"a {word} in image {p}", "foil": True,
          "target_word": dict((n, w) for n, _, w in told).get(i, "x"), "foil_word": word}
         for i, p, word in words
     ]  # fmt: skip
@@ -98,7 +94,7 @@ def foil_coco(folder: Path, content: Any = None) -> Path:
 
 
 def valse(folder: Path, votes: Sequence[Any] = (3, 2, 1, 3, 2, 3, 0, 2, 3, 3)) -> Path:
-    """Ten items of five pictures."""
+    """Ten items of five images."""
     items = {
         f"actions_test_{i}": {
             "dataset": "SWiG", "linguistic_phenomena": "actions", "image_file": f"act_{i // 2}.jpg",
@@ -113,7 +109,7 @@ def valse(folder: Path, votes: Sequence[Any] = (3, 2, 1, 3, 2, 3, 0, 2, 3, 3)) -
 
 
 def sugarcrepe(folder: Path) -> Path:
-    """Ten items of five pictures; the foil of the last one is its caption."""
+    """Ten items of five images; the foil of the last one is its caption."""
     items = {
         str(i): {
             "filename": f"{i % 5:012}.jpg",
@@ -129,14 +125,14 @@ def sugarcrepe(folder: Path) -> Path:
 
 def measured(source: Source, model: Counting | None = None, damage: float = 0.0, **options: Any) -> Result:
     model = model or Counting()
-    data = encode_source(model, source, need_text=False, encode_texts=False, probes=True, max_damaged=damage)
-    return probes_suite(model.method, data, Options(**options))
+    data = ProbesSuite().encode(model, source, Settings(max_corrupt=damage))  # type: ignore[arg-type]
+    return ProbesSuite().measure(model.method, data, Settings(**options))
 
 
 # The files
 
 
-def test_svo_probes_takes_rows_with_one_flag_and_both_pictures(tmp_path: Path) -> None:
+def test_svo_probes_takes_rows_with_one_flag_and_both_images(tmp_path: Path) -> None:
     file = svo(tmp_path, left_out=["106"])
     source = open_source(str(file), images=str(tmp_path / "svo"))
     assert isinstance(source, SvoProbes)
@@ -150,7 +146,7 @@ def test_svo_probes_takes_rows_with_one_flag_and_both_pictures(tmp_path: Path) -
     assert [source[i].captions for i in range(3)] == [(SVO[0][0],), (), (SVO[4][0],)]
     assert remarks(source) == (
         "2 of 10 rows are left out: they do not have exactly one true flag",
-        f"1 of 10 rows are left out: they lack a picture (1 of 8 are not under {tmp_path / 'svo'})",
+        f"1 of 10 rows are left out: they lack an image (1 of 8 are not under {tmp_path / 'svo'})",
     )
     same = open_source(f"svo-probes:{file}?images={tmp_path / 'svo'}")
     assert same.fingerprint() == source.fingerprint()
@@ -165,8 +161,8 @@ def test_svo_probes_takes_rows_with_one_flag_and_both_pictures(tmp_path: Path) -
     [
         ({"verb_neg": "maybe"}, r"^row 1 of .*: verb_neg is .maybe.; allowed are True and False"),
         ({"sentence": " "}, r"^row 1 of .*: sentence is . ., not a text"),
-        ({"pos_image_id": "../x"}, r"^row 1 of .*: pos_image_id is .\.\./x., not the id of a picture"),
-        ({"neg_image_id": ""}, r"^row 1 of .*: neg_image_id is .., not the id of a picture"),
+        ({"pos_image_id": "../x"}, r"^row 1 of .*: pos_image_id is .\.\./x., not the id of an image"),
+        ({"neg_image_id": ""}, r"^row 1 of .*: neg_image_id is .., not the id of an image"),
     ],
 )
 def test_rows_of_svo_probes_that_are_wrong_are_one_line(
@@ -183,14 +179,14 @@ def test_rows_of_svo_probes_that_are_wrong_are_one_line(
         open_source(f"{file}?images={tmp_path / 'svo'}")
 
 
-def test_svo_probes_without_its_columns_or_pictures_is_one_line(tmp_path: Path) -> None:
+def test_svo_probes_without_its_columns_or_images_is_one_line(tmp_path: Path) -> None:
     file = svo(tmp_path)
-    with pytest.raises(UserError, match=r"^none of the 8 pictures of .*csv is under .*--images DIR"):
+    with pytest.raises(UserError, match=r"^none of the 8 images of .*csv is under .*--images DIR"):
         open_source(str(file))
-    with pytest.raises(UserError, match=r"^no folder of pictures at .*none"):
+    with pytest.raises(UserError, match=r"^no folder of images at .*none"):
         open_source(str(file), images=str(tmp_path / "none"))
     painted(tmp_path / "one", ["101.png"])
-    with pytest.raises(UserError, match=r"^no row of .*csv has both of its pictures under .*one"):
+    with pytest.raises(UserError, match=r"^no row of .*csv has both of its images under .*one"):
         open_source(str(file), images=str(tmp_path / "one"))
     (tmp_path / "other.csv").write_text("image,caption\na.jpg,A.\n")
     with pytest.raises(UserError, match=rf"^.*other\.csv is not SVO-Probes: columns {', '.join(COLUMNS)}"):
@@ -202,26 +198,24 @@ def test_foil_coco_pairs_each_foil_with_the_caption_of_its_id(tmp_path: Path) ->
     source = open_source(f"{file}?images={tmp_path / 'coco'}")
     assert isinstance(source, FoilCoco)
     assert list(source.keys()) == [f"COCO_val2014_{p:012}.jpg" for p in (11, 12, 13)]
-    assert source[0].captions == ("a dog in picture 11", "a man in picture 11")
+    assert source[0].captions == ("a dog in image 11", "a man in image 11")
     assert source[2].foils == (
-        Foil("a car in picture 13", "a bus in picture 13", "noun"),
-        Foil("a van in picture 13", "a bus in picture 13", "noun"),
+        Foil("a car in image 13", "a bus in image 13", "noun"),
+        Foil("a van in image 13", "a bus in image 13", "noun"),
     )
     assert remarks(source) == ("1 foils without a caption of their id are left out",)
     content = json.loads(file.read_text())
     del content["images"]
     foil_coco(tmp_path, content)
     named = open_source(f"foil-coco:{file}?images={tmp_path / 'coco' / 'val2014'}")
-    assert named.fingerprint() == source.fingerprint(), (
-        "the name of a picture of COCO follows from its number"
-    )
+    assert named.fingerprint() == source.fingerprint(), "the name of an image of COCO follows from its number"
 
 
 def test_files_of_foil_coco_that_are_wrong_are_one_line(tmp_path: Path) -> None:
     content = json.loads(foil_coco(tmp_path).read_text())
     path = f"foil-coco:{tmp_path / 'foilv1.0_test_2017.json'}?images={tmp_path / 'coco'}"
     for change, said in (
-        ({"image_id": 12}, r"^annotation 1 of .*: its foil is of picture 12, the caption of 11"),
+        ({"image_id": 12}, r"^annotation 1 of .*: its foil is of image 12, the caption of 11"),
         ({"caption": ""}, r'^annotation 1 of .*: caption is "", not a text'),
         ({"foil": "yes"}, r'^annotations\[5\] of .*: foil is "yes", not true or false'),
         ({"id": [1]}, r"annotations\[5\] of .*: id is \[1\], not a number or a text"),
@@ -237,7 +231,7 @@ def test_files_of_foil_coco_that_are_wrong_are_one_line(tmp_path: Path) -> None:
     for number in ("x", [11]):
         loose = [{**note, "image_id": number} for note in content["annotations"]]
         foil_coco(tmp_path, {"annotations": loose, "images": [{"id": [1], "file_name": "COCO_a_b.jpg"}]})
-        said = rf"image_id is {re.escape(json.dumps(number))}, not the number of a picture of COCO"
+        said = rf"image_id is {re.escape(json.dumps(number))}, not the number of an image of COCO"
         with pytest.raises(UserError, match=said):
             open_source(path)
 
@@ -249,7 +243,7 @@ def test_valse_keeps_items_that_two_of_three_people_took_for_right(tmp_path: Pat
     assert [len(source[i].foils) for i in range(5)] == [2, 1, 2, 1, 2]
     assert source[1].foils == (Foil("A dog lifts a man 3.", "A man 3 lifts a dog.", "actant-swap"),)
     assert remarks(source) == ("2 of 10 items are left out: fewer than 2 people chose their caption",)
-    with pytest.raises(UserError, match=r"^none of the 5 pictures of .*actant-swap\.json is under"):
+    with pytest.raises(UserError, match=r"^none of the 5 images of .*actant-swap\.json is under"):
         open_source(str(file))
     valse(tmp_path, [0] * 10)
     with pytest.raises(UserError, match=r"no item of 10 has 2 votes for its caption"):
@@ -284,7 +278,7 @@ def test_sugarcrepe_reads_its_kind_from_the_name_of_the_file(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "pictures", "pairs"),
+    ("name", "kind", "images", "pairs"),
     [
         ("valse/actant-swap", Valse, 949, 949), ("valse/action-replacement", Valse, 648, 648),
         ("valse/foil-it", Valse, 936, 943), ("sugarcrepe/add_att", SugarCrepe, 497, 692),
@@ -294,14 +288,12 @@ def test_sugarcrepe_reads_its_kind_from_the_name_of_the_file(tmp_path: Path) -> 
     ],
 )  # fmt: skip
 def test_the_real_files_hold_what_their_authors_count(
-    name: str, kind: type[Foiled], pictures: int, pairs: int, shared_data: Path, tmp_path: Path
+    name: str, kind: type[Foiled], images: int, pairs: int, shared_data: Path, tmp_path: Path
 ) -> None:
     file = shared_data / "benchmarks" / f"{name}.json"
     if not file.is_file():
         pytest.skip(f"no {file}; docs/data.md says where it comes from")
-    said = (
-        rf"^none of the {pictures} pictures of {file} is under .*: say where they lie with --images DIR; see"
-    )
+    said = rf"^none of the {images} images of {file} is under .*: say where they lie with --images DIR; see"
     with pytest.raises(UserError, match=said):
         open_source(str(file))
     first = next(iter(json.loads(file.read_text()).values()))
@@ -309,7 +301,7 @@ def test_the_real_files_hold_what_their_authors_count(
     painted(tmp_path, [key])
     source = open_source(str(file), images=str(tmp_path))
     assert isinstance(source, kind)
-    assert (len(source), sum(len(foils) for _, foils in source.pictures)) == (pictures, pairs)
+    assert (len(source), sum(len(foils) for _, foils in source.images)) == (images, pairs)
     record = source[list(source.keys()).index(key)]
     foil = first["foil" if kind is Valse else "negative_caption"].strip()
     assert record.foils[0] == Foil(foil, first["caption"].strip(), file.stem)
@@ -322,9 +314,9 @@ def test_three_rows_and_a_tie_known_by_heart() -> None:
     """One subject row, right; three verb rows, of which one is right and one ties."""
     runs = [
         {"kind": ["subject", "verb", "verb", "verb"], "benchmark": ["svo-probes"] * 4,
-         "picture": [0, 1, 2, 3], "other": [1, 2, 3, 0], "right": [1, 1, 0, 0], "tied": [0, 0, 1, 0]}
+         "image": [0, 1, 2, 3], "other": [1, 2, 3, 0], "right": [1, 1, 0, 0], "tied": [0, 0, 1, 0]}
     ]  # fmt: skip
-    cells = probe_cells(runs, Options(resamples=10))
+    cells = ProbesSuite().metrics(runs, Settings(resamples=10))
     assert {name: round(100 * cell.value, 1) for name, cell in cells.items()} == {
         ALL: 50.0, "subject": 100.0, "verb": 33.3,
     }  # fmt: skip
@@ -350,10 +342,10 @@ def test_outcomes_are_those_of_a_loop_in_float64(pairwise: bool, tmp_path: Path)
         path = tmp_path / "one"
         path.write_bytes(content)
         colour = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)[0].tolist()
-        picture, told = model.of(f"0 {colour}")[0].double(), model.of(text)
+        image, told = model.of(f"0 {colour}")[0].double(), model.of(text)
         if pairwise:
-            return max(float(picture @ token.double()) for token in told[1])
-        return float(picture @ told[0].double())
+            return max(float(image @ token.double()) for token in told[1])
+        return float(image @ told[0].double())
 
     svo_part = open_source(f"{tmp_path / 'svo_probes.csv'}?images={tmp_path / 'svo'}")
     assert isinstance(svo_part, SvoProbes)
@@ -365,11 +357,11 @@ def test_outcomes_are_those_of_a_loop_in_float64(pairwise: bool, tmp_path: Path)
         wanted.append((score(right, text), score(wrong, text), kind, right, wrong))
     queries = result.queries
     assert queries["kind"] == [kind for _, _, kind, _, _ in wanted]
-    assert list(zip(queries["picture"], queries["other"], strict=True)) == [row[3:] for row in wanted]
+    assert list(zip(queries["image"], queries["other"], strict=True)) == [row[3:] for row in wanted]
     assert queries["right"] == [int(a > b) for a, b, *_ in wanted]
     assert queries["tied"] == [int(a == b) for a, b, *_ in wanted]
     assert sum(queries["tied"]) == 1, "a foil that is the caption"
-    assert model.pictures == len(source), "each picture is encoded once"
+    assert model.images == len(source), "each image is encoded once"
     assert len(model.read) == len(set(model.read)) == result.data["texts"] == 2 * 8 + 4 + 5 + 19 + 5
     for name in ("svo-probes", "foil-coco", "valse", "sugarcrepe"):
         mine = [row for row, of in zip(wanted, queries["benchmark"], strict=True) if of == name]
@@ -379,28 +371,28 @@ def test_outcomes_are_those_of_a_loop_in_float64(pairwise: bool, tmp_path: Path)
         assert metric.wilson == wilson(sum(a > b for a, b, *_ in mine), len(mine))[1:]
         assert result.settings["card"][name] == CARDS[name]
     assert result.metric("replace_att, sugarcrepe").ties == 1
-    assert any("intervals draw the pictures that texts are true of" in note for note in result.notes)
+    assert any("intervals draw the images that texts are true of" in note for note in result.notes)
 
 
 def outcomes(seed: int, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Random outcomes of SVO-Probes and FOIL-COCO, a few for each picture."""
+    """Random outcomes of SVO-Probes and FOIL-COCO, a few for each image."""
     g = np.random.default_rng(seed)
     kind = [kind for kind, number in numbers.items() for _ in range(number)]
-    picture = [int(g.integers(1000, 1020) if k == "noun" else g.integers(0, 15)) for k in kind]
+    image = [int(g.integers(1000, 1020) if k == "noun" else g.integers(0, 15)) for k in kind]
     right = g.integers(0, 2, len(kind)).tolist()
     return {
         "kind": kind, "benchmark": ["foil-coco" if k == "noun" else "svo-probes" for k in kind],
-        "picture": np.random.default_rng(1).permutation(picture[: -numbers["noun"]]).tolist()
-        + sorted(picture[-numbers["noun"] :]),
+        "image": np.random.default_rng(1).permutation(image[: -numbers["noun"]]).tolist()
+        + sorted(image[-numbers["noun"] :]),
         "right": right, "tied": [0] * len(kind),
     }  # fmt: skip
 
 
-def test_noun_understanding_is_the_mean_of_three_kinds_whose_pictures_are_drawn_together() -> None:
+def test_noun_understanding_is_the_mean_of_three_kinds_whose_images_are_drawn_together() -> None:
     numbers = {"subject": 12, "verb": 30, "object": 20, "noun": 40}
     run_ = outcomes(0, numbers)
-    options = Options(resamples=200, seed=5)
-    cell = probe_cells([run_], options)[NOUNS]
+    options = Settings(resamples=200, seed=5)
+    cell = ProbesSuite().metrics([run_], options)[NOUNS]
     right, kind = np.array(run_["right"], float), np.array(run_["kind"])
     three = ("subject", "object", "noun")
     assert cell.value == pytest.approx(np.mean([right[kind == k].mean() for k in three]))
@@ -411,22 +403,22 @@ def test_noun_understanding_is_the_mean_of_three_kinds_whose_pictures_are_drawn_
 
     code = np.array([three.index(k) if k in three else 9 for k in kind])
     drawn = replicates(
-        np.stack([right, code], 1), np.array(run_["picture"]), slow, resamples=200, seed=5
+        np.stack([right, code], 1), np.array(run_["image"]), slow, resamples=200, seed=5
     )  # one resample after the other
-    np.testing.assert_allclose(cell.drawn, drawn)
+    np.testing.assert_allclose(cell.samples, drawn)
     lacking = {name: run_[name][:-40] for name in run_}
-    assert NOUNS not in probe_cells([lacking], options)
+    assert NOUNS not in ProbesSuite().metrics([lacking], options)
 
 
 def test_a_resample_without_a_kind_takes_the_accuracy_of_the_data() -> None:
     told = {"kind": ["subject", "object", "noun"], "benchmark": ["svo-probes"] * 2 + ["foil-coco"]}
-    cell = probe_cells([{**told, "picture": [0, 1, 2], "right": [1, 0, 1], "tied": [0] * 3}], Options())[
-        NOUNS
-    ]
-    assert cell.drawn.tolist() == pytest.approx([2 / 3] * 1000)
+    cell = ProbesSuite().metrics(
+        [{**told, "image": [0, 1, 2], "right": [1, 0, 1], "tied": [0] * 3}], Settings()
+    )[NOUNS]
+    assert cell.samples.tolist() == pytest.approx([2 / 3] * 1000)
 
 
-def test_intervals_draw_the_pictures_that_texts_are_true_of(tmp_path: Path) -> None:
+def test_intervals_draw_the_images_that_texts_are_true_of(tmp_path: Path) -> None:
     rows = [(f"text {p} {i}", f"{p}", f"{100 + 3 * p + i}", "verb_neg") for p in range(12) for i in range(3)]
     file = svo(tmp_path, svo_rows(rows))
     result = measured(open_source(f"{file}?images={tmp_path / 'svo'}"), resamples=300, seed=4)
@@ -437,7 +429,7 @@ def test_intervals_draw_the_pictures_that_texts_are_true_of(tmp_path: Path) -> N
     assert (metric.low, metric.high) != tuple(interval(right, resamples=300, seed=4))[1:]
 
 
-def test_comparisons_with_a_broken_picture_are_counted_and_the_others_stay(tmp_path: Path) -> None:
+def test_comparisons_with_a_broken_image_are_counted_and_the_others_stay(tmp_path: Path) -> None:
     whole = measured(everything(tmp_path))
     (tmp_path / "svo" / "103.png").write_bytes(b"gone")
     result = measured(open_sources([f"{tmp_path / 'svo_probes.csv'}?images={tmp_path / 'svo'}"]), damage=0.2)
@@ -445,7 +437,7 @@ def test_comparisons_with_a_broken_picture_are_counted_and_the_others_stay(tmp_p
     rows = [
         (keys[a], keys[b], kind)
         for a, b, kind in zip(
-            result.queries["picture"], result.queries["other"], result.queries["kind"], strict=True
+            result.queries["image"], result.queries["other"], result.queries["kind"], strict=True
         )
     ]
     assert rows == [
@@ -455,7 +447,7 @@ def test_comparisons_with_a_broken_picture_are_counted_and_the_others_stay(tmp_p
     assert (result.data["probes"], result.data["probes_left_out"]) == (5, 3)
     assert any("3 of 8 comparisons were skipped" in note for note in result.notes)
     told = whole.queries
-    names = [(told["keys"][a], told["keys"][b]) for a, b in zip(told["picture"], told["other"], strict=True)]
+    names = [(told["keys"][a], told["keys"][b]) for a, b in zip(told["image"], told["other"], strict=True)]
     before = dict(zip(names, told["right"], strict=True))
     assert result.queries["right"] == [before[a, b] for a, b, _ in rows]
 
@@ -481,11 +473,11 @@ def test_results_are_pooled_and_compared(tmp_path: Path) -> None:
         assert together.metric(name).value == pytest.approx(
             (one.metric(name).value + two.metric(name).value) / 2
         )
-    change = {found.name: found for found in against(two, one)}[f"{ALL}, valse"]
+    change = {found.name: found for found in compare(two, one)}[f"{ALL}, valse"]
     mine = np.array(one.queries["benchmark"]) == "valse"
     right = [np.array(result.queries["right"])[mine] for result in (one, two)]
-    picture = np.array(one.queries["picture"])[mine]
-    drawn = [replicates(x, picture, resamples=200) for x in right]
+    image = np.array(one.queries["image"])[mine]
+    drawn = [replicates(x, image, resamples=200) for x in right]
     value = right[1].mean() - right[0].mean()
     assert (change.value, change.low, change.high) == pytest.approx(
         from_replicates(value, drawn[1] - drawn[0])
@@ -514,11 +506,11 @@ def test_scenes_are_asked_all_their_kinds() -> None:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one step."""
     folder = tmp_path_factory.mktemp("probes")
-    run(read_recipe(recipe(folder, "maxsim"), ["train.steps=1"]), folder / "run")
+    train(read_recipe(recipe(folder, "maxsim"), ["train.max_steps=1"]), folder / "run")
     return folder / "run"
 
 
-def test_the_command_measures_benchmarks_together_and_names_the_pictures(
+def test_the_command_measures_benchmarks_together_and_names_the_images(
     model: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     source = everything(
@@ -529,14 +521,14 @@ def test_the_command_measures_benchmarks_together_and_names_the_pictures(
     ask = ["evaluate", model, "--suite", "probes", "--data", *data]
     assert call(*ask, "--json", json_file, "--html", html) == 0
     said = capsys.readouterr().out
-    for part in (NOUNS, f"{ALL}, foil-coco", "lack a picture", "their acc_r"):
+    for part in (NOUNS, f"{ALL}, foil-coco", "lack an image", "their acc_r"):
         assert part in " ".join(said.split()), part
     result = read(json_file)
     assert result.data["fingerprint"] == source.fingerprint()
     told = result.queries
     ids = [
         (told["keys"][a], told["keys"][b])
-        for a, b, of in zip(told["picture"], told["other"], told["benchmark"], strict=True)
+        for a, b, of in zip(told["image"], told["other"], told["benchmark"], strict=True)
         if of == "svo-probes"
     ]
     assert ids == [(a, b) for _, a, b, flags in SVO if len(flags.split()) == 1 and b != "106"]
@@ -548,24 +540,24 @@ def test_the_command_measures_benchmarks_together_and_names_the_pictures(
     page = html.read_text()
     assert "a <thing>" not in page
     for part in (
-        "wrong picture of kind verb",
-        "Right picture, score",
-        "Wrong picture, score",
+        "wrong image of kind verb",
+        "Right image, score",
+        "Wrong image, score",
         "&lt;thing&gt;",
     ):
         assert part in page, part
     capsys.readouterr()
-    assert call(*ask, "--against", json_file) == 0
+    assert call(*ask, "--compare-to", json_file) == 0
     assert "difference" in capsys.readouterr().out
 
 
 def test_mistakes_of_the_command_are_one_line(model: Path, tmp_path: Path, capsys: Capture) -> None:
     ask = ["evaluate", model, "--suite", "probes", "--data"]
-    assert "none of the 5 pictures of" in complaint(capsys, *ask, sugarcrepe(tmp_path))
+    assert "none of the 5 images of" in complaint(capsys, *ask, sugarcrepe(tmp_path))
     said = complaint(capsys, *ask, "scenes:dev?count=2", "--captions", "each")
-    assert said.endswith("--captions is 'each'; probes reads foils and their captions: leave it out")
-    said = complaint(capsys, *ask, "scenes:dev?count=2", "--protocol", "coco-1k")
-    assert "the probes suite knows only 'plain'" in said
+    assert said.endswith("--captions is 'each'; probes reads foils and their captions; allowed: whole")
+    said = complaint(capsys, *ask, "scenes:dev?count=2", "--set", "protocol=coco-1k")
+    assert "--suite probes has no options" in said
     painted(tmp_path / "bare", ["a.png"])
     (tmp_path / "bare" / "a.txt").write_text("A dog.")
     assert "no probes in" in complaint(capsys, *ask, tmp_path / "bare")
@@ -573,7 +565,7 @@ def test_mistakes_of_the_command_are_one_line(model: Path, tmp_path: Path, capsy
 
 def test_nan_scores_are_refused() -> None:
     model, source = Counting(), open_source("scenes:dev?count=2&size=32")
-    data = encode_source(model, source, need_text=False, encode_texts=False, probes=True)
+    data = ProbesSuite().encode(model, source)  # type: ignore[arg-type]
     broken = data._replace(images=data.images._replace(vector=torch.full_like(data.images.vector, torch.nan)))
     with pytest.raises(UserError, match=r"^24 of 24 scores are not a number"):
-        probes_suite(model.method, broken)
+        ProbesSuite().measure(model.method, broken)

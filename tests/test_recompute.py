@@ -14,7 +14,7 @@ from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.nn.attention import layer_lists
 from grainline.nn.hashing import IMAGES, number_places, rows_of
-from grainline.training.optim import Rule, param_groups, train_mode
+from grainline.training.optim import ParamRule, param_groups, train_mode
 from grainline.training.schedule import Constant
 from grainline.training.step import cached_step, compile_layers, recompute_layers, step
 from grainline.types import Clock
@@ -88,7 +88,10 @@ def test_recomputation_inside_chunks_changes_nothing() -> None:
 
 def test_a_layer_that_does_not_learn_above_one_that_does_is_computed_again_too() -> None:
     method = tuning.method("clip")
-    rules = [Rule(pattern=r"towers\.image\.model\.encoder\.layers\..*", lr=0), Rule(pattern=".*")]
+    rules = [
+        ParamRule(pattern=r"towers\.image\.model\.encoder\.layers\..*", lr_factor=0),
+        ParamRule(pattern=".*"),
+    ]
     param_groups(method, rules, lr=1.0, decay=0.0, schedule=Constant())
     saving = copy.deepcopy(method)
     recompute_layers(saving)
@@ -109,7 +112,10 @@ class Layer(nn.Module):
 
 
 def test_what_has_no_layers_or_would_count_a_batch_twice_is_refused() -> None:
-    for prepare, option in ((recompute_layers, "train.recompute"), (compile_layers, "train.compile")):
+    for prepare, option in (
+        (recompute_layers, "train.activation_checkpointing"),
+        (compile_layers, "train.compile"),
+    ):
         with pytest.raises(UserError, match=f"{option} finds no list of layers in this model"):
             prepare(nn.Linear(2, 2))
         method: Any = tuning.method("ours")
@@ -219,7 +225,10 @@ LOCKED = {
 def test_a_frozen_tower_runs_without_a_graph(case: str, locked: str, chunk: int | None) -> None:
     """Its output asks for no gradient, nothing in it is kept, and it is in evaluation mode throughout."""
     method: Any = tuning.method(case, noise=0.5)
-    rules = [*(Rule(pattern=pattern, lr=0) for pattern in LOCKED[locked]), Rule(pattern=".*")]
+    rules = [
+        *(ParamRule(pattern=pattern, lr_factor=0) for pattern in LOCKED[locked]),
+        ParamRule(pattern=".*"),
+    ]
     param_groups(method, rules, lr=1.0, decay=0.0, schedule=Constant())
     train_mode(method)
     tower = method.towers.image

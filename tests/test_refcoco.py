@@ -22,12 +22,12 @@ from grainline.data.decode import decode
 from grainline.data.formats.masks import coco_polygons_mask, polygons_mask, read_mask, run_lengths, unpacked
 from grainline.data.open_source import open_source
 from grainline.data.pack import pack
-from grainline.data.record import Damaged, Record
+from grainline.data.record import CorruptSample, Record
 from grainline.errors import UserError
-from grainline.evaluation.options import ask, encoded
-from grainline.evaluation.outcome import Options
+from grainline.evaluation.suite import Settings
+from grainline.evaluation.suites.referring import ReferringSuite
 
-SIZE = (20, 16)  # of every picture: width, height
+SIZE = (20, 16)  # of every image: width, height
 WEDGE = [[2.0, 1.0, 12.5, 1.0, 12.5, 9.0, 2.0, 14.0]]
 TWO = [[0, 0, 4, 0, 4, 4, 0, 4], [10.2, 6, 18, 6, 14, 15.5]]
 TEXTS = (
@@ -62,7 +62,7 @@ def masks() -> dict[int, np.ndarray]:
 
 
 def release(folder: Path, form: str = "p", protocol: int = 2, name: str = "refs(unc)") -> Path:
-    """Ten expressions of seven objects in five pictures, as the release has them."""
+    """Ten expressions of seven objects in five images, as the release has them."""
     found = masks()
     codes: dict[int, Any] = {
         900: WEDGE,
@@ -72,7 +72,7 @@ def release(folder: Path, form: str = "p", protocol: int = 2, name: str = "refs(
         904: run_lengths(found[904]),
         905: {"size": [16, 20], "counts": packed(found[905])},
     }
-    of = ((900, 1), (901, 1), (902, 2), (903, 3), (904, 4), (905, 5))  # annotation, picture
+    of = ((900, 1), (901, 1), (902, 2), (903, 3), (904, 4), (905, 5))  # annotation, image
     number = (2, 2, 1, 2, 2, 1)
     split = ("val", "val", "val", "train", "testA", "testB")
     texts = iter(TEXTS)
@@ -118,7 +118,7 @@ def told(record: Record) -> list[tuple[str, list[list[bool]]]]:
 
 @pytest.mark.parametrize("form", ["p", "json"])
 @pytest.mark.parametrize("images", [".", "train2014"])
-def test_a_release_gives_pictures_with_expressions_and_masks(form: str, images: str, tmp_path: Path) -> None:
+def test_a_release_gives_images_with_expressions_and_masks(form: str, images: str, tmp_path: Path) -> None:
     release(tmp_path, form)
     found = masks()
     source = open_source(str(tmp_path), images=str(tmp_path / images))
@@ -193,7 +193,7 @@ def test_what_is_wrong_with_a_release_is_said(tmp_path: Path) -> None:
         source = open_source(changed(**fields))
         assert len(source) == 3
         assert source[0].regions
-        with pytest.raises(Damaged, match=rf"damaged row: .*: refs\[0\] \({re.escape(message)}"):
+        with pytest.raises(CorruptSample, match=rf"corrupt row: .*: refs\[0\] \({re.escape(message)}"):
             source[2]
     with pytest.raises(UserError, match=r"is no file of expressions: a list of rows with ann_id, image_id"):
         open_source(f"refcoco:{tmp_path}/instances.json")
@@ -207,12 +207,12 @@ def test_what_is_wrong_with_a_release_is_said(tmp_path: Path) -> None:
         ({"size": [16, 1e999], "counts": [320]}, "size.1 is Infinity: should be a finite number"),
         ({"size": [10**6, 10**6], "counts": [10**12]}, "pixels, more than 89478485"),
         ([[1, 2, 3, 4, 5, float("nan")]], "segmentation.0.5 is NaN: should be a finite number"),
-        ({"size": [20, 16], "counts": [320]}, "a mask of 16 x 20 pixels, the picture has 20 x 16"),
+        ({"size": [20, 16], "counts": [320]}, "a mask of 16 x 20 pixels, the image has 20 x 16"),
         ({"size": [16, 20], "counts": "é"}, "characters that are none of theirs"),
     ):
         instances["annotations"][0]["segmentation"] = code
         (tmp_path / "instances.json").write_text(json.dumps(instances))
-        with pytest.raises(Damaged, match=re.escape(why)):
+        with pytest.raises(CorruptSample, match=re.escape(why)):
             open_source(str(file))[0]
         assert open_source(str(file))[1].regions
     (tmp_path / "instances.json").write_text('{"images": [{"id": 3}]}')
@@ -220,26 +220,23 @@ def test_what_is_wrong_with_a_release_is_said(tmp_path: Path) -> None:
         open_source(str(file))
 
 
-def test_pictures_that_are_not_there_or_of_another_size(tmp_path: Path) -> None:
+def test_images_that_are_not_there_or_of_another_size(tmp_path: Path) -> None:
     release(tmp_path)
     Image.new("RGB", (21, 16)).save(tmp_path / "train2014/COCO_train2014_1.png")
-    with pytest.raises(Damaged, match=r"21 x 16 pixels, its masks are for 20 x 16"):
+    with pytest.raises(CorruptSample, match=r"21 x 16 pixels, its masks are for 20 x 16"):
         open_source(str(tmp_path))[0]
     for image in (1, 2):
         (tmp_path / f"train2014/COCO_train2014_{image}.png").unlink()
-    with pytest.raises(
-        UserError, match=r"^none of the 2 pictures of .* say where they lie with --images DIR"
-    ):
+    with pytest.raises(UserError, match=r"^none of the 2 images of .* say where they lie with --images DIR"):
         open_source(str(tmp_path))
 
 
 def test_a_release_is_measured_and_packed(tmp_path: Path) -> None:
     release(tmp_path / "r")
     source = open_source(str(tmp_path / "r"))
-    data = encoded(ask("referring", Options()), tiny_model("clip"), source, 4, 0.0)
-    assert data.expressions is not None
-    assert [one.text for one in data.expressions.found] == list(TEXTS[:5])
-    areas = [one.overlap["whole picture"].intersection for one in data.expressions.found]
+    data = ReferringSuite().encode(tiny_model("clip"), source, Settings(batch_size=4, max_corrupt=0.0))
+    assert [one.text for one in data.collected["referring"].expressions] == list(TEXTS[:5])
+    areas = [one.pixels["whole image"].intersection for one in data.collected["referring"].expressions]
     assert areas == [int(masks()[ann].sum()) for ann in (900, 900, 901, 901, 902)]
     pack(source, tmp_path / "out")
     again = open_source(str(tmp_path / "out"))
@@ -275,7 +272,7 @@ def test_polygons_are_the_pixels_whose_centres_lie_inside() -> None:
 
     generator = np.random.default_rng(3)
     for number in (3, 4, 7, 12):
-        polygon = (generator.random(2 * number) * 26 - 3).tolist()  # some of it beyond the picture
+        polygon = (generator.random(2 * number) * 26 - 3).tolist()  # some of it beyond the image
         assert polygons_mask([polygon], 16, 20).tolist() == slow(polygon, 16, 20)
     assert polygons_mask([[0, 0, 10, 0, 10, 10, 0, 10]], 12, 12).sum() == 100
     both = polygons_mask(TWO, 16, 20)
@@ -508,14 +505,13 @@ def test_tiles_are_hexagons_and_every_second_column_is_lower() -> None:
     assert tiles[0, 100:].min() == 0
 
 
-def test_equal_boards_are_one_picture_for_the_interval(tmp_path: Path) -> None:
+def test_equal_boards_are_one_image_for_the_interval(tmp_path: Path) -> None:
     other = [*STEPS[:4], [4, "The first one black.", board(r2c3=1, r0c0=3)]]
     again = [STEPS[0], [1, "All at once.", STEPS[-1][2]]]
     rows = [{"index": i, "drawing_procedure": steps} for i, steps in enumerate((STEPS, other, again))]
     source = open_source(procedures(tmp_path, rows))
-    data = encoded(ask("referring", Options()), tiny_model("clip"), source, 2, 0.0)
-    assert data.expressions is not None
-    assert data.expressions.same == (0, 1, 0)
+    data = ReferringSuite().encode(tiny_model("clip"), source, Settings(batch_size=2, max_corrupt=0.0))
+    assert data.collected["referring"].same == (0, 1, 0)
 
 
 def test_damaged_procedures_are_counted(tmp_path: Path) -> None:
@@ -530,7 +526,7 @@ def test_damaged_procedures_are_counted(tmp_path: Path) -> None:
     source = open_source(procedures(tmp_path, [{"drawing_procedure": STEPS}, *wrong]))
     assert source[0].regions
     for i in range(len(wrong)):
-        with pytest.raises(Damaged, match=rf"dev.jsonl, row {i + 2}"):
+        with pytest.raises(CorruptSample, match=rf"dev.jsonl, row {i + 2}"):
             source[i + 1]
     with pytest.raises(UserError, match="is not Hexagons: rows with drawing_procedure"):
         open_source(f"hexagons:{procedures(tmp_path, [{'a': 1}])}")

@@ -12,27 +12,33 @@ import torch
 import torch.nn.functional as F
 from indexes import saved, tiny_model
 from PIL import Image
-from runs import call, complaint
+from runs import call
 from test_scenes import fits
 from test_scenes import read as understood
 from test_viz import Page
 
 from grainline.data.formats.masks import run_lengths
 from grainline.data.open_source import open_source, open_sources
-from grainline.data.record import Damaged, Record, Region
+from grainline.data.record import CorruptSample, Record, Region
 from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
-from grainline.evaluation.collectors.expressions import BOX, HEAT, WHOLE
-from grainline.evaluation.collectors.overlaps import BINS, centred, marked, overlap, thresholds, unit_range
-from grainline.evaluation.compare import against, pooled
-from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.compare import compare, pooled
+from grainline.evaluation.encode import Encodings
 from grainline.evaluation.intervals import interval, wilson
-from grainline.evaluation.options import ask, encoded
-from grainline.evaluation.outcome import Options
-from grainline.evaluation.pages.examples import Measured
-from grainline.evaluation.pages.extremes import best_expressions, worst_expressions
+from grainline.evaluation.measured import Measured
 from grainline.evaluation.result import Result, read
-from grainline.evaluation.suites.referring import referring_cells, referring_suite, with_expressions
+from grainline.evaluation.suite import Settings
+from grainline.evaluation.suites.expressions import HEAT, unit_range, with_expressions
+from grainline.evaluation.suites.referring import (
+    BINS,
+    BOX,
+    WHOLE,
+    ReferringSuite,
+    centred_box,
+    otsu_mask,
+    overlap,
+    thresholds,
+)
 from grainline.model import Model
 from grainline.report.heatmap import outlined
 
@@ -40,10 +46,10 @@ Capture = pytest.CaptureFixture[str]
 SCENES = "scenes:dev?count=3&size=40"
 
 
-def surveyed(model: Model, source: Any, batch: int = 2, damage: float = 0.0) -> tuple[Encodings, Result]:
-    asked = ask("referring", Options(resamples=50))
-    data = encoded(asked, model, source, batch, damage)
-    return data, referring_suite(model.method, data, asked.options)
+def measure(model: Model, source: Any, batch: int = 2, max_corrupt: float = 0.0) -> tuple[Encodings, Result]:
+    suite, settings = ReferringSuite(), Settings(resamples=50, batch_size=batch, max_corrupt=max_corrupt)
+    data = suite.encode(model, source, settings)
+    return data, suite.measure(model.method, data, settings)
 
 
 # From heat to a mask
@@ -92,20 +98,20 @@ def test_the_lowest_of_equal_thresholds_is_taken_and_values_on_it_are_below() ->
     assert thresholds(unit_range(two)).tolist() == [1 / 256]
     edge = torch.tensor([[[0.0, 1 / 256, 1 / 256, 1.0]]])  # 1 / 256 is the last value of the first bin
     assert thresholds(unit_range(edge)).tolist() == [1 / 256]
-    assert marked(edge).tolist() == [[[False, False, False, True]]]
-    assert marked(mirrored).tolist() == [[[False, True, True, True]]]
+    assert otsu_mask(edge).tolist() == [[[False, False, False, True]]]
+    assert otsu_mask(mirrored).tolist() == [[[False, True, True, True]]]
 
 
 def test_a_map_that_is_the_same_everywhere_marks_nothing() -> None:
     flat = torch.full((2, 3, 4), -0.7)
     flat[1, 0, 0] = 0.5
     assert thresholds(unit_range(flat))[0] == 1
-    assert marked(flat).sum((1, 2)).tolist() == [0, 1]
+    assert otsu_mask(flat).sum((1, 2)).tolist() == [0, 1]
 
 
 def test_only_the_shape_of_heat_counts() -> None:
     heat = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(marked(heat), marked(16 * heat - 4))
+    assert torch.equal(otsu_mask(heat), otsu_mask(16 * heat - 4))
     stretched = unit_range(heat)
     assert stretched.dtype == torch.float64
     assert stretched.amin((1, 2)).tolist() == [0, 0]
@@ -127,14 +133,14 @@ def test_overlaps_and_the_box_are_those_of_loops() -> None:
             ]
             for y in range(height)
         ]
-        assert centred(height, width).tolist() == slowly
+        assert centred_box(height, width).tolist() == slowly
 
 
 # Outcomes
 
 
 def slow_outcomes(model: Model, source: Any) -> list[tuple[int, int, int, int]]:
-    """Picture, region, intersection and union, one text and one pixel at a time."""
+    """Image, region, intersection and union, one text and one pixel at a time."""
     out = []
     side = model.method.size
     for n in range(len(source)):
@@ -159,7 +165,7 @@ def slow_outcomes(model: Model, source: Any) -> list[tuple[int, int, int, int]]:
 
 
 def expected(source: Any) -> Any:
-    """The first two expressions of each picture: the loop is slow."""
+    """The first two expressions of each image: the loop is slow."""
 
     class First:
         path = source.path
@@ -180,14 +186,13 @@ def expected(source: Any) -> Any:
 @pytest.mark.parametrize("method", ["clip", "maxsim", "beta_clip"])
 def test_outcomes_are_those_of_a_loop(method: str) -> None:
     model, source = tiny_model(method), expected(with_expressions(Scenes(SCENES)))
-    data, result = surveyed(model, source)
+    data, result = measure(model, source)
     wanted = slow_outcomes(model, source)
     told = result.queries
     scores = told["scores"]
-    found = zip(told["picture"], told["region"], scores["intersection"], scores["union"], strict=True)
+    found = zip(told["image"], told["region"], scores["intersection"], scores["union"], strict=True)
     assert list(found) == wanted
-    assert data.expressions is not None
-    assert [one.text for one in data.expressions.found] == [
+    assert [one.text for one in data.collected["referring"].expressions] == [
         source[n].regions[k].phrase for n, k, *_ in wanted
     ]
     assert data.images.tokens.shape[1] == 0, "no tokens are kept"
@@ -203,15 +208,15 @@ def test_outcomes_are_those_of_a_loop(method: str) -> None:
 
 def test_batches_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     model, source = tiny_model("maxsim"), Scenes(SCENES)
-    one, other = (surveyed(model, source, batch)[0].expressions for batch in (1, 64))
+    one, other = (measure(model, source, batch)[0].collected["referring"].expressions for batch in (1, 64))
     assert one is not None
     assert one == other
-    monkeypatch.setattr("grainline.evaluation.collectors.expressions.PIXELS", 1)
-    assert surveyed(model, source, 64)[0].expressions == one
+    monkeypatch.setattr("grainline.evaluation.suites.expressions.PIXELS", 1)
+    assert measure(model, source, 64)[0].collected["referring"].expressions == one
 
 
 def rows_file(folder: Path, rows: Sequence[dict[str, Any]], size: tuple[int, int] = (32, 12)) -> Any:
-    """Pictures wider than high, with regions."""
+    """Images wider than high, with regions."""
     for i, row in enumerate(rows):
         pixels = np.random.default_rng(i).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / row["image"])
@@ -219,7 +224,7 @@ def rows_file(folder: Path, rows: Sequence[dict[str, Any]], size: tuple[int, int
     return open_source(str(folder / "rows.jsonl"))
 
 
-def test_the_whole_picture_is_seen_whatever_the_model_crops(
+def test_the_whole_image_is_seen_whatever_the_model_crops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model("clip")
@@ -229,7 +234,7 @@ def test_the_whole_picture_is_seen_whatever_the_model_crops(
     regions = [{"phrase": "a red dog", "mask": run_lengths(mask)}, {"phrase": "a cat"}]
     regions += [{"phrase": "a dog", "mask": run_lengths(~mask & False)}]
     source = rows_file(tmp_path, [{"image": "a.png", "caption": "A dog.", "regions": regions}])
-    data, result = surveyed(model, source)
+    _, result = measure(model, source)
     monkeypatch.chdir(tmp_path)
     ((_, _, both, either),) = slow_outcomes(model, source)
     assert result.queries["scores"] == {"intersection": [both], "union": [either]}
@@ -241,21 +246,20 @@ def test_the_whole_picture_is_seen_whatever_the_model_crops(
     assert model.transform.resize == "crop", "the model itself is left alone"
     assert model.pressed().transform.resize == "squash"
     assert model.pressed().transform.filter == model.transform.filter
-    assert data.expressions is not None
 
 
 def test_a_mask_of_another_size_is_damage(tmp_path: Path) -> None:
     good, bad = ({"phrase": "a dog", "mask": {"size": [12, w], "counts": [5, 12 * w - 5]}} for w in (32, 31))
     rows = [{"image": f"{name}.png", "caption": "A dog.", "regions": [good]} for name in "abc"]
     rows[1]["regions"] = [good, bad]
-    data, result = surveyed(tiny_model("clip"), rows_file(tmp_path, rows), damage=0.5)
-    assert data.damaged == {"damaged region": 1}
+    data, result = measure(tiny_model("clip"), rows_file(tmp_path, rows), max_corrupt=0.5)
+    assert data.damaged == {"corrupt region": 1}
     assert "b.png (32 x 12 pixels, a mask has 31 x 12)" in data.damaged_first[0]
-    assert (data.keys, result.queries["picture"]) == (("a.png", "c.png"), [0, 1])
+    assert (data.keys, result.queries["image"]) == (("a.png", "c.png"), [0, 1])
     assert len(data.images.vector) == len(data.strings) == 2
 
 
-def test_equal_files_are_one_picture_and_cut_texts_count_once(tmp_path: Path) -> None:
+def test_equal_files_are_one_image_and_cut_texts_count_once(tmp_path: Path) -> None:
     mask = run_lengths(np.eye(12, 32, dtype=bool))
     long = "a red dog runs on sand and grass " * 9
     regions = [{"phrase": long, "mask": mask}, {"phrase": "a cat", "mask": mask}]
@@ -264,21 +268,21 @@ def test_equal_files_are_one_picture_and_cut_texts_count_once(tmp_path: Path) ->
     (tmp_path / "c.png").write_bytes((tmp_path / "a.png").read_bytes())
     source = open_source(str(tmp_path / "rows.jsonl"))
     for batch in (1, 2, 64):
-        _, result = surveyed(tiny_model("clip"), source, batch)
-        assert result.queries["picture"] == [0, 0, 1, 1, 0, 0]
+        _, result = measure(tiny_model("clip"), source, batch)
+        assert result.queries["image"] == [0, 0, 1, 1, 0, 0]
         assert result.data["cut_texts"] == 1
 
 
 def test_a_map_without_shape_is_counted() -> None:
     model = tiny_model("clip")
     model.method.heat = lambda images, _: torch.zeros(images.tokens.shape[:2])  # type: ignore[method-assign]
-    _, result = surveyed(model, Scenes(SCENES))
+    _, result = measure(model, Scenes(SCENES))
     number = result.data["expressions"]
     assert result.metric("mIoU").value == 0
-    assert f"{number} maps are the same everywhere and mark nothing" in result.notes
+    assert f"{number} maps are the same everywhere, so their masks are empty" in result.notes
     model.method.heat = lambda images, _: torch.full(images.tokens.shape[:2], torch.nan)  # type: ignore[method-assign]
     with pytest.raises(UserError, match="scores are not a number"):
-        surveyed(model, Scenes(SCENES))
+        measure(model, Scenes(SCENES))
 
 
 # Metrics
@@ -290,49 +294,49 @@ def test_metrics_are_means_over_expressions_sums_and_shares() -> None:
         WHOLE: {"intersection": [5, 4, 7, 10], "union": [20, 20, 20, 20]},
         BOX: {"intersection": [0, 2, 0, 4], "union": [9, 8, 7, 11]},
     }
-    query = {"picture": [0, 0, 1, 2], "scores": one, "trivial": trivial}
-    options = Options(resamples=200)
-    cells = referring_cells([query], options)
+    query = {"image": [0, 0, 1, 2], "scores": one, "trivial": trivial}
+    settings = Settings(resamples=200)
+    cells = ReferringSuite().metrics([query], settings)
     names = ("mIoU", "cumulative IoU", "IoU > 0.5")
-    assert list(cells) == [f"{name}{of}" for of in ("", ", whole picture", ", centred box") for name in names]
+    assert list(cells) == [f"{name}{of}" for of in ("", ", whole image", ", centred box") for name in names]
     iou = np.array([0.5, 0.25, 0, 1])
     assert cells["mIoU"].value == pytest.approx(1.75 / 4)
     assert cells["cumulative IoU"].value == pytest.approx(16 / 31)
     assert cells["IoU > 0.5"].value == 1 / 4, "one half is not more than one half"
     assert cells["IoU > 0.5"].wilson == wilson(1, 4)[1:]
-    assert cells["mIoU, whole picture"].value == pytest.approx((5 + 4 + 7 + 10) / 80)
+    assert cells["mIoU, whole image"].value == pytest.approx((5 + 4 + 7 + 10) / 80)
     assert cells["cumulative IoU, centred box"].value == pytest.approx(6 / 35)
     assert {cell.chance for cell in cells.values()} == {None}
-    picture = np.array(query["picture"])
-    ends = interval(iou, picture, resamples=200)
-    assert np.quantile(cells["mIoU"].drawn, [0.025, 0.975]) == pytest.approx(ends[1:])
+    image = np.array(query["image"])
+    ends = interval(iou, image, resamples=200)
+    assert np.quantile(cells["mIoU"].samples, [0.025, 0.975]) == pytest.approx(ends[1:])
 
     def ratio(values: np.ndarray) -> float:
         return values[:, 0].sum() / values[:, 1].sum()
 
     both = np.stack([one["intersection"], one["union"]], 1)
-    ends = interval(both, picture, ratio, resamples=200)
-    assert np.quantile(cells["cumulative IoU"].drawn, [0.025, 0.975]) == pytest.approx(ends[1:])
+    ends = interval(both, image, ratio, resamples=200)
+    assert np.quantile(cells["cumulative IoU"].samples, [0.025, 0.975]) == pytest.approx(ends[1:])
     other = {"intersection": [0, 1, 0, 10], "union": [10, 4, 7, 10]}
-    twice = referring_cells([query, query | {"scores": other}], options)
+    twice = ReferringSuite().metrics([query, query | {"scores": other}], settings)
     assert twice["mIoU"].value == pytest.approx((1.75 + 1.25) / 8)
     assert twice["cumulative IoU"].value == pytest.approx((16 + 11) / 62)
     assert (twice["mIoU"].queries, twice["IoU > 0.5"].wilson) == (8, None)
-    assert np.array_equal(twice["mIoU, centred box"].drawn, cells["mIoU, centred box"].drawn)
+    assert np.array_equal(twice["mIoU, centred box"].samples, cells["mIoU, centred box"].samples)
 
 
 def test_results_are_pooled_and_compared_and_other_masks_are_refused() -> None:
-    first, second = (surveyed(tiny_model("clip", seed), Scenes(SCENES))[1] for seed in (0, 1))
+    first, second = (measure(tiny_model("clip", seed), Scenes(SCENES))[1] for seed in (0, 1))
     both = pooled([first, second])
     mean = np.mean([r.metric("mIoU").value for r in (first, second)])
     assert both.metric("mIoU").value == pytest.approx(mean)
-    change = {d.name: d.value for d in against(second, first)}
+    change = {d.name: d.value for d in compare(second, first)}
     assert change["mIoU"] == pytest.approx(second.metric("mIoU").value - first.metric("mIoU").value)
-    assert change["mIoU, whole picture"] == 0
+    assert change["mIoU, whole image"] == 0
     trivial = {WHOLE: first.queries["trivial"][BOX], BOX: first.queries["trivial"][BOX]}
     other = first._replace(queries=first.queries | {"trivial": trivial})
-    with pytest.raises(UserError, match="asks other pictures, texts or classes"):
-        against(other, second)
+    with pytest.raises(UserError, match="asks other images, texts or classes"):
+        compare(other, second)
 
 
 # Expressions of scenes
@@ -343,7 +347,7 @@ def test_expressions_of_scenes_name_exactly_one_object_and_mask_it() -> None:
     assert isinstance(source, Scenes)
     number = left_out = sentences = 0
     for i in (*range(20), 156, 278):  # those two have a phrase that fits two objects
-        record, scene, labels, told = source[i], source.scene(i), source.labels(i), source.told(i)
+        record, scene, labels, told = source[i], source.scene(i), source.labels(i), source.description(i)
         words = [region.phrase.lower() for region in record.regions]
         assert len(words) == len(set(words))
         for region in record.regions:
@@ -385,19 +389,10 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     model = tiny_model("clip")
     plain = rows_file(tmp_path, [{"image": "a.png", "caption": "A dog."}])
     with pytest.raises(UserError, match=r"^no region of .* has a mask; expressions are measured with masks"):
-        surveyed(model, plain)
-    with pytest.raises(UserError, match="was encoded without expressions; the referring suite needs"):
-        referring_suite(model.method, encode_source(model, plain))
-    data, _ = surveyed(model, Scenes(SCENES))
-    with pytest.raises(UserError, match="the referring suite knows only 'plain'"):
-        referring_suite(model.method, data, Options("coco-1k"))
-    with pytest.raises(UserError, match=r"^--captions is 'each'; referring reads the texts of regions"):
-        ask("referring", Options(), captions="each")
-    with pytest.raises(UserError, match=r"asks? the method for scores; referring reads heat$"):
-        ask("referring", Options(), scoring="conditioned")
+        measure(model, plain)
     model.method.towers.image.grid = None
-    with pytest.raises(UserError, match=r"^the image tokens of clip have no places in the picture"):
-        surveyed(model, plain)
+    with pytest.raises(UserError, match=r"^the image tokens of clip have no places in the image"):
+        measure(model, plain)
 
 
 def test_the_command_writes_a_result_a_page_and_heat_maps(tmp_path: Path, capsys: Capture) -> None:
@@ -412,24 +407,23 @@ def test_the_command_writes_a_result_a_page_and_heat_maps(tmp_path: Path, capsys
     for part in ("Referring of", "mIoU", "Expressions: covered least", "Expressions: covered best"):
         assert part in words
     assert figure.stat().st_size > 1000
-    assert call(*given, "--against", found) == 0
-    assert "in the place of" not in complaint(capsys, *given, "--captions", "whole")
+    assert call(*given, "--compare-to", found) == 0
 
 
 def test_expressions_are_shown_from_the_least_and_the_best_covered(tmp_path: Path) -> None:
     model, source = tiny_model("clip"), Scenes("scenes:dev?count=5&size=40")
-    data, result = surveyed(model, source)
+    data, result = measure(model, source)
     on = Measured(model, source, data, result)
     scores = result.queries["scores"]
     iou = np.array(scores["intersection"]) / np.array(scores["union"])
-    worst, best = worst_expressions(on, 4), best_expressions(on, 4)
+    worst, best = (ReferringSuite().extremes(on, sign, 4) for sign in (1, -1))
     assert (worst[0].iou, best[0].iou) == (iou.min(), iou.max())
     made = with_expressions(source)
     for shown, sign in ((worst, 1), (best, -1)):
         assert [sign * one.iou for one in shown] == sorted(sign * one.iou for one in shown)
         assert len({one.name for one in shown}) == len(shown) == 4
         for one in shown:
-            text = one.look.told[0].text
+            text = one.look.sentences[0].text
             region = next(r for r in made[data.keys.index(one.name)].regions if r.phrase == text)
             assert region.mask is not None
             small = Image.fromarray(region.mask).resize((8, 8), Image.Resampling.NEAREST)
@@ -444,13 +438,13 @@ def test_expressions_are_shown_from_the_least_and_the_best_covered(tmp_path: Pat
         {"image": "a.png", "regions": [{"phrase": "a dog", "mask": [[1] * 31 + [0]] * 12}], "caption": "A."}
     ]
     wide = rows_file(tmp_path, rows)
-    data, result = surveyed(model, wide)
-    (one,) = worst_expressions(Measured(model, wide, data, result))
-    assert isinstance(one.look.picture, Image.Image)
+    data, result = measure(model, wide)
+    (one,) = ReferringSuite().extremes(Measured(model, wide, data, result), 1)
+    assert isinstance(one.look.image, Image.Image)
     squashed = Image.open(tmp_path / "a.png").resize((8, 8), Image.Resampling.BICUBIC)
-    assert np.array_equal(np.asarray(one.look.picture), np.asarray(squashed)), "shown as it was seen: pressed"
+    assert np.array_equal(np.asarray(one.look.image), np.asarray(squashed)), "shown as it was seen: pressed"
     (tmp_path / "a.png").unlink()
-    (gone,) = worst_expressions(Measured(model, wide, data, result))
+    (gone,) = ReferringSuite().extremes(Measured(model, wide, data, result), 1)
     assert gone.look.heat is None
 
 
@@ -471,20 +465,20 @@ def test_a_line_runs_around_a_mask() -> None:
     assert np.asarray(outlined(grey, ~mask & mask)).min() == 120
 
 
-def test_a_region_that_is_asked_for_has_its_words() -> None:
+def test_a_region_that_is_measured_has_its_words() -> None:
     """Nothing of a region but its phrase and mask is used."""
     mask = np.zeros((40, 40), bool)
     mask[5:20, 5:20] = True
-    picture = Image.effect_noise((40, 40), 60).convert("RGB")
+    image = Image.effect_noise((40, 40), 60).convert("RGB")
     plain, full = (
-        Record("a", picture, (), regions=(Region("a red dog", box, mask, span),))
+        Record("a", image, (), regions=(Region("a red dog", box, mask, span),))
         for box, span in ((None, None), ((0.0, 0.0, 3.0, 3.0), ("long", 0, 3)))
     )
 
     class One:
         path = "memory"
 
-        def __init__(self, record: Record | Damaged) -> None:
+        def __init__(self, record: Record | CorruptSample) -> None:
             self.record = record
 
         def __len__(self) -> int:
@@ -496,7 +490,10 @@ def test_a_region_that_is_asked_for_has_its_words() -> None:
         def fingerprint(self) -> str:
             return "one"
 
-    found = [surveyed(tiny_model("clip"), One(record))[0].expressions for record in (plain, full)]
+    found = [
+        measure(tiny_model("clip"), One(record))[0].collected["referring"].expressions
+        for record in (plain, full)
+    ]
     assert found[0] is not None
     assert found[0] == found[1]
-    assert found[0].found[0].overlap[HEAT].union >= mask.sum()
+    assert found[0][0].pixels[HEAT].union >= mask.sum()

@@ -21,29 +21,33 @@ from test_viz import EVIL, Page
 from grainline.data.benchmarks.fgovd import FgOvd, FgOvdLines
 from grainline.data.decode import decode
 from grainline.data.open_source import open_source, open_sources
-from grainline.data.record import Damaged, Foil, Region, keys_of
+from grainline.data.record import CorruptSample, Foil, Region, keys_of
 from grainline.data.scenes import held_out
 from grainline.data.scenes.source import Scenes
 from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
-from grainline.evaluation.collectors.regions import margins, outcomes, question_scores
-from grainline.evaluation.compare import against, pooled
-from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.compare import compare, pooled
+from grainline.evaluation.encode import Encodings
 from grainline.evaluation.intervals import interval, wilson
-from grainline.evaluation.options import ask, encoded, with_resize
-from grainline.evaluation.outcome import Options
-from grainline.evaluation.pages.examples import Measured
-from grainline.evaluation.pages.extremes import TEXTS, best_regions, worst_regions
+from grainline.evaluation.measured import Measured
 from grainline.evaluation.result import Result, read
-from grainline.evaluation.suites.fgovd import fgovd_cells, fgovd_suite, with_foils
-from grainline.evaluation.suites.registry import SUITES
+from grainline.evaluation.suite import SUITES, Settings
+from grainline.evaluation.suites.fgovd import (
+    TEXTS,
+    FgOvdOptions,
+    FgOvdSuite,
+    margins,
+    question_scores,
+    ranks_of,
+    with_foils,
+)
 from grainline.model import Model, load
-from grainline.report.case import Look, Told, look
+from grainline.report.case import Look, SentenceScore, look
 from grainline.report.heatmap import framed, overlay
-from grainline.report.page import Gone
+from grainline.report.page import MissingImage
 from grainline.report.png import BELOW, DPI, LARGE, LINE, MAPS_GAP, MAPS_HEAD, SIDE, SPACE, WORDS, write_maps
 from grainline.training.recipe import read_recipe
-from grainline.training.run import run
+from grainline.training.run import train
 
 Capture = pytest.CaptureFixture[str]
 
@@ -52,7 +56,7 @@ COLOURS = ("red", "blue", "green", "wet")
 
 
 def content(boxes: Sequence[tuple[str, Sequence[float]]], foils: int = 3) -> dict[str, Any]:
-    """A file of FG-OVD: each box in a picture of that name, 60 x 40 pixels, with texts of its own."""
+    """A file of FG-OVD: each box in an image of that name, 60 x 40 pixels, with texts of its own."""
     names = list(dict.fromkeys(name for name, _ in boxes))
     step = foils + 1
     return {
@@ -99,18 +103,19 @@ def opened(
     folder: Path, boxes: Sequence[tuple[str, Sequence[float]]] = BOXES, name: str = "1_attributes"
 ) -> FgOvd:
     (folder / f"{name}.json").write_text(json.dumps(content(boxes)))
-    drawn(folder / "pictures", sorted({name for name, _ in boxes}))
-    source = open_source(str(folder / f"{name}.json"), images=str(folder / "pictures"))
+    drawn(folder / "images", sorted({name for name, _ in boxes}))
+    source = open_source(str(folder / f"{name}.json"), images=str(folder / "images"))
     assert isinstance(source, FgOvd)
     return source
 
 
-def surveyed(
-    model: Model, source: Any, resize: str | None = None, **options: Any
+def measure(
+    model: Model, source: Any, resize: Any = "squash", batch: int = 2, **settings: Any
 ) -> tuple[Encodings, Result]:
-    asked = with_resize(ask("fg-ovd", Options(resamples=50, **options)), resize)
-    data = encoded(asked, model, source, batch=2, damage=0.5)
-    return data, fgovd_suite(model.method, data, asked.options)
+    suite = FgOvdSuite(FgOvdOptions(resize=resize))
+    shared = Settings(resamples=50, batch_size=batch, max_corrupt=0.5, **settings)
+    data = suite.encode(model, source, shared)
+    return data, suite.measure(model.method, data, shared)
 
 
 # Sources
@@ -137,7 +142,7 @@ def test_a_file_gives_boxes_texts_and_its_difficulty(tmp_path: Path) -> None:
     assert len({one.fingerprint() for one in found}) == 4
     other = opened(tmp_path, [("a.png", (22.0, 8.0, 20.0, 25.0)), *BOXES[1:]])
     assert other.fingerprint() != source.fingerprint()
-    assert open_source(f"fg-ovd:{tmp_path}/1_attributes.json?images={tmp_path}/pictures")[1].regions
+    assert open_source(f"fg-ovd:{tmp_path}/1_attributes.json?images={tmp_path}/images")[1].regions
 
 
 @pytest.mark.parametrize(
@@ -180,12 +185,12 @@ def test_a_wrong_row_is_damage_and_leaves_the_others(
     assert sound
     for index, key in enumerate(keys_of(source)):
         if key not in sound:
-            with pytest.raises(Damaged, match="damaged row"):
+            with pytest.raises(CorruptSample, match="corrupt row"):
                 source[index]
         else:
             assert source[index].regions
     at = list(keys_of(source)).index(place)
-    with pytest.raises(Damaged, match=rf"color.json: {re.escape(place)} \(.*{re.escape(message)}"):
+    with pytest.raises(CorruptSample, match=rf"color.json: {re.escape(place)} \(.*{re.escape(message)}"):
         source[at]
 
 
@@ -197,18 +202,18 @@ def test_a_file_without_any_right_region_is_a_mistake(tmp_path: Path) -> None:
         open_source(f"fg-ovd:{tmp_path}/color.json", images=str(tmp_path))
 
 
-def test_pictures_that_are_missing_or_of_another_size_are_named(tmp_path: Path) -> None:
+def test_images_that_are_missing_or_of_another_size_are_named(tmp_path: Path) -> None:
     source = opened(tmp_path)
-    drawn(tmp_path / "pictures", ["b.png"], (30, 20))
+    drawn(tmp_path / "images", ["b.png"], (30, 20))
     with pytest.raises(
-        Damaged, match=r"damaged region: .*val2017/b.png \(30 x 20 pixels, its boxes are for 60 x 40"
+        CorruptSample, match=r"corrupt region: .*val2017/b.png \(30 x 20 pixels, its boxes are for 60 x 40"
     ):
         source[1]
-    (tmp_path / "pictures/c.png").unlink()
-    with pytest.raises(Damaged, match=r"missing image: .*val2017/c.png"):
+    (tmp_path / "images/c.png").unlink()
+    with pytest.raises(CorruptSample, match=r"missing image: .*val2017/c.png"):
         source[2]
     with pytest.raises(
-        UserError, match=r"^none of the 3 pictures of .* is under .*: say where they lie with --im"
+        UserError, match=r"^none of the 3 images of .* is under .*: say where they lie with --im"
     ):
         open_source(str(tmp_path / "1_attributes.json"))
     below = drawn(tmp_path / "coco", []) / "val2017"
@@ -216,16 +221,16 @@ def test_pictures_that_are_missing_or_of_another_size_are_named(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "pictures", "regions", "chance"),
+    ("name", "kind", "images", "regions", "chance"),
     [("3_attributes", "easy", 853, 1299, 1 / 11), ("transparency", "transparency", 230, 409, 0.3214)],
 )
 def test_the_official_files_are_as_they_are_described(
-    name: str, kind: str, pictures: int, regions: int, chance: float, shared_data: Path, tmp_path: Path
+    name: str, kind: str, images: int, regions: int, chance: float, shared_data: Path, tmp_path: Path
 ) -> None:
     path = shared_data / f"benchmarks/fg-ovd/{name}.json"
     if not path.is_file():
         pytest.skip(f"no {path}")
-    with pytest.raises(UserError, match=rf"^none of the {pictures} pictures of .*{name}.json is under"):
+    with pytest.raises(UserError, match=rf"^none of the {images} images of .*{name}.json is under"):
         open_source(str(path), images=str(tmp_path))
     names = [image["file_name"] for image in json.loads(path.read_text())["images"]]
     (tmp_path / "one").mkdir()
@@ -233,8 +238,8 @@ def test_the_official_files_are_as_they_are_described(
     source = open_source(str(path), images=str(tmp_path / "one"))
     assert isinstance(source, FgOvd)
     assert source.difficulty == kind
-    assert len(source) == len(set(source.keys())) == pictures
-    found = [region for picture in source._pictures for region in picture.regions]
+    assert len(source) == len(set(source.keys())) == images
+    found = [region for image in source._images for region in image.regions]
     assert len(found) == regions
     assert sum(1 / (1 + len(region.foils)) for region in found) / regions == pytest.approx(chance, abs=1e-4)
     assert all(
@@ -268,14 +273,14 @@ def test_json_lines_say_the_same_as_the_file_of_the_authors(tmp_path: Path) -> N
         assert isinstance(found, FgOvdLines)
         assert list(found.keys()) == list(source.keys())
         assert [record.regions for record in found] == [record.regions for record in source]
-    _, one = surveyed(tiny_model("clip"), source)
-    _, two = surveyed(tiny_model("clip"), open_source(str(file), images=str(tmp_path / "coco")))
+    _, one = measure(tiny_model("clip"), source)
+    _, two = measure(tiny_model("clip"), open_source(str(file), images=str(tmp_path / "coco")))
     assert one.metrics == two.metrics
     wrong = [{**lines[0], "bbox": [1, 2, 0, 3]}, {**lines[1], "pos_expression": ["a", "b"]}, lines[2]]
     file.write_text("".join(json.dumps(one) + "\n" for one in wrong))
     broken = open_source(str(file), images=str(tmp_path / "coco"))
     for i, said in enumerate((r"row 1 \(.*bbox is \[1, 2, 0, 3\]", r"row 2 \(pos_expression is")):
-        with pytest.raises(Damaged, match=said):
+        with pytest.raises(CorruptSample, match=said):
             broken[i]
     assert broken[2].regions == (source[1].regions[0],)
 
@@ -283,29 +288,25 @@ def test_json_lines_say_the_same_as_the_file_of_the_authors(tmp_path: Path) -> N
 def test_images_are_pressed_into_the_square_unless_asked_otherwise(tmp_path: Path, capsys: Capture) -> None:
     source, model = opened(tmp_path), tiny_model("clip")
     side = model.method.size
-    pressed, result = surveyed(model, source)
-    assert pressed.regions is not None
-    assert len(pressed.regions.box) == len(BOXES), "no box lies outside, none is cut"
-    assert pressed.regions.counts == (0, 0, 0)
+    pressed, result = measure(model, source)
+    assert len(pressed.collected["fg-ovd"].box) == len(BOXES), "no box lies outside, none is cut"
+    assert pressed.collected["fg-ovd"].counts == (0, 0, 0)
     wanted = [
         [x * side / 60, y * side / 40, (x + w) * side / 60, (y + h) * side / 40] for _, (x, y, w, h) in BOXES
     ]
-    np.testing.assert_allclose(pressed.regions.box.numpy(), wanted, atol=1e-4)
-    assert result.settings["resize"] == "squash"
-    cropped, other = surveyed(model, source, "model")
-    assert cropped.regions is not None
-    assert (cropped.regions.counts.outside, other.settings["resize"]) == (1, "crop")
-    with pytest.raises(UserError, match="results with number of regions 4 and 5 cannot be compared"):
-        against(other, result, "before.json")
-    said = complaint(capsys, "evaluate", "x", "--data", "y", "--suite", "fg-ovd", "--resize", "crop")
-    assert said.endswith("--resize is 'crop'; allowed are squash, model")
-    said = complaint(capsys, "evaluate", "x", "--data", "y", "--resize", "squash")
-    assert said.endswith("--resize goes with --suite fg-ovd, not with retrieval")
+    np.testing.assert_allclose(pressed.collected["fg-ovd"].box.numpy(), wanted, atol=1e-4)
+    assert result.settings["square"] == "squash"
+    cropped, other = measure(model, source, "model")
+    assert (cropped.collected["fg-ovd"].counts.outside, other.settings["square"]) == (1, "crop")
+    with pytest.raises(UserError, match="results with regions 4 and 5 cannot be compared"):
+        compare(other, result, "before.json")
+    said = complaint(capsys, "evaluate", "x", "--data", "y", "--suite", "fg-ovd", "--set", "resize=crop")
+    assert said.endswith("field 'resize' is 'crop': Input should be 'squash' or 'model'")
 
 
 def segmented_model(method: str) -> Model:
     own = ["heads=2", "composer.depth=1", "composer.heads=2"] if method == "caft" else []
-    return tiny_model(method, values=SEGMENTS, changes=["image.superpixels.steps=1", *own])
+    return tiny_model(method, values=SEGMENTS, changes=["image.superpixels.iterations=1", *own])
 
 
 def segment_mean(tokens: np.ndarray, places: np.ndarray, box: Sequence[float], side: int) -> np.ndarray:
@@ -329,26 +330,25 @@ def test_segments_are_scored_by_their_mean_over_the_pixels_of_a_box(method: str,
         ("c.png", (7.5, 5.0, 45.0, 30.0)),
     ]
     model, source = segmented_model(method), opened(tmp_path, boxes)
-    data, result = surveyed(model, source)
-    regions = data.regions
-    assert regions is not None
+    data, result = measure(model, source)
+    regions = data.collected["fg-ovd"]
     assert model.method.grid is None
     pressed = model.pressed()
     images = pressed.encode(images=[decode(record) for record in source])
     assert images.places is not None
-    for i, of in enumerate(regions.picture.tolist()):
+    for i, of in enumerate(regions.image.tolist()):
         wanted = segment_mean(
             images.tokens[of].numpy(), images.places[of].numpy(), regions.box[i].tolist(), model.method.size
         )
         got = regions.vector[i].numpy()
-        scale = 1.0 if not model.method.matched else np.linalg.norm(wanted)
+        scale = 1.0 if not model.method.tokens_in_text_space else np.linalg.norm(wanted)
         np.testing.assert_allclose(got, wanted / scale, atol=2e-5)
     assert all(np.isfinite(one.numpy()).all() for one in question_scores(regions))
-    if model.method.matched:
+    if model.method.tokens_in_text_space:
         return
     pool: Any = model.method.pool
     for question, scores in zip(regions.questions, question_scores(regions), strict=True):
-        texts = model.encode(texts=[regions.told.strings[t] for t in question.texts])
+        texts = model.encode(texts=[regions.texts.strings[t] for t in question.texts])
         token = regions.vector[question.region][None, None]
         for j in range(len(question.texts)):
             parts = texts.tokens[j][texts.mask[j]]
@@ -380,7 +380,9 @@ def test_regions_of_a_json_row_have_foils_of_their_own(tmp_path: Path) -> None:
     assert found == (Region("a red cup", (1, 2, 3, 4), foils=(Foil("a blue cup", "a red cup", "colour"),)),)
     wrong = {**row, "regions": [{**region, "foils": ["a blue cup"]}], "image": "b.png"}
     (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(wrong)}\n")
-    with pytest.raises(Damaged, match=r"row 2 \(regions.0.foils.0 is \"a blue cup\": should be an object"):
+    with pytest.raises(
+        CorruptSample, match=r"row 2 \(regions.0.foils.0 is \"a blue cup\": should be an object"
+    ):
         open_source(str(tmp_path / "rows.jsonl"))[1]
 
 
@@ -396,7 +398,7 @@ def test_foils_of_a_phrase_are_false_of_its_object_in_one_thing_and_hold_every_o
         Scenes(f"scenes:{split}?count=8&size=32&regions=2"),
     )
     for i in range(8):
-        record, told, scene = source[i], source.told(i), source.scene(i)
+        record, told, scene = source[i], source.description(i), source.scene(i)
         bare = plain[i]
         assert [r._replace(foils=(), mask=None) for r in record.regions] == [
             r._replace(mask=None) for r in bare.regions
@@ -464,8 +466,8 @@ def test_a_box_lies_where_its_pixels_lie_in_the_square(
         assert placed == pytest.approx([float(edge) for edge in seen], abs=1.0)
 
 
-def test_a_box_of_a_pressed_picture_in_units_of_its_grid() -> None:
-    """x, y, width, height of (64, 48, 320, 240) in a picture of 640 x 480, by the numbers of FG-OVD."""
+def test_a_box_of_a_pressed_image_in_units_of_its_grid() -> None:
+    """x, y, width, height of (64, 48, 320, 240) in an image of 640 x 480, by the numbers of FG-OVD."""
     placed = EvalTransform(224, "squash", "bilinear", 1.0).place((64, 48, 64 + 320, 48 + 240), (640, 480))
     assert [edge * 14 / 224 for edge in placed] == pytest.approx([1.4, 1.4, 8.4, 8.4])
 
@@ -474,12 +476,12 @@ def test_a_box_of_a_pressed_picture_in_units_of_its_grid() -> None:
 
 
 def slow_scores(model: Model, source: Any) -> list[tuple[str, int, list[float]]]:
-    """Kind, picture and cosines of every question, the right text first, region by region."""
+    """Kind, image and cosines of every question, the right text first, region by region."""
     out = []
     rows, columns = model.method.grid  # type: ignore[misc]
     for n, record in enumerate(source):
-        picture = np.asarray(Image.open(source._root + "/" + Path(record.key).name))
-        image = Image.fromarray(picture)
+        pixels = np.asarray(Image.open(source._root + "/" + Path(record.key).name))
+        image = Image.fromarray(pixels)
         tokens = model.encode(images=[image]).tokens[0].detach().view(1, rows, columns, -1)
         side = model.method.size
         for region in record.regions:
@@ -502,51 +504,47 @@ def slow_scores(model: Model, source: Any) -> list[tuple[str, int, list[float]]]
 @pytest.mark.parametrize("method", ["clip", "maxsim"])
 def test_outcomes_are_those_of_a_loop_in_float64(method: str, tmp_path: Path) -> None:
     model, source = tiny_model(method), opened(tmp_path)
-    data, result = surveyed(model, source, "model")
+    data, result = measure(model, source, "model")
     wanted = slow_scores(model, source)
-    assert data.regions is not None
-    found = question_scores(data.regions)
+    found = question_scores(data.collected["fg-ovd"])
     assert len(found) == len(wanted) == 4
     for score, (_, _, slowly) in zip(found, wanted, strict=True):
         assert score.tolist() == pytest.approx(slowly, abs=1e-5)
     queries = result.queries
     assert queries["rank"] == [1 + sum(x >= one[0] for x in one[1:]) for _, _, one in wanted]
-    assert queries["picture"] == [n for _, n, _ in wanted] == [0, 1, 2, 2]
+    assert queries["image"] == [n for _, n, _ in wanted] == [0, 1, 2, 2]
     assert queries["foils"] == [3] * 4
     lead = [one[0] - max(one[1:]) for _, _, one in wanted]
     assert margins(found) == pytest.approx(lead, abs=1e-5)
-    assert data.regions.box.tolist()[1] == pytest.approx([0.0, 0.8, 5.1, 3.25], abs=1e-5)
+    assert data.collected["fg-ovd"].box.tolist()[1] == pytest.approx([0.0, 0.8, 5.1, 3.25], abs=1e-5)
     assert result.data["regions"] == 4
     assert (result.data["outside"], result.data["rim"], result.data["boxless"]) == (1, 1, 0)
     assert "1 regions lie outside the square that the model sees and were skipped" in result.notes
     assert "1 regions reach over the rim of the square that the model sees and were cut to it" in result.notes
     assert not any("missing caption" in note for note in result.notes)
     assert result.data["texts"] == 16
-    assert data.images.tokens.shape[1] == (4 if method == "maxsim" else 0), "tokens are kept for pairs only"
+    assert data.images.tokens.shape[1] == 0, "tokens are not kept"
 
 
 def test_batches_do_not_matter() -> None:
     model, source = tiny_model("clip"), with_foils(Scenes("scenes:dev?count=3&size=40"))
-    asked = ask("fg-ovd", Options(resamples=10))
-    one, other = (encoded(asked, model, source, batch=batch, damage=0.0).regions for batch in (2, 64))
-    assert one is not None
-    assert other is not None
+    one, other = (measure(model, source, batch=batch)[0].collected["fg-ovd"] for batch in (2, 64))
     assert one.questions == other.questions
     assert len({question.kind for question in one.questions}) == 4
     assert torch.allclose(one.vector, other.vector, atol=1e-5)
-    assert one.picture.tolist() == [i for i in range(3) for _ in source[i].regions]
+    assert one.image.tolist() == [i for i in range(3) for _ in source[i].regions]
 
 
-def test_metrics_count_ties_as_wrong_and_draw_pictures() -> None:
+def test_metrics_count_ties_as_wrong_and_draw_images() -> None:
     scores = [[0.5, 0.1], [0.4, 0.4, 0.1], [0.1, 0.2, 0.1], [0.3, 0.1, 0.2], [0.9, 0.0, 0.1, 0.2]]
-    found = outcomes([torch.tensor(one) for one in scores])
-    assert found.rank.tolist() == [1, 2, 3, 1, 1]
-    assert found.tied.tolist() == [False, True, False, False, False]
-    picture, foils = [0, 0, 1, 1, 2], [1, 2, 2, 2, 3]
-    told = {"kind": ["trivial", "hard", "noun", "hard", "hard"], "picture": picture, "foils": foils}
-    query = {**told, "rank": found.rank.tolist(), "tied": found.tied.int().tolist()}
-    options = Options(resamples=200)
-    cells = fgovd_cells([query], options)
+    rank, tied = ranks_of([torch.tensor(one) for one in scores])
+    assert rank.tolist() == [1, 2, 3, 1, 1]
+    assert tied.tolist() == [False, True, False, False, False]
+    image, foils = [0, 0, 1, 1, 2], [1, 2, 2, 2, 3]
+    told = {"kind": ["trivial", "hard", "noun", "hard", "hard"], "image": image, "foils": foils}
+    query = {**told, "rank": rank.tolist(), "tied": tied.int().tolist()}
+    suite, settings = FgOvdSuite(), Settings(resamples=200)
+    cells = suite.metrics([query], settings)
     assert list(cells) == [
         f"{name}{of}" for of in ("", ", hard", ", trivial", ", noun") for name in ("accuracy", "mean rank")
     ]
@@ -557,21 +555,21 @@ def test_metrics_count_ties_as_wrong_and_draw_pictures() -> None:
     assert ranked.chance == pytest.approx((1.5 + 3 * 2 + 2.5) / 5)
     assert every.wilson == wilson(3, 5)[1:]
     right = np.array([1, 0, 0, 1, 1], float)
-    ends = interval(right, np.array(picture), resamples=200)
-    assert np.quantile(every.drawn, [0.025, 0.975]) == pytest.approx(ends[1:])
+    ends = interval(right, np.array(image), resamples=200)
+    assert np.quantile(every.samples, [0.025, 0.975]) == pytest.approx(ends[1:])
     assert (cells["accuracy, hard"].value, cells["accuracy, hard"].ties) == (2 / 3, 1)
-    twice = fgovd_cells([query, {**query, "rank": [1, 1, 1, 1, 2], "tied": [0] * 5}], options)
+    twice = suite.metrics([query, {**query, "rank": [1, 1, 1, 1, 2], "tied": [0] * 5}], settings)
     assert (twice["accuracy"].value, twice["accuracy"].queries, twice["mean rank"].value) == (0.7, 10, 1.4)
     assert twice["accuracy"].wilson is None
 
 
-def test_equal_files_are_one_picture_for_the_interval(tmp_path: Path) -> None:
+def test_equal_files_are_one_image_for_the_interval(tmp_path: Path) -> None:
     for name in ("1_attributes", "3_attributes"):
         opened(tmp_path, name=name)
     paths = [str(tmp_path / f"{name}.json") for name in ("3_attributes", "1_attributes")]
-    source = open_sources(paths, images=str(tmp_path / "pictures"))
-    _, result = surveyed(tiny_model("clip"), source, "model")
-    assert result.queries["picture"] == [0, 1, 2, 2] * 2
+    source = open_sources(paths, images=str(tmp_path / "images"))
+    _, result = measure(tiny_model("clip"), source, "model")
+    assert result.queries["image"] == [0, 1, 2, 2] * 2
     assert result.queries["kind"] == ["easy"] * 4 + ["hard"] * 4
     assert [m.name for m in result.metrics][2::2] == ["accuracy, hard", "accuracy, easy"]
 
@@ -583,7 +581,7 @@ def test_texts_that_are_cut_to_the_same_tokens_tie(tmp_path: Path) -> None:
         row["name"] = f"{long} {end}"
     (tmp_path / "color.json").write_text(json.dumps(data))
     source = open_source(str(tmp_path / "color.json"), images=str(drawn(tmp_path / "p", ["a.png"])))
-    _, result = surveyed(tiny_model("clip"), source)
+    _, result = measure(tiny_model("clip"), source)
     assert result.queries["rank"] == [2]
     assert result.metric("accuracy").ties == 1
     assert result.data["cut_texts"] == 2
@@ -591,42 +589,36 @@ def test_texts_that_are_cut_to_the_same_tokens_tie(tmp_path: Path) -> None:
 
 def test_results_are_pooled_and_compared_and_other_regions_are_refused() -> None:
     source = with_foils(Scenes("scenes:dev?count=6&size=40"))
-    first, second = (surveyed(tiny_model("clip", seed), source)[1] for seed in (0, 1))
+    first, second = (measure(tiny_model("clip", seed), source)[1] for seed in (0, 1))
     both = pooled([first, second])
     mean = np.mean([r.metric("accuracy, colour").value for r in (first, second)])
     assert both.metric("accuracy, colour").value == pytest.approx(mean)
     assert both.metric("mean rank").queries == 2 * first.metric("mean rank").queries
-    change = {d.name: d.value for d in against(second, first)}
+    change = {d.name: d.value for d in compare(second, first)}
     wanted = second.metric("accuracy, size").value - first.metric("accuracy, size").value
     assert change["accuracy, size"] == pytest.approx(wanted)
     other = second._replace(queries=second.queries | {"texts": "others"})
-    with pytest.raises(UserError, match="asks other pictures, texts or classes"):
-        against(other, first)
+    with pytest.raises(UserError, match="asks other images, texts or classes"):
+        compare(other, first)
     other = second._replace(data=second.data | {"regions": 3})
-    with pytest.raises(UserError, match=r"^results with number of regions \d+ and 3 cannot be pooled"):
+    with pytest.raises(UserError, match=r"^results with regions \d+ and 3 cannot be pooled"):
         pooled([first, other])
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
-    model, asked = tiny_model("clip"), ask("fg-ovd", Options())
+    model = tiny_model("clip")
     plain = drawn(tmp_path / "plain", ["a.png"])
     (plain / "a.txt").write_text("A cup.")
     with pytest.raises(
         UserError, match=r"^no region of .*plain has a box and foils; regions that are measured"
     ):
-        encoded(asked, model, open_source(str(plain)), 4, 0.0)
+        measure(model, open_source(str(plain)))
     with pytest.raises(UserError, match=r"^all 1 regions of .* lie outside the square that the model sees"):
-        encoded(with_resize(asked, "model"), model, opened(tmp_path, BOXES[1:2]), 4, 0.0)
-    with pytest.raises(UserError, match="was encoded without regions"):
-        fgovd_suite(model.method, encode_source(model, open_source(str(plain))))
+        measure(model, opened(tmp_path, BOXES[1:2]), "model")
     source = opened(tmp_path)
-    with pytest.raises(UserError, match="the fg-ovd suite knows only 'plain'"):
-        fgovd_suite(model.method, encoded(asked, model, source, 4, 0.0), Options("coco-1k"))
-    with pytest.raises(UserError, match=r"^--captions is 'each'; fg-ovd reads the texts of regions"):
-        ask("fg-ovd", Options(), captions="each")
     model.method.towers.image.grid = None
     with pytest.raises(UserError, match=r"^the image tokens of clip have no places, so it has no features"):
-        encoded(asked, model, source, 4, 0.0)
+        measure(model, source)
 
 
 def test_a_region_without_a_box_is_counted(tmp_path: Path) -> None:
@@ -644,64 +636,62 @@ def test_a_region_without_a_box_is_counted(tmp_path: Path) -> None:
         for name, found in (("a", regions), ("b", regions[:2]))
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data, result = surveyed(tiny_model("clip"), open_source(str(tmp_path / "rows.jsonl")))
+    data, result = measure(tiny_model("clip"), open_source(str(tmp_path / "rows.jsonl")))
     assert (result.data["regions"], result.data["boxless"]) == (2, 2)
     assert "2 regions have no box and were skipped" in result.notes
-    assert (result.queries["region"], result.queries["picture"]) == ([0, 1], [0, 1])
-    assert data.regions is not None
-    assert len(data.regions.vector) == len(data.regions.box) == 2
+    assert (result.queries["region"], result.queries["image"]) == ([0, 1], [0, 1])
+    assert len(data.collected["fg-ovd"].vector) == len(data.collected["fg-ovd"].box) == 2
 
 
 def test_the_command_measures_and_compares(tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "run"
-    run(read_recipe(recipe(tmp_path), ["train.steps=2"]), folder)
+    train(read_recipe(recipe(tmp_path), ["train.max_steps=2"]), folder)
     given = ["--data", "scenes:dev?count=4", "--suite", "fg-ovd"]
     assert call("evaluate", folder, *given, "--json", tmp_path / "a.json") == 0
     assert "accuracy, pattern" in capsys.readouterr().out
     first = read(tmp_path / "a.json")
     assert first.data["path"] == "scenes:dev?count=4"
-    assert call("evaluate", folder, *given, "--against", tmp_path / "a.json") == 0
+    assert call("evaluate", folder, *given, "--compare-to", tmp_path / "a.json") == 0
     said = complaint(capsys, "evaluate", folder, "--data", "scenes:dev?count=4", "--suite", "fgovd")
-    assert said.endswith(f"allowed are {', '.join(SUITES)}")
+    assert said.endswith(f"allowed are {', '.join(SUITES)}, or module:Class")
 
 
-# Pages and pictures
+# Pages and images
 
 
 def test_regions_are_shown_from_the_most_wrong_and_the_most_right() -> None:
     model, source = tiny_model("clip"), with_foils(Scenes("scenes:dev?count=5&size=40"))
-    data, result = surveyed(model, source)
+    data, result = measure(model, source)
     on = Measured(model, source, data, result)
-    assert data.regions is not None
-    lead = margins(question_scores(data.regions))
-    worst, best = worst_regions(on, 4), best_regions(on, 4)
+    lead = margins(question_scores(data.collected["fg-ovd"]))
+    worst, best = (FgOvdSuite().extremes(on, sign, 4) for sign in (1, -1))
     assert (worst[0].lead, best[0].lead) == (lead.min(), lead.max())
     for shown, sign in ((worst, 1), (best, -1)):
         assert [sign * one.lead for one in shown] == sorted(sign * one.lead for one in shown)
         assert len({one.name for one in shown}) == len(shown) == 4
         for one in shown:
             at = next(i for i in range(len(lead)) if lead[i] == one.lead)
-            question = data.regions.questions[at]
+            question = data.collected["fg-ovd"].questions[at]
             region = source[data.keys.index(one.name)].regions
-            texts = [data.regions.told.strings[place] for place in question.texts]
+            texts = [data.collected["fg-ovd"].texts.strings[place] for place in question.texts]
             assert (one.number, one.kind, one.rank) == (len(texts), question.kind, result.queries["rank"][at])
-            told = one.look.told
-            scores = dict(zip(texts, question_scores(data.regions)[at].tolist(), strict=True))
+            told = one.look.sentences
+            scores = dict(zip(texts, question_scores(data.collected["fg-ovd"])[at].tolist(), strict=True))
             assert [text.score for text in told] == [scores[text.text] for text in told]
             assert [text.score for text in told] == sorted((text.score for text in told), reverse=True)
             right = next(text for text in told if text.role == "right text")
             assert any(right.text == one.phrase for one in region)
             others = sorted(scores[text] for text in texts[1:])[::-1][: TEXTS - 1]
             assert sorted((text.score for text in told if text.role == "foil"), reverse=True) == others
-            assert one.look.box == tuple(data.regions.box[question.region].tolist())
+            assert one.look.box == tuple(data.collected["fg-ovd"].box[question.region].tolist())
             assert one.look.heat is not None
             assert one.look.heat.shape == (len(told), 8, 8)
 
 
-def test_the_page_and_the_picture_of_a_measurement(tmp_path: Path, capsys: Capture) -> None:
+def test_the_page_and_the_image_of_a_measurement(tmp_path: Path, capsys: Capture) -> None:
     model, source = saved(tiny_model("clip"), tmp_path / "model"), opened(tmp_path)
     page, figure = tmp_path / "page.html", tmp_path / "figure.png"
-    given = ["evaluate", model, "--data", tmp_path / "1_attributes.json", "--images", tmp_path / "pictures"]
+    given = ["evaluate", model, "--data", tmp_path / "1_attributes.json", "--images", tmp_path / "images"]
     assert call(*given, "--suite", "fg-ovd", "--html", page, "--png", figure) == 0
     assert f"written: {figure}" in capsys.readouterr().out
     words = Page(page.read_text()).words
@@ -717,9 +707,9 @@ def test_the_page_and_the_picture_of_a_measurement(tmp_path: Path, capsys: Captu
         assert found.height == pytest.approx(DPI * (MAPS_HEAD + 6 * (SIDE + WORDS) + 0.6), abs=1)
     assert source.difficulty in words
     rows = [{"image": f"{x}.png", "caption": f"A red dog, {x}. It runs."} for x in "abc"]
-    (tmp_path / "pictures/rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "images/rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     figure.unlink()
-    data = ["--data", tmp_path / "pictures/rows.jsonl"]
+    data = ["--data", tmp_path / "images/rows.jsonl"]
     assert call("evaluate", model, *data, "--png", figure) == 0
     with Image.open(figure) as found:
         rows_of_one = (
@@ -731,22 +721,22 @@ def test_the_page_and_the_picture_of_a_measurement(tmp_path: Path, capsys: Captu
 def test_maps_need_a_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
     model = tiny_model("clip")
     model.method.towers.image.grid = None
-    monkeypatch.setattr("grainline.model.load", lambda _, **__: model)
+    monkeypatch.setattr("grainline.evaluation.measure.load", lambda _, **__: model)
     said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2", "--png", tmp_path / "x.png")
-    assert "--png draws heat maps, and the image tokens of this model have no places in the picture" in said
+    assert "--png draws heat maps, and the image tokens of this model have no places in the image" in said
     said = complaint(capsys, "evaluate", "x", "--data", "scenes:dev?count=2&size=32", "--suite", "fg-ovd")
     assert "the image tokens of clip have no places" in said
 
 
-def test_maps_of_a_picture_share_one_range_and_keep_the_sign(tmp_path: Path) -> None:
-    picture = Image.new("RGB", (40, 40), (90, 200, 90))
+def test_maps_of_a_image_share_one_range_and_keep_the_sign(tmp_path: Path) -> None:
+    image = Image.new("RGB", (40, 40), (90, 200, 90))
     levels = (1.0, -0.5, 0.25, -1.0, 0.0, 0.75)  # more than fit in one line
     heat = np.stack([np.full((40, 40), level) for level in levels])
-    told = [Told(f"{level} $x$", level, role="foil") for level in levels]
+    told = [SentenceScore(f"{level} $x$", level, role="foil") for level in levels]
     shown = [
-        Look(picture, "one", told, heat),
-        Look(picture, "two", told[:1], heat[2:3]),
-        Look(Gone("it is away"), "three"),
+        Look(image, "one", told, heat),
+        Look(image, "two", told[:1], heat[2:3]),
+        Look(MissingImage("it is away"), "three"),
     ]
     write_maps(tmp_path / "x.png", shown, "Maps")
     with Image.open(tmp_path / "x.png") as figure:
@@ -759,14 +749,14 @@ def test_maps_of_a_picture_share_one_range_and_keep_the_sign(tmp_path: Path) -> 
 
     places = [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1)]
     for (line, column), one in zip(places, heat, strict=True):
-        wanted = overlay(picture, one, limit=1.0).getpixel((20, 20))
+        wanted = overlay(image, one, limit=1.0).getpixel((20, 20))
         assert middle(line, column) == pytest.approx(wanted, abs=2)
     assert middle(0, 0) == pytest.approx((90, 200, 90), abs=2)
-    assert middle(2, 1) == middle(0, 1), "each picture has a range of its own"
+    assert middle(2, 1) == middle(0, 1), "each image has a range of its own"
     assert middle(1, 2) == (255, 255, 255)
 
 
-def test_a_frame_stands_around_its_box_and_hides_nothing_of_a_small_picture() -> None:
+def test_a_frame_stands_around_its_box_and_hides_nothing_of_a_small_image() -> None:
     grey = Image.new("RGB", (50, 30), (120, 120, 120))
     found = framed(grey, (10.2, 5.0, 30.0, 24.6))
     for inset, colour in ((-1, (255,) * 3), (0, (0,) * 3), (1, (0,) * 3), (2, (255,) * 3), (3, (120,) * 3)):
@@ -779,11 +769,11 @@ def test_a_frame_stands_around_its_box_and_hides_nothing_of_a_small_picture() ->
     assert small.size == (224, 224)
     assert small.getpixel((84, 84)) == (9, 9, 9), "the inside of the box is seen"
     assert small.getpixel((56, 84)) == (0, 0, 0)
-    assert Look(Gone("away"), "x", box=(0, 0, 1, 1)).shown() == Gone("away")
+    assert Look(MissingImage("away"), "x", box=(0, 0, 1, 1)).shown() == MissingImage("away")
 
 
 def test_compared_texts_are_marked_and_escaped() -> None:
-    told = [Told(f"a red {EVIL}", 0.5, role="foil", other="a blue"), Told("a blue", 0.25)]
+    told = [SentenceScore(f"a red {EVIL}", 0.5, role="foil", other="a blue"), SentenceScore("a blue", 0.25)]
     element = look(Look(Image.new("RGB", (8, 8)), "x", told), "n")
     assert "a <mark>red &lt;script&gt;" in element
     assert "foil, score 0.500" in element

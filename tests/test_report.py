@@ -18,25 +18,15 @@ from grainline.data.captions import sentences
 from grainline.data.open_source import open_source
 from grainline.data.scenes.source import Scenes
 from grainline.evaluation import ranks as protocols
-from grainline.evaluation.collectors.classes import TEMPLATES
-from grainline.evaluation.collectors.probes import probe_scores
 from grainline.evaluation.encode import encode_source
-from grainline.evaluation.pages.examples import (
-    Measured,
-    best_classes,
-    best_probes,
-    by_picture,
-    by_text,
-    confused,
-    worst_classes,
-    worst_probes,
-)
-from grainline.evaluation.pages.report import seen, write_html
-from grainline.evaluation.suites.ranking import probes_suite
-from grainline.evaluation.suites.registry import Options, retrieval_suite
-from grainline.evaluation.suites.zeroshot import with_classes, zeroshot_suite
+from grainline.evaluation.measured import Measured
+from grainline.evaluation.suite import Settings, suite_of
+from grainline.evaluation.suites.probes import ProbesSuite, probe_scores
+from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
+from grainline.evaluation.suites.zeroshot import TEMPLATES, ZeroshotSuite, confused
+from grainline.evaluation.table import write_html
 from grainline.evaluation.validated import validated
-from grainline.report.page import Gone
+from grainline.report.page import MissingImage
 from grainline.training.log import read_log
 from grainline.training.report import curves
 
@@ -45,12 +35,12 @@ BROKEN = ("03", "07")
 
 
 def captioned(folder: Path, number: int) -> Path:
-    """Pictures with captions, two of which cannot be read."""
+    """Images with captions, two of which cannot be read."""
     for i in range(number):
         path = photo(folder / f"{i:02}.png", i)
         path.with_suffix(".json").write_text(json.dumps({"captions": [TEXTS[i], TEXTS[-1 - i]]}))
     for name in BROKEN:
-        (folder / f"{name}.png").write_bytes(b"no picture")
+        (folder / f"{name}.png").write_bytes(b"no image")
     return folder
 
 
@@ -58,21 +48,23 @@ def measured(
     folder: Path, captions: Any = "each", protocol: str = "plain", method: str = "maxsim"
 ) -> Measured:
     model, source = tiny_model(method), open_source(str(folder))
-    data = encode_source(model, source, captions=captions, max_damaged=0.5)
-    result = retrieval_suite(model.method, data, Options(protocol, resamples=10))
+    data = encode_source(model, source, captions=captions, max_corrupt=0.5)
+    result = RetrievalSuite(RetrievalOptions(protocol=protocol)).measure(
+        model.method, data, Settings(resamples=10)
+    )
     return Measured(model, source, data, result._replace(settings=result.settings | {"model": "tiny"}))
 
 
 # Evaluation
 
 
-def test_pictures_are_those_of_their_rows_where_samples_were_skipped(tmp_path: Path) -> None:
+def test_images_are_those_of_their_rows_where_samples_were_skipped(tmp_path: Path) -> None:
     on = measured(captioned(tmp_path, 12))
     assert len(on.data.keys) == 10
     for row, key in enumerate(on.data.keys):
         assert not any(name in key for name in BROKEN)
-        own = on.model.seen(tmp_path / f"{Path(key).stem}.png")
-        found = on.picture(row)
+        own = on.model.cropped(tmp_path / f"{Path(key).stem}.png")
+        found = on.image(row)
         assert isinstance(found, Image.Image)
         assert np.array_equal(np.asarray(found), np.asarray(own))
 
@@ -86,7 +78,10 @@ def test_examples_are_the_rankings_from_the_best_to_the_worst(method: str, tmp_p
     on = measured(captioned(tmp_path, 12), method=method)
     score = on.model.method.score(on.data.images, on.data.texts)  # [N, M]
     told = on.result.queries["folds"][0]
-    for way, found, table in (("t2i", by_text(on), score.T), ("i2t", by_picture(on), score)):
+    for way, found, table in (
+        ("t2i", suite_of(on.result).by_text(on), score.T),
+        ("i2t", suite_of(on.result).by_image(on), score),
+    ):
         ranks = [example.rank for example in found]
         assert ranks == sorted(ranks)
         assert (ranks[0], ranks[-1]) == (min(told[way]["rank"]), max(told[way]["rank"]))
@@ -111,19 +106,19 @@ def test_examples_are_the_rankings_from_the_best_to_the_worst(method: str, tmp_p
                 assert [hit.right for hit in example.hits] == [mine[i] for i in expected]
 
 
-def test_the_sentences_of_a_query_stand_over_the_right_picture_with_their_scores_and_heat(
+def test_the_sentences_of_a_query_stand_over_the_right_image_with_their_scores_and_heat(
     tmp_path: Path,
 ) -> None:
     on = measured(captioned(tmp_path, 12))
-    for example in by_text(on, 3):
+    for example in suite_of(on.result).by_text(on, 3):
         seen = example.look
         assert seen is not None
         assert seen.heat is not None
         said = [one.text for one in sentences(str(example.query))]
-        assert [told.text for told in seen.told] == said
+        assert [told.text for told in seen.sentences] == said
         own = tmp_path / f"{Path(example.name).stem}.png"
         scores = on.model.score([own], said)[0].tolist()
-        assert [told.score for told in seen.told] == pytest.approx(scores, abs=1e-6)
+        assert [told.score for told in seen.sentences] == pytest.approx(scores, abs=1e-6)
         every = [one.text for one in seen.texts()]
         np.testing.assert_allclose(seen.heat, on.model.heat(own, every), atol=1e-6)
 
@@ -131,7 +126,7 @@ def test_the_sentences_of_a_query_stand_over_the_right_picture_with_their_scores
 def test_without_a_grid_there_is_no_heat(tmp_path: Path) -> None:
     on = measured(captioned(tmp_path / "in", 12))
     on.model.method.towers.image.grid = None
-    write_html(tmp_path / "page.html", on)
+    write_html(tmp_path / "page.html", suite_of(on.result), on)
     page = Page((tmp_path / "page.html").read_text())
     assert not [a for _, a in page.tags if a.get("class") == "over"]
     assert not [tag for tag, _ in page.tags if tag == "input"]
@@ -142,40 +137,40 @@ def test_without_a_grid_there_is_no_heat(tmp_path: Path) -> None:
 def test_candidates_of_an_example_are_those_of_its_fold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("PICTURES", 10), ("CAPTIONS", 2), ("FOLD", 5)):
+    for name, value in (("IMAGES", 10), ("CAPTIONS", 2), ("FOLD", 5)):
         monkeypatch.setattr(protocols, name, value)
     on = measured(captioned(tmp_path, 12), protocol="coco-1k")
     halves = [set(on.data.keys[:5]), set(on.data.keys[5:])]
-    for example in by_text(on, 8):
+    for example in suite_of(on.result).by_text(on, 8):
         own = halves[0] if example.name in halves[0] else halves[1]
         assert {hit.name for hit in example.hits} == own
         assert example.candidates == 5
         assert [hit.right for hit in example.hits].index(True) + 1 == example.rank
-    for example in by_picture(on, 8):
+    for example in suite_of(on.result).by_image(on, 8):
         assert example.candidates == 10
 
 
-def test_a_picture_that_vanished_or_changed_is_named_in_its_place(tmp_path: Path) -> None:
+def test_a_image_that_vanished_or_changed_is_named_in_its_place(tmp_path: Path) -> None:
     on = measured(captioned(tmp_path / "in", 12))
     os.remove(tmp_path / "in" / "00.png")
-    gone = on.picture(0)
-    assert isinstance(gone, Gone)
+    gone = on.image(0)
+    assert isinstance(gone, MissingImage)
     assert "00" in gone.why
     assert "missing image" in gone.why
     moved = on._replace(data=on.data._replace(positions=tuple(reversed(on.data.positions))))
-    assert "is not where it was" in getattr(moved.picture(1), "why", "")
-    write_html(tmp_path / "page.html", on)
+    assert "is not where it was" in getattr(moved.image(1), "why", "")
+    write_html(tmp_path / "page.html", suite_of(on.result), on)
     assert "missing image" in (tmp_path / "page.html").read_text()
 
 
 def test_foils_are_shown_from_the_most_wrong_and_the_most_right() -> None:
     model, source = tiny_model(), Scenes("scenes:dev?count=9&size=32")
-    data = encode_source(model, source, probes=True)
-    on = Measured(model, source, data, probes_suite(model.method, data, Options(resamples=10)))
-    assert data.probes is not None
-    true, false = probe_scores(model.method, data.images, data.probes).tolist()
+    data = ProbesSuite().encode(model, source)
+    on = Measured(model, source, data, ProbesSuite().measure(model.method, data, Settings(resamples=10)))
+    probes = data.collected["probes"]
+    true, false = probe_scores(model.method, data.images, probes).tolist()
     margin = [a - b for a, b in zip(true, false, strict=True)]
-    worst, best = worst_probes(on, 4), best_probes(on, 4)
+    worst, best = (ProbesSuite().comparisons(on, sign, 4) for sign in (1, -1))
     assert worst[0].scores[0] - worst[0].scores[1] == min(margin)
     assert best[0].scores[0] - best[0].scores[1] == max(margin)
     for shown, sign in ((worst, 1), (best, -1)):
@@ -189,23 +184,22 @@ def test_foils_are_shown_from_the_most_wrong_and_the_most_right() -> None:
 
 
 def sorted_by_class(method: str, folder: Path) -> Measured:
-    """Nine pictures of three classes, one of which is broken."""
+    """Nine images of three classes, one of which is broken."""
     for i in range(9):
         photo(folder / f"{'abc'[i % 3]} thing" / f"{i:02}.png", i)
-    (folder / "a thing" / "03.png").write_bytes(b"no picture")
+    (folder / "a thing" / "03.png").write_bytes(b"no image")
     model, source = tiny_model(method), open_source(f"classes:{folder}")
-    data = encode_source(model, source, captions="first", encode_texts=False, max_damaged=0.5)
-    data = with_classes(model, data)
-    result = zeroshot_suite(model.method, data, Options(resamples=10))
+    data = ZeroshotSuite().encode(model, source, Settings(max_corrupt=0.5))
+    result = ZeroshotSuite().measure(model.method, data, Settings(resamples=10))
     return Measured(model, source, data, result._replace(settings=result.settings | {"model": "tiny"}))
 
 
 @pytest.mark.parametrize("method", ["clip", "maxsim"])
-def test_classified_pictures_are_shown_from_the_most_wrong_and_the_most_right(
+def test_classified_images_are_shown_from_the_most_wrong_and_the_most_right(
     method: str, tmp_path: Path
 ) -> None:
     on = sorted_by_class(method, tmp_path)
-    worst, best = worst_classes(on, 9), best_classes(on, 3)
+    worst, best = ZeroshotSuite().examples(on, 1, 9), ZeroshotSuite().examples(on, -1, 3)
     assert len(worst) == 8, "the broken one is not there"
     assert best == worst[:-4:-1]
     margin = [one.scores[0] - one.scores[1] for one in worst]
@@ -215,14 +209,14 @@ def test_classified_pictures_are_shown_from_the_most_wrong_and_the_most_right(
     for one in worst:
         row = on.data.keys.index(one.name)
         prompts = [template.replace("{}", name) for name in names for template in TEMPLATES]
-        pictures, texts = (
+        images, texts = (
             on.model.encode(**given) for given in ({"images": [tmp_path / one.name]}, {"texts": prompts})
         )
         if method == "maxsim":
-            score = on.model.score(pictures, texts)[0].view(3, -1).mean(1)
+            score = on.model.score(images, texts)[0].view(3, -1).mean(1)
         else:
             mean = texts.vector.view(3, len(TEMPLATES), -1).mean(1)
-            score = pictures.vector[0] @ torch.nn.functional.normalize(mean, dim=-1).T
+            score = images.vector[0] @ torch.nn.functional.normalize(mean, dim=-1).T
         true = names.index(one.name.split("/")[0])
         other = max((i for i in range(3) if i != true), key=lambda i: float(score[i]))
         assert one.classes == (names[true], names[other])
@@ -230,8 +224,8 @@ def test_classified_pictures_are_shown_from_the_most_wrong_and_the_most_right(
         assert one.rank == on.result.queries["rank"][row]
         assert (one.rank == 1) == (one.scores[0] > one.scores[1])
         assert one.number == 3
-    table = confused(on)
-    assert sum(row.pictures for row in table) == sum(one.rank > 1 for one in worst) > 0
+    table = confused(on.result.queries)
+    assert sum(row.images for row in table) == sum(one.rank > 1 for one in worst) > 0
     assert {row.true: row.of for row in table}.items() <= {"a thing": 2, "b thing": 3, "c thing": 3}.items()
 
 
@@ -241,7 +235,7 @@ def test_the_page_of_a_classification_names_both_classes_and_the_confusions(
     on = sorted_by_class("clip", tmp_path / "in")
     model, page = saved(on.model, tmp_path / "model"), tmp_path / "page.html"
     arguments = ["evaluate", model, "--data", f"classes:{tmp_path / 'in'}", "--suite", "zeroshot"]
-    assert call(*arguments, "--damage", "0.5", "--html", page) == 0
+    assert call(*arguments, "--max-corrupt", "0.5", "--html", page) == 0
     assert f"written: {page}" in capsys.readouterr().out
     found = Page(page.read_text())
     for part in (
@@ -252,19 +246,19 @@ def test_the_page_of_a_classification_names_both_classes_and_the_confusions(
         "Prompts",
     ):
         assert part in found.words
-    for one in worst_classes(on):
+    for one in ZeroshotSuite().examples(on, 1):
         assert f"true class at rank {one.rank} of 3, {one.name}" in found.words
         assert f"Best other class, score {one.scores[1]:.3f}{one.classes[1]}" in found.words
-    for row in confused(on):
-        assert f"{row.true}{row.predicted}{row.pictures} of {row.of}" in found.words
+    for row in confused(on.result.queries):
+        assert f"{row.true}{row.predicted}{row.images} of {row.of}" in found.words
     assert "a square from their middle" in found.words
     assert "Text to image" not in found.words
 
 
-def test_a_page_says_how_the_model_sees_pictures(tmp_path: Path) -> None:
+def test_a_page_says_how_the_model_sees_images(tmp_path: Path) -> None:
     on = sorted_by_class("clip", tmp_path)
     on.model.transform.resize = "squash"
-    assert seen(on) == "Pictures are shown as the model sees them: pressed into a square."
+    assert on.how_shown() == "Images are shown as the model sees them: pressed into a square."
 
 
 def test_evaluate_writes_a_page_and_refuses_a_folder_before_it_measures(
@@ -273,7 +267,7 @@ def test_evaluate_writes_a_page_and_refuses_a_folder_before_it_measures(
     model = saved(tiny_model(), tmp_path / "model")
     arguments = ["evaluate", model, "--data", captioned(tmp_path / "in", 12), "--captions", "each"]
     page = tmp_path / "new" / "page.html"
-    assert call(*arguments, "--damage", "0.5", "--html", page) == 0
+    assert call(*arguments, "--max-corrupt", "0.5", "--html", page) == 0
     assert f"written: {page}" in capsys.readouterr().out
     words = Page(page.read_text()).words
     for part in (
@@ -336,7 +330,7 @@ def test_curves_show_all_that_the_log_holds() -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps with validation."""
     folder = tmp_path_factory.mktemp("run")
-    changes = ["train.steps=4", "train.validate_every=2", "data.validation=['scenes:dev?count=6']"]
+    changes = ["train.max_steps=4", "train.validate_every=2", "data.validation=['scenes:dev?count=6']"]
     assert call("train", recipe(folder), "--out", folder / "run", "--set", *changes) == 0
     return folder
 
@@ -367,7 +361,7 @@ def test_a_resumed_run_writes_its_page_again_with_its_validation(run: Path) -> N
     page = run / "run" / "report.html"
     before = Page(page.read_text())
     page.write_text("old")
-    changes = ["train.steps=4", "train.validate_every=2", "data.validation=['scenes:dev?count=6']"]
+    changes = ["train.max_steps=4", "train.validate_every=2", "data.validation=['scenes:dev?count=6']"]
     assert call("train", recipe(run), "--out", run / "run", "--resume", "--set", *changes) == 0
     after = Page(page.read_text())
     assert [tag for tag, _ in after.tags] == [tag for tag, _ in before.tags]
@@ -377,7 +371,7 @@ def test_a_run_that_stopped_says_why_on_its_page(tmp_path: Path, capsys: Capture
     changes = [
         "train.optimizer.lr=1e9",
         "train.optimizer.schedule=null",
-        "train.clip=null",
+        "train.grad_clip=null",
         "train.log_every=1",
     ]
     changes[1] = "train.optimizer.schedule={kind: constant, warmup: 0}"
@@ -399,7 +393,7 @@ def test_a_page_that_cannot_be_written_does_not_fail_the_run(
         return real(path, *more, **named)
 
     monkeypatch.setattr(Path, "write_text", full)
-    assert call("train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.steps=1") == 0
+    assert call("train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.max_steps=1") == 0
     output = capsys.readouterr()
     said = [line for line in output.err.splitlines() if "report.html" in line]
     assert len(said) == 1
@@ -409,13 +403,15 @@ def test_a_page_that_cannot_be_written_does_not_fail_the_run(
 
 
 def test_a_mistake_before_the_first_step_leaves_no_page(tmp_path: Path, capsys: Capture) -> None:
-    complaint(capsys, "train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.batch=64")
+    complaint(
+        capsys, "train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.global_batch_size=64"
+    )
     assert not (tmp_path / "run" / "report.html").exists()
 
 
 def test_a_resume_that_does_nothing_leaves_the_page_as_it_was(run: Path, capsys: Capture) -> None:
     before = (run / "run" / "report.html").read_bytes()
-    changes = ["train.steps=4", "train.validate_every=2", "data.validation=['scenes:dev?count=6']"]
+    changes = ["train.max_steps=4", "train.validate_every=2", "data.validation=['scenes:dev?count=6']"]
     arguments = ["train", recipe(run), "--out", run / "run", "--resume", "--set", *changes]
     assert "step-9" in complaint(capsys, *arguments, "--checkpoint", "step-9")
     assert (run / "run" / "report.html").read_bytes() == before
@@ -437,10 +433,17 @@ def test_ctrl_c_is_told_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """A folder with `model`, `photos` and `index`; one picture has a name that is HTML."""
+    """A folder with `model`, `photos` and `index`; one image has a name that is HTML."""
     saved(tiny_model(), tmp_path / "model")
     photo(photos(tmp_path / "photos", 18) / "<b>&.png", 99)
-    arguments = ["--model", tmp_path / "model", "--out", tmp_path / "index", "--null", texts(tmp_path)]
+    arguments = [
+        "--model",
+        tmp_path / "model",
+        "--out",
+        tmp_path / "index",
+        "--calibration-texts",
+        texts(tmp_path),
+    ]
     assert call("index", "build", tmp_path / "photos", *arguments) == 0
     return tmp_path
 
@@ -450,7 +453,7 @@ def test_search_writes_every_hit_with_every_sentence_and_its_heat(made: Path) ->
     query = "A red <i>dog</i> runs. The sand is 'red'. The sea is \"grey\"."
     assert call("search", made / "index", query, "-k", 19, "--html", page, "--json", answers) == 0
     found = Page(page.read_text())
-    answer = json.loads(answers.read_text())["answers"][0]
+    answer = json.loads(answers.read_text())["results"][0]
     assert query in found.words
     assert "<b>&.png" in found.words
     maps = [a["alt"] or "" for _, a in found.tags if a.get("class") == "over"]
@@ -469,7 +472,7 @@ def test_search_writes_every_hit_with_every_sentence_and_its_heat(made: Path) ->
     assert "file:" not in page.read_text()
 
 
-def test_a_picture_that_is_gone_or_changed_since_is_said_and_not_shown(made: Path) -> None:
+def test_a_image_that_is_gone_or_changed_since_is_said_and_not_shown(made: Path) -> None:
     os.remove(made / "photos" / "01.png")
     photo(made / "photos" / "02.png", 1234)
     page = made / "page.html"
@@ -483,7 +486,7 @@ def test_a_picture_that_is_gone_or_changed_since_is_said_and_not_shown(made: Pat
     assert found.words.count("The sand is red.") >= 19, "what was scored is told all the same"
 
 
-def test_a_picture_as_the_query_is_shown(made: Path) -> None:
+def test_a_image_as_the_query_is_shown(made: Path) -> None:
     page, query = made / "page.html", made / "photos" / "04.png"
     assert call("search", made / "index", "--image", query, "-k", 3, "--html", page) == 0
     found = Page(page.read_text())

@@ -19,14 +19,14 @@ from runs import call, complaint, logged, recipe, steps_done
 
 from grainline.model import load
 from grainline.training import checkpoint, loop
-from grainline.training.checkpoint import newest
+from grainline.training.checkpoint import latest
 from grainline.training.log import read_log
 from grainline.training.recipe import read_recipe
-from grainline.training.run import run
+from grainline.training.run import train as train_recipe
 
 MODEL = "model.safetensors"
 LONG = (
-    "train.steps=40",
+    "train.max_steps=40",
     "train.save_every=7",
     "data.workers=2",
     'data.validation=["scenes:dev?count=6"]',
@@ -135,7 +135,7 @@ def test_no_worker_outlives_its_killed_process(runs: dict[str, list[tuple[int, i
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of six steps with all its checkpoints."""
     folder = tmp_path_factory.mktemp("done")
-    run(read_recipe(recipe(folder), ["train.keep=9"]), folder / "run")
+    train_recipe(read_recipe(recipe(folder), ["train.keep_checkpoints=9"]), folder / "run")
     return folder / "run"
 
 
@@ -151,7 +151,7 @@ def resume(out: Path, *arguments: object, method: str = "clip") -> list[object]:
 
 def test_resuming_a_finished_run_changes_nothing(copy: Path) -> None:
     before, log = weights(copy), (copy / "log.jsonl").read_bytes()
-    assert call(*resume(copy, "--set", "train.keep=9")) == 0
+    assert call(*resume(copy, "--set", "train.keep_checkpoints=9")) == 0
     assert weights(copy) == before
     assert (copy / "log.jsonl").read_bytes() == log
 
@@ -175,7 +175,7 @@ def test_noise_and_crops_go_on_where_they_were(copy: Path) -> None:
     assert call(*resume(copy, "--checkpoint", path.name, "--set", "data.workers=1")) == 0
     assert weights(copy) == before
     plain = read_recipe(recipe(copy.parent), ["model.image.drop_path=0", "model.text.drop_path=0"])
-    run(plain, copy.parent / "plain")
+    train_recipe(plain, copy.parent / "plain")
     assert weights(copy.parent / "plain") != before
 
 
@@ -203,7 +203,7 @@ def test_a_named_checkpoint_without_resume_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["train", recipe(tmp_path), "--out", tmp_path / "run", "--checkpoint", "last"]
-    assert "give --resume with it" in complaint(capsys, *arguments)
+    assert "needs --resume" in complaint(capsys, *arguments)
 
 
 def test_resume_before_the_first_checkpoint_begins_anew(copy: Path) -> None:
@@ -242,15 +242,15 @@ def test_resume_where_there_is_no_run_says_to_begin_one(
 def test_resume_into_the_folder_of_another_recipe_names_the_field(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes = ("--set", "train.batch=4", "model.width=64", "train.log_every=3")
+    changes = ("--set", "train.global_batch_size=4", "model.width=64", "train.log_every=3")
     text = complaint(capsys, *resume(copy, *changes))
-    assert "belongs to another recipe; it differs in model.width, train.batch;" in text
+    assert "belongs to another recipe; it differs in model.width, train.global_batch_size;" in text
     assert "differs in method" in complaint(capsys, *resume(copy, method="siglip"))
 
 
 def test_a_run_is_not_overwritten_without_resume(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [x for x in resume(copy) if x != "--resume"]
-    assert "holds a run already; go on with --resume" in complaint(capsys, *arguments)
+    assert "holds a run already; continue with --resume" in complaint(capsys, *arguments)
 
 
 def test_a_corrupt_checkpoint_offers_the_one_before_and_that_one_works(
@@ -270,10 +270,10 @@ def test_a_corrupt_checkpoint_offers_the_one_before_and_that_one_works(
 
 def test_a_checkpoint_of_another_method_is_refused(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = copy.parent / "siglip"
-    assert call("train", recipe(copy.parent, "siglip"), "--out", out, "--set", "train.steps=2") == 0
+    assert call("train", recipe(copy.parent, "siglip"), "--out", out, "--set", "train.max_steps=2") == 0
     shutil.rmtree(out / "checkpoints")
     shutil.copytree(copy / "checkpoints", out / "checkpoints")
-    text = complaint(capsys, *resume(out, "--set", "train.steps=2", method="siglip"))
+    text = complaint(capsys, *resume(out, "--set", "train.max_steps=2", method="siglip"))
     assert "holds a CLIP, not a SigLIP: use the recipe that it was trained with" in text
 
 
@@ -284,13 +284,13 @@ def test_a_loss_that_is_not_finite_stops_with_step_terms_and_the_last_good_check
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    arguments = ["train", recipe(tmp_path), "--out", out, "--set", EXPLODE, "train.clip=null"]
-    arguments += ["train.steps=12", "train.save_every=4", "train.log_every=10"]
+    arguments = ["train", recipe(tmp_path), "--out", out, "--set", EXPLODE, "train.grad_clip=null"]
+    arguments += ["train.max_steps=12", "train.save_every=4", "train.log_every=10"]
     text = complaint(capsys, *arguments)
     good = out / "checkpoints" / "step-00000004"
     assert "the loss is not finite at step 6: i2t nan, t2i nan" in text
     assert f"the last good checkpoint is {good}" in text
-    assert newest(out) == good
+    assert latest(out) == good
     model = load(good)
     assert all(p.isfinite().all() for p in model.method.parameters())
     last = read_log(out)[-1]
@@ -305,7 +305,7 @@ def test_a_loss_that_is_never_finite_says_that_there_is_no_checkpoint(
         "--set",
         "train.optimizer.lr=1e30",
         "train.optimizer.schedule={kind: constant}",
-        "train.clip=null",
+        "train.grad_clip=null",
     )
     text = complaint(capsys, "train", recipe(tmp_path), "--out", tmp_path / "run", *explode)
     assert "not finite at step 2" in text
@@ -324,12 +324,20 @@ def test_a_full_disk_stops_the_run_and_spares_the_last_good_checkpoint(
     small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = small_disk / "run"
-    arguments = ["train", recipe(tmp_path), "--out", out, "--set", "train.keep=99", "train.save_every=1"]
-    arguments += ["train.steps=8"]
+    arguments = [
+        "train",
+        recipe(tmp_path),
+        "--out",
+        out,
+        "--set",
+        "train.keep_checkpoints=99",
+        "train.save_every=1",
+    ]
+    arguments += ["train.max_steps=8"]
     ballast = fill(small_disk, 2_500_000)
     text = complaint(capsys, *arguments)
     assert "no space left on device" in text
-    good = newest(out)
+    good = latest(out)
     assert good is not None
     assert f"the last good checkpoint is {good}" in text
     load(good)
@@ -349,7 +357,7 @@ BEST = (
     'data.validation=["scenes:dev?count=6"]',
     "train.validate_every=2",
     "train.save_every=3",
-    "train.keep=9",
+    "train.keep_checkpoints=9",
 )
 
 
@@ -383,7 +391,7 @@ def test_a_run_that_goes_back_leaves_the_last_and_best_weights_of_the_other_futu
 
     def stops(self: loop._Training) -> None:
         ends(self)
-        if self.made == 4:
+        if self.step == 4:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -397,7 +405,7 @@ def test_a_run_that_goes_back_leaves_the_last_and_best_weights_of_the_other_futu
 
 
 def test_resume_with_other_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [f"{i}.png,A caption of picture {i}." for i in range(20)]
+    rows = [f"{i}.png,A caption of image {i}." for i in range(20)]
     for i in range(20):
         Image.new("RGB", (40, 40), (12 * i, 0, 0)).save(tmp_path / f"{i}.png")
     table = tmp_path / "t.csv"
@@ -408,41 +416,41 @@ def test_resume_with_other_data_is_refused(tmp_path: Path, capsys: pytest.Captur
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000006")
     table.write_text("\n".join(["image,caption", *rows[:11]]) + "\n")
     text = complaint(capsys, *start, *small, "--resume")
-    assert "was trained on 20 pictures, the data hold 11 now" in text
+    assert "was trained on 20 images, the data hold 11 now" in text
 
 
 def test_damage_of_validation_data_and_remarks_of_sources_are_in_the_log(tmp_path: Path) -> None:
     for i in range(12):
         Image.new("RGB", (40, 40), (12 * i, 0, 0)).save(tmp_path / f"{i}.png")
-        (tmp_path / f"{i}.txt").write_text(f"A caption of picture {i}.")
-    (tmp_path / "3.png").write_bytes(b"no picture")
-    (tmp_path / "alone.txt").write_text("A text without a picture.")
+        (tmp_path / f"{i}.txt").write_text(f"A caption of image {i}.")
+    (tmp_path / "3.png").write_bytes(b"no image")
+    (tmp_path / "alone.txt").write_text("A text without an image.")
     data = ("--data", tmp_path, "--validation", tmp_path)
     start = ("train", recipe(tmp_path), *data, "--out", tmp_path / "run")
-    small = ("data.texts.foils=0", "model.text.vocab=520", "train.validate_every=6", "data.damage=0.5")
+    small = ("data.texts.foils=0", "model.text.vocab=520", "train.validate_every=6", "data.max_corrupt=0.5")
     assert call(*start, "--set", *small) == 0
     lines = read_log(tmp_path / "run")
     said = next(line["text"] for line in lines if line["kind"] == "note")
-    assert said.startswith("1 texts have no picture")
+    assert said.startswith("1 texts have no image")
     said = next(line["text"] for line in lines if line["kind"] == "validation")
     assert "the best so far" in said
-    assert "1 of 12 samples were skipped: 1 damaged image" in said
+    assert "1 of 12 samples were skipped: 1 corrupt image" in said
 
 
 def test_a_run_without_its_log_names_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start = ("train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.steps=2")
+    start = ("train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.max_steps=2")
     assert call(*start) == 0
     (tmp_path / "run" / "log.jsonl").unlink()
     assert "run has checkpoints but no log.jsonl" in complaint(capsys, *start, "--resume")
 
 
-def test_the_folder_of_training_pictures_does_not_keep_others_from_validation(tmp_path: Path) -> None:
+def test_the_folder_of_training_images_does_not_keep_others_from_validation(tmp_path: Path) -> None:
     for i in range(12):
         Image.new("RGB", (40, 40), (12 * i, 0, 0)).save(tmp_path / f"{i}.png")
     table = tmp_path.parent / f"{tmp_path.name}.csv"
-    table.write_text("image,caption\n" + "".join(f"{i}.png,A caption of picture {i}.\n" for i in range(12)))
+    table.write_text("image,caption\n" + "".join(f"{i}.png,A caption of image {i}.\n" for i in range(12)))
     data = ("--data", table, "--images", tmp_path, "--validation", "scenes:dev?count=4")
     small = ("data.texts.foils=0", "model.text.vocab=520", "train.validate_every=6")
     assert call("train", recipe(tmp_path), *data, "--out", tmp_path / "run", "--set", *small) == 0

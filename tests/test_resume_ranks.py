@@ -21,19 +21,19 @@ from grainline.data.texts import TextsConfig
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.training.config import TrainConfig
 from grainline.training.log import read_log
-from grainline.training.loop import Run, train
+from grainline.training.loop import Run, train_loop
+from grainline.training.recipe import TrainConfig
 
 CPU = torch.device("cpu")
 LIMIT = timedelta(seconds=120)  # for one exchange
 SETTINGS: dict[str, Any] = {
-    "steps": 6,
-    "batch": 6,
+    "max_steps": 6,
+    "global_batch_size": 6,
     "precision": "fp32",
     "log_every": 1,
     "save_every": 3,
-    "keep": 9,
+    "keep_checkpoints": 9,
     "seed": 5,
     "optimizer": {"lr": 0.03, "eps": 1e-3, "schedule": {"kind": "cosine", "warmup": 2}},
 }
@@ -44,7 +44,7 @@ def job(out: Path, sharded: bool) -> Run:
     """A run with noise of every kind that data and our encoders have."""
     source = Scenes("scenes:train?count=11", size=32)
     tokenizer = Tokenizer.train((source[i].whole for i in range(11)), 600)
-    texts = TextsConfig(subset=0.7, altered=0.3)
+    texts = TextsConfig(subset=0.7, word_dropout=0.3)
     data = TrainSet(source, tokenizer, TrainTransform(8), texts, context=24, seed=5)
     sides: Any = {
         side: {**TINY[side], "depth": 2, "drop_path": 0.4}  # type: ignore[dict-item]
@@ -53,7 +53,7 @@ def job(out: Path, sharded: bool) -> Run:
     sides["text"]["vocab"] = tokenizer.vocab
     torch.manual_seed(0)
     method = CLIP(parse(CLIPConfig, {**TINY, **sides}, "test"))
-    return Run(out, method, data, TrainConfig.model_validate(SETTINGS | {"shard": sharded}), 0, 0.0, None)
+    return Run(out, method, data, TrainConfig.model_validate(SETTINGS | {"fsdp": sharded}), 0, 0.0, None)
 
 
 def loose(out: Path) -> Run:
@@ -70,7 +70,7 @@ def goes_on(begun: Path, out: Path, sharded: bool) -> None:
         shutil.copytree(begun, out)
     if dist.is_initialized():
         dist.barrier()
-    train(job(out, sharded), CPU, out / "checkpoints" / "step-00000003")
+    train_loop(job(out, sharded), CPU, out / "checkpoints" / "step-00000003")
 
 
 def worker(rank: int, out: Path) -> None:
@@ -82,9 +82,9 @@ def worker(rank: int, out: Path) -> None:
             dist.init_process_group("gloo", init_method=start, rank=rank, world_size=world, timeout=LIMIT)
             for spread, sharded in SPREADS.items():
                 if world == 2:
-                    train(job(out / f"{spread}-2", sharded), CPU, None)
+                    train_loop(job(out / f"{spread}-2", sharded), CPU, None)
                     if not sharded:
-                        train(loose(out / "loose"), CPU, None)
+                        train_loop(loose(out / "loose"), CPU, None)
                 else:
                     goes_on(out / f"{spread}-2", out / f"{spread}-3", sharded)
             dist.barrier()
@@ -96,7 +96,7 @@ def worker(rank: int, out: Path) -> None:
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs")
     ranks = start_ranks(worker, 3, place)
-    train(job(place / "alone", sharded=False), CPU, None)
+    train_loop(job(place / "alone", sharded=False), CPU, None)
     assert exit_codes(ranks) == [0, 0, 0]
     for spread in SPREADS:
         goes_on(place / f"{spread}-2", place / f"{spread}-1", sharded=False)
@@ -122,7 +122,7 @@ def test_a_run_goes_on_with_the_processes_that_are_left(out: Path, spread: str, 
     ]
     assert reports[0] == reports[1] == 36
     said = [line["text"] for line in read_log(run) if line["kind"] == "note"]
-    changed = f"goes on from step 3 with another number of processes: {world}, before 2"
+    changed = f"resumed at step 3 with {world} processes, before 2"
     assert said == [changed] * (world != 2)
 
 
@@ -131,7 +131,7 @@ def test_what_the_runs_have_in_common_is_not_that_nothing_was_drawn(out: Path) -
     for module in calm.method.modules():
         if hasattr(module, "rate"):
             module.rate = 0.0  # type: ignore[assignment]
-    train(calm, CPU, None)
+    train_loop(calm, CPU, None)
     weights = [load_file(out / name / "last" / "model.safetensors") for name in ("alone", "calm")]
     assert any((weights[1][name] - x).abs().max() > 1e-3 for name, x in weights[0].items())
 
@@ -139,5 +139,5 @@ def test_what_the_runs_have_in_common_is_not_that_nothing_was_drawn(out: Path) -
 def test_noise_that_each_process_draws_for_itself_is_named_in_the_log(out: Path) -> None:
     said = [line["text"] for line in read_log(out / "loose") if line["kind"] == "note"]
     assert said == [
-        "each process draws the noise of towers.to_text.0 for itself; losses depend on how many they are"
+        "the noise of towers.to_text.0 differs between processes, so losses depend on their number"
     ]

@@ -41,7 +41,7 @@ def test_a_model_that_scores_everything_alike_is_last_not_first() -> None:
     assert found.tied.all()
 
 
-def test_other_captions_of_the_same_picture_are_no_competitors() -> None:
+def test_other_captions_of_the_same_image_are_no_competitors() -> None:
     score = torch.tensor([[0.9, 0.8, 0.1, 0.7]])
     positive = torch.tensor([[True, True, True, False]])
     assert ranks(score, positive).rank.tolist() == [1]

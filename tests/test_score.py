@@ -20,7 +20,7 @@ class Dot(NamedTuple):
 
     blockwise = False
 
-    def held(self, images: Encoded) -> Encoded:
+    def precompute(self, images: Encoded) -> Encoded:
         return images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -34,7 +34,7 @@ class Late(NamedTuple):
 
     blockwise = False
 
-    def held(self, images: Encoded) -> Encoded:
+    def precompute(self, images: Encoded) -> Encoded:
         return images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -43,7 +43,7 @@ class Late(NamedTuple):
 
 
 class Blocks:
-    """As Late, of pictures that are held: their tokens are twice as long then."""
+    """As Late, of images that are held: their tokens are twice as long then."""
 
     pairwise, blockwise = True, True
 
@@ -51,7 +51,7 @@ class Blocks:
         self.asked: list[int] = []
         self.pairs = 0
 
-    def held(self, images: Encoded) -> Encoded:
+    def precompute(self, images: Encoded) -> Encoded:
         self.asked.append(len(images.item))
         return images._replace(tokens=2 * images.tokens)
 
@@ -151,7 +151,7 @@ def test_infinite_pairwise_scores_of_both_signs_are_no_nan() -> None:
 
         blockwise = False
 
-        def held(self, images: Encoded) -> Encoded:
+        def precompute(self, images: Encoded) -> Encoded:
             return images
 
         def score(self, images: Encoded, texts: Encoded) -> Tensor:

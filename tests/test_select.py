@@ -16,11 +16,11 @@ from grainline.nn.selection import (
     best_of,
     gumbel_st,
     hard_topk,
-    kept_number,
-    rated,
-    rest,
-    slot_number,
+    number_of_patches,
+    number_of_slots,
+    rest_token,
     stretched,
+    weighted_score,
 )
 from grainline.types import Clock
 
@@ -40,13 +40,13 @@ def test_scores_are_stretched_from_zero_to_one() -> None:
 
 def test_branches_rank_patches_apart_and_add_up_to_equation_3() -> None:
     text, told, image = stretched(TEXT), stretched(TOLD), stretched(IMAGE)
-    sparse, dense = rated(OWN, text + image, BETA), rated(OWN, told + image, BETA)
-    joint = rated(OWN, text + told + 2 * image, BETA)
+    sparse, dense = weighted_score(OWN, text + image, BETA), weighted_score(OWN, told + image, BETA)
+    joint = weighted_score(OWN, text + told + 2 * image, BETA)
     torch.testing.assert_close(sparse, torch.tensor([0.44, 0.38, 0.70, 0.48]))
     torch.testing.assert_close(dense, torch.tensor([0.44, 0.58, 0.50, 0.38]))
     torch.testing.assert_close(joint, torch.tensor([0.84, 0.78, 1.10, 0.78]))
     torch.testing.assert_close(sparse + dense - (1 - 2 * BETA) * OWN, joint)
-    torch.testing.assert_close(rated(None, TEXT, 0.5), TEXT / 2)
+    torch.testing.assert_close(weighted_score(None, TEXT, 0.5), TEXT / 2)
     found = [set(hard_topk(x, 2).nonzero().flatten().tolist()) for x in (sparse, dense, joint)]
     assert found == [{2, 3}, {1, 2}, {2, 0}]
     assert hard_topk(sparse, 4).tolist() == [1.0] * 4
@@ -55,10 +55,10 @@ def test_branches_rank_patches_apart_and_add_up_to_equation_3() -> None:
 def test_what_does_not_stay_is_one_token_weighted_by_its_scores() -> None:
     score = torch.tensor([0.44, 0.38, 0.70, 0.48])
     values = torch.tensor([[1.0, 0], [0, 1], [1, 1], [2, 0]])
-    token, there = rest(score, values, hard_topk(score, 2))
+    token, there = rest_token(score, values, hard_topk(score, 2))
     torch.testing.assert_close(token, torch.tensor([0.514996, 0.485004]), atol=1e-6, rtol=0)
     assert bool(there)
-    token, there = rest(score, values, torch.ones(4))
+    token, there = rest_token(score, values, torch.ones(4))
     assert not bool(there)
     assert token.isfinite().all()
 
@@ -149,12 +149,12 @@ def test_of_a_short_caption_the_least_find_is_repeated() -> None:
 def test_how_many_patches_stay_and_tokens_remain(
     patches: int, keep: float, aggregate: float, cls: int, expected: tuple[int, int, int]
 ) -> None:
-    slots = slot_number(patches, keep, aggregate)
-    assert (kept_number(patches, keep), slots, slots + 1 + cls) == expected
+    slots = number_of_slots(patches, keep, aggregate)
+    assert (number_of_patches(patches, keep), slots, slots + 1 + cls) == expected
 
 
 def draws(number: int, step: int = 0) -> Tensor:
-    """One for each of so many pictures."""
+    """One for each of so many images."""
     return logistic(Clock(step, 0.0, 7), torch.arange(number), torch.tensor([[3]]), 1)[:, 0]
 
 

@@ -13,20 +13,21 @@ from torch import Tensor
 from grainline.config import override, parse
 from grainline.errors import UserError
 from grainline.methods.laps import LAPS, LAPSConfig
-from grainline.methods.patch_selection import scoring, types
+from grainline.methods.patch_selection import scoring
 from grainline.methods.seps import SEPS, SEPSConfig
+from grainline.model import on_pixels
 from grainline.nn.hashing import logistic
 from grainline.training.step import step
 from grainline.types import Clock, Encoded, Images, Pair, Texts, rows
 
-FINE = ("image.size=16", "keep=0.4", "aggregate=0.5")  # of 16 patches 7 stay, as 3 tokens
+FINE = ("image.size=16", "keep_ratio=0.4", "aggregation_ratio=0.5")  # of 16 patches 7 stay, as 3 tokens
 LATE = Clock(3, 2.0, 5)
 KINDS = ("branches=both", "branches=sparse", "branches=dense", "branches=joint")
 WAYS = [(x,) for x in KINDS] + [
-    ("aggregate=null",),
+    ("aggregation_ratio=null",),
     ("use_rest=false", "use_cls=false"),
-    ("keep=1.0", "leaky=true", "matching=mean"),
-    ("decision=hard_topk", "beta=0.5", "matching=topk", "best=2"),
+    ("keep_ratio=1.0", "leaky_cosine=true", "matching=mean"),
+    ("decision=hard_topk", "beta=0.5", "matching=topk", "top_k=2"),
 ]
 
 
@@ -40,11 +41,11 @@ def made(*changes: str) -> SEPS:
 
 
 def sides(method: Any, n: int = 4) -> tuple[Encoded, Encoded]:
-    images, texts = pictures(n)
+    images, texts = images_and_texts(n)
     return method.encode_images(images), method.encode_texts(texts)
 
 
-def pictures(n: int = 4) -> tuple[Images, Texts]:
+def images_and_texts(n: int = 4) -> tuple[Images, Texts]:
     images, texts = batch(n)
     g = torch.Generator().manual_seed(1)
     return images._replace(pixels=torch.rand(n, 3, 16, 16, generator=g).double()), texts
@@ -59,9 +60,9 @@ def unit(x: Tensor) -> Tensor:
 
 
 def patch_scores(method: Any, a: Encoded, words: Tensor) -> tuple[Tensor, ...]:
-    """Of the patches of one picture, in each branch: by a text, and by the description."""
+    """Of the patches of one image, in each branch: by a text, and by the description."""
     s, choice = method.selector, method.selector.choice
-    v, told, beta = a.tokens[0, :-2], a.tokens[0, -1], choice.beta
+    v, told, beta = a.tokens[0], a.extra.description[0], choice.beta
     direction = unit(v.detach())
     by_text, by_told, by_image = (
         direction @ x.detach() for x in (unit(words.mean(0)), told, unit(v.mean(0)))
@@ -89,7 +90,7 @@ def decision(score: Tensor, number: int, clock: Clock | None, image: Tensor, ite
 
 def tokens_of(method: Any, a: Encoded, kept: list[Tensor], scores: tuple[Tensor, ...]) -> list[Tensor]:
     """The visual tokens of a pair, [P, D], with weights [P]."""
-    s, v = method.selector, a.tokens[0, :-2]
+    s, v = method.selector, a.tokens[0]
     dropped = [d.detach() == 0 for d in kept]
     if s.slots is None:
         tokens, weight = v, 1 - torch.stack([1 - d for d in kept]).prod(0)
@@ -101,23 +102,23 @@ def tokens_of(method: Any, a: Encoded, kept: list[Tensor], scores: tuple[Tensor,
             tokens = tokens + (e / e.sum(-1, keepdim=True)) @ v
         weight = v.new_ones(len(tokens))
     spare = [x[drop].softmax(0) @ v[drop] for x, drop in zip(scores, dropped, strict=True) if drop.any()]
-    beside = [torch.stack(spare).mean(0)] if s.choice.rest and spare else []
-    beside += [a.tokens[0, -2]] if a.mask[0, -2] else []
+    beside = [torch.stack(spare).mean(0)] if s.choice.use_rest and spare else []
+    beside += [a.extra.cls[0]] if a.extra.has_cls[0] else []
     if beside:
         tokens = torch.cat([tokens, torch.stack(beside)])
     return [tokens, torch.cat([weight, weight.new_ones(len(tokens) - len(weight))])]
 
 
 def naive(method: Any, a: Encoded, b: Encoded, clock: Clock | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Score of one picture with one text, by the equations, and the share that each branch keeps."""
+    """Score of one image with one text, by the equations, and the share that each branch keeps."""
     s, words = method.selector, b.tokens[0][b.mask[0]]
     scores = patch_scores(method, a, words)
     none = torch.full_like(b.item, -1)
     items = [none if s.choice.branches == "dense" else b.item, none]  # the lot of a description knows no text
-    kept = [decision(x, s.staying, clock, a.image, item) for x, item in zip(scores, items, strict=False)]
+    kept = [decision(x, s.keep_number, clock, a.image, item) for x, item in zip(scores, items, strict=False)]
     tokens, weight = tokens_of(method, a, kept, scores)
     cosine = unit(tokens) @ unit(words).T
-    cosine = torch.where(cosine < 0, 0.1 * cosine, cosine) if s.choice.leaky else cosine
+    cosine = torch.where(cosine < 0, 0.1 * cosine, cosine) if s.choice.leaky_cosine else cosine
     real = weight.detach() > 0
     patch, word = cosine.max(1).values, cosine[real].max(0).values
     total = cosine.new_zeros(())
@@ -144,14 +145,14 @@ def looped(method: Any, a: Encoded, b: Encoded, clock: Clock | None = None) -> l
 def test_tiles_score_as_a_loop_over_pairs(
     changes: tuple[str, ...], room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(scoring.ROOM, "cpu", room)
+    monkeypatch.setitem(scoring.TILE_SIZE, "cpu", room)
     method = made(*changes)
     a, b = sides(method)
     with torch.no_grad():
         b = rows(b, b.item >= 0)
         expected = looped(method, a, b)[0]
         torch.testing.assert_close(method.score(a, b), expected, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(method.score(method.held(a), b), expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(method.score(method.precompute(a), b), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("room", [1, 2**20], ids=["small", "large"])
@@ -160,7 +161,7 @@ def test_laps_is_sparse_selection_with_means_and_leaky_cosines(
     attention: str, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its code adds raw cosines with weight 1; these also weigh the patches that do not stay."""
-    monkeypatch.setitem(scoring.ROOM, "cpu", room)
+    monkeypatch.setitem(scoring.TILE_SIZE, "cpu", room)
     torch.manual_seed(0)
     changes = [] if attention == "raw" else ["attention=stretched"]
     method = LAPS(parse(LAPSConfig, override(TINY, [*FINE, *changes]), "test")).double()
@@ -170,7 +171,7 @@ def test_laps_is_sparse_selection_with_means_and_leaky_cosines(
         b = rows(b, b.item >= 0)
         expected = looped(method, a, b)[0]
         torch.testing.assert_close(method.score(a, b), expected, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(method.score(method.held(a), b), expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(method.score(method.precompute(a), b), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_the_range_of_cosines_decides_which_patches_laps_keeps() -> None:
@@ -187,7 +188,7 @@ def test_the_range_of_cosines_decides_which_patches_laps_keeps() -> None:
         vector = torch.zeros_like(a.vector)
         vector[:, 0] = 1.0
         kept.append(
-            method.keeps(
+            method.select_patches(
                 a._replace(tokens=patches, vector=vector),
                 rows(b._replace(vector=query), torch.arange(len(a.item))),
             ).by_text
@@ -218,7 +219,7 @@ def loss_of(method: SEPS, a: Encoded, b: Encoded, clock: Clock) -> Tensor:
         means = (sparse, dense) if method.cfg.branches == "both" else (sparse,)
         weights = method.cfg.ratio_weights if len(means) == 2 else (1.0,)
         kept = torch.stack([w * x for w, x in zip(weights, means, strict=True)]).sum(0)
-        total = total + method.cfg.ratio * ((method.cfg.keep - kept) ** 2).mean()
+        total = total + method.cfg.ratio * ((method.cfg.keep_ratio - kept) ** 2).mean()
     return rule[1] * total
 
 
@@ -227,9 +228,9 @@ def loss_of(method: SEPS, a: Encoded, b: Encoded, clock: Clock) -> Tensor:
 def test_gradients_of_the_pairs_that_count_are_those_of_all_pairs(
     changes: tuple[str, ...], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(scoring.ROOM, "cpu", 2000)
+    monkeypatch.setitem(scoring.TILE_SIZE, "cpu", 2000)
     method = made(*changes)
-    images, texts = pictures()
+    images, texts = images_and_texts()
     texts = rows(texts, texts.item >= 0)
     found = []
     for way in ("tiles", "loop"):
@@ -254,18 +255,17 @@ def test_heat_is_what_patches_add_to_the_score_to_first_order() -> None:
         a, b = rows(a, slice(0, 3)), rows(b, torch.tensor([0, 2, 4]))
         heat = method.heat(a, b)
     assert heat.shape == a.mask.shape
-    assert (heat[:, -2:] == 0).all()
     for i in range(3):
         one, text = rows(a, slice(i, i + 1)), rows(b, slice(i, i + 1))
-        patches = one.tokens[:, :-2].clone().requires_grad_()
-        score = naive(method, one._replace(tokens=torch.cat([patches, one.tokens[:, -2:]], 1)), text)[0]
+        patches = one.tokens.clone().requires_grad_()
+        score = naive(method, one._replace(tokens=patches), text)[0]
         slope = torch.autograd.grad(score, patches)[0]
-        torch.testing.assert_close(heat[i, :-2], (patches * slope).sum(-1)[0].detach())
-    assert method.on_pixels(a, heat, (16, 16)).shape == (3, 16, 16)
+        torch.testing.assert_close(heat[i], (patches * slope).sum(-1)[0].detach())
+    assert on_pixels(method, a, heat, (16, 16)).shape == (3, 16, 16)
 
 
 @pytest.mark.parametrize("case", ["seps", "laps", "seps-dense"])
-def test_scores_have_gradients_by_the_tokens_of_pictures_that_ask_for_them(case: str) -> None:
+def test_scores_have_gradients_by_the_tokens_of_images_that_ask_for_them(case: str) -> None:
     method = build(case)
     images, texts = method.encode_images(batch(3)[0]), method.encode_texts(batch(3)[1])
     tokens = images.tokens.detach().requires_grad_()
@@ -276,9 +276,9 @@ def test_scores_have_gradients_by_the_tokens_of_pictures_that_ask_for_them(case:
     assert (slope[1:] == 0).all()
 
 
-def test_a_description_belongs_to_its_picture_and_moves_its_row_alone() -> None:
+def test_a_description_belongs_to_its_image_and_moves_its_row_alone() -> None:
     method = made()
-    images, texts = pictures()
+    images, texts = images_and_texts()
     assert images.dense is not None
     with torch.no_grad():
         b = method.encode_texts(texts)
@@ -293,14 +293,14 @@ def test_a_description_belongs_to_its_picture_and_moves_its_row_alone() -> None:
 
 def test_windows_of_a_description_are_read_one_by_one_and_averaged_over_all_words() -> None:
     method = made()
-    images, _ = pictures(1)
+    images, _ = images_and_texts(1)
     dense = Texts(
         torch.tensor([[[5, 6, 7], [8, 9, 0]]]),
         torch.tensor([[[1, 1, 1], [1, 1, 0]]]).bool(),
         *(torch.zeros(1, dtype=torch.int64) for _ in range(3)),
     )
     with torch.no_grad():
-        told = method.encode_images(images._replace(dense=dense)).tokens[0, -1]
+        told = method.encode_images(images._replace(dense=dense)).extra.description[0]
         words = [
             method.towers.to_text(method.towers.text(ids[None], torch.ones(1, len(ids)).bool()).tokens)[0]
             for ids in (torch.tensor([5, 6, 7]), torch.tensor([8, 9]))
@@ -308,25 +308,25 @@ def test_windows_of_a_description_are_read_one_by_one_and_averaged_over_all_word
     torch.testing.assert_close(told, unit(torch.cat(words).mean(0)))
 
 
-def test_pictures_without_descriptions_are_for_sparse_selection_alone() -> None:
-    images, _ = pictures()
+def test_images_without_descriptions_are_for_sparse_selection_alone() -> None:
+    images, _ = images_and_texts()
     assert images.dense is not None
     bare = images._replace(dense=None)
-    with pytest.raises(UserError, match="seps with branches: both reads a description of every picture"):
+    with pytest.raises(UserError, match="seps with branches: both reads a description of every image"):
         made().encode_images(bare)
     hole = images.dense._replace(mask=images.dense.mask & (torch.arange(4) != 2)[:, None, None])
-    with pytest.raises(UserError, match="the description of picture 2 is empty"):
+    with pytest.raises(UserError, match="the description of image 2 is empty"):
         made().encode_images(images._replace(dense=hole))
     sparse = made("branches=sparse")
     a, b = sparse.encode_images(bare), sparse.encode_images(images)
     assert torch.equal(a.tokens, b.tokens)
-    assert not a.mask[:, -1].any()
+    assert not a.extra.description.any()
 
 
 def test_the_description_passes_no_gradient() -> None:
     method = made("branches=dense", "coarse=0")
-    a = method.encode_images(pictures()[0])
-    (a.tokens[:, -1].sum() + 0 * a.tokens.sum()).backward()
+    a = method.encode_images(images_and_texts()[0])
+    (a.extra.description.sum() + 0 * a.tokens.sum()).backward()
     assert all(p.grad is None or not p.grad.any() for p in method.towers.text.parameters())
 
 
@@ -352,14 +352,13 @@ def test_the_shares_that_stay_are_told() -> None:
         share = float(terms[name].mean.total / terms[name].mean.number)
         assert terms[name].weight is None
         assert 0 < share < 1
-    assert float(terms["ratio"].mean.number) == 4 * 6  # pictures and texts that are no padding
-    assert types.BEHIND == 2
+    assert float(terms["ratio"].mean.number) == 4 * 6  # images and texts that are no padding
 
 
 def test_sixteen_pairs_are_learnt_by_heart() -> None:
     torch.manual_seed(0)
     method = SEPS(parse(SEPSConfig, override(TINY, FINE), "test")).train()
-    images, texts = pictures(16)
+    images, texts = images_and_texts(16)
     images = images._replace(pixels=images.pixels.float())
     texts = rows(texts, torch.arange(0, 32, 2))
     optimizer = torch.optim.AdamW(method.parameters(), lr=3e-3)

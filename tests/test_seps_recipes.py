@@ -6,17 +6,19 @@ import pytest
 import torch
 
 from grainline.losses.triplet import keep_ratio
-from grainline.nn.selection import kept_number, slot_number
+from grainline.nn.selection import number_of_patches, number_of_slots
 from grainline.training.recipe import names, read_recipe
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "sparse_only": {"branches": "sparse"},
     "dense_only": {"branches": "dense"},
-    "no_aggregation": {"aggregate": None},
+    "no_aggregation": {"aggregation_ratio": None},
     "mean_only": {"matching": "mean"},
     "topk_only": {"matching": "topk"},
     **{
-        f"keep_{k:03d}": {"keep": k / 100, "ratio_weights": [0.5, 0.5]} for k in range(10, 100, 10) if k != 50
+        f"keep_{k:03d}": {"keep_ratio": k / 100, "ratio_weights": [0.5, 0.5]}
+        for k in range(10, 100, 10)
+        if k != 50
     },
     **{
         f"ratio_{a:03d}_{b:03d}": {"ratio_weights": [a / 100, b / 100]}
@@ -40,8 +42,8 @@ def test_the_paper_has_the_values_of_section_4_3() -> None:
     paper, ours = read_recipe("seps/paper", []), read_recipe("seps/vit_224", [])
     model, train = paper.model, paper.train
     assert (model["ratio"], model["ratio_weights"], model["ratio_form"]) == (1.0, [1.0, 1.0], "joint")
-    assert (model["coarse"], model["margin"], model["keep"]) == (0.0, 0.2, 0.5)
-    assert (train.batch, train.optimizer.lr, train.steps) == (32, 1e-4, 30 * 4531)
+    assert (model["coarse"], model["margin"], model["keep_ratio"]) == (0.0, 0.2, 0.5)
+    assert (train.global_batch_size, train.optimizer.lr, train.max_steps) == (32, 1e-4, 30 * 4531)
     assert (model["warmup"], model["hardest_after"]) == (5.0, None)  # five rounds over the images
     assert paper.data.crop is not None
     assert paper.data.crop.flip
@@ -53,8 +55,8 @@ def test_weights_of_one_keep_half_of_the_share_in_each_branch() -> None:
     """Equation 7: the loss is 0 where both branches together keep the share."""
     model, half = read_recipe("seps/paper", []).model, torch.tensor(0.25)
     weights = tuple(model["ratio_weights"])
-    assert float(keep_ratio(model["keep"], (half, half), weights, model["ratio_form"])) == 0
-    assert float(keep_ratio(model["keep"], (2 * half, 2 * half), weights, model["ratio_form"])) == 0.25
+    assert float(keep_ratio(model["keep_ratio"], (half, half), weights, model["ratio_form"])) == 0
+    assert float(keep_ratio(model["keep_ratio"], (2 * half, 2 * half), weights, model["ratio_form"])) == 0.25
 
 
 @pytest.mark.parametrize("method", ["seps", "laps", "vse"])
@@ -78,5 +80,5 @@ def test_ablations_differ_from_the_paper_in_what_they_say() -> None:
 def test_encoders_keep_as_many_patches_as_in_the_paper(name: str) -> None:
     patches, staying, slots = TABLE_1[name]
     model = read_recipe(f"seps/{name}", []).model
-    assert kept_number(patches, model["keep"]) == staying
-    assert slot_number(patches, model["keep"], model["aggregate"]) == slots
+    assert number_of_patches(patches, model["keep_ratio"]) == staying
+    assert number_of_slots(patches, model["keep_ratio"], model["aggregation_ratio"]) == slots

@@ -25,12 +25,12 @@ from runs import call, complaint
 from servers import PATIENCE, Gate, running, until
 
 from grainline.data.captions import sentences
-from grainline.index.results import Answer, Options, as_json
+from grainline.index.results import Options, QueryHits, as_json
 from grainline.index.search import Index, open_index
 from grainline.index.store import read_manifest, write_manifest
 from grainline.index.sync import add, build, refresh, remove
 from grainline.web import serve
-from grainline.web.engine import Batcher, Busy, ByText, Engine
+from grainline.web.engine import Batcher, Busy, Engine, TextSearch
 from grainline.web.guard import HEADERS
 from grainline.web.limits import CHARACTERS, HITS, Limits
 
@@ -43,7 +43,7 @@ Client = httpx.Client
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `photos` and `index`."""
     folder = tmp_path_factory.mktemp("made")
-    build(photos(folder / "photos", 18), folder / "index", model=MODEL, null=texts(folder))
+    build(photos(folder / "photos", 18), folder / "index", model=MODEL, calibration_texts=texts(folder))
     return folder
 
 
@@ -56,7 +56,7 @@ def client(made: Path) -> Iterator[Client]:
 
 @pytest.fixture
 def copy(made: Path, tmp_path: Path) -> Path:
-    """A copy of pictures and index, to be changed."""
+    """A copy of images and index, to be changed."""
     shutil.copytree(made, tmp_path / "copy")
     index = tmp_path / "copy" / "index"
     manifest = read_manifest(index)
@@ -79,11 +79,11 @@ def why(response: Any) -> str:
 
 def plain(answer: dict[str, Any]) -> dict[str, Any]:
     """An answer as `as_json` has it, without the names."""
-    hits = [{key: hit[key] for key in hit if key not in ("name", "picture")} for hit in answer["hits"]]
+    hits = [{key: hit[key] for key in hit if key not in ("name", "image")} for hit in answer["hits"]]
     return {"sure": answer["sure"], "hits": hits, "notes": answer["notes"]}
 
 
-def expected(answer: Answer) -> dict[str, Any]:
+def expected(answer: QueryHits) -> dict[str, Any]:
     return {key: value for key, value in as_json(answer).items() if key != "query"}
 
 
@@ -111,11 +111,11 @@ def test_a_text_is_answered_as_the_index_answers_it(client: Client, made: Path) 
     found = ask(client).json()
     assert plain(found) == expected(index.search([QUERY], 3)[0])
     assert [s["text"] for s in found["hits"][0]["sentences"]] == [s.text for s in sentences(QUERY)]
-    shas = [index.opened.hashes[index.opened.numbers[hit["path"]]] for hit in found["hits"]]
+    shas = [index.reader.hashes[index.reader.numbers[hit["path"]]] for hit in found["hits"]]
     assert [hit["name"] for hit in found["hits"]] == [sha256[:24] for sha256 in shas]
 
 
-def test_a_picture_is_answered_as_the_index_answers_it(client: Client, made: Path) -> None:
+def test_a_image_is_answered_as_the_index_answers_it(client: Client, made: Path) -> None:
     large = Image.open(made / "photos" / "07.png").resize((300, 200))
     file = io.BytesIO()
     large.save(file, "png")
@@ -126,9 +126,9 @@ def test_a_picture_is_answered_as_the_index_answers_it(client: Client, made: Pat
 
 def test_heat_is_that_of_the_index_and_small(client: Client, made: Path) -> None:
     hit = ask(client).json()["hits"][1]
-    heat = client.post("/api/heat", json={"picture": hit["name"], "text": QUERY}).json()
+    heat = client.post("/api/heat", json={"image": hit["name"], "text": QUERY}).json()
     index = open_index(made / "index", MODEL)
-    asked = [(index.opened.numbers[hit["path"]], [s.text for s in sentences(QUERY)])]
+    asked = [(index.reader.numbers[hit["path"]], [s.text for s in sentences(QUERY)])]
     exact = index.heat(asked, (2, 2))[0].flatten(1).numpy()
     assert (heat["rows"], heat["columns"], heat["part"]) == (2, 2, "middle")
     assert [one["text"] for one in heat["maps"]] == [s.text for s in sentences(QUERY)]
@@ -142,15 +142,15 @@ def test_a_method_without_a_grid_of_tokens_says_so(client: Client, monkeypatch: 
     name = ask(client).json()["hits"][0]["name"]
     monkeypatch.setattr(MODEL.method.towers.image, "grid", None)
     assert client.get("/api/index").json()["heat"] is False
-    response = client.post("/api/heat", json={"picture": name, "text": QUERY})
+    response = client.post("/api/heat", json={"image": name, "text": QUERY})
     assert response.status_code == 409
     assert "cannot show" in why(response)
 
 
 def test_the_index_the_sentences_and_the_health_are_told(client: Client) -> None:
     index = client.get("/api/index").json()
-    assert (index["name"], index["pictures"], index["method"]) == ("index", 18, "maxsim")
-    assert (index["calibrated_texts"], index["calibrated_pictures"], index["heat"]) == (True, True, True)
+    assert (index["name"], index["images"], index["method"]) == ("index", 18, "maxsim")
+    assert (index["calibrated_texts"], index["calibrated_images"], index["heat"]) == (True, True, True)
     assert index["limits"] == {"characters": CHARACTERS, "hits": HITS, "bytes": 2**20, "pixels": 40_000_000}
     assert client.post("/api/sentences", json={"text": QUERY}).json()["sentences"] == [
         s.text for s in sentences(QUERY)
@@ -159,24 +159,24 @@ def test_the_index_the_sentences_and_the_health_are_told(client: Client) -> None
     assert client.get("/api/health").json() == {"status": "ok", "waiting": 0, "problem": ""}
 
 
-def test_pictures_are_sent_small_and_without_metadata(copy: Path) -> None:
+def test_images_are_sent_small_and_without_metadata(copy: Path) -> None:
     exif = Image.Exif()
     exif[0x010E], exif[0x0112] = "a secret", 6
     Image.new("RGB", (400, 200), "red").save(copy / "photos" / "large.jpg", exif=exif)
     add(copy / "index", [copy / "photos" / "large.jpg"], model=MODEL)
     index = open_index(copy / "index", MODEL)
-    name = index.opened.hashes[index.opened.numbers["large.jpg"]][:24]
+    name = index.reader.hashes[index.reader.numbers["large.jpg"]][:24]
     with running(Engine(copy / "index", MODEL)) as client:
-        response = client.get(f"/api/picture/{name}", params={"side": 100})
+        response = client.get(f"/api/image/{name}", params={"side": 100})
         assert response.headers["content-type"] == "image/jpeg"
         assert "immutable" in response.headers["cache-control"]
-        picture = Image.open(io.BytesIO(response.content))
-        assert (picture.format, picture.size) == ("JPEG", (50, 100))
-        assert not picture.getexif()
+        image = Image.open(io.BytesIO(response.content))
+        assert (image.format, image.size) == ("JPEG", (50, 100))
+        assert not image.getexif()
         assert b"secret" not in response.content
-        whole = client.get(f"/api/picture/{name}").content
+        whole = client.get(f"/api/image/{name}").content
         assert Image.open(io.BytesIO(whole)).size == (200, 400)  # never enlarged
-        assert client.get(f"/api/picture/{name}", params={"side": 2049}).status_code == 422
+        assert client.get(f"/api/image/{name}", params={"side": 2049}).status_code == 422
 
 
 def test_openapi_names_every_route_and_its_errors(client: Client) -> None:
@@ -185,7 +185,7 @@ def test_openapi_names_every_route_and_its_errors(client: Client) -> None:
         "/api/search",
         "/api/search/image",
         "/api/heat",
-        "/api/picture/{name}",
+        "/api/image/{name}",
         "/api/sentences",
         "/api/index",
         "/api/health",
@@ -271,23 +271,21 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\
         (png(9_500, 9_500, zlib.compress(b"")), 413, "too large"),
         (png(3, 3, b"", LONG_TEXT), 415, ""),
         (png(3_000, 4, zlib.compress(bytes(1600))), 415, "cannot be used"),
-        (POSTSCRIPT, 415, "no picture; allowed are JPEG, PNG"),
-        (b"", 415, "no picture"),
-        (b"GIF89a", 415, "no picture"),
+        (POSTSCRIPT, 415, "no image; allowed are JPEG, PNG"),
+        (b"", 415, "no image"),
+        (b"GIF89a", 415, "no image"),
     ],
     ids=["50000", "9000", "9500", "text", "thin", "eps", "empty", "short"],
 )
-def test_bombs_and_what_is_no_picture_are_refused(
-    client: Client, body: bytes, status: int, said: str
-) -> None:
+def test_bombs_and_what_is_no_image_are_refused(client: Client, body: bytes, status: int, said: str) -> None:
     response = client.post("/api/search/image", files={"image": ("a.png", body)})
     assert response.status_code == status, response.text
     assert said in why(response)
 
 
-def test_more_data_than_a_picture_has_pixels_are_not_unpacked(client: Client) -> None:
+def test_more_data_than_a_image_has_pixels_are_not_unpacked(client: Client) -> None:
     response = client.post("/api/search/image", files={"image": png(4, 4, ZEROS)})
-    assert response.status_code == 200  # a decoder stops where the picture ends
+    assert response.status_code == 200  # a decoder stops where the image ends
 
 
 def test_no_path_leads_anywhere(client: Client) -> None:
@@ -301,18 +299,18 @@ def test_no_path_leads_anywhere(client: Client) -> None:
         "-1",
         "1e3",
     ):
-        response = client.get(f"/api/picture/{path}")
+        response = client.get(f"/api/image/{path}")
         assert response.status_code in (404, 422), path
         assert why(response)
     for path in ("/static/page.js", "/../app.py", "/%2e%2e/app.py", "//etc/passwd", "/style.css/../app.py"):
         assert client.get(path).status_code == 404
 
 
-def test_a_picture_that_is_no_longer_what_was_indexed_is_gone(copy: Path, tmp_path: Path) -> None:
+def test_a_image_that_is_no_longer_what_was_indexed_is_gone(copy: Path, tmp_path: Path) -> None:
     shutil.copy(copy / "photos" / "01.png", copy / "photos" / "twin.png")
     refresh(copy / "index", model=MODEL)
     index = open_index(copy / "index", MODEL)
-    name = {path: index.opened.hashes[i][:24] for path, i in index.opened.numbers.items()}
+    name = {path: index.reader.hashes[i][:24] for path, i in index.reader.numbers.items()}
     outside = shutil.copy(copy / "photos" / "02.png", tmp_path / "outside.png")
     (copy / "photos" / "02.png").unlink()
     (copy / "photos" / "02.png").symlink_to(outside)
@@ -321,12 +319,12 @@ def test_a_picture_that_is_no_longer_what_was_indexed_is_gone(copy: Path, tmp_pa
     with running(Engine(copy / "index", MODEL)) as client:
         for path in ("02.png", "04.png"):
             for response in (
-                client.get(f"/api/picture/{name[path]}"),
-                client.post("/api/heat", json={"picture": name[path], "text": QUERY}),
+                client.get(f"/api/image/{name[path]}"),
+                client.post("/api/heat", json={"image": name[path], "text": QUERY}),
             ):
                 assert response.status_code == 410
-                assert why(response) == "the picture is no longer what was indexed; refresh the index"
-        assert client.get(f"/api/picture/{name['01.png']}").status_code == 200  # its twin has the same bytes
+                assert why(response) == "the image is no longer what was indexed; refresh the index"
+        assert client.get(f"/api/image/{name['01.png']}").status_code == 200  # its twin has the same bytes
         assert ask(client).status_code == 200
 
 
@@ -364,7 +362,7 @@ def test_every_answer_carries_the_same_strict_headers(client: Client) -> None:
         client.get("/nothing"),
         client.put("/api/search"),
         client.get("/", headers={"Host": "evil.example"}),
-        client.get(ask(client).json()["hits"][0]["picture"]),
+        client.get(ask(client).json()["hits"][0]["image"]),
     ):
         assert {name: response.headers[name] for name in HEADERS} == HEADERS
         assert "access-control-allow-origin" not in response.headers
@@ -386,7 +384,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(made: Path) -> None:
 
 
 def test_bodies_together_are_limited(made: Path) -> None:
-    with running(Engine(made / "index", MODEL), Limits(held=1000, share=1, sending=5)) as client:
+    with running(Engine(made / "index", MODEL), Limits(buffered=1000, share=1, sending=5)) as client:
         address = (client.base_url.host, client.base_url.port)
         with socket.create_connection(address, timeout=PATIENCE) as slow:
             slow.sendall(
@@ -579,11 +577,11 @@ def test_a_refreshed_index_is_taken_up_without_a_restart(copy: Path) -> None:
         paths = [hit["path"] for hit in found["hits"]]
         assert "new.png" in paths
         assert old[0]["path"] not in paths
-        assert client.get(old[0]["picture"]).status_code == 404
-        assert client.get(old[1]["picture"]).status_code == 200
+        assert client.get(old[0]["image"]).status_code == 404
+        assert client.get(old[1]["image"]).status_code == 200
         photo(copy / "photos" / "newer.png", 78)
         add(copy / "index", [copy / "photos" / "newer.png"], model=MODEL)
-        until(lambda: client.get("/api/index").json()["pictures"] == 19)  # without a search as well
+        until(lambda: client.get("/api/index").json()["images"] == 19)  # without a search as well
 
 
 def test_an_index_that_cannot_be_opened_leaves_the_old_one_in_place(copy: Path) -> None:
@@ -599,7 +597,7 @@ def test_an_index_that_cannot_be_opened_leaves_the_old_one_in_place(copy: Path) 
         (copy / "index" / "manifest.json").write_bytes(manifest)
         until(lambda: client.get("/api/health").json()["status"] == "ok")
         mark = read_manifest(copy / "index")
-        write_manifest(copy / "index", mark._replace(model=mark.model._replace(fingerprint="0" * 64)))
+        write_manifest(copy / "index", mark._replace(model_id=mark.model_id._replace(fingerprint="0" * 64)))
         until(lambda: client.get("/api/health").json()["status"] == "stale")
         assert "another model" in client.get("/api/health").json()["problem"]
         assert ask(client).status_code == 200
@@ -608,19 +606,19 @@ def test_an_index_that_cannot_be_opened_leaves_the_old_one_in_place(copy: Path) 
 def test_an_empty_index_says_so(copy: Path) -> None:
     remove(copy / "index", ["."])
     with running(Engine(copy / "index", MODEL)) as client:
-        assert client.get("/api/index").json()["pictures"] == 0
+        assert client.get("/api/index").json()["images"] == 0
         for response in (ask(client), client.post("/api/search/image", files={"image": b"x"})):
             assert response.status_code == 409
-            assert why(response) == "this index holds no pictures yet"
+            assert why(response) == "this index holds no images yet"
 
 
 def test_kinds_and_numbers_that_come_together_are_kept_apart(made: Path) -> None:
     engine, index = Engine(made / "index", MODEL), open_index(made / "index", MODEL)
-    found = engine.answer([ByText(TEXTS[0], 2), ByText(TEXTS[1], 3), ByText(TEXTS[2], 2)])
-    assert [len(one.answer.hits) for one in found] == [2, 3, 2]
-    assert [one.answer.query for one in found] == TEXTS[:3]
+    found = engine.answer([TextSearch(TEXTS[0], 2), TextSearch(TEXTS[1], 3), TextSearch(TEXTS[2], 2)])
+    assert [len(one.result.hits) for one in found] == [2, 3, 2]
+    assert [one.result.query for one in found] == TEXTS[:3]
     heat = Options(heat=True)
-    assert found[1].answer.hits[0].path == index.search([TEXTS[1]], 3, heat)[0].hits[0].path
+    assert found[1].result.hits[0].path == index.search([TEXTS[1]], 3, heat)[0].hits[0].path
 
 
 # The command

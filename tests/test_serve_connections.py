@@ -40,7 +40,7 @@ FOREVER = 600.0
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
-    build(photos(folder / "photos", 18), folder / "index", model=MODEL, null=texts(folder))
+    build(photos(folder / "photos", 18), folder / "index", model=MODEL, calibration_texts=texts(folder))
     return folder / "index"
 
 
@@ -207,7 +207,7 @@ def test_of_connections_without_a_place_the_newest_stay(
 
 
 def test_bodies_of_one_address_have_a_share_too(engine: Engine) -> None:
-    with running(engine, Limits(held=800, share=0.5)) as client, client_at(client, OTHER) as other:
+    with running(engine, Limits(buffered=800, share=0.5)) as client, client_at(client, OTHER) as other:
         with connected(client) as slow:
             slow.sendall(POSTED.replace(b": 99", b": 900") + b" " * 390)
             until(lambda: ask(client).status_code == 503)

@@ -26,7 +26,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from servers import PATIENCE, running
 
 from grainline.data.captions import sentences
-from grainline.index.results import Answer
+from grainline.index.results import QueryHits
 from grainline.index.search import Index
 from grainline.index.sync import build, remove
 from grainline.nn.upsample import FLOOR, FULL, on_grid, place
@@ -52,7 +52,7 @@ class Site(NamedTuple):
         """The page, loaded anew."""
         self.driver.get("about:blank")
         self.driver.get(f"{self.url}/{place}")
-        self.wait(lambda: "pictures" in self.text("#about"))
+        self.wait(lambda: "images" in self.text("#about"))
 
     def all(self, selector: str) -> list[WebElement]:
         found: list[WebElement] = self.driver.find_elements(By.CSS_SELECTOR, selector)
@@ -116,12 +116,12 @@ def driver() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def shared(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A server with twelve pictures: ten small ones, a flat grey one, and one whose name is HTML."""
+    """A server with twelve images: ten small ones, a flat grey one, and one whose name is HTML."""
     folder = tmp_path_factory.mktemp("made")
     root = photos(folder / "photos", 10)
     Image.new("RGB", (300, 200), (128, 128, 128)).save(root / "flat.png")
     Image.new("RGB", (30, 40), (10, 90, 20)).save(root / f"{EVIL}{LONG}.png")
-    build(root, folder / "index", model=MODEL, null=texts(folder))
+    build(root, folder / "index", model=MODEL, calibration_texts=texts(folder))
     engine = Engine(folder / "index", MODEL)
     with running(engine) as client:
         yield Site(driver, str(client.base_url).rstrip("/"), client, engine, folder)
@@ -143,7 +143,7 @@ def site(shared: Site) -> Iterator[Site]:
 
 
 def canvas(site: Site, card: WebElement) -> Image.Image | None:
-    """What lies over a picture, or None where nothing does."""
+    """What lies over an image, or None where nothing does."""
     found = site.script(
         """const c = arguments[0].querySelector("canvas");
         return c.hidden ? null : c.toDataURL();""",
@@ -163,7 +163,7 @@ def focus(site: Site, button: WebElement) -> None:
 # Searching by text
 
 
-def test_a_description_finds_pictures_with_every_sentence_judged(site: Site) -> None:
+def test_a_description_finds_images_with_every_sentence_judged(site: Site) -> None:
     site.one("#text").send_keys(QUERY)
     site.wait(lambda: site.text("#count") == "3 sentences")
     site.one("#text").send_keys(Keys.CONTROL, Keys.ENTER)
@@ -190,9 +190,9 @@ def test_a_description_finds_pictures_with_every_sentence_judged(site: Site) -> 
 def test_it_says_in_words_whether_anything_matches(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     search = Index.search
     for sure, said in ((0, "Nothing in this index matches well. The nearest are:"),
-                       (2, "12 pictures, best first; 2 of them sure.")):  # fmt: skip
+                       (2, "12 images, best first; 2 of them sure.")):  # fmt: skip
 
-        def judged(*asked: Any, sure: int = sure) -> list[Answer]:
+        def judged(*asked: Any, sure: int = sure) -> list[QueryHits]:
             return [
                 answer._replace(hits=tuple(hit._replace(sure=i < sure) for i, hit in enumerate(answer.hits)))
                 for answer in search(*asked)
@@ -235,13 +235,13 @@ def test_an_empty_text_is_asked_for_and_costs_nothing(site: Site) -> None:
 # Heat
 
 
-def test_focus_lays_the_heat_of_a_sentence_over_the_picture_as_python_draws_it(site: Site) -> None:
+def test_focus_lays_the_heat_of_a_sentence_over_the_image_as_python_draws_it(site: Site) -> None:
     site.search(QUERY)
     card = card_of(site, "flat.png")
     assert canvas(site, card) is None
-    index: Index = site.engine.now.searched
+    index: Index = site.engine.now.image_index
     told = [sentence.text for sentence in sentences(QUERY)]
-    exact = index.heat([(index.opened.numbers["flat.png"], told)], (2, 2))[0].flatten(1)
+    exact = index.heat([(index.reader.numbers["flat.png"], told)], (2, 2))[0].flatten(1)
     coloured = 0
     for button, heat in zip(card.find_elements(By.CSS_SELECTOR, ".sentences button"), exact, strict=True):
         focus(site, button)
@@ -252,7 +252,7 @@ def test_focus_lays_the_heat_of_a_sentence_over_the_picture_as_python_draws_it(s
         wide, tall = drawn.size
         pixels = np.asarray(drawn, float)
         zoom = min(wide / 300, tall / 200)
-        side = round(200 * zoom)  # the middle square of the picture, which the model sees
+        side = round(200 * zoom)  # the middle square of the image, which the model sees
         square = Image.new("RGB", (side, side), (128, 128, 128))
         large = on_grid(heat[None], (2, 2), (side, side))[0].numpy()
         wanted = np.asarray(overlay(square, large, FULL, FLOOR), float)
@@ -314,8 +314,8 @@ def test_what_a_screen_reader_needs_is_there(site: Site) -> None:
     assert site.script("return document.documentElement.lang") == "en"
     assert site.one("#status").get_attribute("role") == "status"
     assert site.one("#problem").get_attribute("role") == "alert"
-    assert site.one("#text").accessible_name == "Describe the picture you are looking for"
-    assert "picture" in site.one("#file").accessible_name.lower()
+    assert site.one("#text").accessible_name == "Describe the image you are looking for"
+    assert "image" in site.one("#file").accessible_name.lower()
     assert all(image.get_attribute("alt") for image in site.all(".hit img"))
     button = site.one(".sentences button")
     assert "A red dog runs." in button.accessible_name
@@ -324,11 +324,11 @@ def test_what_a_screen_reader_needs_is_there(site: Site) -> None:
     assert where.text == "Point at a sentence to see where it shows."
 
 
-# Searching by picture
+# Searching by image
 
 
 def carry(site: Site, event: str, path: Path, kind: str) -> None:
-    """A picture dropped on the page, or pasted into it, as a browser does it."""
+    """An image dropped on the page, or pasted into it, as a browser does it."""
     site.script(
         """const [event, name, bytes, kind] = arguments, data = new DataTransfer();
         data.items.add(new File([new Uint8Array(bytes)], name, {type: kind}));
@@ -342,7 +342,7 @@ def carry(site: Site, event: str, path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["choose", "drop", "paste"])
-def test_a_picture_finds_its_like(site: Site, way: str) -> None:
+def test_a_image_finds_its_like(site: Site, way: str) -> None:
     mine = site.folder / "photos" / "05.png"
     site.search(QUERY)
     before = site.paths()
@@ -363,10 +363,10 @@ def test_a_picture_finds_its_like(site: Site, way: str) -> None:
     site.wait(lambda: site.paths()[0] == "05.png")
 
 
-def test_what_is_no_picture_is_named_before_it_is_sent(site: Site, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("no picture")
+def test_what_is_no_image_is_named_before_it_is_sent(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no image")
     carry(site, "drop", tmp_path / "notes.txt", "text/plain")
-    assert site.text("#problem") == "notes.txt is no picture."
+    assert site.text("#problem") == "notes.txt is no image."
 
 
 # Text from elsewhere
@@ -413,7 +413,7 @@ def test_a_busy_server_is_said_kindly_and_can_be_asked_again(
 def test_a_new_search_takes_the_place_of_one_that_runs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, search = threading.Event(), Index.search
 
-    def held(*asked: Any) -> list[Answer]:
+    def held(*asked: Any) -> list[QueryHits]:
         assert gate.wait(PATIENCE)
         return search(*asked)
 
@@ -427,14 +427,14 @@ def test_a_new_search_takes_the_place_of_one_that_runs(site: Site, monkeypatch: 
     site.wait(lambda: site.paths() == [hit["path"] for hit in answer["hits"]])
 
 
-def test_an_index_without_pictures_says_what_to_do(
+def test_an_index_without_images_says_what_to_do(
     site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shutil.copytree(site.folder / "index", tmp_path / "index")
     remove(tmp_path / "index", ["."])
     monkeypatch.setattr(site.engine, "now", Engine(tmp_path / "index", MODEL).now)
     site.open()
-    site.wait(lambda: "holds no pictures yet" in site.text("#problem"))
+    site.wait(lambda: "holds no images yet" in site.text("#problem"))
 
 
 # How it looks
@@ -493,7 +493,7 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(site: Site) -> None:
         site.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_pictures_of_every_shape_keep_it(site: Site) -> None:
+def test_images_of_every_shape_keep_it(site: Site) -> None:
     site.search(QUERY)
     card = card_of(site, "flat.png")
     site.script("arguments[0].scrollIntoView()", card)

@@ -28,11 +28,11 @@ from grainline.data.transforms import TrainTransform
 from grainline.methods.base import Method
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.nn.attention import layer_lists
-from grainline.training.config import TrainConfig
 from grainline.training.log import read_log
-from grainline.training.loop import Run, Validation, train
+from grainline.training.loop import Run, Validation, train_loop
 from grainline.training.optim import OptimizerConfig, build_optimizer
-from grainline.training.parallel import clip, part_of_batch, replicated, shard, whole
+from grainline.training.parallel import accumulation_step, clip_grad_norm, data_parallel, full_tensor, shard
+from grainline.training.recipe import TrainConfig
 from grainline.training.step import Objective, recompute_layers, step
 from grainline.types import Images, Texts, concat, rows, to
 from grainline.weights import load_weights
@@ -55,29 +55,29 @@ WAYS = [(case, kind) for case in CASES for kind in KINDS if case in APART or kin
 MINE = ([0, 1, 2, 4], [3, 5, 6, 7])
 LIMIT = timedelta(seconds=120)  # for one exchange; processes that wait for each other end with an error
 SETTINGS: dict[str, Any] = {
-    "steps": 4,
-    "batch": 8,
+    "max_steps": 4,
+    "global_batch_size": 8,
     "precision": "fp32",
     "log_every": 1,
     "save_every": 2,
-    "keep": 9,
+    "keep_checkpoints": 9,
     "validate_every": 2,
-    "clip": 0.3,
+    "grad_clip": 0.3,
     "seed": 5,
     "optimizer": {
         "lr": 0.03,
         "eps": 1e-3,
         "schedule": {"kind": "cosine", "warmup": 2},
         "rules": [
-            {"pattern": r"towers\.text\.words\..*", "lr": 0},
-            {"pattern": r"towers\.image\.stack\.blocks\.0\..*", "lr": 0},
+            {"pattern": r"towers\.text\.words\..*", "lr_factor": 0},
+            {"pattern": r"towers\.image\.stack\.blocks\.0\..*", "lr_factor": 0},
             {"pattern": ".*"},
         ],
     },
 }
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "saving": {"accumulate": 2, "chunk": 2, "recompute": True},
+    "saving": {"grad_accum": 2, "grad_cache_chunk": 2, "activation_checkpointing": True},
     "bf16": {"precision": "bf16"},
 }
 SPREADS = {"ddp": False, "sharded": True}
@@ -127,19 +127,19 @@ def gradients(rank: int, device: torch.device, ways: Iterable[tuple[str, str]]) 
         objective: Any = Objective(method)
         shard(objective, device)
         images, texts = share(exact(batch(8), device), rank, dist.get_world_size())
-        with part_of_batch(objective, last=True):
+        with accumulation_step(objective, last=True):
             objective(images, texts, CLOCK, chunk).total.backward()
         parameters = dict(method.named_parameters())
         assert all(isinstance(p, DTensor) for p in parameters.values())
         found |= {f"{case}/{kind}/{name}": gradient(p).cpu() for name, p in parameters.items()}
-        found[f"{case}/{kind}/norm"] = clip(parameters.values(), 0.1).cpu()
-        found[f"{case}/{kind}/clipped"] = clip(parameters.values(), 1e9).cpu()
+        found[f"{case}/{kind}/norm"] = clip_grad_norm(parameters.values(), 0.1).cpu()
+        found[f"{case}/{kind}/clipped"] = clip_grad_norm(parameters.values(), 1e9).cpu()
     return found
 
 
 def gradient(p: nn.Parameter) -> Tensor:
     assert p.grad is not None
-    return whole(p.grad)
+    return full_tensor(p.grad)
 
 
 def sizes(rank: int) -> dict[str, Tensor]:
@@ -161,7 +161,7 @@ def stepped(rank: int, sharded: bool) -> tuple[list[Tensor], list[Any], list[Ten
     if sharded:
         shard(objective, CPU)
     optimizer = build_optimizer(method, OptimizerConfig())
-    objective = objective if sharded else replicated(objective, CPU)
+    objective = objective if sharded else data_parallel(objective, CPU)
     objective(*share(batch(8), rank), CLOCK).total.backward()
     optimizer.step()
     parameters = list(method.parameters())
@@ -210,7 +210,7 @@ def unlike_lengths(rank: int) -> dict[str, Tensor]:
 
 
 def mixed(rank: int) -> tuple[Images, Texts]:
-    """Sixteen pictures with a text each: all of 24 tokens, or half of them of 2."""
+    """Sixteen images with a text each: all of 24 tokens, or half of them of 2."""
     g = torch.Generator().manual_seed(rank)
     lengths = torch.tensor([24, 24 if rank == 0 else 2]).repeat(8)
     number = torch.arange(16) + 16 * rank
@@ -225,7 +225,7 @@ def train_all(rank: int, out: Path) -> None:
     for name, settings in RUNS.items():
         for spread, sharded in SPREADS.items():
             run = job(out / f"{name}-{spread}", settings, sharded)
-            train(run, CPU, None)
+            train_loop(run, CPU, None)
             assert all(isinstance(p, DTensor) == sharded for p in run.method.parameters())
     for begun in SPREADS:
         for ended, sharded in SPREADS.items():
@@ -233,13 +233,13 @@ def train_all(rank: int, out: Path) -> None:
             if rank == 0:
                 shutil.copytree(out / f"saving-{begun}", there)
             dist.barrier()
-            train(job(there, RUNS["saving"], sharded), CPU, there / "checkpoints" / "step-00000002")
+            train_loop(job(there, RUNS["saving"], sharded), CPU, there / "checkpoints" / "step-00000002")
 
 
 def job(out: Path, settings: dict[str, Any], sharded: bool) -> Run:
     source = Scenes("scenes:train?count=11", size=32)
     tokenizer = Tokenizer.train((source[i].whole for i in range(11)), 600)
-    cfg = TrainConfig.model_validate(SETTINGS | settings | {"shard": sharded})
+    cfg = TrainConfig.model_validate(SETTINGS | settings | {"fsdp": sharded})
     data = TrainSet(source, tokenizer, TrainTransform(8), TextsConfig(foils=1), context=24, seed=5)
     torch.manual_seed(0)
     return Run(out, made(tokenizer.vocab), data, cfg, 0, 0.0, measured)
@@ -402,8 +402,8 @@ def test_a_run_goes_on_from_the_middle_whichever_way_it_was_spread(out: Path, be
 
 
 def test_shard_and_compile_are_one_or_the_other() -> None:
-    with pytest.raises(ValueError, match="shard and compile do not go together"):
-        TrainConfig.model_validate(SETTINGS | {"shard": True, "compile": True})
+    with pytest.raises(ValueError, match="fsdp and compile do not go together"):
+        TrainConfig.model_validate(SETTINGS | {"fsdp": True, "compile": True})
 
 
 ON_GPUS = [(case, kind) for case in ("clip", "maxsim") for kind in KINDS]

@@ -11,20 +11,19 @@ from test_score import Dot, Late, duplicated, some
 
 from grainline.data.open_source import open_source
 from grainline.errors import UserError
-from grainline.evaluation.compare import against, pooled
-from grainline.evaluation.options import ask, encoded, measured
-from grainline.evaluation.outcome import Options
-from grainline.evaluation.pages.examples import Measured, by_picture, by_text
+from grainline.evaluation.compare import compare, pooled, with_comparison
+from grainline.evaluation.measured import Measured
 from grainline.evaluation.ranks import chance_recall
 from grainline.evaluation.result import Result
 from grainline.evaluation.score import Scorer, retrieval_ranks
 from grainline.evaluation.shortlist import candidates, shortlist_ranks
-from grainline.evaluation.suites.retrieval import share_scored
+from grainline.evaluation.suite import Settings, load_suite
+from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite, share_scored
 from grainline.model import Model
 from grainline.types import Encoded
 
 KINDS = {"maxsim": (), "flair": (), "caft": (CONDITIONED, "composer.heads=2")}
-PICTURES = 12
+IMAGES = 12
 
 
 def loop(
@@ -84,18 +83,18 @@ def test_ranks_are_those_of_a_loop_with_ties_foils_and_many_captions(shortlist: 
 @pytest.mark.parametrize("method", KINDS)
 def test_a_shortlist_of_the_whole_gallery_gives_the_full_result(method: str) -> None:
     mine = tiny_model(method, changes=KINDS[method])
-    images = mine.encode(images=drawn(PICTURES))
-    texts = mine.encode(texts=TEXTS[: 2 * PICTURES])._replace(image=torch.arange(2 * PICTURES) % PICTURES)
+    images = mine.encode(images=drawn(IMAGES))
+    texts = mine.encode(texts=TEXTS[: 2 * IMAGES])._replace(image=torch.arange(2 * IMAGES) % IMAGES)
     full = retrieval_ranks(mine.method, images, texts)
-    whole = shortlist_ranks(mine.method, images, texts, 2 * PICTURES)
-    half = shortlist_ranks(mine.method, images, texts, PICTURES)  # whole for texts, half for pictures
+    whole = shortlist_ranks(mine.method, images, texts, 2 * IMAGES)
+    half = shortlist_ranks(mine.method, images, texts, IMAGES)  # whole for texts, half for images
     for ranks, one in zip(full, whole, strict=True):
         assert torch.equal(ranks.rank, one.ranks.rank)
         assert torch.equal(ranks.tied, one.ranks.tied)
         assert one.listed.all()
     assert torch.equal(half.t2i.ranks.rank, full.t2i.rank)
     assert not torch.equal(half.i2t.ranks.rank, full.i2t.rank)
-    for size in (4, PICTURES):
+    for size in (4, IMAGES):
         assert found(mine.method, images, texts, size) == loop(mine.method, images, texts, size)
 
 
@@ -113,8 +112,8 @@ def test_every_direction_takes_its_own_candidates() -> None:
     images = images._replace(vector=vector)
     texts = texts._replace(vector=torch.tensor([[0.8, 0.6, 0.0], [0.9, 0.43, 0.0], [0.0, 0.0, 1.0]]))
     both = shortlist_ranks(Late(), images, texts, 1)
-    assert both.i2t.listed.tolist() == [False, False, True]  # nearest text of picture 0: 1; of 1: 0; of 2: 2
-    assert both.t2i.listed.tolist() == [True, False, True]  # nearest picture of text 0: 0; of 1: 0; of 2: 2
+    assert both.i2t.listed.tolist() == [False, False, True]  # nearest text of image 0: 1; of 1: 0; of 2: 2
+    assert both.t2i.listed.tolist() == [True, False, True]  # nearest image of text 0: 0; of 1: 0; of 2: 2
     assert both.i2t.ranks.rank.tolist() == [3, 3, 1]
     assert both.t2i.ranks.rank.tolist() == [1, 3, 1]
 
@@ -138,28 +137,23 @@ def test_scores_that_are_no_numbers_are_refused() -> None:
 
 def test_a_method_of_vectors_is_refused() -> None:
     images, texts = some(2, [0, 1]), some(2, [0, 1])
-    with pytest.raises(UserError, match=r"^--shortlist is for methods that score pair by pair; this method"):
+    with pytest.raises(UserError, match=r"^shortlist is for methods that score pair by pair; this method"):
         shortlist_ranks(Dot(), images, texts, 1)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of pictures with their texts."""
-    folder = photos(tmp_path_factory.mktemp("data") / "photos", PICTURES)
+    """A folder of images with their texts."""
+    folder = photos(tmp_path_factory.mktemp("data") / "photos", IMAGES)
     for i, path in enumerate(sorted(folder.rglob("*.png"))):
         path.with_suffix(".txt").write_text(TEXTS[5 * i])
     return folder
 
 
-def asked(model: Model, data: Path, shortlist: int | None, against: Path | None = None) -> Measured:
-    source = open_source(str(data))
-    wanted = ask(
-        "retrieval",
-        Options("default", resamples=20, shortlist=shortlist),
-        against=None if against is None else str(against),
-    )
-    encodings = encoded(wanted, model, source, 5, 0.0)
-    return Measured(model, source, encodings, measured(wanted, model.method, encodings, {}))
+def asked(model: Model, data: Path, shortlist: int | None, exact: bool = False) -> Measured:
+    suite, source = RetrievalSuite(RetrievalOptions(shortlist=shortlist, exact=exact)), open_source(str(data))
+    encodings = suite.encode(model, source, Settings(batch_size=5, max_corrupt=0.0))
+    return Measured(model, source, encodings, suite.measure(model.method, encodings, Settings(resamples=20)))
 
 
 @pytest.fixture(scope="module")
@@ -180,14 +174,14 @@ def test_the_share_of_queries_whose_answer_is_in_the_shortlist_stands_beside_the
     for way, one in (("image to text", both.i2t), ("text to image", both.t2i)):
         metric = told[f"{way} in shortlist"]
         assert metric.value == pytest.approx(float(one.listed.float().mean()))
-        assert metric.chance == pytest.approx(4 / PICTURES) == chance_recall([1], PICTURES, 4)
+        assert metric.chance == pytest.approx(4 / IMAGES) == chance_recall([1], IMAGES, 4)
         assert told[f"{way} R@5"].value == metric.value
         assert told[f"{way} R@5"].chance == metric.chance  # whoever is listed stands among the first four
-        assert told[f"{way} R@1"].chance == pytest.approx(1 / PICTURES)
-        assert told[f"{way} median rank"].chance == PICTURES  # a lot is not found more often than not
+        assert told[f"{way} R@1"].chance == pytest.approx(1 / IMAGES)
+        assert told[f"{way} median rank"].chance == IMAGES  # a lot is not found more often than not
         assert told[f"{way} median rank"].value == one.ranks.rank.double().quantile(0.5)
     assert 0 < both.t2i.listed.float().mean() < 1
-    assert on.result.settings["shortlist"] == 4
+    assert on.result.settings["options"]["shortlist"] == 4
     assert (
         json.loads(json.dumps(on.result.queries))["folds"][0]["t2i"]["listed"]
         == both.t2i.listed.int().tolist()
@@ -195,59 +189,48 @@ def test_the_share_of_queries_whose_answer_is_in_the_shortlist_stands_beside_the
 
 
 def test_exact_ranks_stand_beside_those_of_the_shortlist(model: Model, data: Path) -> None:
-    def with_options(options: Options) -> Result:
-        wanted = ask("retrieval", options)
-        encodings = encoded(wanted, model, open_source(str(data)), 5, 0.0)
-        return measured(wanted, model.method, encodings, {})
-
-    both = with_options(Options("default", resamples=20, shortlist=4, exact=True))
-    short = with_options(Options("default", resamples=20, shortlist=4))
-    full = with_options(Options("default", resamples=20))
+    both, short = asked(model, data, 4, exact=True).result, asked(model, data, 4).result
+    full = asked(model, data, None).result
     told = {metric.name: metric for metric in both.metrics}
     assert [metric for name, metric in told.items() if not name.endswith(", exact")] == list(short.metrics)
     assert [told[f"{metric.name}, exact"] for metric in full.metrics] == [
         metric._replace(name=f"{metric.name}, exact") for metric in full.metrics
     ]
     assert values(both)["rSum, exact"] != values(both)["rSum"]
-    said = f"4 candidates closest by vector, {400 / PICTURES:.3g} % image to text and {400 / PICTURES:.3g} %"
+    said = f"4 candidates closest by vector, {400 / IMAGES:.3g} % image to text and {400 / IMAGES:.3g} %"
     assert any(said in note and "metrics named exact" in note for note in both.notes)
     assert any(said in note and "exact" not in note for note in short.notes)
-    assert share_scored(both.queries, 4) == {"i2t": 4 / PICTURES, "t2i": 4 / PICTURES}
+    assert share_scored(both.queries, 4) == {"i2t": 4 / IMAGES, "t2i": 4 / IMAGES}
     assert share_scored(both.queries, 99) == {"i2t": 1, "t2i": 1}
-    assert {d.name for d in against(both, short)} == set(values(short))
+    assert {d.name for d in compare(both, short)} == set(values(short))
     assert not any("exact" in name for name in values(pooled([both, short])))
     assert "rSum, exact" in values(pooled([both, both]))
-    with pytest.raises(UserError, match=r"^--exact ranks by all scores beside a shortlist; give --shortlist"):
-        with_options(Options("default", exact=True))
 
 
 def test_a_page_shows_candidates_of_the_shortlist_alone(model: Model, data: Path) -> None:
     on = asked(model, data, 3)
+    suite = RetrievalSuite(RetrievalOptions(shortlist=3))
     texts_of, images_of = candidates(on.data.images, on.data.texts, 3)
-    for example in by_text(on, PICTURES):
+    for example in suite.by_text(on, IMAGES):
         row = on.data.strings.index(str(example.query))
         names = [hit.name for hit in example.hits]
         assert sorted(names) == sorted(on.data.keys[i] for i in images_of[row].tolist())
         best = model.score(on.data.images, [str(example.query)])[images_of[row], 0].max()
         assert example.hits[0].score == pytest.approx(float(best), abs=1e-5)
-    for example in by_picture(on, PICTURES):
+    for example in suite.by_image(on, IMAGES):
         row = on.data.keys.index(example.name)
         texts = [str(hit.what) for hit in example.hits]
         assert sorted(texts) == sorted(on.data.strings[i] for i in texts_of[row].tolist())
 
 
 def test_a_full_result_can_be_compared_and_not_be_pooled_with_one_in_two_stages(
-    model: Model, data: Path, tmp_path: Path
+    model: Model, data: Path
 ) -> None:
-    from grainline.evaluation.compare import pooled
-    from grainline.evaluation.result import write
-
     full = asked(model, data, None).result
-    write(full, tmp_path / "full.json")
-    short = asked(model, data, 4, against=tmp_path / "full.json").result
-    names = [one["name"] for one in short.settings["against"]["differences"]]
+    short = with_comparison(asked(model, data, 4).result, full, "full.json")
+    names = [one["name"] for one in short.settings["compared_to"]["differences"]]
     assert names == [metric.name for metric in full.metrics]
-    assert any(note.endswith("was made with another shortlist: none") for note in short.notes)
+    assert any(note.endswith("was made with other shortlist: none") for note in short.notes)
     with pytest.raises(UserError, match="shortlist None and 4 cannot be pooled"):
         pooled([full, short])
     assert (
@@ -257,15 +240,15 @@ def test_a_full_result_can_be_compared_and_not_be_pooled_with_one_in_two_stages(
 
 
 @pytest.mark.parametrize(
-    ("suite", "shortlist", "message"),
+    ("changes", "message"),
     [
-        ("probes", 5, r"^--shortlist goes with --suite retrieval, transfer, long-retrieval, not with probes"),
-        ("retrieval", 0, r"^--shortlist is 0; it must be 1 at least"),
+        (["shortlist=0"], "field 'shortlist' is 0: Input should be greater than or equal to 1"),
+        (["exact=true"], "exact ranks by all scores beside a shortlist; set shortlist with it"),
     ],
 )
-def test_options_that_do_not_go_together(suite: str, shortlist: int, message: str) -> None:
+def test_options_that_do_not_go_together(changes: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        ask(suite, Options("default", shortlist=shortlist))
+        load_suite("retrieval", changes)
 
 
 def test_the_command_ranks_in_two_stages_and_refuses_vectors_before_it_encodes(
@@ -280,13 +263,13 @@ def test_the_command_ranks_in_two_stages_and_refuses_vectors_before_it_encodes(
     from grainline.cli.main import main
 
     run, out = saved(model, tmp_path / "run"), tmp_path / "x.json"
-    base = ["grainline", "evaluate", str(run), "--data", str(data), "--shortlist", "4"]
+    base = ["grainline", "evaluate", str(run), "--data", str(data), "--set", "shortlist=4"]
     for more, code in ((["--json", str(out)], 0), (["--scoring", "vectors"], 2)):
         monkeypatch.setattr(sys, "argv", [*base, *more])
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code == code
-    assert json.loads(out.read_text())["settings"]["shortlist"] == 4
+    assert json.loads(out.read_text())["settings"]["options"]["shortlist"] == 4
     assert (
-        "--shortlist is for methods that score pair by pair; caft compares vectors" in capsys.readouterr().err
+        "shortlist is for methods that score pair by pair; caft compares vectors" in capsys.readouterr().err
     )

@@ -13,16 +13,22 @@ from PIL import Image
 from runs import call, complaint
 from test_viz import EVIL, Page
 
-from grainline.data.chunks import balanced_chunks
+from grainline.data.texts import balanced_chunks
 from grainline.encoders.cast import segments
 from grainline.errors import UserError
-from grainline.evaluation.collectors.text_attention import looks, parts_of
-from grainline.evaluation.pages.shown import TIMES, end_of_scale, mapped, refuse_unshown, segmentations, shown
-from grainline.methods.base import Attending
+from grainline.evaluation.pages.shown import refuse_unshown, segmentations, shown
+from grainline.evaluation.text_attention import (
+    TIMES,
+    attention_maps,
+    attention_of,
+    end_of_scale,
+    parts_of,
+)
+from grainline.methods.base import HasAttention
 from grainline.methods.caft import CAFT
 from grainline.model import Model
 from grainline.report.heatmap import borders, enlarged, mean_colours, overlay, segmented
-from grainline.report.panels import PIXELS, UNDER, Panel, Shown, ramp, write_rows
+from grainline.report.panels import PIXELS, UNDER, ImagePanels, Panel, ramp, write_rows
 from grainline.report.png import DPI, LINE, MAPS_FOOT, MAPS_GAP, MAPS_HEAD, SIDE, SPACE
 from grainline.types import Images
 
@@ -36,7 +42,7 @@ def segmenting(seed: int = 0) -> Model:
 
 
 def square(model: Model, folder: Path, seed: int = 0) -> Image.Image:
-    return model.seen(photo(folder / f"{seed}.png", seed))
+    return model.cropped(photo(folder / f"{seed}.png", seed))
 
 
 # Segments
@@ -105,7 +111,7 @@ def test_segmentations_are_nested_and_the_stage_that_is_read_is_what_places_say(
 def test_who_can_look() -> None:
     for name, looking in (("clip", False), ("maxsim", False), ("flair", True), ("caft", True)):
         method = tiny_model(name).method
-        assert isinstance(method, Attending) == looking
+        assert isinstance(method, HasAttention) == looking
 
 
 # Where texts look
@@ -115,15 +121,15 @@ def test_who_can_look() -> None:
 def test_each_part_looks_as_it_would_alone(values: dict[str, object], tmp_path: Path) -> None:
     model = tiny_model("caft", 0, values, CAFT_CHANGES)
     seen = square(model, tmp_path)
-    (found,) = mapped(model, seen, [LONG])
+    (found,) = attention_maps(model, seen, [LONG])
     method = model.method
     assert isinstance(method, CAFT)
     words = balanced_chunks(LONG, 4, method.cfg.chunking)
     assert [part.words for part, _ in found] == words
     images = model.encode(images=[seen])
     for part, heat in found:
-        alone = method.attend(images, model.encode(texts=[part.words]))[0, 0].detach()
-        whole = method.attend(images, model.encode(texts=[LONG]))[0, words.index(part.words)]
+        alone = method.attention(images, model.encode(texts=[part.words]))[0, 0].detach()
+        whole = method.attention(images, model.encode(texts=[LONG]))[0, words.index(part.words)]
         assert torch.allclose(part.weight, whole.detach(), atol=1e-6)
         assert part.weight.sum() == pytest.approx(1, abs=1e-5)
         assert part.empty == pytest.approx(1 - float(part.weight[:-1].sum()), abs=1e-5)
@@ -141,7 +147,7 @@ def test_a_part_that_a_short_text_repeats_is_shown_once_and_means_of_chunks_are_
     model = segmenting()
     images = model.encode(images=[square(model, tmp_path)])
     told = model.encode(texts=["A red dog. The cat."])
-    ((first, second),) = looks(model.method, images, told, ["A red dog. The cat."])
+    ((first, second),) = attention_of(model.method, images, told, ["A red dog. The cat."])
     assert [first.words, second.words] == ["A red dog", "The cat."]
     averaged = tiny_model("flair", changes=("heads=2", "chunks=2")).method
     assert parts_of(averaged, LONG, 1) == [LONG]
@@ -158,7 +164,7 @@ def test_all_maps_of_a_figure_are_on_one_scale(tmp_path: Path) -> None:
         assert [len(row) for row in found.rows] == [4, 4, 1]
         assert [panel.words[:4] for panel in found.rows[1]] == ["1.1 ", "1.2 ", "1.3 ", "1.4 "]
         assert found.rows[2][0].words == "2  The cat sleeps."
-        parts = [one for text in mapped(model, seen, [LONG, "The cat sleeps."]) for one in text]
+        parts = [one for text in attention_maps(model, seen, [LONG, "The cat sleeps."]) for one in text]
         for panel, (part, heat) in zip([*found.rows[1], *found.rows[2]], parts, strict=True):
             assert panel.below == f"empty {part.empty:.2f}"
             drawn = np.asarray(overlay(seen, heat, end))
@@ -185,7 +191,7 @@ def test_texts_without_parts_stand_in_one_row(tmp_path: Path) -> None:
 def test_the_figure_has_its_panels_where_they_belong(tmp_path: Path) -> None:
     colours = ("red", "lime", "blue", "yellow", "cyan", "magenta", "orange")
     panels = [Panel(f"no {i}", Image.new("RGB", (4, 4), colour)) for i, colour in enumerate(colours)]
-    shown_ = [Shown("one", panels[0].image, [panels[1:]]), Shown("two", panels[2].image, [])]
+    shown_ = [ImagePanels("one", panels[0].image, [panels[1:]]), ImagePanels("two", panels[2].image, [])]
     write_rows(tmp_path / "a.png", shown_, "title", "rule")
     with Image.open(tmp_path / "a.png") as opened:
         figure = opened.convert("RGB")
@@ -253,8 +259,8 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: Capture) -> No
         refuse_unshown(tiny_model("clip"), ["a"])
     with pytest.raises(UserError, match=r"^this flair sees patches, not segments; give --text"):
         refuse_unshown(tiny_model("flair", changes=("heads=2",)), [])
-    (tmp_path / "c.png").write_text("no picture")
-    assert "cannot be used: damaged image" in complaint(
+    (tmp_path / "c.png").write_text("no image")
+    assert "cannot be used: corrupt image" in complaint(
         capsys, "show", tmp_path / "model", tmp_path / "c.png", *out
     )
     assert not (tmp_path / "x.html").exists()

@@ -1,4 +1,4 @@
-"""How alike pictures look to their texts, and pictures pooled by their own captions, against slow loops."""
+"""How alike images look to their texts, and images pooled by their own captions, against slow loops."""
 
 import io
 import zlib
@@ -20,24 +20,34 @@ from test_viz import Page
 from torch import Tensor
 
 from grainline.data.captions import sentences
-from grainline.data.chunks import Parted
 from grainline.data.phrases.patterns import select, words_of
 from grainline.data.phrases.providers import Rules
 from grainline.data.record import Record
+from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
-from grainline.evaluation.collectors.seen import ALL_TEXTS, PHRASES, SENTENCES, Likenesses, Owned, seeing
-from grainline.evaluation.compare import against, pooled
+from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings, encode_source
 from grainline.evaluation.intervals import interval
-from grainline.evaluation.outcome import Options
-from grainline.evaluation.pages.examples import Measured
-from grainline.evaluation.pages.extremes import least_alike, most_alike
+from grainline.evaluation.measured import Measured
 from grainline.evaluation.ranks import ranks
 from grainline.evaluation.result import Result, from_json, read, to_json
-from grainline.evaluation.suites.registry import retrieval_suite
-from grainline.evaluation.suites.similarity import NOTE, OWN_CAPTION, SIM, TEXTS, own_suite, similarity_suite
+from grainline.evaluation.suite import Settings
+from grainline.evaluation.suites.retrieval import RetrievalSuite
+from grainline.evaluation.suites.similarity import (
+    ALL_TEXTS,
+    NOTE,
+    PHRASES,
+    SENTENCES,
+    SIM,
+    TEXTS,
+    LikenessCollector,
+    OwnCaptionCollector,
+    OwnCaptionSuite,
+    SimilaritySuite,
+    text_conditioned,
+)
 from grainline.evaluation.table import table
-from grainline.methods.base import Seeing
+from grainline.methods.base import TextConditioned
 from grainline.model import load
 from grainline.types import Encoded, rows
 
@@ -46,14 +56,14 @@ D, PATCHES = 8, 5
 
 
 class Pooler:
-    """Sees a picture as the mean of its tokens, each weighed by what it has in common with the text."""
+    """Sees an image as the mean of its tokens, each weighed by what it has in common with the text."""
 
     def __init__(self, pairwise: bool = False, leaks: bool = False) -> None:
         self.pairwise, self.leaks, self.pairs = pairwise, leaks, list[int]()
 
-    def see(self, images: Encoded, texts: Encoded) -> Tensor:
+    def pool_images(self, images: Encoded, texts: Encoded) -> Tensor:
         self.pairs.append(len(images.vector))
-        assert images.tokens.shape[:2] == (len(texts.vector), PATCHES), "tokens of every picture"
+        assert images.tokens.shape[:2] == (len(texts.vector), PATCHES), "tokens of every image"
         if self.leaks:
             return texts.vector
         weight = (4 * torch.einsum("nld,nd->nl", images.tokens, texts.vector)).softmax(1)
@@ -61,7 +71,7 @@ class Pooler:
 
     blockwise = False
 
-    def held(self, images: Encoded) -> Encoded:
+    def precompute(self, images: Encoded) -> Encoded:
         return images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -69,7 +79,7 @@ class Pooler:
             return images.vector @ texts.vector.T
         i, j = torch.cartesian_prod(torch.arange(len(images.item)), torch.arange(len(texts.item))).T
         told = rows(texts, j)
-        return (self.see(rows(images, i), told) * told.vector).sum(1).view(len(images.item), -1)
+        return (self.pool_images(rows(images, i), told) * told.vector).sum(1).view(len(images.item), -1)
 
 
 class Toy:
@@ -79,8 +89,8 @@ class Toy:
         self.method, self.seed = Pooler(pairwise, leaks), seed
         self.cut, self.texts = 0, list[str]()
 
-    def read(self, texts: Sequence[str]) -> Parted:
-        return Parted([[[1]] for _ in texts], [0 for _ in texts])
+    def read(self, texts: Sequence[str]) -> TokenizedParts:
+        return TokenizedParts([[[1]] for _ in texts], [0 for _ in texts])
 
     def drawn(self, what: str, number: int) -> Tensor:
         g = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {what}".encode()))
@@ -103,7 +113,7 @@ class Toy:
 
 
 class Told:
-    """Pictures of a colour of their own with given captions."""
+    """Images of a colour of their own with given captions."""
 
     path, remarks = "told", ()
 
@@ -132,19 +142,33 @@ CAPTIONS = [
 
 
 def encoded(model: Toy, texts: Sequence[str], batch: int = 7) -> Encodings:
-    pooling = Likenesses(model.method, lambda some: model.encode(texts=some), batch)
-    data = encode_source(model, Told(texts), encode_texts=False, pooling=pooling, batch=batch)
-    return data._replace(likeness=pooling.found())
+    collector = LikenessCollector(model.method, lambda some: model.encode(texts=some), batch)
+    return encode_source(
+        model,
+        Told(texts),
+        encode_texts=False,
+        keep_tokens=False,
+        collectors={"similarity": collector},
+        batch=batch,
+    )
 
 
-def measured(model: Toy, texts: Sequence[str] = CAPTIONS, batch: int = 7, **options: Any) -> Result:
-    return similarity_suite(model.method, encoded(model, texts, batch), Options(**options))
+def measured(model: Toy, texts: Sequence[str] = CAPTIONS, batch: int = 7, **settings: Any) -> Result:
+    data = encoded(model, texts, batch)
+    return SimilaritySuite().measure(model.method, data, Settings(**settings))
 
 
-def owned(model: Toy, texts: Sequence[str], batch: int = 7, **options: Any) -> Result:
-    pooling = Owned(model.method, lambda some: model.encode(texts=some))
-    data = encode_source(model, Told(texts), encode_texts=False, pooling=pooling, batch=batch)
-    return own_suite(model.method, data._replace(own=pooling.pair()), Options(**options))
+def own_captions(model: Toy, texts: Sequence[str], batch: int = 7, **settings: Any) -> Result:
+    collector = OwnCaptionCollector(model.method, lambda some: model.encode(texts=some))
+    data = encode_source(
+        model,
+        Told(texts),
+        encode_texts=False,
+        keep_tokens=False,
+        collectors={"own-caption": collector},
+        batch=batch,
+    )
+    return OwnCaptionSuite().measure(model.method, data, Settings(**settings))
 
 
 # Sim
@@ -166,7 +190,7 @@ def test_sim_of_features_that_are_known_by_heart() -> None:
     back = {vector: feature for vector, feature in pairs.values()}
 
     class Fixed:
-        def see(self, images: Encoded, texts: Encoded) -> Tensor:
+        def pool_images(self, images: Encoded, texts: Encoded) -> Tensor:
             assert len(images.vector) == len(texts.vector)
             found = [tuple(round(x, 4) for x in row) for row in texts.vector.tolist()]
             return torch.tensor([back.get(row, (1.0, 0.0)) for row in found])  # type: ignore[call-overload]
@@ -177,23 +201,23 @@ def test_sim_of_features_that_are_known_by_heart() -> None:
         return Encoded(vector, vector[:, None], torch.ones(len(texts), 1).bool(), number, number)
 
     captions = ("Red dogs run. Blue cats run.", "Wet birds run. Old men run.")
-    pooling = Likenesses(Fixed(), read_, 3)
-    pooling.add(read_(captions), captions)
-    found = pooling.found()
-    assert [one.alike[SENTENCES].features for one in found] == pytest.approx([0.6, -0.6])
-    assert [one.alike[SENTENCES].texts for one in found] == pytest.approx([0.6, 0.6])
-    data = encode_source(Toy(), Told(captions))._replace(likeness=found)
-    result = similarity_suite(Pooler(), data)
+    collector = LikenessCollector(Fixed(), read_, 3)
+    collector.add_images(read_(captions), [[caption] for caption in captions])
+    data = encode_source(Toy(), Told(captions))
+    found = collector.result(data)
+    assert [one.cosine[SENTENCES].features for one in found] == pytest.approx([0.6, -0.6])
+    assert [one.cosine[SENTENCES].texts for one in found] == pytest.approx([0.6, 0.6])
+    result = SimilaritySuite().measure(Pooler(), data._replace(collected={"similarity": found}))
     assert result.metric(f"{SIM}, {SENTENCES}").value == pytest.approx(0.0, abs=1e-7)
     assert result.metric(f"{TEXTS}, {SENTENCES}").value == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
-def test_values_are_those_of_loops_over_pictures_texts_and_pairs(batch: int) -> None:
+def test_values_are_those_of_loops_over_images_texts_and_pairs(batch: int) -> None:
     model = Toy()
     result = measured(model, CAPTIONS, batch, resamples=200, seed=3)
-    assert max(model.method.pairs) <= batch, "each pair brings all tokens of its picture"
-    per_picture: dict[str, dict[int, tuple[float, float]]] = {SENTENCES: {}, PHRASES: {}, ALL_TEXTS: {}}
+    assert max(model.method.pairs) <= batch, "each pair brings all tokens of its image"
+    per_image: dict[str, dict[int, tuple[float, float]]] = {SENTENCES: {}, PHRASES: {}, ALL_TEXTS: {}}
     number = 0
     for i, caption in enumerate(CAPTIONS):
         apart = list(dict.fromkeys(piece.text for piece in sentences(caption)))[:5]
@@ -209,10 +233,10 @@ def test_values_are_those_of_loops_over_pictures_texts_and_pairs(batch: int) -> 
                 mean = sum(w * token for w, token in zip(weight, tokens, strict=True))
                 features.append(mean / mean.norm())  # type: ignore[union-attr, operator]
             if len(own) > 1:
-                per_picture[kind][i] = mean_of_pairs(features), mean_of_pairs(own)
-    assert len(per_picture[SENTENCES]) < len(per_picture[ALL_TEXTS]) == 23
-    for kind, values in per_picture.items():
-        assert result.queries["kinds"][kind]["picture"] == list(values)
+                per_image[kind][i] = mean_of_pairs(features), mean_of_pairs(own)
+    assert len(per_image[SENTENCES]) < len(per_image[ALL_TEXTS]) == 23
+    for kind, values in per_image.items():
+        assert result.queries["kinds"][kind]["image"] == list(values)
         for name, column in ((SIM, 0), (TEXTS, 1)):
             metric = result.metric(f"{name}, {kind}")
             mine = np.array([value[column] for value in values.values()])
@@ -225,13 +249,13 @@ def test_values_are_those_of_loops_over_pictures_texts_and_pairs(batch: int) -> 
 
 def test_long_captions_give_their_first_sentences_and_phrases_each_once() -> None:
     texts = [f"A dog number{i} sits on a rug number{i}." for i in range(40)]
-    (found,) = encoded(Toy(), [" ".join([texts[0], *texts])]).likeness or ()
+    (found,) = encoded(Toy(), [" ".join([texts[0], *texts])]).collected["similarity"]
     assert found.number == {SENTENCES: 5, PHRASES: 30, ALL_TEXTS: 36}
     assert found.texts[1:6] == tuple(texts[:5])
     assert found.texts[6:8] == ("A dog number0", "a rug number0")
-    (clean,) = encoded(Toy(), ["A very very red dog."]).likeness or ()
+    (clean,) = encoded(Toy(), ["A very very red dog."]).collected["similarity"]
     assert clean.texts == ("A very red dog.", "A very red dog")
-    (short,) = encoded(Toy(), ["A dog runs. A cat sits. A dog runs."]).likeness or ()
+    (short,) = encoded(Toy(), ["A dog runs. A cat sits. A dog runs."]).collected["similarity"]
     assert short.texts == (
         "A dog runs. A cat sits. A dog runs.",
         "A dog runs.",
@@ -243,7 +267,7 @@ def test_long_captions_give_their_first_sentences_and_phrases_each_once() -> Non
     assert (short.each[1] + short.each[2]) / 2 < 1, "a text is not compared with itself"
     one = Toy()
     own, others = ([one.drawn(text, 1)[0] for text in some] for some in (short.texts[3:4], short.texts[4:5]))
-    assert short.alike[PHRASES].texts == pytest.approx(float(own[0] @ others[0]), abs=1e-6)
+    assert short.cosine[PHRASES].texts == pytest.approx(float(own[0] @ others[0]), abs=1e-6)
 
 
 def test_no_tokens_are_kept_and_every_text_of_a_batch_is_read_once() -> None:
@@ -252,23 +276,23 @@ def test_no_tokens_are_kept_and_every_text_of_a_batch_is_read_once() -> None:
     assert data.images.tokens.shape[1] == 0
     assert len(model.texts) == len(set(model.texts))
     assert data.cut == sum(len(text) > 100 for text in model.texts) > 0
-    assert [one.texts[0] for one in data.likeness or ()] == list(data.strings) == CAPTIONS
+    assert [one.texts[0] for one in data.collected["similarity"]] == list(data.strings) == CAPTIONS
 
 
-def test_pictures_with_too_few_texts_are_left_out_and_counted() -> None:
+def test_images_with_too_few_texts_are_left_out_and_counted() -> None:
     result = measured(
         Toy(), ["A dog runs. It is wet. The cat sits on a rug.", "Nice", "A dog sits near a cat."]
     )
-    assert result.queries["kinds"][SENTENCES]["picture"] == [0]
-    assert result.queries["kinds"][PHRASES]["picture"] == [0, 2]
-    assert "sentences: 2 of 3 pictures have fewer than two and are left out" in result.notes
-    assert "phrases: 1 of 3 pictures have fewer than two and are left out" in result.notes
-    assert "all texts: 1 of 3 pictures have fewer than two and are left out" in result.notes
+    assert result.queries["kinds"][SENTENCES]["image"] == [0]
+    assert result.queries["kinds"][PHRASES]["image"] == [0, 2]
+    assert "sentences: 2 of 3 images have fewer than two and are left out" in result.notes
+    assert "phrases: 1 of 3 images have fewer than two and are left out" in result.notes
+    assert "all texts: 1 of 3 images have fewer than two and are left out" in result.notes
     result = measured(Toy(), ["A dog sits near a cat.", "A man sits near a tree."])
     assert {m.name for m in result.metrics} == {
         f"{n}, {k}" for n in (SIM, TEXTS) for k in (PHRASES, ALL_TEXTS)
     }
-    assert "sentences: 2 of 2 pictures have fewer than two and are left out" in result.notes
+    assert "sentences: 2 of 2 images have fewer than two and are left out" in result.notes
     with pytest.raises(
         UserError, match=r"^no caption of told has two texts; sentences and phrases are taken"
     ):
@@ -282,14 +306,14 @@ def test_results_are_pooled_and_compared() -> None:
     assert together.value == pytest.approx((one.metric(name).value + two.metric(name).value) / 2)
     assert together.queries == 46
     change = [np.array(r.queries["kinds"][ALL_TEXTS]["scores"][SIM]) for r in (two, one)]
-    found = next(d for d in against(two, one) if d.name == name)
+    found = next(d for d in compare(two, one) if d.name == name)
     wanted = interval(change[0] - change[1], resamples=300)
     assert (found.value, found.low, found.high) == pytest.approx(tuple(wanted))
     assert found.text(found.value, "+") == f"{found.value:+.3f}"
     assert from_json(to_json(one)) == one
     other = measured(Toy(), [*CAPTIONS[:-1], "A man sits. He reads a book."])
-    with pytest.raises(UserError, match="asks other pictures, texts or classes"):
-        against(other, one)
+    with pytest.raises(UserError, match="asks other images, texts or classes"):
+        compare(other, one)
 
 
 def test_the_table_names_the_unit_and_no_better_side() -> None:
@@ -308,13 +332,13 @@ def test_the_table_names_the_unit_and_no_better_side() -> None:
 def test_ranks_are_those_of_the_dense_matrix() -> None:
     texts = [f"Word{i} and word{(7 * i) % 50} and word{(3 * i) % 50}." for i in range(50)]
     model = Toy()
-    result = owned(model, texts, resamples=100)
+    result = own_captions(model, texts, resamples=100)
     told = model.encode(texts=texts)
     colours = [Image.new("RGB", (2, 2), (i, 0, 0)) for i in range(50)]
-    features = model.method.see(model.encode(images=colours), told)
+    features = model.method.pool_images(model.encode(images=colours), told)
     score = (features.double() @ told.vector.double().T).float()
     own = torch.eye(50).bool()
-    for name, matrix in (("picture to captions", score), ("caption to pictures", score.T)):
+    for name, matrix in (("image to captions", score), ("caption to images", score.T)):
         rank = ranks(matrix, own).rank.numpy()
         for k in (1, 5, 10):
             metric = result.metric(f"own-caption R@{k}, {name}")
@@ -323,56 +347,44 @@ def test_ranks_are_those_of_the_dense_matrix() -> None:
             assert metric.chance == pytest.approx(k / 50)
         assert 0.02 < (rank <= 10).mean() < 1
     assert len(result.metrics) == 6
-    assert all(metric.name.startswith(OWN_CAPTION) for metric in result.metrics)
+    assert all(metric.name.startswith("own-caption") for metric in result.metrics)
     assert from_json(to_json(result)) == result
-    both = pooled([result, owned(Toy(seed=1), texts, resamples=100)])
-    assert both.metric("own-caption R@1, picture to captions").queries == 100
+    both = pooled([result, own_captions(Toy(seed=1), texts, resamples=100)])
+    assert both.metric("own-caption R@1, image to captions").queries == 100
 
 
 def test_a_block_that_returns_the_text_is_perfect_there_and_at_chance_in_a_fair_measure() -> None:
     texts = [f"Word{i} has word{i + 1}." for i in range(200)]
-    leaky = owned(Toy(leaks=True), texts)
+    leaky = own_captions(Toy(leaks=True), texts)
     assert {metric.value for metric in leaky.metrics} == {1.0}
     assert NOTE in leaky.notes
     out = io.StringIO()
     Console(file=out, width=300).print(table(leaky))
     assert NOTE in " ".join(out.getvalue().split())
     blind = Toy(pairwise=True, leaks=True)
-    fair = retrieval_suite(blind.method, encode_source(blind, Told(texts)))
+    fair = RetrievalSuite().measure(blind.method, encode_source(blind, Told(texts)))
     assert fair.metric("text to image R@1").value == 0.0
-    assert fair.metric("text to image R@1").ties == 200, "every picture scores the same"
+    assert fair.metric("text to image R@1").ties == 200, "every image scores the same"
     assert fair.metric("image to text R@1").value <= 1 / 200
     assert fair.metric("text to image R@1").chance == pytest.approx(1 / 200)
 
 
 def test_nan_features_are_refused() -> None:
     class Broken(Pooler):
-        def see(self, images: Encoded, texts: Encoded) -> Tensor:
-            return super().see(images, texts) * torch.nan
+        def pool_images(self, images: Encoded, texts: Encoded) -> Tensor:
+            return super().pool_images(images, texts) * torch.nan
 
     model = Toy()
     model.method = Broken()
-    for measure in (measured, owned):
+    for measure in (measured, own_captions):
         with pytest.raises(UserError, match="not a number"):
             measure(model, CAPTIONS)
 
 
 def test_mistakes_end_in_one_line() -> None:
-    data = encode_source(Toy(), Told(CAPTIONS))
-    with pytest.raises(UserError, match="was encoded without features by texts; the similarity suite needs"):
-        similarity_suite(Pooler(), data)
-    with pytest.raises(
-        UserError, match="was encoded without features by own captions; own-caption needs them"
-    ):
-        own_suite(Pooler(), data)
-    for suite, fields in ((similarity_suite, {"likeness": ()}), (own_suite, {"own": data[:2]})):
-        with pytest.raises(UserError, match="knows only 'plain'"):
-            suite(Pooler(), data._replace(**fields), Options(protocol="coco-1k"))  # type: ignore[operator]
-    with pytest.raises(
-        UserError, match=r"^clip gives no vector of a picture as a text .* such as beta_clip$"
-    ):
-        seeing(tiny_model("clip").method, "clip", "similarity")
-    assert isinstance(Pooler(), Seeing)
+    with pytest.raises(UserError, match=r"^clip gives no vector of an image as a text .* such as beta_clip$"):
+        text_conditioned(tiny_model("clip").method, "clip", "similarity")
+    assert isinstance(Pooler(), TextConditioned)
 
 
 # The command
@@ -380,7 +392,7 @@ def test_mistakes_end_in_one_line() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A method that pools pictures by texts, as a folder."""
+    """A method that pools images by texts, as a folder."""
     with known():
         yield saved(tiny_model(NAME), tmp_path / "model")
 
@@ -393,7 +405,7 @@ def test_the_command_measures_likeness_and_shows_it(folder: Path, tmp_path: Path
         "scenes:dev?count=9&size=40",
         "--suite",
         "similarity",
-        "--batch",
+        "--batch-size",
         "4",
     ]
     one, html = tmp_path / "one.json", tmp_path / "one.html"
@@ -406,36 +418,34 @@ def test_the_command_measures_likeness_and_shows_it(folder: Path, tmp_path: Path
     values = result.queries["kinds"][ALL_TEXTS]["scores"][SIM]
     assert page.count('<article class="card">') == 12
     words = Page(page).words
-    assert words.index("Pictures: most alike") < words.index("Pictures: least alike")
-    first = page[page.index("Pictures: most alike</h2>") :]
+    assert words.index("Images: most alike") < words.index("Images: least alike")
+    first = page[page.index("Images: most alike</h2>") :]
     assert f"Sim {max(values):.3f}" in first[: first.index("</h3>")]
-    last = page[page.index("Pictures: least alike</h2>") :]
+    last = page[page.index("Images: least alike</h2>") :]
     assert f"Sim {min(values):.3f}" in last[: last.index("</h3>")]
     assert f"Sim, {SENTENCES}" in words
-    assert call(*ask, "--against", one) == 0
+    assert call(*ask, "--compare-to", one) == 0
     assert call(*ask, "--captions", "first", "--json", one) == 0
     assert read(one).data["texts"] < result.data["texts"]
 
 
-def test_single_pictures_are_those_with_the_most_and_the_least_alike_features() -> None:
+def test_single_images_are_those_with_the_most_and_the_least_alike_features() -> None:
     with known():
         model = tiny_model(NAME)
-        pooling = Likenesses(model.method, lambda some: model.encode(texts=some), 16)  # type: ignore[arg-type]
+        suite = SimilaritySuite()
         source = Told([*CAPTIONS, "Nice"])
-        data = encode_source(model, source, encode_texts=False, pooling=pooling)._replace(
-            likeness=pooling.found()
-        )
-    on = Measured(model, source, data, similarity_suite(model.method, data))
+        data = suite.encode(model, source)
+    on = Measured(model, source, data, suite.measure(model.method, data))
     values = on.result.queries["kinds"][ALL_TEXTS]["scores"][SIM]
-    most, least = most_alike(on, 4), least_alike(on, 4)
+    most, least = (suite.extremes(on, sign, 4) for sign in (-1, 1))
     assert [one.features for one in most] == sorted(values, reverse=True)[:4]
     assert [one.features for one in least] == sorted(values)[:4]
-    found = data.likeness or ()
+    found = data.collected["similarity"]
     for one in most:
         i = data.keys.index(one.name)
         assert one.number == len(found[i].texts)
-        assert [told.text for told in one.look.told] == list(found[i].texts[:12])
-        assert [told.score for told in one.look.told] == list(found[i].each[:12])
+        assert [told.text for told in one.look.sentences] == list(found[i].texts[:12])
+        assert [told.score for told in one.look.sentences] == list(found[i].each[:12])
         assert np.mean(found[i].each) == pytest.approx(one.features)
 
 
@@ -451,31 +461,31 @@ def test_the_command_says_what_own_captions_are(folder: Path, tmp_path: Path, ca
     words = Page(html.read_text()).words
     assert NOTE in words
     assert "Own-caption of" in words
-    assert call(*ask, "--against", saved_) == 0
+    assert call(*ask, "--compare-to", saved_) == 0
 
 
 def test_pairs_are_scored_in_the_way_that_is_asked_for(folder: Path, tmp_path: Path, capsys: Capture) -> None:
-    pictures = [Image.new("RGB", (9, 9), colour) for colour in ("red", "blue", "grey")]
+    raw = [Image.new("RGB", (9, 9), colour) for colour in ("red", "blue", "grey")]
     told = ["A red dog runs.", "A blue bird sleeps."]
     plain, paired = load(folder, device="cpu"), load(folder, device="cpu", scoring="conditioned")
     assert (plain.method.pairwise, paired.method.pairwise) == (False, True)
-    images, texts = plain.encode(images=pictures), plain.encode(texts=told)
+    images, texts = plain.encode(images=raw), plain.encode(texts=told)
     torch.testing.assert_close(plain.score(images, texts), images.vector @ texts.vector.T)
     method = paired.method
     assert isinstance(method, Seer)
     for i in range(3):
         for j in range(2):
             image, text = rows(images, slice(i, i + 1)), rows(texts, slice(j, j + 1))
-            wanted = (method.see(image, text) * text.vector).sum()
+            wanted = (method.pool_images(image, text) * text.vector).sum()
             torch.testing.assert_close(paired.score(images, texts)[i, j], wanted)
     ask = ["evaluate", folder, "--data", "scenes:dev?count=5&size=40"]
     a, b = tmp_path / "a.json", tmp_path / "b.json"
     assert call(*ask, "--json", a) == 0
-    assert call(*ask, "--scoring", "conditioned", "--json", b, "--against", a) == 0
+    assert call(*ask, "--scoring", "conditioned", "--json", b, "--compare-to", a) == 0
     first, second = read(a), read(b)
     assert (first.settings["scoring"], second.settings["scoring"]) == ("vectors", "conditioned")
     assert first.queries != second.queries
-    assert second.settings["against"]["scoring"] == "vectors"
+    assert second.settings["compared_to"]["scoring"] == "vectors"
     assert any("a.json was made with other scores of pairs: vectors" in note for note in second.notes)
     assert "difference" in capsys.readouterr().out
     assert call(*ask, "--suite", "probes", "--scoring", "conditioned") == 0
@@ -488,14 +498,14 @@ def test_other_ways_to_score_are_refused_in_one_line(folder: Path, tmp_path: Pat
     assert "'vectors' or 'conditioned'" in text
     for suite in ("similarity", "own-caption", "fg-ovd"):
         text = complaint(capsys, *ask, "--suite", suite, "--scoring", "conditioned")
-        assert f"--scoring goes with suites that ask the method for scores; {suite} compares vectors" in text
-    text = complaint(capsys, *ask, "--suite", "similarity", "--captions", "each")
-    assert "similarity takes one text a picture: whole or first" in text
+        assert (
+            f"--scoring goes with suites that use the scores of the method; {suite} compares vectors" in text
+        )
     clip = saved(tiny_model("clip"), tmp_path / "clip")
     ask = ["evaluate", clip, "--data", "scenes:dev?count=3&size=40"]
     text = complaint(capsys, *ask, "--scoring", "conditioned")
     assert "scoring is 'conditioned'; clip has one way to score: leave it out" in text
     for suite in ("similarity", "own-caption"):
-        assert f"clip gives no vector of a picture as a text sees it; --suite {suite}" in complaint(
+        assert f"clip gives no vector of an image as a text sees it; --suite {suite}" in complaint(
             capsys, *ask, "--suite", suite
         )

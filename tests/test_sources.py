@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from runs import call
 
 from grainline.data.captions import sentences
 from grainline.data.check import check
 from grainline.data.formats.coco import CocoKarpathy, CocoVal2017
 from grainline.data.formats.common import expand
 from grainline.data.formats.folder import Folder, files_below
+from grainline.data.formats.joined import Joined
 from grainline.data.formats.parquet import Parquet
 from grainline.data.formats.table import Table
 from grainline.data.formats.tars import Tars
-from grainline.data.open_source import SOURCES, Joined, open_source, open_sources
-from grainline.data.record import Damaged, Source
+from grainline.data.open_source import SOURCES, open_source, open_sources
+from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 
 
@@ -37,7 +39,7 @@ def jpeg(shade: int = 100) -> bytes:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder with pictures a.jpg and sub/b.png, and nothing else."""
+    """A folder with images a.jpg and sub/b.png, and nothing else."""
     folder = tmp_path / "data"
     (folder / "sub").mkdir(parents=True)
     (folder / "a.jpg").write_bytes(jpeg(1))
@@ -60,7 +62,7 @@ def told(source: Source) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def cause(source: Source, index: int) -> str:
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(CorruptSample) as caught:
         source[index]
     assert "\n" not in caught.value.where
     return caught.value.cause
@@ -69,7 +71,7 @@ def cause(source: Source, index: int) -> str:
 # Folders
 
 
-def test_a_folder_gives_its_pictures_with_the_texts_beside_them(data: Path) -> None:
+def test_a_folder_gives_its_images_with_the_texts_beside_them(data: Path) -> None:
     write(data / "a.txt", "\ufeffOne.\n\n  Two. \n")
     write(data / "sub" / "b.json", {"caption": "B.", "long": "B is long."})
     write(data / ".hidden.txt", "No.")
@@ -89,10 +91,10 @@ def test_in_a_folder_json_wins_where_it_has_texts(data: Path) -> None:
     write(data / "lonely.txt", "T.")
     source = Folder(str(data))
     assert told(source) == [("a.jpg", ("J.",)), ("sub/b.png", ("T.",))]
-    assert source.remarks == ("1 texts have no picture: lonely.txt",)
+    assert source.remarks == ("1 texts have no image: lonely.txt",)
 
 
-def test_in_a_folder_a_missing_text_or_picture_is_damage(data: Path) -> None:
+def test_in_a_folder_a_missing_text_or_image_is_damage(data: Path) -> None:
     write(data / "a.txt", "A.")
     (data / "c.jpg").mkdir()
     write(data / "z.gif", "gone")
@@ -131,7 +133,7 @@ def test_columns_are_found_by_name(data: Path, image: str, caption: str) -> None
     assert source[0].long == "Long."
 
 
-def test_rows_of_one_picture_are_merged_in_order(data: Path) -> None:
+def test_rows_of_one_image_are_merged_in_order(data: Path) -> None:
     rows = [
         {"image": "sub/b.png", "caption": "B1."},
         {"image": "a.jpg", "caption": ["A1.", "A2."], "long": "Long."},
@@ -161,7 +163,7 @@ def test_csv_and_tsv_are_read_whatever_the_delimiter(data: Path, name: str, text
         assert told(source)[1][0] == "sub/b.png"
 
 
-def test_columns_and_the_folder_of_pictures_can_be_named(data: Path, tmp_path: Path) -> None:
+def test_columns_and_the_folder_of_images_can_be_named(data: Path, tmp_path: Path) -> None:
     table = write(tmp_path / "t.csv", "photo,says,caption\na.jpg,Yes.,No.\n")
     assert told(open_source(f"{table}?image=photo&caption=says&root=data")) == [("a.jpg", ("Yes.",))]
     assert told(open_source(f"{table}?image=photo&caption=says", images=str(data))) == [("a.jpg", ("Yes.",))]
@@ -181,11 +183,11 @@ def test_damage_in_a_table_is_counted_row_by_row(data: Path) -> None:
     source = open_source(write(data / "t.jsonl", "\n".join(rows)))
     assert source[0].captions == ("A.",)
     assert [cause(source, n) for n in range(1, len(source))] == [
-        "damaged row",
+        "corrupt row",
         "missing image",
         "missing image",
         "missing caption",
-        "damaged region",
+        "corrupt region",
     ]
     report = check(source, sentences)
     assert report.faults[0][:2] == ("missing image", 2)
@@ -336,9 +338,9 @@ def test_official_captions_are_kept_in_the_order_of_their_ids(data: Path) -> Non
     assert cause(source, 1) == "missing caption"
 
 
-def test_the_real_coco_file_keeps_five_captions_of_each_picture(shared_data: Path, tmp_path: Path) -> None:
+def test_the_real_coco_file_keeps_five_captions_of_each_image(shared_data: Path, tmp_path: Path) -> None:
     file = shared_data / "benchmarks" / "coco" / "captions_val2017.json"
-    with pytest.raises(UserError, match=r"none of the 5000 pictures .* --images DIR; see docs/data\.md"):
+    with pytest.raises(UserError, match=r"none of the 5000 images .* --images DIR; see docs/data\.md"):
         open_source(f"coco-val2017:{file}")
     (tmp_path / "000000397133.jpg").write_bytes(jpeg())
     for path in (f"coco-val2017:{file}?images={tmp_path}", str(file)):
@@ -353,7 +355,7 @@ def test_the_real_coco_file_keeps_five_captions_of_each_picture(shared_data: Pat
 
 def test_real_json_with_rows_is_a_table(shared_data: Path, tmp_path: Path) -> None:
     file = shared_data / "benchmarks" / "himo-docci" / "himo_docci_data.json"
-    with pytest.raises(UserError, match=rf"none of the \d+ pictures of {file}"):
+    with pytest.raises(UserError, match=rf"none of the \d+ images of {file}"):
         open_source(str(file))
     (tmp_path / "test_00000.jpg").write_bytes(jpeg())
     source = open_source(str(file), images=str(tmp_path))
@@ -390,8 +392,8 @@ def test_joined_sources_pass_on_damage_and_remarks(data: Path, karpathy: str) ->
     assert cause(joined, 1) == "missing caption"
     assert isinstance(joined, Joined)
     assert joined.remarks == (
-        f"{data}: 2 texts have no picture: dataset_coco.json, x.txt",
-        f"{karpathy}: 2 captions beyond the first 5 of their picture are left out",
+        f"{data}: 2 texts have no image: dataset_coco.json, x.txt",
+        f"{karpathy}: 2 captions beyond the first 5 of their image are left out",
     )
 
 
@@ -446,6 +448,52 @@ def test_a_kind_can_be_named(data: Path) -> None:
     assert set(SOURCES) >= {"scenes", "tars", "folder", "table", "parquet", "coco-karpathy", "coco-val2017"}
 
 
+OWN_SOURCE = """
+from PIL import Image
+from grainline.data.formats.common import FileSource, digest
+from grainline.data.record import Record
+
+
+class Colours(FileSource):
+    def __init__(self, path):
+        self.path, self.names = path, path.split(",")
+
+    def __len__(self):
+        return len(self.names)
+
+    def __getitem__(self, index):
+        return Record(self.names[index], Image.new("RGB", (40, 40), self.names[index]), (f"It is {index}.",))
+
+    def keys(self):
+        return iter(self.names)
+
+    def fingerprint(self):
+        return digest(self.names)
+"""
+
+
+def test_a_source_from_outside_is_opened_by_module_and_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "own_sources.py", OWN_SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = "own_sources:Colours:red,blue"
+    assert told(open_source(path)) == [("red", ("It is 0.",)), ("blue", ("It is 1.",))]
+    assert told(open_source(f"{path}?skip=1")) == told(open_source(path))
+    assert call("data", "check", path) == 0
+    assert "samples         2" in capsys.readouterr().out
+    for wrong, message in (
+        ("own_sources:Nothing:red", "own_sources:Nothing is no class"),
+        ("no_such_module:Colours:red", "the source of the data: no_such_module:Colours cannot be imported"),
+        ("builtins:Exception:red", "builtins:Exception is no source: it lacks path"),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            open_source(wrong)
+        assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="own_sources:Colours would import the module own_sources"):
+        open_source(path, trust_code=False)
+
+
 ROW = {"image": "a.jpg", "caption": "A."}
 
 
@@ -458,8 +506,8 @@ ROW = {"image": "a.jpg", "caption": "A."}
         ({}, "t-{2..0}.csv", r"\{2\.\.0\} in .* is no range"),
         ({"a.xyz": "x"}, "a.xyz", r"a\.xyz is of no known kind: allowed are \.tar, \.jsonl"),
         ({"a.tar.gz": "x"}, "a.tar.gz", r"a\.tar\.gz is of no known kind: .*unpack it first"),
-        ({"empty/x/y.md": ""}, "empty", r"empty holds no pictures .* but 1 files of the kinds md"),
-        ({}, "sub", r"sub holds 1 pictures without captions: put NAME\.txt or NAME\.json beside"),
+        ({"empty/x/y.md": ""}, "empty", r"empty holds no images .* but 1 files of the kinds md"),
+        ({}, "sub", r"sub holds 1 images without captions: put NAME\.txt or NAME\.json beside"),
         ({"t.jsonl": ""}, "t.jsonl", r"t\.jsonl is empty"),
         ({"t.jsonl": "no\nno"}, "t.jsonl", r"t\.jsonl is not JSON Lines: .*one object a line"),
         ({"t.jsonl": [ROW]}, "t.jsonl", r"t\.jsonl is not JSON Lines: a list"),
@@ -489,12 +537,12 @@ ROW = {"image": "a.jpg", "caption": "A."}
         (
             {"t.jsonl": ROW | {"image": "x/a.jpg"}},
             "t.jsonl",
-            r"none of the 1 pictures of .* first was looked for at .*x/a\.jpg.*--images DIR",
+            r"none of the 1 images of .* first was looked for at .*x/a\.jpg.*--images DIR",
         ),
         (
             {"t.jsonl": ROW},
             "t.jsonl?root=nowhere",
-            r"no folder of pictures at .*nowhere, named for .*t\.jsonl",
+            r"no folder of images at .*nowhere, named for .*t\.jsonl",
         ),
         (
             {"t.csv": "image,caption\na.jpg,One, two.\n"},
@@ -520,7 +568,7 @@ ROW = {"image": "a.jpg", "caption": "A."}
             "t.json",
             r"row 1 of t\.json: http://y/a\.jpg and http://x/a\.jpg have one file name",
         ),
-        ({"t.json": [["n.jpg", "A.", "m.jpg", "B."]]}, "t.json", r"none of the 2 pictures .*--images DIR"),
+        ({"t.json": [["n.jpg", "A.", "m.jpg", "B."]]}, "t.json", r"none of the 2 images .*--images DIR"),
         ({}, "cooc-karpathy:t.json", r"names no known kind: cooc-karpathy is none of scenes, tars"),
         ({}, "https://example.org/a.tar", r"is not on this machine: download it first"),
         ({}, "tars:sub", r"sub holds no \.tar files"),
@@ -564,10 +612,10 @@ def test_texts_beside_an_image_that_cannot_be_read_are_damaged_and_named(data: P
     (data / "a.txt").write_bytes("Caf\u00e9".encode("latin-1"))
     (data / "sub" / "b.txt").write_text("B.")
     source = open_source(str(data))
-    with pytest.raises(Damaged, match=r"damaged text: .*a\.txt \(not UTF-8 text \(.* at byte 3\)\)"):
+    with pytest.raises(CorruptSample, match=r"corrupt text: .*a\.txt \(not UTF-8 text \(.* at byte 3\)\)"):
         source[0]
     (data / "sub" / "b.json").write_text("{")
-    assert [cause(source, n) for n in (0, 1)] == ["damaged text"] * 2
+    assert [cause(source, n) for n in (0, 1)] == ["corrupt text"] * 2
 
 
 def test_a_span_that_ends_before_it_starts_is_a_damaged_region(data: Path) -> None:
@@ -577,7 +625,7 @@ def test_a_span_that_ends_before_it_starts_is_a_damaged_region(data: Path) -> No
         if right:
             assert source[1].regions[0].span == tuple(span)
         else:
-            assert cause(source, 1) == "damaged region"
+            assert cause(source, 1) == "corrupt region"
 
 
 def test_wrong_rows_of_coco_are_damage_of_their_own(data: Path) -> None:
@@ -596,7 +644,7 @@ def test_wrong_rows_of_coco_are_damage_of_their_own(data: Path) -> None:
     }
     source = open_source("coco-val2017:" + write(data / "captions_val2017.json", content))
     assert source[0][:3] == ("a.jpg", jpeg(1), ("A.",))
-    said = [fault for fault in check(source, sentences).faults if fault.cause == "damaged row"]
+    said = [fault for fault in check(source, sentences).faults if fault.cause == "corrupt row"]
     file = str(data / "captions_val2017.json")
     assert said[0].first == (
         f"{file}: images[1] (id is [6]: an id is a number or a text)",
@@ -627,10 +675,8 @@ def test_a_folder_that_the_system_refuses_is_a_mistake(data: Path) -> None:
         files_below(str(data / "gone"))
 
 
-def test_a_folder_of_pictures_is_only_for_kinds_that_need_one(data: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"--images .* does not go with scenes: scenes hold their own pictures"
-    ):
+def test_a_folder_of_images_is_only_for_kinds_that_need_one(data: Path) -> None:
+    with pytest.raises(UserError, match=r"--images .* does not go with scenes: scenes hold their own images"):
         open_source("scenes", images=str(data))
     with pytest.raises(UserError, match=r"--images .* does not go with scenes"):
         open_sources(["scenes", "scenes:dev"], images=str(data))

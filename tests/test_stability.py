@@ -18,27 +18,26 @@ from test_zeroshot import Cosine, encoded
 from torch import Tensor
 
 from grainline.data.captions import sentences
-from grainline.data.chunks import Parted
 from grainline.data.record import Record
+from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
 from grainline.evaluation.collectors import subtexts as noise
 from grainline.evaluation.collectors.subtexts import NOISY, PLAIN, SENTENCES, drawn, inserted, pool
-from grainline.evaluation.compare import against, noted, pooled
-from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.compare import compare, pooled, with_comparison
+from grainline.evaluation.encode import Encodings
 from grainline.evaluation.intervals import interval
-from grainline.evaluation.outcome import Options
 from grainline.evaluation.result import Result, from_json, read, to_json
+from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.stability import (
     SSI,
+    StabilityOptions,
+    StabilitySuite,
     changes,
     concentration,
-    stability_cells,
-    stability_suite,
-    with_noise,
 )
 from grainline.evaluation.table import difference_table, table
 from grainline.training.recipe import read_recipe
-from grainline.training.run import run
+from grainline.training.run import train
 from grainline.types import Encoded
 
 Capture = pytest.CaptureFixture[str]
@@ -58,10 +57,10 @@ class Reader:
         g = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {word}".encode()))
         return F.normalize(torch.randn(D, generator=g) + self.lean, dim=0)
 
-    def read(self, texts: Sequence[str]) -> Parted:
+    def read(self, texts: Sequence[str]) -> TokenizedParts:
         words = [text.split() for text in texts]
         ids = [[[zlib.crc32(word.encode()) for word in one[: self.context]]] for one in words]
-        return Parted(ids, [max(0, len(one) - self.context) for one in words])
+        return TokenizedParts(ids, [max(0, len(one) - self.context) for one in words])
 
     def encode(
         self, *, images: Sequence[bytes | Image.Image] | None = None, texts: Sequence[str] | None = None
@@ -70,7 +69,7 @@ class Reader:
             return encoded(torch.stack([self.word(str(image.getpixel((0, 0)))) for image in images]))  # type: ignore[union-attr]
         assert texts is not None
         self.texts += texts
-        self.cut += sum(self.read(texts).cut)
+        self.cut += sum(self.read(texts).truncated)
         tokens = [torch.stack([self.word(word) for word in text.split()[: self.context]]) for text in texts]
         length = max(map(len, tokens))
         mask = torch.tensor([[i < len(x) for i in range(length)] for x in tokens])
@@ -78,9 +77,9 @@ class Reader:
         vector = torch.stack([F.normalize(x.mean(0), dim=0) for x in tokens])
         return encoded(vector)._replace(tokens=padded, mask=mask)
 
-    def score(self, picture: str, text: str) -> float:
-        """The same in float64, of one picture and one text."""
-        image = self.word(picture).double()
+    def score(self, colour: str, text: str) -> float:
+        """The same in float64, of one image and one text."""
+        image = self.word(colour).double()
         tokens = [self.word(word).double() for word in text.split()[: self.context]]
         if self.method.pairwise:
             return max(float(image @ token) for token in tokens)
@@ -89,7 +88,7 @@ class Reader:
 
 
 class Told:
-    """Pictures of a colour of their own with given texts."""
+    """Images of a colour of their own with given texts."""
 
     path, remarks = "told", ()
 
@@ -118,12 +117,13 @@ def captions(number: int, most: int = 5) -> list[str]:
 
 
 def noisy(model: Reader, source: Told, seed: int = 0, batch: int = 7) -> Encodings:
-    data = encode_source(model, source, encode_texts=False, subtexts=True)
-    return with_noise(model, data, seed, batch)
+    suite = StabilitySuite(StabilityOptions(noise_seed=seed))
+    return suite.encode(model, source, Settings(batch_size=batch))
 
 
 def measured(model: Reader, source: Told, seed: int = 0, **options: Any) -> Result:
-    return stability_suite(model.method, noisy(model, source, seed), Options(**options))
+    suite = StabilitySuite(StabilityOptions(noise_seed=seed))
+    return suite.measure(model.method, noisy(model, source, seed), Settings(**options))
 
 
 # The metric
@@ -139,9 +139,11 @@ def outcome(plain: list[list[float]], with_noise: list[list[float]]) -> dict[str
 
 def test_values_that_are_known_by_heart() -> None:
     assert 100 * changes([0.254], [0.236])[0] == pytest.approx(7.086614)
-    cells = stability_cells([outcome([[0.20, 0.25], [0.30]], [[0.18, 0.25], [0.24]])], Options(resamples=10))
+    cells = StabilitySuite().metrics(
+        [outcome([[0.20, 0.25], [0.30]], [[0.18, 0.25], [0.24]])], Settings(resamples=10)
+    )
     cell = cells[SSI]
-    assert cell.value == pytest.approx(12.5), "the mean over pictures, not over subtexts, which is 10"
+    assert cell.value == pytest.approx(12.5), "the mean over images, not over subtexts, which is 10"
     assert (cell.queries, cell.chance, cell.unit, cell.ties) == (3, None, "change", 0)
     assert changes([-0.5, 0.5], [-0.6, 0.4]).tolist() == pytest.approx([0.2, 0.2])
     assert changes([1e-9, -1e-7, 0.0], [1e-6, 1e-7, 0.0]).tolist() == pytest.approx([0.999, 0.2, 0.0])
@@ -154,8 +156,8 @@ def test_the_breakdown_is_by_where_the_noise_stands() -> None:
         "of": [[1, 2, 3], [1], [1, 2]],
         "scores": {PLAIN: plain, NOISY: [[1.1, 1.2, 1.4], [1.08], [1.02, 1.05]]},
     }
-    options = Options(resamples=200, seed=3)
-    cells = stability_cells([queries], options)
+    options = Settings(resamples=200, seed=3)
+    cells = StabilitySuite().metrics([queries], options)
     assert list(cells) == [SSI, START, MIDDLE, END]
     assert cells[START].value == pytest.approx((10 + 2) / 2)
     assert cells[MIDDLE].value == pytest.approx((20 + 40) / 2)
@@ -163,9 +165,9 @@ def test_the_breakdown_is_by_where_the_noise_stands() -> None:
     assert cells[SSI].value == pytest.approx(((10 + 20 + 40) / 3 + 8 + (2 + 5) / 2) / 3)
     assert [cell.queries for cell in cells.values()] == [6, 2, 2, 2]
     for name, means in ((SSI, [70 / 3, 8, 3.5]), (START, [10, 2])):
-        ends = np.quantile(cells[name].drawn, [0.025, 0.975])
+        ends = np.quantile(cells[name].samples, [0.025, 0.975])
         assert ends.tolist() == pytest.approx(interval(np.array(means), resamples=200, seed=3)[1:])
-    single = stability_cells([outcome([[1.0], [1.0]], [[1.1], [1.2]])], options)
+    single = StabilitySuite().metrics([outcome([[1.0], [1.0]], [[1.1], [1.2]])], options)
     assert list(single) == [SSI, START], "a text of one sentence has no middle; here no noise is at an end"
 
 
@@ -175,7 +177,7 @@ def test_scores_are_those_of_a_loop_in_float64(pairwise: bool, context: int) -> 
     model, texts = Reader(pairwise, context), captions(30)
     own = ["Word1 has word2.", "Word1 has word2. Word3 has word4. Word5 has word6."]
     result = measured(model, Told(texts, own))
-    per_picture: list[float] = []
+    per_image: list[float] = []
     for i, text in enumerate(texts):
         pieces = text.replace(". ", ".|").split("|")
         subtexts = own if i == 0 else [" ".join(pieces[: k + 1]) for k in range(len(pieces))]
@@ -189,8 +191,8 @@ def test_scores_are_those_of_a_loop_in_float64(pairwise: bool, context: int) -> 
             assert result.queries["scores"][PLAIN][i][j] == pytest.approx(before, abs=1e-6)
             assert result.queries["scores"][NOISY][i][j] == pytest.approx(after, abs=1e-6)
             change.append(abs(before - after) / abs(before))
-        per_picture.append(float(np.mean(change)))
-    assert result.metric(SSI).value == pytest.approx(100 * np.mean(per_picture), rel=1e-4)
+        per_image.append(float(np.mean(change)))
+    assert result.metric(SSI).value == pytest.approx(100 * np.mean(per_image), rel=1e-4)
     assert result.metric(SSI).value > 1
     assert {len(scores) for scores in result.queries["at"]} == {1, 2, 3, 4, 5}
 
@@ -206,7 +208,7 @@ def test_the_sentences_are_fixed_single_and_different() -> None:
         assert sentence.isascii()
 
 
-def test_what_is_drawn_is_a_function_of_seed_picture_and_subtext() -> None:
+def test_what_is_drawn_is_a_function_of_seed_image_and_subtext() -> None:
     texts = captions(40)
     whole = measured(Reader(), Told(texts), seed=5)
     some = measured(Reader(), Told(texts, order=[31, 7, 22, 0]), seed=5)
@@ -218,7 +220,7 @@ def test_what_is_drawn_is_a_function_of_seed_picture_and_subtext() -> None:
     assert other.queries["sentence"] != whole.queries["sentence"]
     assert other.queries["at"] != whole.queries["at"]
     assert drawn(0, "a", ["A dog runs.", "A dog runs. It is wet."])[:3] == (18, (1, 2), (1, 2)), "everywhere"
-    assert drawn(0, "a", ["A dog runs. It is wet."]).at == (2,), "whatever else the picture has"
+    assert drawn(0, "a", ["A dog runs. It is wet."]).at == (2,), "whatever else the image has"
 
 
 def test_sentences_and_places_are_drawn_evenly() -> None:
@@ -257,8 +259,8 @@ def test_of_a_few_sentences_another_digest(monkeypatch: pytest.MonkeyPatch) -> N
     result = measured(Reader(), Told(captions(6)))
     monkeypatch.setattr(noise, "SENTENCES", SENTENCES[:30])
     assert pool() != "8d79d0ca"
-    with pytest.raises(UserError, match=r"results with noise sentences .* and 8d79d0ca cannot be compared"):
-        against(measured(Reader(), Told(captions(6))), result)
+    with pytest.raises(UserError, match=r"results with noise pool .* and 8d79d0ca cannot be compared"):
+        compare(measured(Reader(), Told(captions(6))), result)
 
 
 # Texts that are cut
@@ -290,8 +292,7 @@ def test_noise_beyond_what_is_read_changes_nothing_and_is_counted() -> None:
 def test_no_text_is_encoded_twice(pairwise: bool) -> None:
     model = Reader(pairwise, context=9)
     data = noisy(model, Told(captions(20)), batch=3)
-    assert data.noise is not None
-    told = data.noise.told
+    told = data.collected["stability"].told
     assert (
         len({tuple(text.split()[:9]) for text in model.texts}) == len(model.texts) == len(told.texts.vector)
     )
@@ -309,16 +310,17 @@ def test_no_text_is_encoded_twice(pairwise: bool) -> None:
 def test_scores_near_zero_are_floored_and_counted() -> None:
     source = Told(["Word1 has word2. Word3 has word4."] * 30)
     data = noisy(Reader(), source)
-    assert data.noise is not None
-    told = data.noise.told
+    told = data.collected["stability"].told
     plain = sorted({told.row[place].item() for place in told.of[PLAIN][0]})
     vector = told.texts.vector.clone()
     vector[plain[0]] = 0
     told = told._replace(texts=told.texts._replace(vector=vector))
-    result = stability_suite(Cosine(), data._replace(noise=data.noise._replace(told=told)))
+    result = StabilitySuite().measure(
+        Cosine(), data._replace(collected={"stability": data.collected["stability"]._replace(told=told)})
+    )
     assert "30 of 60 scores are closer to 0 than 1e-06 and count as that" in result.notes
     assert result.metric(SSI).value > 1e5
-    assert not any("closer to 0" in note for note in stability_suite(Cosine(), data).notes)
+    assert not any("closer to 0" in note for note in StabilitySuite().measure(Cosine(), data).notes)
 
 
 def test_a_value_that_few_subtexts_make_up_is_said_to_be_so() -> None:
@@ -327,13 +329,12 @@ def test_a_value_that_few_subtexts_make_up_is_said_to_be_so() -> None:
     assert concentration(np.array([1.0, 5, 1, 1]), np.array([9.0, 1, 1, 1])) == 1
     assert concentration(np.zeros(4), np.ones(4)) == 1
     data = noisy(Reader(lean=1.5), Told(captions(60)))
-    assert not any("half of the SSI" in note for note in stability_suite(Cosine(), data).notes)
+    assert not any("half of the SSI" in note for note in StabilitySuite().measure(Cosine(), data).notes)
     vector = data.images.vector.clone()
-    assert data.noise is not None
-    row = data.noise.told.row[data.noise.told.of[PLAIN][0][0]]
-    text = data.noise.told.texts.vector[row]
+    row = data.collected["stability"].told.row[data.collected["stability"].told.of[PLAIN][0][0]]
+    text = data.collected["stability"].told.texts.vector[row]
     vector[0] = F.normalize(vector[0] - (vector[0] @ text) * text, dim=0)  # at right angles to its text
-    found = stability_suite(Cosine(), data._replace(images=data.images._replace(vector=vector)))
+    found = StabilitySuite().measure(Cosine(), data._replace(images=data.images._replace(vector=vector)))
     assert "half of the SSI comes from 1 of 180 subtexts: their scores are close to 0" in found.notes
 
 
@@ -342,7 +343,9 @@ def test_a_result_says_which_noise_and_which_way_is_better() -> None:
     assert (result.settings["noise_seed"], result.settings["noise_pool"]) == (7, "8d79d0ca")
     assert any("40 sentences, digest 8d79d0ca, seed 7; published values" in note for note in result.notes)
     assert from_json(to_json(result)) == result
-    assert result.data["texts"] == len({*noisy(Reader(), Told(captions(20)), 7).noise.told.strings})  # type: ignore[union-attr]
+    assert result.data["texts"] == len(
+        {*noisy(Reader(), Told(captions(20)), 7).collected["stability"].told.strings}
+    )
     out = io.StringIO()
     Console(file=out, width=200).print(table(result))
     line = next(line for line in out.getvalue().splitlines() if "SSI (lower is better)" in line)
@@ -350,7 +353,7 @@ def test_a_result_says_which_noise_and_which_way_is_better() -> None:
     assert " none " in line
     before = measured(Reader(seed=1), Told(captions(20)), seed=7)
     out = io.StringIO()
-    Console(file=out, width=200).print(difference_table(noted(result, before, "b.json")))
+    Console(file=out, width=200).print(difference_table(with_comparison(result, before, "b.json")))
     line = next(line for line in out.getvalue().splitlines() if "SSI (lower is better)" in line)
     assert f"{result.metric(SSI).value - before.metric(SSI).value:+.2f}" in line
 
@@ -363,32 +366,25 @@ def test_results_are_pooled_and_compared() -> None:
         a, b = (result.metric(metric.name) for result in (one, two))
         assert metric.value == pytest.approx((a.value + b.value) / 2)
         assert metric.queries == 2 * a.queries
-    per_picture = []
+    per_image = []
     for result in (one, two):
         both = (result.queries["scores"][name] for name in (PLAIN, NOISY))
-        per_picture.append(np.array([changes(*pair).mean() for pair in zip(*both, strict=True)]))
-    found = against(two, one)[0]
-    wanted = interval(100 * (per_picture[1] - per_picture[0]), resamples=300)
+        per_image.append(np.array([changes(*pair).mean() for pair in zip(*both, strict=True)]))
+    found = compare(two, one)[0]
+    wanted = interval(100 * (per_image[1] - per_image[0]), resamples=300)
     assert (found.value, found.low, found.high) == pytest.approx(tuple(wanted))
-    assert {x.value for x in against(one, one)} == {0.0}
+    assert {x.value for x in compare(one, one)} == {0.0}
     other = measured(Reader(seed=1), source, seed=3)
-    for call_ in (lambda: pooled([one, other]), lambda: against(one, other)):
+    for call_ in (lambda: pooled([one, other]), lambda: compare(one, other)):
         with pytest.raises(UserError, match="results with noise seed 0 and 3 cannot be"):
             call_()
 
 
-def test_mistakes_end_in_one_line() -> None:
-    data = encode_source(Reader(), Told(captions(4)))
-    with pytest.raises(UserError, match="told was encoded without subtexts; noise is put into them"):
-        with_noise(Reader(), data)
-    with pytest.raises(UserError, match="told was encoded without noise; the stability suite needs it"):
-        stability_suite(Cosine(), data)
+def test_nan_scores_are_refused() -> None:
     ready = noisy(Reader(), Told(captions(4)))
-    with pytest.raises(UserError, match="the stability suite knows only 'plain'"):
-        stability_suite(Cosine(), ready, Options(protocol="coco-5k"))
     vector = torch.full_like(ready.images.vector, torch.nan)
     with pytest.raises(UserError, match="scores are not a number"):
-        stability_suite(Cosine(), ready._replace(images=ready.images._replace(vector=vector)))
+        StabilitySuite().measure(Cosine(), ready._replace(images=ready.images._replace(vector=vector)))
 
 
 # The command
@@ -398,7 +394,7 @@ def test_mistakes_end_in_one_line() -> None:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one step."""
     folder = tmp_path_factory.mktemp("stability")
-    run(read_recipe(recipe(folder, "clip"), ["train.steps=1"]), folder / "run")
+    train(read_recipe(recipe(folder, "clip"), ["train.max_steps=1"]), folder / "run")
     return folder / "run"
 
 
@@ -418,25 +414,19 @@ def test_the_command_measures_and_shows_noise(model: Path, tmp_path: Path, capsy
     assert "The upright line is chance" not in page
     first = page[page.index("Noise: largest change</h2>") :]
     assert f"changed by {100 * largest:,.2f} %" in first[: first.index("</h3>")]
-    assert call(*ask, "--against", one) == 0
-    assert call(*ask, "--noise-seed", "4", "--json", other) == 0
+    assert call(*ask, "--compare-to", one) == 0
+    assert call(*ask, "--set", "noise_seed=4", "--json", other) == 0
     assert read(other).queries["at"] != result.queries["at"]
-    said = complaint(capsys, *ask, "--against", other)
-    assert f"{other} was made with --noise-seed 4, not 0; use the same" in said
+    said = complaint(capsys, *ask, "--compare-to", other)
+    assert f"{other} was made with noise_seed=4, not 0; use the same" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            ["--suite", "probes", "--noise-seed", "0"],
-            "--noise-seed goes with --suite stability, not with probes",
-        ),
-        (
-            ["--suite", "stability", "--captions", "each"],
-            "stability takes one text a picture: whole or first",
-        ),
-        (["--suite", "stability", "--protocol", "coco-1k"], "the stability suite knows only 'plain'"),
+        (["--suite", "probes", "--set", "noise_seed=0"], "--suite probes has no options"),
+        (["--suite", "stability", "--captions", "each"], "reads one text an image; allowed: whole, first"),
+        (["--suite", "stability", "--set", "noise_seed=-1"], "should be greater than or equal to 0"),
     ],
     ids=" ".join,
 )

@@ -31,7 +31,7 @@ from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.config import PretrainedImageConfig
 from grainline.errors import UserError
 from grainline.index.reader import fingerprint
-from grainline.methods import METHODS
+from grainline.methods import method_class
 from grainline.model import Model, load
 from grainline.nn.scale import clamp_scales
 
@@ -54,9 +54,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Files of several shapes, all sides even so that the middle is no question of rounding."""
-    folder = tmp_path_factory.mktemp("pictures")
+    folder = tmp_path_factory.mktemp("images")
     for i, (height, width) in enumerate([(40, 30), (16, 64), (50, 50)]):
         pixels = np.random.default_rng(i).integers(0, 256, (height, width, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{i}.png")
@@ -109,11 +109,11 @@ def librarys_cosines(family: str, folder: Path, model: Any, files: list[Path]) -
 
 @pytest.mark.parametrize("family", ["clip", "siglip", "groupvit"])
 def test_scores_are_the_cosines_of_the_librarys_own_model(
-    family: str, saved: Saved, pictures: list[Path]
+    family: str, saved: Saved, images: list[Path]
 ) -> None:
     folder, model = saved(family)
-    mine = load(folder).score(pictures, TEXTS)
-    theirs = librarys_cosines(family, folder, model, pictures)
+    mine = load(folder).score(images, TEXTS)
+    theirs = librarys_cosines(family, folder, model, images)
     assert theirs.std() > 0.01
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
 
@@ -210,7 +210,7 @@ def test_a_checkpoint_of_both_sides_is_read_once(saved: Saved, monkeypatch: pyte
     ],
 )
 def test_every_method_takes_every_mixture_of_sides(
-    method: str, image: str, text: str, width: int, saved: Saved, pictures: list[Path]
+    method: str, image: str, text: str, width: int, saved: Saved, images: list[Path]
 ) -> None:
     sides = {
         "image": SCRATCH["image"] if image == "scratch" else {"pretrained": str(saved(image)[0])},
@@ -219,8 +219,8 @@ def test_every_method_takes_every_mixture_of_sides(
     found = begun(method, **sides)
     made = found.method()
     model = Model(found.description, made, tokenizer())
-    assert model.encode(images=pictures).vector.shape == (3, width)
-    assert model.score(pictures, TEXTS).shape == (3, 4)
+    assert model.encode(images=images).vector.shape == (3, width)
+    assert model.score(images, TEXTS).shape == (3, 4)
     towers: Any = made.towers
     for name, side, projection in (("image", image, "to_image"), ("text", text, "to_text")):
         if side != "scratch":
@@ -350,7 +350,7 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
 )
 def test_mistakes_in_a_side_name_the_field_as_it_was_written(values: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError) as error:
-        parse(METHODS["clip"][1], values, "here")
+        parse(method_class("clip").config_class, values, "here")
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -359,11 +359,11 @@ def test_mistakes_in_a_side_name_the_field_as_it_was_written(values: dict[str, A
 
 
 def test_a_checkpoint_is_a_model_by_its_folder_or_file(
-    saved: Saved, pictures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saved: Saved, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(saved("clip")[0].parent)
     assert load("clip").description.method == "clip"
-    assert torch.equal(load("clip").score(pictures, TEXTS), load(saved("clip")[0]).score(pictures, TEXTS))
+    assert torch.equal(load("clip").score(images, TEXTS), load(saved("clip")[0]).score(images, TEXTS))
     assert saved("siglip")[0].parent == Path.cwd()
     assert load("siglip").description.method == "siglip"
     model = OpenAI(vocab=556)
@@ -372,7 +372,7 @@ def test_a_checkpoint_is_a_model_by_its_folder_or_file(
     found = load(tmp_path / "weights.safetensors")
     assert found.description.method == "clip"
     assert found.tokenizer.vocab == 556
-    assert found.score(pictures, TEXTS).shape == (3, 4)
+    assert found.score(images, TEXTS).shape == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ def test_the_commands_take_a_checkpoint_as_their_model(
     monkeypatch.chdir(folder.parent)
     assert call("evaluate", "clip", "--data", "scenes:dev?count=4&size=32") == 0
     assert call("encode", "clip", "scenes:dev?count=4&size=32", "--out", tmp_path / "vectors") == 0
-    null = ("--null", texts(tmp_path))
+    null = ("--calibration-texts", texts(tmp_path))
     assert (
         call("index", "build", tmp_path / "photos", "--model", "clip", "--out", tmp_path / "index", *null)
         == 0
@@ -524,4 +524,4 @@ def test_a_folder_of_something_else_says_what_it_lacks(tmp_path: Path) -> None:
 def test_a_side_is_a_config_of_its_own() -> None:
     config: Any = method_config("clip", {"pretrained": "x"}, "test")
     assert isinstance(config.image, PretrainedImageConfig)
-    assert parse(METHODS["clip"][1], config.model_dump(mode="json"), "again") == config
+    assert parse(method_class("clip").config_class, config.model_dump(mode="json"), "again") == config

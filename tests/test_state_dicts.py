@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import END, LongCLIP, OpenAI, pictures, save_state, shaken, texts
+from checkpoints import END, LongCLIP, OpenAI, images, save_state, shaken, texts
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -35,7 +35,7 @@ def same(found: Pretrained, model: Any, pad: int = 0) -> None:
     assert found.image_projection is not None
     assert found.text_projection is not None
     assert found.scale is not None
-    pixels = pictures(16)
+    pixels = images(16)
     x = (pixels / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(SPREAD).view(3, 1, 1)
     close(found.image(pixels).pooled @ found.image_projection.T, model.encode_image(x))
     ids, mask = texts(found.text.context, pad=pad)

@@ -13,9 +13,9 @@ from runs import call, logged, recipe, steps_done
 from test_resume import ended, started, train
 
 from grainline.training import loop
-from grainline.training.checkpoint import newest, verify
+from grainline.training.checkpoint import latest, verify
 
-LONG = ("train.steps=30", "train.save_every=25", "data.workers=2")
+LONG = ("train.max_steps=30", "train.save_every=25", "data.workers=2")
 WEIGHTS = "model.safetensors"
 MEASURED = ('data.validation=["scenes:dev?count=6"]', "train.validate_every=2", "train.save_every=4")
 BOTH = (signal.SIGINT, signal.SIGTERM)
@@ -26,7 +26,7 @@ def at_step(patch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> No
     whole = loop._Training._step
 
     def acting(self: loop._Training, batches: object) -> None:
-        if self.made + 1 == step:
+        if self.step + 1 == step:
             act()
         whole(self, batches)  # type: ignore[arg-type]
 
@@ -78,12 +78,12 @@ def test_a_signal_to_all_processes_of_a_run_saves_a_checkpoint_that_it_goes_on_f
     assert process.exitcode == 128 + number
     said = (tmp_path / "run.txt").read_text()
     found = re.search(
-        r"grainline: (\w+) after step (\d+) of 30; the checkpoint (\S+) is saved; go on with", said
+        r"grainline: (\w+) after step (\d+) of 30; the checkpoint (\S+) is saved; continue with", said
     )
     assert found is not None, said
     assert "Traceback" not in said
     assert found[1] == {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[number]
-    good = newest(out)
+    good = latest(out)
     assert str(good) == found[3]
     assert good is not None
     assert verify(good)["state"]["step"] == int(found[2]) == steps_done(out)
@@ -121,8 +121,8 @@ def test_a_second_interrupt_ends_at_once(
     at_step(monkeypatch, 3, sent(signal.SIGINT, signal.SIGINT))
     out = tmp_path / "run"
     assert call("train", recipe(tmp_path), "--out", out, "--set", "train.save_every=2") == 130
-    assert "grainline: interrupted; a training run goes on with --resume" in capsys.readouterr().err
-    good = newest(out)
+    assert "grainline: interrupted; a training run continues with --resume" in capsys.readouterr().err
+    good = latest(out)
     assert good is not None
     assert good.name == "step-00000002"
 
@@ -155,10 +155,10 @@ def one_is_told() -> None:
 def test_two_processes_stop_after_the_same_step_when_one_gets_the_signal(tmp_path: Path) -> None:
     start = ["train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.save_every=4"]
     codes = together(start, 2, tmp_path / "said.txt", first="test_stop:one_is_told")
-    told, good = (tmp_path / "said.txt").read_text(), newest(tmp_path / "run")
+    told, good = (tmp_path / "said.txt").read_text(), latest(tmp_path / "run")
     assert codes == [143, 143], told
     assert good is not None, told
-    said = f"grainline: terminated after step 5 of 6; the checkpoint {good} is saved; go on with --resume"
+    said = f"grainline: terminated after step 5 of 6; the checkpoint {good} is saved; continue with --resume"
     assert told.count(said) == 1, told
     assert verify(good)["state"]["step"] == 5
     assert verify(good)["ranks"] == 2

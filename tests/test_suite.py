@@ -16,39 +16,18 @@ from rich.console import Console
 from torch import Tensor
 
 from grainline.data.open_source import open_source
-from grainline.data.record import Damaged, Foil, Record
+from grainline.data.record import CorruptSample, Foil, Record
 from grainline.errors import UserError
-from grainline.evaluation.collectors.annotations import Token
-from grainline.evaluation.collectors.choices import Choice, Choices, Chosen
-from grainline.evaluation.collectors.expressions import MARKED_BY, Expression, Expressions, Pixels
-from grainline.evaluation.collectors.grouped import Grouped
-from grainline.evaluation.collectors.long import under
-from grainline.evaluation.collectors.probes import Items, choices
-from grainline.evaluation.collectors.regions import Counts, Question, Regions
-from grainline.evaluation.collectors.seen import KINDS, Alike, Likeness
-from grainline.evaluation.collectors.subtexts import (
-    EACH,
-    HALVES,
-    NOISY,
-    PLAIN,
-    THIRDS,
-    Drawn,
-    Noise,
-    Subtexts,
-)
-from grainline.evaluation.collectors.text_attention import Looked
-from grainline.evaluation.collectors.trained import Overlap
 from grainline.evaluation.compare import paired_test, pooled
-from grainline.evaluation.encode import Captions, Encodings, encode_source
+from grainline.evaluation.encode import Encodings, encode_source
 from grainline.evaluation.intervals import interval
-from grainline.evaluation.outcome import Options, metrics_of
 from grainline.evaluation.ranks import coco_split, folds, ranks
 from grainline.evaluation.result import from_json, read, to_json, write
-from grainline.evaluation.suites.ranking import probe_cells, probes_suite
-from grainline.evaluation.suites.registry import CELLS, SUITES, retrieval_cells, retrieval_suite
-from grainline.evaluation.suites.zeroshot import with_classes
+from grainline.evaluation.suite import Settings, metrics_of
+from grainline.evaluation.suites.probes import ProbesSuite
+from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
 from grainline.evaluation.table import table
-from grainline.types import Encoded, Pair, same_image
+from grainline.types import Encoded, same_image
 
 
 class Cosine(NamedTuple):
@@ -56,7 +35,7 @@ class Cosine(NamedTuple):
 
     blockwise = False
 
-    def held(self, images: Encoded) -> Encoded:
+    def precompute(self, images: Encoded) -> Encoded:
         return images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -64,7 +43,7 @@ class Cosine(NamedTuple):
 
 
 class Colours:
-    """A model that knows the mean colour of a picture, and reads texts of the form "250 10 10 ..."."""
+    """A model that knows the mean colour of an image, and reads texts of the form "250 10 10 ..."."""
 
     def __init__(self, pairwise: bool = False) -> None:
         self.method = Cosine(pairwise)
@@ -93,7 +72,7 @@ class InMemory:
 
     path = "memory:test"
 
-    def __init__(self, records: Sequence[Record | Damaged]) -> None:
+    def __init__(self, records: Sequence[Record | CorruptSample]) -> None:
         self.records = records
 
     def __len__(self) -> int:
@@ -101,7 +80,7 @@ class InMemory:
 
     def __getitem__(self, index: int) -> Record:
         record = self.records[index]
-        if isinstance(record, Damaged):
+        if isinstance(record, CorruptSample):
             raise record
         return record
 
@@ -118,8 +97,8 @@ def words(colour: tuple[int, ...]) -> str:
 
 def painted(i: int, captions: Sequence[str] | None = None, foils: Sequence[Foil] = ()) -> Record:
     colour = COLOURS[i]
-    picture = Image.new("RGB", (6, 5), colour)
-    return Record(f"p{i}", picture, tuple(captions or [words(colour)]), foils=tuple(foils))
+    image = Image.new("RGB", (6, 5), colour)
+    return Record(f"p{i}", image, tuple(captions or [words(colour)]), foils=tuple(foils))
 
 
 def plain(n: int = 6, **settings: Any) -> Encodings:
@@ -127,7 +106,7 @@ def plain(n: int = 6, **settings: Any) -> Encodings:
 
 
 def made(n: int, captions: int, seed: int = 0, noise: float = 1.0, keys: Sequence[str] = ()) -> Encodings:
-    """Random vectors in which every text lies near its picture."""
+    """Random vectors in which every text lies near its image."""
     generator = torch.Generator().manual_seed(seed)
     image = torch.randn(n, 8, generator=generator)
     text = image.repeat_interleave(captions, 0) + noise * torch.randn(n * captions, 8, generator=generator)
@@ -142,12 +121,12 @@ def made(n: int, captions: int, seed: int = 0, noise: float = 1.0, keys: Sequenc
     strings = ("",) * (n * captions)
     images = rows_of(image, torch.arange(n))
     return Encodings(
-        images, texts, names, strings, None, "made", "f" + str(n), "each", n, {}, (), 0, 0, tuple(range(n))
+        images, texts, names, strings, "made", "f" + str(n), "each", n, {}, (), 0, 0, tuple(range(n))
     )
 
 
 def test_a_perfect_model_is_perfect_on_every_metric() -> None:
-    result = retrieval_suite(Cosine(), plain())
+    result = RetrievalSuite().measure(Cosine(), plain())
     values = {m.name: m.value for m in result.metrics}
     assert values["rSum"] == pytest.approx(600)
     assert values["text to image median rank"] == values["image to text median rank"] == 1
@@ -156,8 +135,8 @@ def test_a_perfect_model_is_perfect_on_every_metric() -> None:
 
 
 def test_an_interval_of_width_zero_is_explained() -> None:
-    assert any("width zero" in note for note in retrieval_suite(Cosine(), plain()).notes)
-    assert not any("width zero" in note for note in retrieval_suite(Cosine(), made(40, 3)).notes)
+    assert any("width zero" in note for note in RetrievalSuite().measure(Cosine(), plain()).notes)
+    assert not any("width zero" in note for note in RetrievalSuite().measure(Cosine(), made(40, 3)).notes)
 
 
 def test_metrics_are_those_of_the_dense_matrix() -> None:
@@ -165,29 +144,29 @@ def test_metrics_are_those_of_the_dense_matrix() -> None:
     score = (data.images.vector.double() @ data.texts.vector.double().T).float()
     positive = same_image(data.images, data.texts)
     a, b = ranks(score, positive).rank, ranks(score.T, positive.T).rank
-    result = retrieval_suite(Cosine(), data, Options(memory=5000, resamples=200))
+    result = RetrievalSuite().measure(Cosine(), data, Settings(memory=5000, resamples=200))
     shares = [(rank <= k).float().mean().item() for rank in (a, b) for k in (1, 5, 10)]
     assert result.metric("rSum").value == pytest.approx(100 * sum(shares))
     assert result.metric("image to text R@5").value == pytest.approx((a <= 5).float().mean().item())
     assert result.metric("text to image median rank").value == np.median(b.numpy())
     assert result.metric("text to image R@1").queries == 120
     assert result.metric("image to text R@1").queries == 40
-    by_picture = interval((b <= 1).numpy(), data.texts.image.numpy(), resamples=200, seed=(0, 0))  # type: ignore[arg-type]
+    by_image = interval((b <= 1).numpy(), data.texts.image.numpy(), resamples=200, seed=(0, 0))  # type: ignore[arg-type]
     found = result.metric("text to image R@1")
-    assert (found.low, found.high) == pytest.approx((by_picture.low, by_picture.high))
+    assert (found.low, found.high) == pytest.approx((by_image.low, by_image.high))
 
 
 def test_recalls_and_medians_of_ranks_that_are_known_by_heart() -> None:
-    def way(rank: list[int], picture: list[int]) -> dict[str, list[int]]:
-        return {"rank": rank, "tied": [0] * len(rank), "picture": picture}
+    def way(rank: list[int], image: list[int]) -> dict[str, list[int]]:
+        return {"rank": rank, "tied": [0] * len(rank), "image": image}
 
     fold = {
-        "pictures": 20,
+        "images": 20,
         "texts": 40,
         "i2t": way([1, 5, 6], [0, 1, 2]),
         "t2i": way([1, 11, 3, 10], [0, 0, 1, 2]),
     }
-    cells = retrieval_cells([{"keys": [], "folds": [fold]}], Options(resamples=5))
+    cells = RetrievalSuite().metrics([{"keys": [], "folds": [fold]}], Settings(resamples=5))
     assert [cells[f"image to text R@{k}"].value for k in (1, 5, 10)] == pytest.approx([1 / 3, 2 / 3, 1])
     assert [cells[f"text to image R@{k}"].value for k in (1, 5, 10)] == pytest.approx([1 / 4, 2 / 4, 3 / 4])
     assert cells["image to text median rank"].value == 5.0
@@ -196,7 +175,7 @@ def test_recalls_and_medians_of_ranks_that_are_known_by_heart() -> None:
 
 
 def test_chance_of_many_captions_is_higher_one_way_than_the_other() -> None:
-    result = retrieval_suite(Cosine(), made(40, 3))
+    result = RetrievalSuite().measure(Cosine(), made(40, 3))
     assert result.metric("text to image R@10").chance == pytest.approx(10 / 40)
     assert result.metric("image to text R@1").chance == pytest.approx(3 / 120)
     assert result.metric("image to text R@10").chance < 10 / 40
@@ -206,7 +185,7 @@ def test_chance_of_many_captions_is_higher_one_way_than_the_other() -> None:
 
 
 def test_the_interval_of_the_sum_is_narrower_than_the_sum_of_the_ends_and_holds_it() -> None:
-    result = retrieval_suite(Cosine(), made(60, 2))
+    result = RetrievalSuite().measure(Cosine(), made(60, 2))
     shares = [m for m in result.metrics if m.unit == "share"]
     total = result.metric("rSum")
     assert total.low < total.value < total.high
@@ -216,7 +195,7 @@ def test_the_interval_of_the_sum_is_narrower_than_the_sum_of_the_ends_and_holds_
 
 def test_ties_are_wrong_and_counted() -> None:
     same = InMemory([painted(0), painted(0)._replace(key="q"), painted(1)])
-    result = retrieval_suite(Cosine(), encode_source(Colours(), same))
+    result = RetrievalSuite().measure(Cosine(), encode_source(Colours(), same))
     assert result.metric("text to image R@1").value == pytest.approx(1 / 3)
     assert result.metric("text to image R@1").ties == 2
     assert result.metric("rSum").ties == 4
@@ -251,28 +230,28 @@ def test_tokens_are_kept_only_for_methods_that_compare_them_and_padded_across_ba
 def test_cut_texts_are_those_of_this_run() -> None:
     data = encode_source(Colours(), InMemory([painted(0, ["1 2 3 4 5 6"]), painted(1)]))
     assert data.cut == 1
-    assert "1 text longer than the model reads and cut" in retrieval_suite(Cosine(), data).notes
+    assert "1 text longer than the model reads and cut" in RetrievalSuite().measure(Cosine(), data).notes
 
 
 def test_damaged_samples_are_skipped_counted_and_reported() -> None:
-    broken = painted(2)._replace(image=b"no picture", key="bad.jpg")
+    broken = painted(2)._replace(image=b"no image", key="bad.jpg")
     source = InMemory([painted(0), broken, painted(1), painted(3, ["  "]), painted(4, ["", "1 2 3"])])
-    data = encode_source(Colours(), source, captions="each", max_damaged=0.5)
-    assert data.damaged == {"damaged image": 1, "missing caption": 1}
+    data = encode_source(Colours(), source, captions="each", max_corrupt=0.5)
+    assert data.damaged == {"corrupt image": 1, "missing caption": 1}
     assert data.keys == ("p0", "p1", "p4")
     assert (data.samples, data.blank) == (5, 1)
-    result = retrieval_suite(Cosine(), data)
-    assert "2 of 5 samples were skipped: 1 damaged image, 1 missing caption" in result.notes[0]
+    result = RetrievalSuite().measure(Cosine(), data)
+    assert "2 of 5 samples were skipped: 1 corrupt image, 1 missing caption" in result.notes[0]
     assert "bad.jpg" in result.notes[0]
-    assert result.data["damaged"] == {"damaged image": 1, "missing caption": 1}
+    assert result.data["damaged"] == {"corrupt image": 1, "missing caption": 1}
 
 
 def test_too_much_damage_names_the_first_files() -> None:
     source = InMemory(
-        [Damaged("damaged image", f"x/{i}.jpg") for i in range(4)] + [painted(i) for i in range(6)]
+        [CorruptSample("corrupt image", f"x/{i}.jpg") for i in range(4)] + [painted(i) for i in range(6)]
     )
     with pytest.raises(
-        UserError, match=r"2 of 10 samples in memory:test are damaged; allowed are 10%"
+        UserError, match=r"2 of 10 samples in memory:test are corrupt; allowed are 10%"
     ) as error:
         encode_source(Colours(), source)
     assert "x/0.jpg" in str(error.value)
@@ -281,8 +260,8 @@ def test_too_much_damage_names_the_first_files() -> None:
 
 def test_progress_is_told_sample_by_sample_damaged_ones_included() -> None:
     told: list[tuple[int, int]] = []
-    source = InMemory([painted(0), Damaged("damaged image", "x")])
-    encode_source(Colours(), source, max_damaged=0.5, progress=lambda done, total: told.append((done, total)))
+    source = InMemory([painted(0), CorruptSample("corrupt image", "x")])
+    encode_source(Colours(), source, max_corrupt=0.5, progress=lambda done, total: told.append((done, total)))
     assert told == [(1, 2), (2, 2)]
 
 
@@ -292,15 +271,11 @@ def test_mistakes_end_in_one_line() -> None:
     with pytest.raises(UserError, match=r"^no samples in memory:test; evaluation needs at least one$"):
         encode_source(Colours(), InMemory([]))
     with pytest.raises(UserError, match=r"^no probes in memory:test; this suite needs samples with foils"):
-        encode_source(Colours(), InMemory([painted(0)]), probes=True)
-    with pytest.raises(UserError, match="was encoded without probes"):
-        probes_suite(Cosine(), plain())
-    with pytest.raises(
-        UserError, match=r"^protocol is 'coco'; allowed: plain, coco-5k, coco-1k, flickr30k-1k$"
-    ):
-        retrieval_suite(Cosine(), plain(), Options(protocol="coco"))
-    with pytest.raises(UserError, match=r"^6 pictures in memory:test; coco-1k needs exactly 5000$"):
-        retrieval_suite(Cosine(), plain(), Options(protocol="coco-1k"))
+        ProbesSuite().encode(Colours(), InMemory([painted(0)]))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="was encoded for other suites; encode it with the probes suite"):
+        ProbesSuite().measure(Cosine(), plain())
+    with pytest.raises(UserError, match=r"^6 images in memory:test; coco-1k needs exactly 5000$"):
+        RetrievalSuite(RetrievalOptions(protocol="coco-1k")).measure(Cosine(), plain(), Settings())
 
 
 # COCO
@@ -308,7 +283,9 @@ def test_mistakes_end_in_one_line() -> None:
 
 def test_coco_1k_is_five_separate_galleries_and_their_mean() -> None:
     data = made(5000, 5, noise=1.5, keys=[f"COCO_val2014_{i:012}" for i in range(5000)])
-    result = retrieval_suite(Cosine(), data, Options(protocol="coco-1k", resamples=50))
+    result = RetrievalSuite(RetrievalOptions(protocol="coco-1k")).measure(
+        Cosine(), data, Settings(resamples=50)
+    )
     expected = []
     for f in range(5):
         score = (data.images.vector[1000 * f : 1000 * f + 1000].double()
@@ -323,10 +300,10 @@ def test_coco_1k_is_five_separate_galleries_and_their_mean() -> None:
     assert result.settings["split"] == "coco-karpathy"
 
 
-def test_coco_5k_takes_the_first_five_captions_of_each_picture() -> None:
+def test_coco_5k_takes_the_first_five_captions_of_each_image() -> None:
     data = made(5000, 5)
     texts = data.texts._replace(image=torch.cat([data.texts.image[:5], data.texts.image[:24995]]))
-    with pytest.raises(UserError, match=r"^1 pictures in made have fewer than 5 captions; coco-5k needs 5"):
+    with pytest.raises(UserError, match=r"^1 images in made have fewer than 5 captions; coco-5k needs 5"):
         folds("coco-5k", data.images, texts, "made")
     more = Encoded(*(torch.cat([x, x[:7]]) for x in data.texts[:5]), None)
     (fold,) = folds("coco-5k", data.images, more)
@@ -334,7 +311,7 @@ def test_coco_5k_takes_the_first_five_captions_of_each_picture() -> None:
     assert [len(f.images) for f in folds("coco-1k", data.images, more)] == [1000] * 5
 
 
-def test_flickr30k_is_a_thousand_pictures_out_of_karpathys_file(tmp_path: Path) -> None:
+def test_flickr30k_is_a_thousand_images_out_of_karpathys_file(tmp_path: Path) -> None:
     images = [
         {
             "filename": f"{i}.jpg",
@@ -352,18 +329,20 @@ def test_flickr30k_is_a_thousand_pictures_out_of_karpathys_file(tmp_path: Path) 
     data = made(1000, 5, noise=1.5)
     (fold,) = folds("flickr30k-1k", data.images, data.texts)
     assert fold.texts.tolist() == list(range(5000))
-    result = retrieval_suite(Cosine(), data, Options(protocol="flickr30k-1k", resamples=20))
+    result = RetrievalSuite(RetrievalOptions(protocol="flickr30k-1k")).measure(
+        Cosine(), data, Settings(resamples=20)
+    )
     assert result.metric("image to text R@1").queries == 1000
     assert result.metric("text to image R@1").queries == 5000
-    with pytest.raises(UserError, match=r"^5000 pictures in made; flickr30k-1k needs exactly 1000$"):
+    with pytest.raises(UserError, match=r"^5000 images in made; flickr30k-1k needs exactly 1000$"):
         folds("flickr30k-1k", made(5000, 1).images, data.texts, "made")
     with pytest.raises(
-        UserError, match=r"^1000 pictures in made have fewer than 5 captions; flickr30k-1k needs"
+        UserError, match=r"^1000 images in made have fewer than 5 captions; flickr30k-1k needs"
     ):
         folds("flickr30k-1k", data.images, made(1000, 4).texts, "made")
 
 
-def test_names_of_pictures_tell_the_two_sets_of_coco_apart() -> None:
+def test_names_of_images_tell_the_two_sets_of_coco_apart() -> None:
     assert coco_split(["val2017/000000000139.jpg"]) == "coco-val2017"
     assert coco_split(["COCO_val2014_000000000139.jpg"]) == "coco-karpathy"
     assert coco_split(["COCO_val2014_000000000139", "000000000139"]).startswith("unknown")
@@ -372,42 +351,7 @@ def test_names_of_pictures_tell_the_two_sets_of_coco_apart() -> None:
 # foils
 
 
-def with_everything() -> Encodings:
-    """Foils, classes, items, subtexts, noise, regions, pictures pooled by texts, a card, expressions,
-    texts that look at nothing, and phrases of captions."""
-    data = with_classes(Colours(), with_foils("first"), ["{}"])
-    pair = torch.tensor([[0, 1], [1, 2]])
-    two = ((0, 1), (1, 2), (2, 0))
-    of = {HALVES: two, THIRDS: ((),) * 3, EACH: two, PLAIN: two, NOISY: two[::-1]}
-    told = Subtexts(data.strings, (False,) * 3, torch.arange(3), data.texts, of)
-    noise = Noise(0, told, (Drawn(0, (0, 2), (1, 2), ("", "")),) * 3)
-    boxes, asked = torch.tensor([[0.0, 0.0, 4.0, 4.0]]).repeat(3, 1), (Question(1, "colour", (1, 0)),)
-    regions = Regions(
-        torch.arange(3), boxes, data.images.vector, (0, 1, 2), told, asked, Counts(), Cosine(), True
-    )
-    items = Items((0, 1), pair, pair, 2)
-    alike = dict.fromkeys(KINDS, Alike(0.5, 0.25))
-    likeness = (Likeness(data.strings, dict.fromkeys(KINDS, 3), alike, (0.5, 0.5, 0.5)),) * 3
-    own = Pair(data.images, data.texts)
-    data = data._replace(items=items, subtexts=told, noise=noise, regions=regions)
-    covered = Expression(1, 0, data.strings[1], dict.fromkeys(MARKED_BY, Pixels(1, 3)))
-    expressions = Expressions((covered,), (0, 1, 2), 0, 0, 0)
-    card = under(InMemory([]))[1]
-    looked = (Looked((("a", 0.25), ("b", 0.5)), (("c", 0.75),), "c"),) * 3
-    token = (Token(0, 1, 1),)
-    gold = (np.ones((1, 1), bool),)
-    grouped = Grouped(("a",), (token,), (0,), gold, (np.ones((1, 1)),), None, {}, False, 0, 0, 0, 0)
-    data = data._replace(likeness=likeness, own=own, card=card, expressions=expressions, looked=looked)
-    names = ("gradient", "centred gradient", "heat", "largest box")
-    choice = Choice(
-        1, 0, "a", (0, 0, 1, 1), ((0, 0, 1, 1),), 1, dict.fromkeys(names, Chosen(0, True, False, 1))
-    )
-    chosen = Choices((choice,), (0, 1, 2), 0, 0, dict.fromkeys(names[:3], 0), {"boxes": "ground truth"})
-    both = Overlap("run", ("a",), ("f",), (3,), (), 0, 0, 3, (), 0)
-    return data._replace(grouped=grouped, choices=chosen, overlap=both)
-
-
-def with_foils(captions: Captions = "whole") -> Encodings:
+def with_foils() -> Encodings:
     foils = [
         [
             Foil(words(COLOURS[1]), words(COLOURS[0]), "colour"),
@@ -417,12 +361,12 @@ def with_foils(captions: Captions = "whole") -> Encodings:
         [Foil(words(COLOURS[0]), words(COLOURS[2]), "noun")],
     ]
     records = [painted(i, None, foils[i]) for i in range(3)]
-    return encode_source(Colours(), InMemory(records), captions=captions, probes=True)
+    return ProbesSuite().encode(Colours(), InMemory(records))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("pairwise", [False, True])
 def test_foils_are_judged_by_kind_and_ties_are_wrong(pairwise: bool) -> None:
-    result = probes_suite(Cosine(pairwise), with_foils())
+    result = ProbesSuite().measure(Cosine(pairwise), with_foils())
     assert [m.name for m in result.metrics] == ["all kinds", "colour", "noun", "size"]
     assert [m.value for m in result.metrics] == [0.5, 0.5, 1.0, 0.0]
     assert [m.ties for m in result.metrics] == [1, 0, 0, 1], (
@@ -435,41 +379,28 @@ def test_foils_are_judged_by_kind_and_ties_are_wrong(pairwise: bool) -> None:
     assert noun[1] == 1.0
 
 
-def test_foils_of_one_picture_are_no_independent_evidence() -> None:
-    right, picture = np.repeat([1, 0, 1, 1, 0, 1, 0, 0], 6), np.repeat(np.arange(8), 6)
+def test_foils_of_one_image_are_no_independent_evidence() -> None:
+    right, image = np.repeat([1, 0, 1, 1, 0, 1, 0, 0], 6), np.repeat(np.arange(8), 6)
     told = {"kind": ["x"] * 48, "benchmark": ["own data"] * 48}
-    runs = [{**told, "right": right.tolist(), "tied": [0] * 48, "picture": picture.tolist()}]
-    (together, alone) = metrics_of(probe_cells(runs, Options()), Options())
+    runs = [{**told, "right": right.tolist(), "tied": [0] * 48, "image": image.tolist()}]
+    (together, alone) = metrics_of(ProbesSuite().metrics(runs, Settings()), Settings())
     one_each = interval(right[::6])
     assert (alone.low, alone.high) == (together.low, together.high) == (one_each.low, one_each.high)
     assert alone.wilson is not None
     assert alone.low < alone.wilson[0] < alone.wilson[1] < alone.high
 
 
-def test_nan_probe_scores_are_refused() -> None:
-    with pytest.raises(UserError, match=r"^1 of 4 scores are not a number"):
-        choices(torch.tensor([0.1, torch.nan]), torch.tensor([0.2, 0.3]))
-
-
-def test_every_suite_has_one_signature_and_says_its_name() -> None:
-    assert SUITES.keys() == CELLS.keys()
-    for name, suite in SUITES.items():
-        result = suite(Cosine(), with_everything(), Options(seed=3, resamples=20))
-        assert (result.suite, result.seed, result.settings["resamples"]) == (name, 3, 20)
-
-
 # results
 
 
 def test_a_result_survives_json_and_holds_what_it_takes_to_repeat_it(tmp_path: Path) -> None:
-    for suite in SUITES.values():
-        result = suite(Cosine(), with_everything(), Options())
-        write(result, tmp_path / "a" / "r.json")
-        assert read(tmp_path / "a" / "r.json") == result
+    result = RetrievalSuite().measure(Cosine(), plain())
+    write(result, tmp_path / "a" / "r.json")
+    assert read(tmp_path / "a" / "r.json") == result
     fields = json.loads(to_json(result))
     assert {"python", "torch", "grainline", "platform"} <= set(fields["versions"])
     assert fields["data"]["fingerprint"] == "f00"
-    assert fields["settings"]["captions"] == "first"
+    assert fields["settings"]["captions"] == "whole"
     assert fields["time"].endswith("+00:00")
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["r.json"]
 
@@ -481,11 +412,11 @@ def test_files_that_are_no_results_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "none.json")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^cannot write "):
-        write(retrieval_suite(Cosine(), plain()), tmp_path / "file" / "r.json")
+        write(RetrievalSuite().measure(Cosine(), plain()), tmp_path / "file" / "r.json")
 
 
-def test_pooled_runs_are_means_with_intervals_over_pictures() -> None:
-    runs = [retrieval_suite(Cosine(), made(50, 2, seed=0, noise=noise)) for noise in (0.5, 1.0, 2.0)]
+def test_pooled_runs_are_means_with_intervals_over_images() -> None:
+    runs = [RetrievalSuite().measure(Cosine(), made(50, 2, seed=0, noise=noise)) for noise in (0.5, 1.0, 2.0)]
     together = pooled(runs)
     name = "text to image R@1"
     values = [run.metric(name).value for run in runs]
@@ -497,7 +428,7 @@ def test_pooled_runs_are_means_with_intervals_over_pictures() -> None:
     assert alone.metrics == runs[0].metrics
     three_times = pooled([runs[0]] * 3)
     assert three_times.metric(name).low == pytest.approx(runs[0].metric(name).low), "copies are no evidence"
-    foils = probes_suite(Cosine(), with_foils())
+    foils = ProbesSuite().measure(Cosine(), with_foils())
     assert [m.value for m in pooled([foils, foils]).metrics] == [m.value for m in foils.metrics]
 
 
@@ -530,7 +461,7 @@ def test_one_seed_and_differences_that_are_alike_make_no_test(
 
 
 def test_results_of_other_data_are_not_pooled() -> None:
-    a, b = retrieval_suite(Cosine(), made(5, 1)), retrieval_suite(Cosine(), made(6, 1))
+    a, b = RetrievalSuite().measure(Cosine(), made(5, 1)), RetrievalSuite().measure(Cosine(), made(6, 1))
     with pytest.raises(UserError, match=r"^results with data fingerprint f5 and f6 cannot be pooled"):
         pooled([a, b])
 
@@ -538,7 +469,7 @@ def test_results_of_other_data_are_not_pooled() -> None:
 def test_the_table_shows_values_intervals_and_chance_and_takes_no_markup_from_data() -> None:
     data = plain()._replace(damaged={"[red]x": 1}, damaged_first=("[bold]y",))
     out = io.StringIO()
-    Console(file=out, width=200).print(table(retrieval_suite(Cosine(), data)))
+    Console(file=out, width=200).print(table(RetrievalSuite().measure(Cosine(), data)))
     for part in (
         "text to image R@1",
         "100.0 %",
@@ -554,6 +485,6 @@ def test_the_table_shows_values_intervals_and_chance_and_takes_no_markup_from_da
 
 def test_names_in_the_notes_of_a_result_are_not_obeyed_by_the_terminal() -> None:
     out = io.StringIO()
-    result = retrieval_suite(Cosine(), plain())._replace(notes=("damaged image: \x1b[2J[bold].jpg",))
+    result = RetrievalSuite().measure(Cosine(), plain())._replace(notes=("corrupt image: \x1b[2J[bold].jpg",))
     Console(file=out, width=200).print(table(result))
-    assert "damaged image: \\x1b[2J[bold].jpg" in out.getvalue()
+    assert "corrupt image: \\x1b[2J[bold].jpg" in out.getvalue()

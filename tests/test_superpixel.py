@@ -157,7 +157,7 @@ def test_a_map_that_does_not_fit_the_cells_is_refused() -> None:
         pool_cells(torch.zeros(1, 1, 2, 2), torch.zeros(1, 9, 12, 12), 4)
 
 
-def picture(size: int, seed: int = 0) -> Tensor:
+def image(size: int, seed: int = 0) -> Tensor:
     """A few flat patches under noise: [2, 3, size, size] uint8."""
     generator = torch.Generator().manual_seed(seed)
     flat = torch.rand((2, 3, 5, 5), generator=generator)
@@ -184,7 +184,7 @@ def assert_contract(cells: Cells, size: int, cell: int) -> None:
 
 
 def slow_kmeans(pixels: Tensor, cell: int, compactness: float, steps: int) -> list[list[int]]:
-    """The docstring of `kmeans` for one picture, pixel by pixel, in float64: a label for each."""
+    """The docstring of `kmeans` for one image, pixel by pixel, in float64: a label for each."""
     colour = lab(pixels[None].double() / 255)[0].double()
     size, grid = pixels.shape[-1], pixels.shape[-1] // cell
     scale = compactness / cell
@@ -233,7 +233,7 @@ def test_lab(rgb: tuple[int, int, int], expected: tuple[float, float, float]) ->
     ("cell", "compactness", "steps"), [(4, 10.0, 1), (4, 10.0, 4), (4, 40.0, 3), (8, 2.0, 4)]
 )
 def test_kmeans_is_the_loop_over_pixels(cell: int, compactness: float, steps: int) -> None:
-    pixels = picture(24, seed=3)
+    pixels = image(24, seed=3)
     found = kmeans(pixels, cell, compactness, steps)
     assert_contract(found, 24, cell)
     assert found.label[0].tolist() == slow_kmeans(pixels[0], cell, compactness, steps)
@@ -241,7 +241,7 @@ def test_kmeans_is_the_loop_over_pixels(cell: int, compactness: float, steps: in
     assert not torch.equal(found.label, square_grid(pixels, cell).label)
 
 
-def test_kmeans_of_a_uniform_picture_is_the_square_grid() -> None:
+def test_kmeans_of_a_uniform_image_is_the_square_grid() -> None:
     pixels = torch.full((1, 3, 24, 24), 77, dtype=torch.uint8)
     found = kmeans(pixels, 4)
     assert_contract(found, 24, 4)
@@ -277,17 +277,17 @@ def test_a_centre_without_pixels_keeps_its_place() -> None:
     assert kmeans(noise, 3, 1.0, 5).label[0].tolist() == slow_kmeans(noise[0], 3, 1.0, 5)
 
 
-def test_many_pictures_are_each_as_they_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_images_are_each_as_they_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grainline.nn.superpixels.CHUNK", 5)
-    pixels = torch.cat([picture(16, seed) for seed in range(6)])
+    pixels = torch.cat([image(16, seed) for seed in range(6)])
     found = kmeans(pixels, 8, steps=3)
     assert len(found.label) == 12
     for i in range(12):
         assert torch.equal(found.label[i], kmeans(pixels[i : i + 1], 8, steps=3).label[0])
 
 
-def test_pictures_in_numbers_of_either_kind_have_the_same_superpixels() -> None:
-    pixels = picture(16)
+def test_images_in_numbers_of_either_kind_have_the_same_superpixels() -> None:
+    pixels = image(16)
     assert torch.equal(kmeans(pixels, 4).label, kmeans(pixels.float() / 255, 4).label)
 
 
@@ -400,7 +400,7 @@ def test_the_association_of_the_network_is_a_softmax_over_what_lies_inside() -> 
 
 
 def test_a_model_keeps_the_network_in_its_own_weights(tmp_path: Path) -> None:
-    network, pixels = some_network(), picture(32)
+    network, pixels = some_network(), image(32)
     cfg = SuperpixelConfig(kind="sfcn", checkpoint=str(save(tmp_path / "x.pth", published(network))))
     made = Superpixels(cfg, 32)
     made.fill(Path(cfg.checkpoint or ""))
@@ -432,7 +432,7 @@ def some_superpixels(kind: str, size: int = 32) -> Superpixels:
 
 @pytest.mark.parametrize("kind", ["kmeans", "grid", "sfcn"])
 def test_no_kind_learns_or_minds_its_surroundings(kind: str) -> None:
-    made, pixels = some_superpixels(kind), picture(32)
+    made, pixels = some_superpixels(kind), image(32)
     expected = made(pixels)
     assert_contract(expected, 32, made.cfg.cell)
     given = (pixels / 255).requires_grad_()
@@ -448,7 +448,7 @@ def test_no_kind_learns_or_minds_its_surroundings(kind: str) -> None:
 def test_nothing_waits_for_the_device(kind: str) -> None:
     made = some_superpixels(kind)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:  # reading a value out of a tensor raises here
-        found = made(mode.from_tensor(picture(32)))
+        found = made(mode.from_tensor(image(32)))
         pooled = pool_cells(torch.randn(2, 3, 16, 16), found.association, made.cfg.cell)
     assert found.association.shape == (2, 9, 32, 32)
     assert found.label.shape == (2, 32, 32)
@@ -463,7 +463,7 @@ def test_nothing_waits_for_the_device(kind: str) -> None:
         ({"checkpoint": "x"}, "kmeans has no weights"),
         ({"kind": "slic"}, "kmeans"),
         ({"cell": 1}, "greater than or equal to 2"),
-        ({"steps": 0}, "greater than or equal to 1"),
+        ({"iterations": 0}, "greater than or equal to 1"),
     ],
 )
 def test_settings_that_make_no_superpixels(values: dict[str, object], complaint: str) -> None:
@@ -471,18 +471,18 @@ def test_settings_that_make_no_superpixels(values: dict[str, object], complaint:
         SuperpixelConfig.model_validate(values)
 
 
-def test_cells_have_to_fill_the_picture() -> None:
+def test_cells_have_to_fill_the_image() -> None:
     with pytest.raises(UserError, match="220 pixels are no whole number of cells of 16"):
         Superpixels(SuperpixelConfig(), 220)
     with pytest.raises(ValueError, match="not of 32"):
-        some_superpixels("grid")(picture(16))
+        some_superpixels("grid")(image(16))
 
 
 # What superpixels say of their pixels
 
 
 def slow_reconstruction(association: Tensor, colour: Tensor, cell: int, compactness: float) -> float:
-    """The docstring of `reconstruction` for one picture, pixel by pixel."""
+    """The docstring of `reconstruction` for one image, pixel by pixel."""
     size, grid = colour.shape[-1], colour.shape[-1] // cell
     places = list(product(range(size), repeat=2))
     member = torch.zeros(size * size, grid * grid, dtype=torch.float64)
@@ -539,7 +539,7 @@ def test_free_segments_come_home() -> None:
 def test_seeds() -> None:
     pytest.importorskip("cv2.ximgproc", reason="the extra `seeds` is not installed")
     made = Superpixels(SuperpixelConfig(kind="seeds", cell=16), 64)
-    assert_contract(made(picture(64)), 64, 16)
+    assert_contract(made(image(64)), 64, 16)
 
 
 def test_seeds_without_opencv(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from grainline.cli.main import main
 from grainline.config import parse
 from grainline.data.batches import collate
-from grainline.data.cache import StoredSuperpixels, digest, make_superpixels
+from grainline.data.cache import CachedSuperpixels, digest, make_superpixels
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.open_source import open_source
 from grainline.data.record import MISSING_CAPTION, Record
@@ -24,7 +24,7 @@ from grainline.nn.superpixels import kmeans, square_grid
 from grainline.training.recipe import DataConfig
 
 SCENES = "scenes:dev?count=5"
-SETTINGS = {"kind": "kmeans", "cell": 16, "compactness": 10.0, "steps": 10}
+SETTINGS = {"kind": "kmeans", "cell": 16, "compactness": 10.0, "iterations": 10}
 
 
 def segment(pixels: Tensor) -> Tensor:
@@ -50,8 +50,8 @@ def command(out: Path, *more: str) -> int:
     return run("data", "superpixels", SCENES, "--out", str(out), "--size", "64", *more)
 
 
-def stored(folder: Path, source: Any, size: int = 64, **changes: Any) -> StoredSuperpixels:
-    return StoredSuperpixels(folder, source, EvalTransform(size), SETTINGS | changes)
+def stored(folder: Path, source: Any, size: int = 64, **changes: Any) -> CachedSuperpixels:
+    return CachedSuperpixels(folder, source, EvalTransform(size), SETTINGS | changes)
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -91,29 +91,29 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
         make_superpixels(source, dies, out, **settings)  # type: ignore[arg-type]
     assert not out.exists()
     with pytest.raises(UserError, match=r"was made with kind kmeans.*delete it"):
-        make_superpixels(source, segment, out, size=64, settings=SETTINGS | {"steps": 3})
+        make_superpixels(source, segment, out, size=64, settings=SETTINGS | {"iterations": 3})
     made = make_superpixels(source, dies, out, size=64, settings=SETTINGS)
-    assert (made.pictures, made.kept, made.skipped) == (5, 2, 0)
+    assert (made.images, made.resumed, made.skipped) == (5, 2, 0)
     assert calls == [2, 2, 2, 1]
     again = make_superpixels(source, dies, out, size=64, settings=SETTINGS)
-    assert (again.kept, len(calls)) == (5, 4)
+    assert (again.resumed, len(calls)) == (5, 4)
     whole = make_superpixels(source, segment, tmp_path / "other", size=64, settings=SETTINGS)
-    assert whole.kept == 0
+    assert whole.resumed == 0
     codes = [np.load(folder / "neighbours.npy") for folder in (out, tmp_path / "other")]
     assert (codes[0] == codes[1]).all()
 
 
-def test_records_without_a_picture_are_left_out_and_said(tmp_path: Path) -> None:
-    picture = open_source(SCENES, size=64)[0].image
-    listed = Listed([Record("a", picture, ("A.",)), MISSING_CAPTION, Record("c", picture, ("C.",))])
+def test_records_without_a_image_are_left_out_and_said(tmp_path: Path) -> None:
+    image = open_source(SCENES, size=64)[0].image
+    listed = Listed([Record("a", image, ("A.",)), MISSING_CAPTION, Record("c", image, ("C.",))])
     made = make_superpixels(listed, segment, tmp_path / "maps", size=64, settings=SETTINGS)
-    assert (made.pictures, made.skipped) == (2, 1)
+    assert (made.images, made.skipped) == (2, 1)
     found = stored(tmp_path / "maps", listed)
-    pixels = EvalTransform(64)(picture)[None]
+    pixels = EvalTransform(64)(image)[None]
     assert torch.equal(found.label(2, "c"), segment(pixels)[0])
     with pytest.raises(UserError, match="b has no superpixels"):
         found.label(1, "b")
-    with pytest.raises(UserError, match="a has the superpixels of another picture"):
+    with pytest.raises(UserError, match="a has the superpixels of another image"):
         found.label(2, "a")
     assert digest("a") != digest("c")
 
@@ -122,14 +122,14 @@ def test_maps_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "maps"
     source = open_source(SCENES, size=64)
     make_superpixels(source, segment, out, size=64, settings=SETTINGS)
-    with pytest.raises(UserError, match="pictures of 64 pixels, and the model sees 32"):
+    with pytest.raises(UserError, match="images of 64 pixels, and the model sees 32"):
         stored(out, source, 32)
     with pytest.raises(UserError, match=r"cell 16, .* and the model has .*cell 8"):
         stored(out, source, cell=8)
     with pytest.raises(UserError, match="other data"):
         stored(out, open_source("scenes:dev?count=6", size=64))
     with pytest.raises(UserError, match="other squares"):
-        StoredSuperpixels(out, source, EvalTransform(64, "squash"), SETTINGS)
+        CachedSuperpixels(out, source, EvalTransform(64, "squash"), SETTINGS)
     with pytest.raises(UserError, match="holds no superpixels"):
         stored(tmp_path, source)
     np.save(out / "keys.npy", np.zeros(3, np.uint64))

@@ -21,7 +21,7 @@ from PIL import Image
 from grainline.data.formats.tarindex import load_shard, members
 from grainline.data.formats.tars import Tars
 from grainline.data.open_source import open_source
-from grainline.data.record import Damaged, Source
+from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -53,7 +53,7 @@ def samples(number: int, start: int = 0) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for n in range(start, start + number):
         files[f"{n:04d}.jpg"] = jpeg(n)
-        files[f"{n:04d}.json"] = json.dumps({"caption": f"Picture {n}."}).encode()
+        files[f"{n:04d}.json"] = json.dumps({"caption": f"Image {n}."}).encode()
     return files
 
 
@@ -68,7 +68,7 @@ def causes(source: Source) -> list[str | None]:
     def cause(index: int) -> str | None:
         try:
             source[index]
-        except Damaged as damaged:
+        except CorruptSample as damaged:
             return damaged.cause
         return None
 
@@ -115,7 +115,7 @@ def test_concatenated_tars_are_read_to_their_end(tmp_path: Path) -> None:
     one, two = write_tar(tmp_path / "1.tar", samples(3)), write_tar(tmp_path / "2.tar", samples(2, 3))
     (tmp_path / "both.tar").write_bytes(one.read_bytes() + two.read_bytes())
     source = Tars([str(tmp_path / "both.tar")])
-    assert [source[n].captions for n in range(5)] == [(f"Picture {n}.",) for n in range(5)]
+    assert [source[n].captions for n in range(5)] == [(f"Image {n}.",) for n in range(5)]
     assert source.remarks == ()
 
 
@@ -127,9 +127,9 @@ def test_members_of_a_sample_need_not_be_neighbours_and_keys_end_at_the_first_do
 
 
 def test_a_plain_suffix_goes_before_a_compound_one(tmp_path: Path) -> None:
-    files = {"a.mask.png": b"mask", "a.png": b"picture", "a.txt": b"A.", "a.sub.txt": b"No."}
+    files = {"a.mask.png": b"mask", "a.png": b"image", "a.txt": b"A.", "a.sub.txt": b"No."}
     record = Tars([str(write_tar(tmp_path / "a.tar", files))])[0]
-    assert (record.image, record.captions) == (b"picture", ("A.",))
+    assert (record.image, record.captions) == (b"image", ("A.",))
 
 
 def test_a_file_that_comes_twice_opens_a_second_sample(tmp_path: Path) -> None:
@@ -179,13 +179,13 @@ def test_broken_json_is_named_whether_or_not_there_is_a_txt(tmp_path: Path) -> N
     files |= {"c.jpg": b"j", "c.json": b'{"caption": "A.", "caption": "B."}'}
     files |= {"d.jpg": b"j", "d.txt": "Café".encode("latin-1"), "e.jpg": b"j", "e.json": b"[]"}
     source = Tars([str(write_tar(tmp_path / "a.tar", files))])
-    assert causes(source) == [*["damaged text"] * 4, "missing caption"]
+    assert causes(source) == [*["corrupt text"] * 4, "missing caption"]
     for index, message in (
         (0, r"a\.tar: a\.json \(Expecting property name"),
         (2, r"a\.tar: c\.json \(one object has the key 'caption' 2 times\)"),
         (3, r"a\.tar: d\.txt \(not UTF-8 text \(.* at byte 3\)"),
     ):
-        with pytest.raises(Damaged, match=message):
+        with pytest.raises(CorruptSample, match=message):
             source[index]
 
 
@@ -210,7 +210,7 @@ def test_regions_and_foils_are_read(tmp_path: Path) -> None:
     assert second.mask is not None
     assert second.mask.tolist() == [[False, True, False], [True, False, False]]
     assert source[0].foils == (("A cat.", "A dog.", "noun"),)
-    assert causes(source) == [None, "damaged region"]
+    assert causes(source) == [None, "corrupt region"]
 
 
 def test_a_cut_tar_gives_every_whole_sample_and_reports_the_cut_one(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_damaged_header_in_the_middle_is_reported(tmp_path: Path) -> None:
     source = Tars([str(path)])
     assert causes(source) == [None, "truncated tar"]
     assert source.remarks == (f"{path} has a cut or damaged header at byte {second.offset - 512}",)
-    with pytest.raises(Damaged, match=r"a\.tar after 0000"):
+    with pytest.raises(CorruptSample, match=r"a\.tar after 0000"):
         source[1]
 
 
@@ -263,7 +263,7 @@ def test_several_tars_are_one_sequence_with_unique_keys(tmp_path: Path) -> None:
     write_tar(tmp_path / "c.tar", samples(1))
     apart = open_source(f"{tmp_path}/{{a,b}}.tar")
     assert [apart[n].key for n in range(5)] == list(apart.keys()) == ["0000", "0001", "0002", "0003", "0004"]
-    assert [apart[n].captions[0] for n in (4, 0, -1)] == ["Picture 4.", "Picture 0.", "Picture 4."]
+    assert [apart[n].captions[0] for n in (4, 0, -1)] == ["Image 4.", "Image 0.", "Image 4."]
     clash = open_source(f"{tmp_path}/?.tar")
     assert [clash[n].key for n in (0, 3, 5)] == ["a/0000", "b/0003", "c/0000"]
     with pytest.raises(IndexError):
@@ -336,10 +336,10 @@ def test_what_is_no_tar_is_a_mistake_in_one_line(tmp_path: Path, data: bytes, me
         Tars([str(tmp_path / "a.tar")])
 
 
-def test_tars_without_pictures_or_captions_are_a_mistake(tmp_path: Path) -> None:
+def test_tars_without_images_or_captions_are_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no KEY\.jpg"):
         Tars([str(write_tar(tmp_path / "a.tar", {"a.txt": b"A."}))])
-    with pytest.raises(UserError, match=r"holds pictures but no KEY\.json or KEY\.txt"):
+    with pytest.raises(UserError, match=r"holds images but no KEY\.json or KEY\.txt"):
         Tars([str(write_tar(tmp_path / "b.tar", {"a.jpg": jpeg()}))])
 
 

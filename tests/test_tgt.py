@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from grainline.config import parse
 from grainline.encoders.tgt_text import Decoder, DecoderConfig, Grouper, GrouperConfig
 from grainline.errors import UserError
-from grainline.methods.base import Grouping
+from grainline.methods.base import HasTokenGroups
 from grainline.methods.tgt import TGT
 from grainline.nn.grouping import (
     Assignment,
@@ -25,7 +25,7 @@ from grainline.nn.grouping import (
     soft_assignment,
 )
 from grainline.nn.hashing import IMAGES, TEXTS, number_places, rows_of, share_of
-from grainline.training.optim import OptimizerConfig, Rule, build_optimizer, train_mode
+from grainline.training.optim import OptimizerConfig, ParamRule, build_optimizer, train_mode
 from grainline.training.step import Objective, cached_step, step
 from grainline.types import Encoded, Images, Mean, Pair, Texts, rows
 
@@ -42,7 +42,7 @@ def made(*changes: str, case: str = "tgt") -> TGT:
 
 
 def captions(number: int, seed: int = 0, longest: int = 14) -> tuple[Images, Texts]:
-    """Random captions of 4 to `longest` tokens, one for each picture."""
+    """Random captions of 4 to `longest` tokens, one for each image."""
     g = torch.Generator().manual_seed(seed)
     length = torch.randint(4, longest + 1, (number,), generator=g)
     mask = (torch.arange(longest) < length[:, None])[:, None]
@@ -504,20 +504,21 @@ def test_projecting_a_mean_is_the_mean_of_projections() -> None:
 
 def test_groups_are_a_soft_assignment_without_noise() -> None:
     method = made()
-    assert isinstance(method, Grouping)
+    assert isinstance(method, HasTokenGroups)
     _, texts = batch()
-    found = method.train().groups(texts)
+    found = method.train().token_groups(texts).weight
     assert found.shape == (8, 3, 8)  # both parts of a text, one behind the other
     lengths = texts.mask.flatten(1).sum(1)
     real = torch.arange(8) < lengths[:, None]
     torch.testing.assert_close(found.sum(1), real.float())
-    assert torch.equal(found, method.groups(texts))
+    assert torch.equal(found, method.token_groups(texts).weight)
 
 
-def test_the_baseline_says_that_it_has_no_groups() -> None:
+def test_the_baseline_has_states_and_no_groups() -> None:
     _, texts = captions(2)
-    with pytest.raises(UserError, match=r"no groups; set model\.text\.groups"):
-        made(case="tgt-baseline").groups(texts)
+    found = made(case="tgt-baseline").token_groups(texts)
+    assert found.weight is None
+    assert found.states.shape[:2] == texts.mask.flatten(1).shape
 
 
 def test_the_baseline_decodes_from_its_one_vector() -> None:
@@ -536,7 +537,7 @@ def test_the_baseline_decodes_from_its_one_vector() -> None:
 def test_one_group_takes_every_token() -> None:
     method = made("text.groups=1")
     _, texts = captions(4)
-    torch.testing.assert_close(method.groups(texts)[:, 0], texts.mask[:, 0].float())
+    torch.testing.assert_close(method.token_groups(texts).weight[:, 0], texts.mask[:, 0].float())
     step(method.train(), *captions(4), CLOCK)
     query: Any = method.get_parameter("towers.text.stack.blocks.1.assign.to_query.weight")
     assert (query.grad == 0).all()  # nothing to choose from
@@ -545,7 +546,7 @@ def test_one_group_takes_every_token() -> None:
 def test_facts_count_tokens_groups_and_doubt() -> None:
     method = made()
     images, texts = captions(12)
-    soft = method.groups(texts)
+    soft = method.token_groups(texts).weight
     mask = texts.mask[:, 0]
     owner = soft.argmax(1)
     taken = [[int(((o == k) & m).sum()) for k in range(3)] for o, m in zip(owner, mask, strict=True)]
@@ -568,11 +569,11 @@ def test_weights_of_nought_leave_a_term_and_its_parts_out() -> None:
     blind = made("contrastive=0")
     for name, p in blind.named_parameters():
         p.requires_grad_(not name.startswith(("towers.image", "towers.to_image", "towers.to_text")))
-    blind.towers.image.register_forward_hook(lambda *_: pytest.fail("a picture was looked at"))
+    blind.towers.image.register_forward_hook(lambda *_: pytest.fail("an image was looked at"))
     assert set(step(blind.train(), images, texts, CLOCK)) == {"reconstruction"}
     trained = [p for p in blind.parameters() if p.requires_grad]
     assert all(p.grad is not None for p in trained)
-    assert not blind.sees
+    assert not blind.uses_images
 
 
 def test_without_contrast_the_image_side_must_be_frozen() -> None:
@@ -605,11 +606,11 @@ def test_a_frozen_groupvit_gives_the_same_features_after_ten_steps() -> None:
     method.towers.to_image = nn.Linear(width, 16, bias=False)
     _, texts = captions(6)
     images = Images(torch.rand(6, 3, size, size), torch.arange(6))
-    rules = (Rule(pattern=r"towers\.image\..*", lr=0), Rule(pattern=".*"))
+    rules = (ParamRule(pattern=r"towers\.image\..*", lr_factor=0), ParamRule(pattern=".*"))
     optimizer = build_optimizer(method, OptimizerConfig(lr=1e-2, rules=rules))
     train_mode(method)
     before = [x.clone() for x in method.towers.image.state_dict().values()]
-    features = method.towers.see(images).patches
+    features = method.towers.image_tokens(images).patches
     words = method.words.weight.detach().clone()
     for _ in range(10):
         optimizer.zero_grad()
@@ -617,7 +618,7 @@ def test_a_frozen_groupvit_gives_the_same_features_after_ten_steps() -> None:
         optimizer.step()
     after = method.towers.image.state_dict().values()
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
-    assert torch.equal(method.towers.see(images).patches, features)
+    assert torch.equal(method.towers.image_tokens(images).patches, features)
     assert not torch.equal(method.words.weight, words)
 
 

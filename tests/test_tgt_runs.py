@@ -1,4 +1,4 @@
-"""Runs of the Text Group Transformer: on captions without pictures, on scenes, and from an earlier run."""
+"""Runs of the Text Group Transformer: on captions without images, on scenes, and from an earlier run."""
 
 import gzip
 import json
@@ -10,11 +10,10 @@ import torch
 from runs import call, complaint, logged
 from safetensors.torch import load_file
 
-from grainline.data.chunks import cropped
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.open_source import open_source, open_sources
-from grainline.data.record import Damaged
-from grainline.data.texts import TextsConfig
+from grainline.data.record import CorruptSample
+from grainline.data.texts import TextsConfig, crop_words
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.model import load
@@ -25,7 +24,8 @@ TEXTS = [
     "A red disc lies left of a blue ring.", "Workers look down at a machine.", "A boy throws a ball.",
 ]  # fmt: skip
 SMALL = (
-    "train.steps=2", "train.batch=4", "train.save_every=2", "train.log_every=1", "data.workers=0",
+    "train.max_steps=2", "train.global_batch_size=4", "train.save_every=2", "train.log_every=1",
+    "data.workers=0",
     "data.tokenizer_samples=12", "model.text.width=32", "model.text.depth=1", "model.text.later=1",
     "model.text.heads=2", "model.text.vocab=600", "model.width=16", "train.optimizer.schedule.warmup=0",
 )  # fmt: skip
@@ -41,12 +41,12 @@ def captions(tmp_path: Path) -> Path:
     return path
 
 
-def test_captions_alone_are_records_with_a_picture_that_stands_for_none(captions: Path) -> None:
+def test_captions_alone_are_records_with_a_image_that_stands_for_none(captions: Path) -> None:
     source = open_source(f"texts:{captions}")
     assert len(source) == 6
     assert source[1].captions == (TEXTS[1], TEXTS[1])
     assert source[1].key == "2"
-    assert source.remarks == ("captions without pictures: a grey square stands for each",)  # type: ignore[attr-defined]
+    assert source.remarks == ("captions without images: a grey square stands for each",)  # type: ignore[attr-defined]
     pixels = TrainTransform(16)(source[0].image, Random(0))
     assert pixels.shape == (3, 16, 16)
     assert (pixels == 128).all()
@@ -78,9 +78,9 @@ def test_damaged_rows_of_texts_are_damage_and_no_text_at_all_is_an_error(tmp_pat
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "one dog"}\nno json\n{"text": " "}\n')
     source = open_source(f"texts:{path}")
-    with pytest.raises(Damaged, match="damaged row"):
+    with pytest.raises(CorruptSample, match="corrupt row"):
         source[1]
-    with pytest.raises(Damaged, match="missing caption"):
+    with pytest.raises(CorruptSample, match="missing caption"):
         source[2]
 
 
@@ -102,11 +102,11 @@ def test_mistakes_in_files_of_texts_are_one_line(
     assert said in complaint(capsys, *run)
 
 
-def test_a_run_on_captions_alone_looks_at_no_picture(
+def test_a_run_on_captions_alone_looks_at_no_image(
     captions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    more = ("data.texts.crop=0.5", "model.text.position_dropout=0.5", "train.chunk=2")
+    more = ("data.texts.word_crop=0.5", "model.text.position_dropout=0.5", "train.grad_cache_chunk=2")
     data = ("--data", f"texts:{captions}", "--out", run)
     assert call("train", "tgt/captions", *data, "--set", *SMALL, *more) == 0
     lines = [line for line in logged(run) if line["kind"] == "train"]
@@ -116,27 +116,27 @@ def test_a_run_on_captions_alone_looks_at_no_picture(
     capsys.readouterr()
     for suite in ("retrieval", "probes"):
         said = complaint(capsys, "evaluate", run, "--suite", suite, "--data", f"texts:{captions}")
-        assert f"has captions without pictures, and --suite {suite} looks at pictures" in said
+        assert f"has captions without images, and --suite {suite} looks at images" in said
 
 
-def test_what_looks_at_pictures_refuses_captions_alone(
+def test_what_looks_at_images_refuses_captions_alone(
     captions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = ("--data", f"texts:{captions}", "scenes:train?count=3", "--out", tmp_path / "run")
     said = complaint(capsys, "train", "clip/scenes", *data)
-    assert "has captions without pictures, and CLIP looks at pictures" in said
+    assert "has captions without images, and CLIP uses images" in said
     assert not (tmp_path / "run" / "log.jsonl").exists()
 
 
 def test_crops_of_captions_are_runs_of_their_words() -> None:
     text = "a dog runs over wet sand"
-    found = {cropped(text, 1.0, Random(i)) for i in range(400)}
+    found = {crop_words(text, 1.0, Random(i)) for i in range(400)}
     words = text.split()
     runs = {" ".join(words[i:j]) for i in range(6) for j in range(i + 1, 7)}
     assert found == runs
-    assert cropped(text, 0.0, Random(0)) == text
-    assert 150 < sum(cropped(text, 0.5, Random(i)) == text for i in range(400)) < 300
-    assert cropped("dog", 1.0, Random(0)) == "dog"
+    assert crop_words(text, 0.0, Random(0)) == text
+    assert 150 < sum(crop_words(text, 0.5, Random(i)) == text for i in range(400)) < 300
+    assert crop_words("dog", 1.0, Random(0)) == "dog"
 
 
 def test_training_samples_have_crops_where_they_are_asked_for(captions: Path) -> None:
@@ -144,9 +144,9 @@ def test_training_samples_have_crops_where_they_are_asked_for(captions: Path) ->
     tokenizer = Tokenizer.train(TEXTS, 600)
 
     def lengths(crop: float) -> list[int]:
-        cfg = TextsConfig(captions="first", crop=crop)
+        cfg = TextsConfig(captions="first", word_crop=crop)
         data = TrainSet(source, tokenizer, TrainTransform(8), cfg, context=40, seed=0)
-        samples = [data[Draw(picture, 0, picture)] for picture in range(6)]
+        samples = [data[Draw(image, 0, image)] for image in range(6)]
         return [len(text.parts[0]) for sample in samples for text in sample.texts if text]
 
     assert sum(lengths(1.0)) < sum(lengths(0.0))
@@ -162,13 +162,13 @@ def test_groups_begin_with_the_layers_of_a_plain_transformer(
     text = "  text: {width: 32, depth: 1, heads: 2, vocab: 600, context: 192}\n"
     image = "  image: {width: 32, depth: 1, heads: 2, patch: 8, size: 32, stem: conv, pool: mean}\n"
     schedule = "{kind: cosine, warmup: 0}"
-    train = f"train: {{steps: 2, batch: 4, optimizer: {{schedule: {schedule}}}}}\n"
+    train = f"train: {{max_steps: 2, global_batch_size: 4, optimizer: {{schedule: {schedule}}}}}\n"
     scenes.write_text(f"method: tgt\nmodel:\n{image}{text}  width: 16\n{train}")
     assert call("train", scenes, "--out", first, "--set", *plain, "data.crop=null") == 0
     capsys.readouterr()
     slow = "train.optimizer.lr=1e-12"
-    assert call("train", "tgt/scenes", "--out", then, "--set", *common, f"begin={first}", slow) == 0
-    assert "fresh are" in capsys.readouterr().err
+    assert call("train", "tgt/scenes", "--out", then, "--set", *common, f"init_from={first}", slow) == 0
+    assert "tensors of towers are new" in capsys.readouterr().err
     before, after = (load_file(x / "last" / "model.safetensors") for x in (first, then))
     for name in (
         "towers.text.words.weight",
@@ -182,11 +182,11 @@ def test_groups_begin_with_the_layers_of_a_plain_transformer(
 @pytest.mark.parametrize("name", [name for name in names() if name.startswith("tgt/")])
 def test_recipes_are_read_and_freeze_what_they_say(name: str) -> None:
     recipe = read_recipe(name, [])
-    rules = {rule.pattern: rule.lr for rule in recipe.train.optimizer.rules}
+    rules = {rule.pattern: rule.lr_factor for rule in recipe.train.optimizer.rules}
     assert recipe.method == "tgt"
-    assert recipe.train.clip == 5.0
+    assert recipe.train.grad_clip == 5.0
     if "pretrained" in recipe.model["image"]:
-        assert recipe.train.batch == 4096
+        assert recipe.train.global_batch_size == 4096
         assert 0 in rules.values()
         assert recipe.model["width"] == 256
     if recipe.model["contrastive"] == 0:

@@ -12,28 +12,33 @@ from runs import call, logged, recipe
 from safetensors.torch import load_file
 
 CASES = {
-    "plain": ("train.steps=5", "data.workers=1", "data.texts.foils=2"),
-    "accumulated": ("train.steps=4", "train.accumulate=2", "train.chunk=3", "train.batch=12"),
+    "plain": ("train.max_steps=5", "data.workers=1", "data.texts.foils=2"),
+    "accumulated": (
+        "train.max_steps=4",
+        "train.grad_accum=2",
+        "train.grad_cache_chunk=3",
+        "train.global_batch_size=12",
+    ),
     "sharded": (
-        "train.steps=4",
-        "train.shard=true",
+        "train.max_steps=4",
+        "train.fsdp=true",
         'data.validation=["scenes:dev?count=6"]',
         "train.validate_every=2",
     ),
     "sharded and tuned": (
-        "train.steps=4",
-        "train.shard=true",
+        "train.max_steps=4",
+        "train.fsdp=true",
         "train.lora={rank: 2}",
         "train.optimizer.layer_decay=0.7",
-        "train.recompute=true",
+        "train.activation_checkpointing=true",
     ),
     "tuned": (
-        "train.steps=4",
+        "train.max_steps=4",
         "train.lora={rank: 2, targets: 'towers.text.*to_(qkv|out)'}",
         "train.optimizer.layer_decay=0.7",
-        "train.optimizer.rules=[{pattern: 'towers.image.*', lr: 0}, {pattern: '.*'}]",
-        "train.recompute=true",
-        "train.chunk=3",
+        "train.optimizer.rules=[{pattern: 'towers.image.*', lr_factor: 0}, {pattern: '.*'}]",
+        "train.activation_checkpointing=true",
+        "train.grad_cache_chunk=3",
     ),
 }
 STEADY = ("train.optimizer.eps=1e-3", "train.save_every=3")  # AdamW divides tiny gradients by themselves

@@ -14,13 +14,11 @@ from test_viz import Page
 
 from grainline.data.open_source import open_source, open_sources
 from grainline.errors import UserError
-from grainline.evaluation.collectors.trained import overlap, taught
 from grainline.evaluation.encode import encode_source
-from grainline.evaluation.options import ask, encoded, measured, with_files
-from grainline.evaluation.outcome import Options
 from grainline.evaluation.result import Result, read
-from grainline.evaluation.suites.registry import retrieval_suite
-from grainline.evaluation.suites.transfer import transfer_suite
+from grainline.evaluation.suite import Settings
+from grainline.evaluation.suites.retrieval import RetrievalSuite
+from grainline.evaluation.suites.transfer import TransferOptions, TransferSuite, overlap, training_of
 from grainline.model import Model
 
 Capture = pytest.CaptureFixture[str]
@@ -34,53 +32,51 @@ def run_of(folder: Path, method: str = "clip", model: Any = None, **fields: Any)
 
 
 def set_of(folder: Path, seeds: range, prefix: str = "") -> Path:
-    """A folder of pictures of these seeds, with a text each."""
+    """A folder of images of these seeds, with a text each."""
     for i in seeds:
         photo(folder / f"{prefix}{i:02}.png", i).with_suffix(".txt").write_text(TEXTS[5 * i % len(TEXTS)])
     return folder
 
 
 def compared(run: Path, test: str, **more: Any) -> Any:
-    return overlap(taught(str(run), **more), open_source(test, size=32), 32)
+    return overlap(training_of(str(run), **more), open_source(test, size=32), 32)
 
 
-PLAIN = Options("default", resamples=20)
-
-
-def surveyed(run: Path, model: Model, test: str, options: Options = PLAIN) -> Result:
-    asked = with_files(ask("transfer", options), str(run), None, None)
-    source = open_source(test)
-    return measured(asked, model.method, encoded(asked, model, source, 4, 0.0), {})
+def surveyed(run: Path, model: Model, test: str, **options: Any) -> Result:
+    suite = TransferSuite(TransferOptions(**options))
+    suite.open_run(str(run))
+    data = suite.encode(model, open_source(test), Settings(batch_size=4, max_corrupt=0.0))
+    return suite.measure(model.method, data, Settings(resamples=20))
 
 
 def test_the_recipe_says_what_a_run_was_trained_on(tmp_path: Path) -> None:
-    data = {"paths": ["a.jsonl", "b.csv?image=x"], "images": "pictures"}
+    data = {"paths": ["a.jsonl", "b.csv?image=x"], "images": "images"}
     for name in ("a.jsonl", "b.csv"):
         (tmp_path / name).write_text("{}")
     data["paths"] = [str(tmp_path / path) for path in data["paths"]]
     sides = {"image": {"pretrained": "x/clip"}, "text": {"pretrained": None}}
     first = run_of(tmp_path / "first", data={"paths": ["scenes:train?count=9"], "images": None})
-    second = run_of(tmp_path / "second", model=sides, begin=str(first), data=data)
-    told = taught(str(second))
+    second = run_of(tmp_path / "second", model=sides, init_from=str(first), data=data)
+    told = training_of(str(second))
     assert [(one.path, one.images, one.run) for one in told.data][:2] == [
-        (data["paths"][0], "pictures", str(second)),
-        (data["paths"][1], "pictures", str(second)),
+        (data["paths"][0], "images", str(second)),
+        (data["paths"][1], "images", str(second)),
     ]
     assert told.data[2] == ("scenes:train?count=9", None, str(first))
     assert told.unknown == ("the checkpoint x/clip",)
-    moved = taught(str(second), ["scenes:dev"])
+    moved = training_of(str(second), ["scenes:dev"])
     assert [one.path for one in moved.data] == ["scenes:dev", "scenes:train?count=9"]
-    gone = run_of(tmp_path / "gone", begin=str(tmp_path / "nowhere"), data={"paths": ["scenes"]})
-    assert taught(str(gone)).unknown == (f"the run {tmp_path / 'nowhere'}, which is not there any more",)
-    circle = run_of(tmp_path / "circle", begin=str(tmp_path / "circle"), data={"paths": ["scenes"]})
-    assert len(taught(str(circle)).data) == 1
+    gone = run_of(tmp_path / "gone", init_from=str(tmp_path / "nowhere"), data={"paths": ["scenes"]})
+    assert training_of(str(gone)).unknown == (f"the run {tmp_path / 'nowhere'}, which is not there any more",)
+    circle = run_of(tmp_path / "circle", init_from=str(tmp_path / "circle"), data={"paths": ["scenes"]})
+    assert len(training_of(str(circle)).data) == 1
     bare = saved(tiny_model("clip"), tmp_path / "bare")
     for path in (bare, tmp_path / "none" / "at" / "all"):
         with pytest.raises(UserError, match=r"is no run with a recipe\.yaml, so nothing says what it was"):
-            taught(str(path))
+            training_of(str(path))
 
 
-def test_pictures_of_both_are_counted_byte_by_byte_and_keys_beside_them(tmp_path: Path) -> None:
+def test_images_of_both_are_counted_byte_by_byte_and_keys_beside_them(tmp_path: Path) -> None:
     train = set_of(tmp_path / "train", range(6))
     run = run_of(tmp_path / "run", data={"paths": [str(train)]})
     test = set_of(tmp_path / "test", range(4, 9))  # two are the same, name and all
@@ -88,7 +84,7 @@ def test_pictures_of_both_are_counted_byte_by_byte_and_keys_beside_them(tmp_path
     photo(test / "05.png", 77)  # another one under the same name
     (test / "08.png").unlink()  # gone: it cannot be compared
     found = compared(run, str(test))
-    assert (found.pictures, found.compared) == (2, 4)
+    assert (found.images, found.compared) == (2, 4)
     assert found.keys == 2
     assert found.fingerprints == (open_source(str(train)).fingerprint(),)
     assert found.samples == (6,)
@@ -112,16 +108,16 @@ def test_crops_of_training_images_are_counted_apart_and_named(
     (train / "crop3.txt").write_text("Rectangles.")
     run = run_of(tmp_path / "run", data={"paths": [str(train)]})
     found = compared(run, str(test))
-    assert (found.pictures, found.compared) == (1, 5), "the same file is no near copy, of its crop neither"
+    assert (found.images, found.compared) == (1, 5), "the same file is no near copy, of its crop neither"
     assert [(Path(a).stem, Path(b).stem) for a, b in found.near] == [("test4", "train4")]
     model = tiny_model("clip")
     result = surveyed(run, model, str(test))
-    assert result.settings["card"]["in both"] == "1 of 5 pictures, byte by byte; 1 more look the same; 0 keys"
+    assert result.settings["card"]["in both"] == "1 of 5 images, byte by byte; 1 more look the same; 0 keys"
     assert any(
-        note.startswith("1 of 5 pictures look like crops or smaller copies of training images")
+        note.startswith("1 of 5 images look like crops or smaller copies of training images")
         for note in result.notes
     )
-    monkeypatch.setattr("grainline.evaluation.collectors.trained.LIMIT", 4)
+    monkeypatch.setattr("grainline.evaluation.suites.transfer.LIMIT", 4)
     assert compared(run, str(test)).unlike == 1
     assert any(
         "1 training images were compared by their bytes alone" in note
@@ -134,8 +130,8 @@ def test_prefixes_of_joined_sources_hide_nothing(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", data={"paths": [str(train)]})
     other = set_of(tmp_path / "other", range(2, 5))
     joined = open_sources([str(other), str(set_of(tmp_path / "third", range(2, 9)))])
-    found = overlap(taught(str(run)), joined, 32)
-    assert (found.keys, found.pictures, found.compared) == (2, 2, 10)
+    found = overlap(training_of(str(run)), joined, 32)
+    assert (found.keys, found.images, found.compared) == (2, 2, 10)
 
 
 @pytest.mark.parametrize("kind", ["fingerprint", "keys", "bytes", "part"])
@@ -143,15 +139,15 @@ def test_the_data_of_training_are_refused(kind: str, tmp_path: Path) -> None:
     train = set_of(tmp_path / "train", range(4))
     run = run_of(tmp_path / "run", data={"paths": ["scenes:train?count=3", str(train)]})
     test, why = train, "their fingerprints are equal"
-    if kind == "keys":  # smaller copies of the same pictures
+    if kind == "keys":  # smaller copies of the same images
         test, why = tmp_path / "small", "all 4 keys are the same"
         test.mkdir()
         for path in sorted(train.glob("*.png")):
             Image.open(path).resize((5, 5)).save(test / path.name)
-            (test / path.name).with_suffix(".txt").write_text("A small picture.")
+            (test / path.name).with_suffix(".txt").write_text("A small image.")
     if kind in ("bytes", "part"):
         test = set_of(tmp_path / "test", range(4 if kind == "bytes" else 2), "other-")
-        why = f"each of its {4 if kind == 'bytes' else 2} pictures is among those of training"
+        why = f"each of its {4 if kind == 'bytes' else 2} images is among those of training"
     with pytest.raises(UserError) as error:
         compared(run, str(test))
     assert str(error.value).startswith(f"{test} is what {run} was trained on (")
@@ -161,12 +157,12 @@ def test_the_data_of_training_are_refused(kind: str, tmp_path: Path) -> None:
 
 def test_scenes_are_compared_by_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(tmp_path / "run", data={"paths": ["scenes:train?count=9"]})
-    monkeypatch.setattr("grainline.data.scenes.source.picture", None)  # nothing is drawn
+    monkeypatch.setattr("grainline.data.scenes.source.render", None)  # nothing is drawn
     for same in ("scenes:train?count=9", "scenes:train?count=9&size=64", "scenes:train?count=5"):
         with pytest.raises(UserError, match=r"is what .* was trained on"):
             compared(run, same)
     more = compared(run, "scenes:train?count=12")
-    assert (more.keys, more.pictures, more.compared) == (9, 9, 12)
+    assert (more.keys, more.images, more.compared) == (9, 9, 12)
     for other in ("scenes:dev?count=9", "scenes:train?count=9&seed=1"):
         assert compared(run, other)[5:] == (0, 0, 9, (), 0)
 
@@ -174,7 +170,7 @@ def test_scenes_are_compared_by_their_keys(tmp_path: Path, monkeypatch: pytest.M
 def test_training_data_that_are_gone_end_in_one_line_and_may_lie_elsewhere(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", data={"paths": [str(tmp_path / "gone")]})
     with pytest.raises(
-        UserError, match=r"cannot be opened, so they .*say where they lie with --trained PATH"
+        UserError, match=r"cannot be opened, so they .*say where they lie with --set train_data=PATH"
     ):
         compared(run, "scenes:dev?count=2")
     train = set_of(tmp_path / "moved", range(3))
@@ -188,24 +184,21 @@ def test_the_metrics_are_those_of_retrieval_with_what_was_trained_on(tmp_path: P
     run = run_of(tmp_path / "run", "maxsim", {"pretrained": "x/y"}, data={"paths": [str(train)]})
     model = tiny_model("maxsim")
     result = surveyed(run, model, str(test))
-    plain = retrieval_suite(model.method, encode_source(model, open_source(str(test))), Options(resamples=20))
+    data = encode_source(model, open_source(str(test)))
+    plain = RetrievalSuite().measure(model.method, data, Settings(resamples=20))
     assert result.metrics == plain.metrics
     assert result.suite == "transfer"
     assert result.settings["trained"]["paths"] == [str(train)]
     card = result.settings["card"]
     assert card["trained on"].startswith(f"{train}: 4 samples, fingerprint ")
     assert card["began with"] == "the checkpoint x/y"
-    assert card["in both"] == "1 of 9 pictures, byte by byte; 0 more look the same; 1 keys"
-    assert "1 of 9 pictures were trained on, byte by byte" in result.notes
+    assert card["in both"] == "1 of 9 images, byte by byte; 0 more look the same; 1 keys"
+    assert "1 of 9 images were trained on, byte by byte" in result.notes
     assert "what the checkpoint x/y learnt from is not known here, nor compared" in result.notes
-    short = surveyed(run, model, str(test), Options("default", resamples=20, shortlist=3, exact=True))
+    short = surveyed(run, model, str(test), shortlist=3, exact=True)
     assert {"image to text in shortlist", "text to image R@1, exact"} <= {m.name for m in short.metrics}
-    with pytest.raises(UserError, match=r"9 pictures in .*; flickr30k-1k needs exactly 1000"):
-        surveyed(run, model, str(test), Options("flickr30k-1k"))
-    with pytest.raises(UserError, match="was encoded without a look at the training data"):
-        transfer_suite(model.method, encode_source(model, open_source(str(test))))
-    with pytest.raises(UserError, match=r"^--trained goes with --suite transfer, not with retrieval"):
-        with_files(ask("retrieval", Options("default")), str(run), ["x"], None)
+    with pytest.raises(UserError, match=r"9 images in .*; flickr30k-1k needs exactly 1000"):
+        surveyed(run, model, str(test), protocol="flickr30k-1k")
 
 
 def test_the_command_says_what_was_trained_on(tmp_path: Path, capsys: Capture) -> None:
@@ -215,13 +208,13 @@ def test_the_command_says_what_was_trained_on(tmp_path: Path, capsys: Capture) -
     page, found = tmp_path / "a.html", tmp_path / "a.json"
     assert call(*given, "--data", test, "--json", found, "--html", page) == 0
     assert "trained on" in capsys.readouterr().out
-    assert json.loads(found.read_text())["settings"]["trained"]["pictures"] == 0
+    assert json.loads(found.read_text())["settings"]["trained"]["images"] == 0
     assert read(found).suite == "transfer"
     assert "What was trained on, and what is tested on" in Page(page.read_text()).words
     assert "is what" in complaint(capsys, *given, "--data", train)
     moved = train.rename(tmp_path / "moved")
-    assert "--trained PATH" in complaint(capsys, *given, "--data", test)
-    assert call(*given, "--data", test, "--trained", moved) == 0
+    assert "train_data=PATH" in complaint(capsys, *given, "--data", test)
+    assert call(*given, "--data", test, "--set", f"train_data={moved}") == 0
     bare = saved(tiny_model("clip"), tmp_path / "bare")
     assert "is no run with a recipe.yaml" in complaint(
         capsys, "evaluate", bare, "--suite", "transfer", "--data", test

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from grainline.data.decode import decode
-from grainline.data.record import Damaged, Record
+from grainline.data.record import CorruptSample, Record
 from grainline.data.transforms import (
     Box,
     EvalTransform,
@@ -24,7 +24,7 @@ from grainline.data.transforms import (
 )
 
 
-def picture(width: int, height: int, seed: int = 0, texture: int = 12) -> Image.Image:
+def random_image(width: int, height: int, seed: int = 0, texture: int = 12) -> Image.Image:
     """Smooth blobs with some texture, as photographs have."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8))
@@ -60,15 +60,15 @@ def slow_clip(image: Image.Image, size: int) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", [(320, 240), (241, 333), (100, 61), (64, 64), (700, 90), (67, 64)])
 def test_evaluation_is_exactly_what_pillow_makes(shape: tuple[int, int]) -> None:
-    data = jpeg(picture(*shape))
+    data = jpeg(random_image(*shape))
     image = Image.open(io.BytesIO(data)).convert("RGB")
     assert np.array_equal(image_of(EvalTransform(64)(data)), slow_clip(image, 64))
     squashed = np.array(image.resize((64, 64), Image.Resampling.BICUBIC))
     assert np.array_equal(image_of(EvalTransform(64, "squash")(data)), squashed)
 
 
-def test_a_picture_of_the_right_size_passes_unchanged() -> None:
-    image = picture(48, 48)
+def test_a_image_of_the_right_size_passes_unchanged() -> None:
+    image = random_image(48, 48)
     whole = TrainTransform(48, scale=(1, 1))
     for form in (image, np.array(image)):
         assert np.array_equal(image_of(EvalTransform(48)(form)), np.array(image))
@@ -77,14 +77,14 @@ def test_a_picture_of_the_right_size_passes_unchanged() -> None:
 
 def test_training_is_within_one_step_of_pillow_on_average() -> None:
     for seed, (width, height) in enumerate([(320, 240), (250, 500), (224, 224)]):
-        pixels = np.array(picture(width, height, seed))
+        pixels = np.array(random_image(width, height, seed))
         exact = Image.fromarray(pixels).resize((96, 96), Image.Resampling.BICUBIC)
         away = np.abs(image_of(resize(pixels, 96)).astype(int) - np.array(exact).astype(int))
         assert away.mean() < 1
 
 
 def test_a_crop_of_a_drafted_jpeg_shows_the_same_as_a_crop_of_the_whole() -> None:
-    data = jpeg(picture(640, 480, 3, texture=0))
+    data = jpeg(random_image(640, 480, 3, texture=0))
     for seed in range(5):
         draws = Random(seed)
         box = crop_box(640, 480, (0.3, 0.6), (3 / 4, 4 / 3), [draws.random() for _ in range(4)])
@@ -93,7 +93,7 @@ def test_a_crop_of_a_drafted_jpeg_shows_the_same_as_a_crop_of_the_whole() -> Non
         exact = np.array(whole.resize((56, 56), Image.Resampling.BICUBIC))
         away = np.abs(fast.astype(int) - exact.astype(int)).mean()
         shifted = np.abs(np.roll(fast, 1, axis=1).astype(int) - exact.astype(int)).mean()
-        assert away < 4  # the crop begins on a whole pixel of the smaller picture, half a pixel away at most
+        assert away < 4  # the crop begins on a whole pixel of the smaller image, half a pixel away at most
         assert away < shifted
 
 
@@ -151,12 +151,14 @@ def test_draft_is_used_and_its_sizes_are_those_of_real_files() -> None:
         (300, 300, 224, 1),
     ]:
         box = Box(0, 0, width, height)
-        small = decode(Record("a", jpeg(picture(width, height)), ()), draft_side(width, height, box, size))
+        small = decode(
+            Record("a", jpeg(random_image(width, height)), ()), draft_side(width, height, box, size)
+        )
         assert small.size == (-(-width // expected), -(-height // expected))
 
 
-def test_the_exif_orientation_turns_the_crop_with_the_picture() -> None:
-    image = picture(300, 200)
+def test_the_exif_orientation_turns_the_crop_with_the_image() -> None:
+    image = random_image(300, 200)
     exif = Image.Exif()
     exif[0x0112] = 6  # stored on its side
     turned = jpeg(image.transpose(Image.Transpose.ROTATE_90), exif)
@@ -167,7 +169,7 @@ def test_the_exif_orientation_turns_the_crop_with_the_picture() -> None:
 
 
 def test_a_sample_is_a_function_of_its_random_numbers() -> None:
-    data = jpeg(picture(120, 90))
+    data = jpeg(random_image(120, 90))
     transform = TrainTransform(32, flip=True, jitter=0.3)
     assert torch.equal(transform(data, Random("7/0/3")), transform(data, Random("7/0/3")))
     assert not torch.equal(transform(data, Random("7/0/3")), transform(data, Random("7/1/3")))
@@ -176,7 +178,7 @@ def test_a_sample_is_a_function_of_its_random_numbers() -> None:
 
 
 def test_options_do_not_change_the_crops_nor_the_draws_after_them() -> None:
-    data = jpeg(picture(120, 90))
+    data = jpeg(random_image(120, 90))
     plain, mirror = Random(2), Random(2)
     a = TrainTransform(32)(data, plain)
     b = TrainTransform(32, flip=True)(data, mirror)
@@ -211,18 +213,18 @@ def test_jitter_moves_brightness_and_contrast_mildly() -> None:
     assert 115 < max(means) < 121
 
 
-def test_a_damaged_picture_is_named() -> None:
-    broken = jpeg(picture(64, 64))[:200]
+def test_a_damaged_image_is_named() -> None:
+    broken = jpeg(random_image(64, 64))[:200]
     for call in (
         lambda: TrainTransform(16)(broken, Random(0), "tar/07.jpg"),
         lambda: EvalTransform(16)(broken, "tar/07.jpg"),
     ):
-        with pytest.raises(Damaged, match=r"damaged image: tar/07\.jpg"):
+        with pytest.raises(CorruptSample, match=r"corrupt image: tar/07\.jpg"):
             call()
 
 
 def test_without_a_crop_training_sees_what_evaluation_sees_and_draws_as_much() -> None:
-    data = jpeg(picture(60, 40))
+    data = jpeg(random_image(60, 40))
     evaluated = EvalTransform(32)
     one, other = Random(3), Random(3)
     assert torch.equal(SameTransform(evaluated)(data, one), evaluated(data))

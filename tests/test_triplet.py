@@ -8,8 +8,8 @@ from torch import Tensor
 from grainline.config import override, parse
 from grainline.errors import UserError
 from grainline.losses.triplet import keep_ratio, touched, triplet
-from grainline.methods import METHODS
-from grainline.methods.shared import Rule, TripletsConfig, both_triplets
+from grainline.methods import method_class
+from grainline.methods.shared import TripletSchedule, TripletsConfig, both_triplets
 from grainline.training.schedule import StepDecay, rate
 from grainline.types import Clock, Encoded, Pair
 
@@ -37,7 +37,7 @@ def side(image: list[int], item: list[int] | None = None) -> Encoded:
     )
 
 
-def whole(images: list[int], texts: list[int], rule: Rule, score: Tensor = SCORE) -> float:
+def whole(images: list[int], texts: list[int], rule: TripletSchedule, score: Tensor = SCORE) -> float:
     pair = Pair(side(images), side(texts, list(range(len(texts)))))
     terms = both_triplets(lambda *_: score, pair, pair, rule, 1.0)
     return sum(float(term.mean.total / term.mean.number) for term in terms.values())
@@ -47,12 +47,12 @@ def whole(images: list[int], texts: list[int], rule: Rule, score: Tensor = SCORE
 def test_triplets_of_three_pairs_as_worked_out_by_hand(hardest: bool, expected: float) -> None:
     both = [triplet(s, EYE, ~EYE, 0.2, hardest) for s in (SCORE, SCORE.T)]
     assert float(sum(both)) == pytest.approx(expected)
-    assert whole([7, 8, 9], [7, 8, 9], Rule(0.2, hardest, 1.0)) == pytest.approx(expected)
+    assert whole([7, 8, 9], [7, 8, 9], TripletSchedule(0.2, hardest, 1.0)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("hardest", [False, True])
 def test_pairs_of_one_image_are_no_negatives_of_each_other(hardest: bool) -> None:
-    assert whole([7, 8, 7], [7, 8, 7], Rule(0.2, hardest, 1.0)) == pytest.approx(0.55)
+    assert whole([7, 8, 7], [7, 8, 7], TripletSchedule(0.2, hardest, 1.0)) == pytest.approx(0.55)
 
 
 @pytest.mark.parametrize("hardest", [False, True])
@@ -89,11 +89,11 @@ def test_scores_that_are_nearly_touched_are_those_that_rounding_may_touch(hardes
     assert int(touched(score, positive, ~positive, 0.3, hardest).sum()) < int(mask.sum()) < 36
 
 
-def test_foils_push_pictures_alone_and_padding_nobody() -> None:
+def test_foils_push_images_alone_and_padding_nobody() -> None:
     texts = side([7, -1, 8, -1], [0, 1, 2, -1])  # a foil beside 7, padding beside 8
     pair = Pair(side([7, 8]), texts)
     score = torch.tensor([[0.5, 0.6, 0.1, 9.0], [0.2, 0.45, 0.5, 9.0]])
-    terms = both_triplets(lambda *_: score, pair, pair, Rule(0.2, True, 0.5), 3.0)
+    terms = both_triplets(lambda *_: score, pair, pair, TripletSchedule(0.2, True, 0.5), 3.0)
     totals = {name: float(term.mean.total / term.mean.number) for name, term in terms.items()}
     assert totals == pytest.approx({"i2t": 0.3 + 0.15, "t2i": 0.0})
     assert {term.weight for term in terms.values()} == {1.5}
@@ -114,16 +114,16 @@ def test_foils_push_pictures_alone_and_padding_nobody() -> None:
 def test_the_weight_rises_apart_from_how_long_all_negatives_count(
     method: str, changes: tuple[str, ...], expected: dict[float, tuple[bool, float]]
 ) -> None:
-    cfg = parse(METHODS[method][1], override(TINY, list(changes)), "test")
+    cfg = parse(method_class(method).config_class, override(TINY, list(changes)), "test")
     assert isinstance(cfg, TripletsConfig)
     for epoch, (hardest, weight) in expected.items():
-        assert Rule.at(Clock(9, epoch), cfg) == Rule(0.2, hardest, weight)
+        assert TripletSchedule.at(Clock(9, epoch), cfg) == TripletSchedule(0.2, hardest, weight)
 
 
 def test_how_long_all_negatives_count_is_a_time_or_never() -> None:
     for value in ("always", "-1", "true", ".nan", ".inf"):
         with pytest.raises(UserError, match=r"'hardest_after' is .+: allowed are a number of epochs"):
-            parse(METHODS["vse"][1], override(TINY, [f"hardest_after={value}"]), "test")
+            parse(method_class("vse").config_class, override(TINY, [f"hardest_after={value}"]), "test")
 
 
 @pytest.mark.parametrize(

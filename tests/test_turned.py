@@ -1,4 +1,4 @@
-"""Scores of many texts without gradients: pictures turned into few dimensions against tiles and loops."""
+"""Scores of many texts without gradients: images turned into few dimensions against tiles and loops."""
 
 import itertools
 from typing import Any
@@ -8,9 +8,16 @@ import torch
 from torch import Tensor
 
 from grainline.methods.patch_selection import fast_cosines, scoring
-from grainline.methods.patch_selection.fast_cosines import Turned, pays
+from grainline.methods.patch_selection.fast_cosines import FastCosines, pays
 from grainline.methods.patch_selection.selector import Selector
-from grainline.methods.patch_selection.types import Choice, Told, by_length, drawn, told_of
+from grainline.methods.patch_selection.types import (
+    SelectionConfig,
+    SelectionExtra,
+    SelectionTexts,
+    by_length,
+    gumbel_decisions,
+    selection_texts,
+)
 from grainline.nn.pooling import unit
 from grainline.types import Clock, Encoded, rows
 
@@ -20,7 +27,7 @@ PATCHES, WIDTH = 12, 32
 def made(branches: Any = "both", dtype: torch.dtype = torch.float64, **changes: Any) -> Selector:
     torch.manual_seed(0)
     beta = changes.pop("beta", 0.4)
-    choice = Choice(0.5, 0.5, beta, branches, "both", **changes)
+    choice = SelectionConfig(0.5, 0.5, beta, branches, "both", **changes)
     selector = Selector(choice, WIDTH, PATCHES).to(dtype)
     for network in (selector.relevance.patches, selector.relevance.words):
         assert network is not None
@@ -29,14 +36,16 @@ def made(branches: Any = "both", dtype: torch.dtype = torch.float64, **changes: 
 
 
 def sides(n: int = 5, m: int = 11, dtype: torch.dtype = torch.float64) -> tuple[Encoded, Encoded]:
-    """Pictures with class token and description, and texts of 1 to 7 words, the last without any."""
+    """Images with class token and description, and texts of 1 to 7 words, the last without any."""
     g = torch.Generator().manual_seed(1)
     patches = torch.randn(n, PATCHES + 2, WIDTH, generator=g, dtype=torch.float64).to(dtype)
     words = torch.randn(m, 7, WIDTH, generator=g, dtype=torch.float64).to(dtype)
     length = torch.randint(1, 8, (m,), generator=g)
     length[-1] = 0
-    ids, real = torch.arange(n), torch.ones(n, PATCHES + 2).bool()
-    images = Encoded(unit(patches[:, :-2].mean(1)), patches, real, ids, ids)
+    ids, real = torch.arange(n), torch.ones(n).bool()
+    extra = SelectionExtra(patches[:, -2], real, patches[:, -1])
+    patches = patches[:, :-2]
+    images = Encoded(unit(patches.mean(1)), patches, real[:, None].expand(n, PATCHES), ids, ids, extra)
     mask = torch.arange(7) < length[:, None]
     return images, Encoded(unit(words.mean(1)), words, mask, torch.arange(m) * 3, torch.arange(m))
 
@@ -45,7 +54,7 @@ def tiles(selector: Selector, images: Encoded, texts: Encoded, decide: Any = Non
     """The specification: one tile of everything."""
     decide = decide or selector.top
     with torch.no_grad():
-        return selector.tile(selector.unpacked(images), told_of(texts), decide)
+        return selector.tile(selector.load_side(images), selection_texts(texts), decide)
 
 
 def looped(seen: Any, words: Tensor, kept: Tensor) -> Tensor:
@@ -55,7 +64,7 @@ def looped(seen: Any, words: Tensor, kept: Tensor) -> Tensor:
     for i, j, c in itertools.product(range(n), range(t), range(slots)):
         weight = [float(kept[i, j, k]) * float(seen.logits[i, c, k].exp()) for k in range(PATCHES)]
         token = sum(w / sum(weight) * v for w, v in zip(weight, seen.patches[i], strict=True))
-        token = token + (seen.merged[i, c] if seen.merged.shape[1] else 0.0)
+        token = token + (seen.slots[i, c] if seen.slots.shape[1] else 0.0)
         out[i, j, c] = words[j] @ token / token.norm()
     return out
 
@@ -64,9 +73,9 @@ def looped(seen: Any, words: Tensor, kept: Tensor) -> Tensor:
 @torch.no_grad()
 def test_cosines_are_those_of_tokens_that_a_loop_makes(branches: str) -> None:
     selector, (images, texts) = made(branches), sides()
-    seen, told = selector.unpacked(images), told_of(texts)
+    seen, told = selector.load_side(images), selection_texts(texts)
     kept = selector.choose(seen, told.query, told.item, selector.top)[1]
-    found = Turned.of(seen).cosines(told.words[0], kept)
+    found = FastCosines.of(seen).cosines(told.words[0], kept)
     torch.testing.assert_close(found, looped(seen, told.words[0], kept), rtol=1e-11, atol=1e-11)
 
 
@@ -75,11 +84,11 @@ def test_cosines_are_those_of_tokens_that_a_loop_makes(branches: str) -> None:
 def test_scores_of_many_texts_are_those_of_tiles(
     branches: str, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(scoring.ROOM, "cpu", room)
+    monkeypatch.setitem(scoring.TILE_SIZE, "cpu", room)
     for dtype, error in ((torch.float64, 1e-11), (torch.float32, 1e-5)):
         selector, (images, texts) = made(branches, dtype), sides(dtype=dtype)
         expected = tiles(selector, images, texts)[:, :-1]
-        for one in (images, selector.held(images)):
+        for one in (images, selector.precompute(images)):
             found = scoring.score(selector, one, texts)
             assert found.isfinite().all()
             torch.testing.assert_close(found[:, :-1], expected, rtol=error, atol=error)
@@ -88,29 +97,29 @@ def test_scores_of_many_texts_are_those_of_tiles(
 def test_many_texts_are_turned_and_few_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     selector, (images, texts) = made(), sides()
     asked = []
-    whole = Turned.cosines
-    monkeypatch.setattr(Turned, "cosines", lambda *x: asked.append(len(x[1])) or whole(*x))
-    scoring.score(selector, images, rows(texts, slice(0, fast_cosines.MANY - 1)))
+    whole = FastCosines.cosines
+    monkeypatch.setattr(FastCosines, "cosines", lambda *x: asked.append(len(x[1])) or whole(*x))
+    scoring.score(selector, images, rows(texts, slice(0, fast_cosines.MIN_TEXTS - 1)))
     assert asked == []
-    scoring.score(selector, images, rows(texts, slice(0, fast_cosines.MANY)))
-    assert sum(asked) == fast_cosines.MANY
+    scoring.score(selector, images, rows(texts, slice(0, fast_cosines.MIN_TEXTS)))
+    assert sum(asked) == fast_cosines.MIN_TEXTS
 
 
 def test_texts_of_many_words_are_not_turned() -> None:
     """Products with all patches are made for each word, and cost more than they save."""
     selector, (images, texts) = made(), sides()
-    seen, told = selector.unpacked(images), told_of(texts)
+    seen, told = selector.load_side(images), selection_texts(texts)
     long = told._replace(mask=told.mask.new_ones(1, 11, 500))
     assert pays(seen, told)
     assert not pays(seen, long)
 
 
-@pytest.mark.parametrize("far", [fast_cosines.SPREAD * 1.1, 500.0])
+@pytest.mark.parametrize("far", [fast_cosines.MAX_LOGIT_RANGE * 1.1, 500.0])
 def test_logits_far_apart_are_left_to_the_exact_softmax(far: float) -> None:
     """The best patch of a slot is dropped by some texts: what remains of the others would be 0 in float32."""
     selector, (images, texts) = made("sparse", torch.float32), sides(dtype=torch.float32)
     assert selector.slots is not None
-    seen, told = selector.unpacked(images), told_of(texts)
+    seen, told = selector.load_side(images), selection_texts(texts)
     near = seen._replace(logits=seen.logits.clamp(-1, 1))
     apart = seen._replace(logits=torch.where(torch.arange(PATCHES) == 3, far, near.logits))
     assert pays(near, told)
@@ -124,8 +133,10 @@ def test_logits_far_apart_are_left_to_the_exact_softmax(far: float) -> None:
 
 def test_the_widest_logits_that_are_turned_hold_the_tolerance() -> None:
     selector, (images, texts) = made("sparse", torch.float32), sides(dtype=torch.float32)
-    seen, told = selector.unpacked(images), told_of(texts)
-    top = torch.where(torch.arange(PATCHES) == 3, fast_cosines.SPREAD - 1, seen.logits.clamp(-0.5, 0.5))
+    seen, told = selector.load_side(images), selection_texts(texts)
+    top = torch.where(
+        torch.arange(PATCHES) == 3, fast_cosines.MAX_LOGIT_RANGE - 1, seen.logits.clamp(-0.5, 0.5)
+    )
     seen = seen._replace(logits=top)
     assert pays(seen, told)
     with torch.no_grad():
@@ -139,7 +150,7 @@ def test_the_widest_logits_that_are_turned_hold_the_tolerance() -> None:
 def test_tokens_whose_patches_nearly_cancel_lose_no_more_than_their_sum_does(gap: float) -> None:
     """Two patches of length 1 with a sum as long as the gap, and equal ones; squares lose 1 / gap more."""
     selector, (images, texts) = made("sparse", torch.float64), sides()
-    seen, told = selector.unpacked(images), told_of(texts)
+    seen, told = selector.load_side(images), selection_texts(texts)
     patches = unit(seen.patches)
     patches[:, 1] = gap * patches[:, 1] - patches[:, 0]
     patches[:, 2:8] = patches[:, 2:3]
@@ -147,23 +158,25 @@ def test_tokens_whose_patches_nearly_cancel_lose_no_more_than_their_sum_does(gap
     kept = torch.zeros(5, 11, PATCHES, dtype=torch.float64)
     kept[..., :2] = 1
     exact = looped(seen, told.words[0], kept)
-    torch.testing.assert_close(Turned.of(seen).cosines(told.words[0], kept), exact, atol=1e-11, rtol=1e-11)
+    torch.testing.assert_close(
+        FastCosines.of(seen).cosines(told.words[0], kept), exact, atol=1e-11, rtol=1e-11
+    )
     short = type(seen)(*(x.float() if x.is_floating_point() else x for x in seen))
-    found = Turned.of(short).cosines(told.words[0].float(), kept.float())
+    found = FastCosines.of(short).cosines(told.words[0].float(), kept.float())
     assert float((found - exact).abs().max()) < 4 * torch.finfo(torch.float32).eps / gap
 
 
 def test_lots_fall_on_pairs_whatever_stands_beside_them() -> None:
     selector, (images, texts) = made(), sides()
-    decide = drawn(Clock(2, 1.0, 3))
+    decide = gumbel_decisions(Clock(2, 1.0, 3))
     expected = tiles(selector, images, texts, decide)
     with torch.no_grad():
-        seen = selector.seen(images, selector.top)
-    told = told_of(texts)
+        seen = selector.image_side(images, selector.top)
+    told = selection_texts(texts)
     found = scoring.scores(selector, seen, told, decide)
     torch.testing.assert_close(found[:, :-1], expected[:, :-1], rtol=1e-11, atol=1e-11)
     order = torch.randperm(11, generator=torch.Generator().manual_seed(5))
-    mixed = scoring.scores(selector, seen, Told(*(x[:, order] for x in told)), decide)
+    mixed = scoring.scores(selector, seen, SelectionTexts(*(x[:, order] for x in told)), decide)
     keep = order != 10
     torch.testing.assert_close(mixed[:, keep], expected[:, order[keep]], rtol=1e-11, atol=1e-11)
 
@@ -178,7 +191,7 @@ def test_half_precision_counts_in_float32() -> None:
 
 
 def test_texts_of_a_part_are_alike_in_length_and_lose_what_none_of_them_has() -> None:
-    told = told_of(sides()[1])
+    told = selection_texts(sides()[1])
     length = told.mask[0].sum(-1)
     parts = list(by_length(told, 4))
     assert [len(place) for place, _ in parts] == [4, 4, 3]
@@ -191,4 +204,4 @@ def test_texts_of_a_part_are_alike_in_length_and_lose_what_none_of_them_has() ->
         assert torch.equal(part.item, told.item[:, place])
     nothing = [x[:, :1] for x in told]
     nothing[2] = torch.zeros_like(nothing[2])
-    assert next(by_length(Told(*nothing), 4))[1].words.shape[2] == 1
+    assert next(by_length(SelectionTexts(*nothing), 4))[1].words.shape[2] == 1

@@ -13,7 +13,7 @@ from processes import exit_codes, free_port, start_ranks
 from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 
-from grainline.distributed import average, finish, gather
+from grainline.distributed import all_reduce_mean, ddp_mean, gather
 from grainline.training.step import Objective, step
 from grainline.types import Encoded, Images, Mean, Texts, rows
 
@@ -23,7 +23,7 @@ MINE = ([0, 1, 2, 4], [3, 5, 6, 7])  # both ranks hold padding texts, and not eq
 
 
 def exact(both: tuple[Images, Texts]) -> tuple[Images, Texts]:
-    """Pictures in float64, so that the order of a sum does not show."""
+    """Images in float64, so that the order of a sum does not show."""
     return both[0]._replace(pixels=both[0].pixels.double()), both[1]
 
 
@@ -35,7 +35,7 @@ def described(rank: int | None = None) -> tuple[Images, Texts]:
     images, texts = exact(batch(8))
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, VOCAB, (8, 3, 7), generator=generator)
-    length = torch.tensor(  # words of each window of each picture
+    length = torch.tensor(  # words of each window of each image
         [[7, 2, 5], [3, 0, 0], [7, 6, 0], [4, 2, 0], [1, 7, 1], [2, 0, 0], [3, 3, 0], [1, 4, 0]]
     )
     mask = torch.arange(7) < length[..., None]
@@ -72,7 +72,7 @@ def worker(rank: int, port: int, out: Path) -> None:
         loss.total.backward()
         name = f"described/{case}/{kind}"
         grads |= {f"{name}/{of}": p.grad.clone() for of, p in method.named_parameters()}
-        grads[f"{name}/loss"] = average(loss.total)
+        grads[f"{name}/loss"] = all_reduce_mean(loss.total)
     grads |= pieces(rank)
     if rank == 0:
         save_file(grads, out)
@@ -114,7 +114,7 @@ def pieces(rank: int) -> dict[str, torch.Tensor]:
         "tokens of unequal lengths": long.tokens.detach(),
         "gradient of unequal lengths": unequal.grad,
         "gathered gradient": x.grad,
-        "finished": average(finish(Mean(torch.tensor(6.0 * rank), torch.tensor(1 + rank)))),
+        "finished": all_reduce_mean(ddp_mean(Mean(torch.tensor(6.0 * rank), torch.tensor(1 + rank)))),
     }
 
 

@@ -27,7 +27,7 @@ def encoded(item: list[int], image: list[int]) -> Encoded:
     )
 
 
-def test_texts_and_pictures_match_by_the_id_of_the_picture() -> None:
+def test_texts_and_images_match_by_the_id_of_the_image() -> None:
     texts, images = encoded([0, 1, 2], [7, 5, 7]), encoded([0, 1], [5, 7])
     assert same_image(texts, images).tolist() == [[False, True], [True, False], [False, True]]
 

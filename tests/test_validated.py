@@ -49,7 +49,7 @@ def test_a_log_of_before_has_no_number_of_images(run: Path) -> None:
 def test_a_result_beside_the_weights_is_quoted_with_its_data_where_the_log_has_none(run: Path) -> None:
     assert validated(str(run)) == ""
     metric = Metric("text to image median rank", 1.0, 1.0, 1.0, 500, 250.5, 0, "rank")
-    data = {"pictures": 500, "path": "photos.jsonl"}  # any data: nothing says that it is validation data
+    data = {"images": 500, "path": "photos.jsonl"}  # any data: nothing says that it is validation data
     write(Result("", "", (metric,), {}, data, {}, 0, "", (), {}), run / "retrieval.json")
     assert (
         validated(str(run)) == "On photos.jsonl this model finds the right image at rank 1 of 500 (median)."
@@ -67,7 +67,7 @@ def test_a_search_says_it_in_the_terminal_on_the_page_and_in_json(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _log(run, (100, 71.5, 575))
-    arguments = ["--model", run, "--out", tmp_path / "index", "--null", texts(tmp_path)]
+    arguments = ["--model", run, "--out", tmp_path / "index", "--calibration-texts", texts(tmp_path)]
     assert call("index", "build", photos(tmp_path / "photos", 18), *arguments) == 0
     page, out = tmp_path / "page.html", tmp_path / "answers.json"
     assert call("search", tmp_path / "index", TEXTS[0], "--html", page, "--json", out) == 0
@@ -89,6 +89,8 @@ def test_the_server_says_it(run: Path, tmp_path: Path) -> None:
     from grainline.web.limits import Limits
 
     _log(run, (100, 71.5, 575))
-    build(photos(tmp_path / "photos", 18), tmp_path / "index", model=str(run), null=texts(tmp_path))
+    build(
+        photos(tmp_path / "photos", 18), tmp_path / "index", model=str(run), calibration_texts=texts(tmp_path)
+    )
     with TestClient(Server(Engine(tmp_path / "index"), Limits()).app) as client:
         assert client.get("/api/index", headers={"Host": "127.0.0.1"}).json()["validated"] == WEAK

@@ -13,12 +13,22 @@ from PIL import Image
 
 from grainline.errors import UserError
 from grainline.evaluation.result import Metric, Result, now, versions
-from grainline.evaluation.suites.zeroshot import Classified, Confusion, classified, confusion_table
+from grainline.evaluation.suites.zeroshot import Classified, Confusion, confusion_table
 from grainline.nn.upsample import contrast, on_grid, place
-from grainline.report.case import Answered, Found, Look, Told, answered, look, marked
+from grainline.report.case import Answered, Found, Look, SentenceScore, answered, look, marked
 from grainline.report.charts import POINTS, Chart, Series, line_chart, ticks, whisker
 from grainline.report.heatmap import colours, limit_of, overlay, scale_bar
-from grainline.report.page import TEMPLATES, Gone, Section, facts, notes, render_page, summary, write_page
+from grainline.report.page import (
+    TEMPLATES,
+    MissingImage,
+    Section,
+    facts,
+    notes,
+    render,
+    render_page,
+    summary,
+    write_page,
+)
 from grainline.report.table import Comparison, Example, Hit, charts, comparisons, examples, table
 
 STYLE = (TEMPLATES / "style.css").read_text()
@@ -94,11 +104,11 @@ def test_the_place_of_the_maximum_is_told_in_words(spot: tuple[int, int], words:
 
 
 def test_no_heat_leaves_the_image_and_signs_have_their_own_colour() -> None:
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (4, 6, 3), dtype=np.uint8))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (4, 6, 3), dtype=np.uint8))
     heat = np.zeros((4, 6))
     heat[0, 0], heat[3, 5] = 2.0, -2.0
-    out = np.asarray(overlay(picture, heat)).astype(int)
-    np.testing.assert_array_equal(out[1:3], np.asarray(picture)[1:3])
+    out = np.asarray(overlay(image, heat)).astype(int)
+    np.testing.assert_array_equal(out[1:3], np.asarray(image)[1:3])
     assert out[0, 0, 0] > out[0, 0, 2] + 100, "orange is for"
     assert out[3, 5, 2] > out[3, 5, 0] + 50, "blue is against"
 
@@ -177,19 +187,28 @@ def test_where_all_texts_have_one_map_there_is_no_contrast() -> None:
 def test_a_map_without_contrast_leaves_the_image_and_says_so() -> None:
     image, heat = Image.new("RGB", (30, 30), (10, 200, 90)), np.full((2, 30, 30), 0.9)
     heat[1, :10, :10] = 2.0
-    drawn = look(Look(image, "p", [Told("a flat one", 0.5), Told("a corner", 0.5)], heat, contrast=True), "a")
+    drawn = look(
+        Look(
+            image,
+            "p",
+            [SentenceScore("a flat one", 0.5), SentenceScore("a corner", 0.5)],
+            heat,
+            contrast=True,
+        ),
+        "a",
+    )
     assert "heat of &#39;a flat one&#39;: no contrast" in drawn
     assert "heat of &#39;a corner&#39;: strongest at the upper left" in drawn
     assert drawn.count('<small class="flat">no contrast</small>') == 1
     assert "+2 times the reach of other texts" in drawn
-    one = Look(image, "p", [Told("t", 0.5)], heat[:1], contrast=True)
+    one = Look(image, "p", [SentenceScore("t", 0.5)], heat[:1], contrast=True)
     assert (np.asarray(one.map(heat[0], one.range())) == np.asarray(image)).all()
     assert (np.asarray(one.map(heat[1], one.range()))[:10, :10] != np.asarray(image)[:10, :10]).any()
 
 
 def test_a_common_limit_makes_maps_comparable() -> None:
-    picture, heat = Image.new("RGB", (3, 3), "white"), np.full((3, 3), 0.2)
-    assert np.asarray(overlay(picture, heat, 1.0)).min() > np.asarray(overlay(picture, heat)).min()
+    image, heat = Image.new("RGB", (3, 3), "white"), np.full((3, 3), 0.2)
+    assert np.asarray(overlay(image, heat, 1.0)).min() > np.asarray(overlay(image, heat)).min()
 
 
 def test_the_colours_keep_their_order_for_readers_without_red_or_green() -> None:
@@ -329,49 +348,51 @@ def result(name: str = "text to image R@1") -> Result:
         Metric(name, 0.342, 0.301, 0.384, 500, 0.002, 3, "share"),
         Metric("median rank", 3.0, 2.0, 3.5, 500, 250.5, 3, "rank"),
     )
-    data = {"pictures": 500, "texts": 1000, "path": EVIL, "fingerprint": "f00"}
+    data = {"images": 500, "texts": 1000, "path": EVIL, "fingerprint": "f00"}
     return Result("retrieval", "plain", metrics, {"level": 0.95}, data, versions(), 0, now(), (EVIL,), {})
 
 
 def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
     """A page with every part there is; `text` stands wherever data or users have a say."""
-    picture, gone = Image.new("RGB", (300, 200), "red"), Gone(text)
+    image, gone = Image.new("RGB", (300, 200), "red"), MissingImage(text)
     heat = np.stack([np.eye(200, 300), -np.ones((200, 300))])
-    told = [Told(text, 0.5, 0.01, "shows"), Told(text, 0.1, 0.9, "does not")]
-    inside = [Told(text, 0.5, phrases=[Told(text, 0.25)])]
-    phrased = Look(picture, text, inside, heat, left_out=text)
-    seen, unseen = Look(picture, text, told, heat), Look(gone, "", told)
-    bare = Look(picture, text, [told[0]._replace(verdict="", p=None)])
+    told = [SentenceScore(text, 0.5, 0.01, "shows"), SentenceScore(text, 0.1, 0.9, "does not")]
+    inside = [SentenceScore(text, 0.5, phrases=[SentenceScore(text, 0.25)])]
+    phrased = Look(image, text, inside, heat, left_out=text)
+    seen, unseen = Look(image, text, told, heat), Look(gone, "", told)
+    bare = Look(image, text, [told[0]._replace(verdict="", p=None)])
     hits = [
-        Hit(picture, 0.5, False, 1, text),
+        Hit(image, 0.5, False, 1, text),
         Hit(gone, 0.4, False, 2, text),
-        Hit(picture, 0.25, True, 3, text),
+        Hit(image, 0.25, True, 3, text),
     ]
     found = [Found(text, 0.5, 0.01, True, seen), Found(text, 0.1, 0.9, False, unseen)]
     drawn = [Chart(text, text, text, [Series(text, [1, 2, 3], [3.0, 2.0, 1.0])])]
     shown = [
         Example(text, text, hits, 3, True, 500, seen),
         Example(text, text, hits, 3, False, 500, bare),
-        Example(picture, text, [Hit(text, 0.5, True, 1)], 1, False, 1000),
+        Example(image, text, [Hit(text, 0.5, True, 1)], 1, False, 1000),
         Example(text, text, hits, 3, False, 500, phrased),
     ]
     pairs = [
-        Comparison(picture, text, text, text, other, (0.5, 0.25)),
+        Comparison(image, text, text, text, other, (0.5, 0.25)),
         Comparison(gone, text, text, text, other, (0.5, 0.5)),
     ]
     judged = [
-        Classified(picture, text, (text, other), (0.5, 0.25), 1, 1000),
+        Classified(image, text, (text, other), (0.5, 0.25), 1, 1000),
         Classified(gone, text, (text, text), (0.5, 0.5), 2, 1000),
     ]
     sections = [
         Section(text, table(result(text)) + charts(drawn), text),
         Section(
             "Classes",
-            classified(judged) + confusion_table([Confusion(text, other, 3, 4)]) + confusion_table([]),
+            render("classified.html", shown=judged)
+            + confusion_table([Confusion(text, other, 3, 4)])
+            + confusion_table([]),
         ),
         Section("Examples", examples(shown, "t") + comparisons(pairs)),
         answered(Answered(text * 9, None, True, [text], found), 1),
-        answered(Answered(text, picture, False, [], [Found(text, 0.5, 0.6, False, Look(picture, text))]), 2),
+        answered(Answered(text, image, False, [], [Found(text, 0.5, 0.6, False, Look(image, text))]), 2),
         answered(Answered(text, gone, False, [], []), 3),
         Section("Facts", facts({text: text}, text)),
     ]
@@ -410,13 +431,13 @@ def test_what_comes_from_data_is_text_wherever_it_stands() -> None:
     assert not evil.open
 
 
-def test_every_picture_has_a_text_and_every_drawing_is_named_or_hidden() -> None:
+def test_every_image_has_a_text_and_every_drawing_is_named_or_hidden() -> None:
     tags = Page(page()).tags
     alts = [a["alt"] or "" for tag, a in tags if tag == "img"]
     assert len(alts) == 24
     assert all(alts)
-    assert sum("rank 3, the right picture" in alt for alt in alts) == 3
-    assert sum("rank 1, a wrong picture" in alt for alt in alts) == 3
+    assert sum("rank 3, the right image" in alt for alt in alts) == 3
+    assert sum("rank 1, a wrong image" in alt for alt in alts) == 3
     assert sum(alt == "heat of 'A red circle.': strongest at the upper left, shows it" for alt in alts) == 2
     assert sum(alt == "heat of 'A red circle.': the same everywhere, does not" for alt in alts) == 2
     for attributes in (a for tag, a in tags if tag == "svg"):
@@ -446,7 +467,7 @@ def test_contents_lead_to_their_parts_and_every_id_is_there_once() -> None:
     assert {a["aria-labelledby"] for tag, a in tags if tag == "section"} <= set(ids)
 
 
-def test_each_sentence_is_a_radio_button_with_its_own_map_and_the_picture_alone_is_chosen() -> None:
+def test_each_sentence_is_a_radio_button_with_its_own_map_and_the_image_alone_is_chosen() -> None:
     tags = Page(page()).tags
     radios = [a for tag, a in tags if tag == "input"]
     groups = {a["name"] for a in radios}
@@ -457,17 +478,17 @@ def test_each_sentence_is_a_radio_button_with_its_own_map_and_the_picture_alone_
     assert sum(a.get("class") == "over" for _, a in tags) == 6
 
 
-def test_all_maps_of_a_picture_share_one_scale() -> None:
-    picture = Image.new("RGB", (8, 8), "white")
-    told = [Told("weak", 0.1), Told("strong", 0.9)]
+def test_all_maps_of_a_image_share_one_scale() -> None:
+    image = Image.new("RGB", (8, 8), "white")
+    told = [SentenceScore("weak", 0.1), SentenceScore("strong", 0.9)]
     weak, strong = np.full((8, 8), 0.1), np.full((8, 8), 0.8)
-    drawn = look(Look(picture, "p", told, np.stack([weak, strong])), "a")
+    drawn = look(Look(image, "p", told, np.stack([weak, strong])), "a")
     assert "-0.8 " in drawn
     assert "+0.8" in drawn
     maps = [a["src"] for _, a in Page(drawn).tags if a.get("class") == "over"]
     alone = [
         a["src"]
-        for _, a in Page(look(Look(picture, "p", told[:1], weak[None]), "a")).tags
+        for _, a in Page(look(Look(image, "p", told[:1], weak[None]), "a")).tags
         if a.get("class") == "over"
     ]
     assert maps[0] != alone[0]
@@ -476,12 +497,12 @@ def test_all_maps_of_a_picture_share_one_scale() -> None:
 
 def test_what_an_image_does_not_show_is_said_in_words_and_in_shape() -> None:
     told = [
-        Told("A dog.", 0.5, 0.01, "shows"),
-        Told("A cat.", 0.1, 0.9, "does not"),
-        Told("A sea.", 0.1, 0.5, "cannot tell"),
-        Told("A cow.", 0.1),
+        SentenceScore("A dog.", 0.5, 0.01, "shows"),
+        SentenceScore("A cat.", 0.1, 0.9, "does not"),
+        SentenceScore("A sea.", 0.1, 0.5, "cannot tell"),
+        SentenceScore("A cow.", 0.1),
     ]
-    drawn = look(Look(Gone("not there"), "", told), "a")
+    drawn = look(Look(MissingImage("not there"), "", told), "a")
     assert re.findall(r"<li class=.(\w*).>", drawn) == ["yes", "no", "maybe", ""]
     words = Page(drawn).words
     assert [words.count(said) for said in ("shows it", "does not", "cannot tell")] == [1, 1, 1]
@@ -519,7 +540,7 @@ def test_the_numbers_stand_in_the_page() -> None:
         assert part in words
 
 
-def test_pictures_are_shrunk(tmp_path: Path) -> None:
+def test_images_are_shrunk(tmp_path: Path) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (1500, 2000, 3), dtype=np.uint8))
     write_page(tmp_path / "new" / "r.html", render_page("t", look(Look(noise, "n"), "a"), []))
     assert (tmp_path / "new" / "r.html").stat().st_size < 200_000

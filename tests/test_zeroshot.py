@@ -18,29 +18,31 @@ from torch import Tensor
 
 from grainline.data.open_source import open_source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.classes import TEMPLATES, number_classes, read_classes, read_templates
-from grainline.evaluation.compare import against, noted, pooled
+from grainline.evaluation.compare import compare, pooled, with_comparison
 from grainline.evaluation.encode import Encodings, encode_source
 from grainline.evaluation.intervals import Interval, interval, replicates, replicates_of_classes, wilson
-from grainline.evaluation.outcome import Options, metrics_of
 from grainline.evaluation.result import Result, from_json, read, to_json, write
-from grainline.evaluation.suites.ranking import probes_suite
-from grainline.evaluation.suites.registry import retrieval_suite
+from grainline.evaluation.suite import Settings, metrics_of
+from grainline.evaluation.suites.probes import ProbesSuite
+from grainline.evaluation.suites.retrieval import RetrievalSuite
 from grainline.evaluation.suites.zeroshot import (
     ENTRY,
     PER_CLASS,
+    TEMPLATES,
+    PromptCollector,
+    ZeroshotSuite,
     confusions,
     judge,
+    number_classes,
     per_class,
-    with_classes,
-    zeroshot_cells,
-    zeroshot_suite,
+    read_classes,
+    read_templates,
 )
 from grainline.evaluation.table import difference_table, table
 from grainline.fingerprint import fingerprint
 from grainline.model import load
 from grainline.training.recipe import read_recipe
-from grainline.training.run import run
+from grainline.training.run import train
 from grainline.types import Encoded
 
 Capture = pytest.CaptureFixture[str]
@@ -56,7 +58,7 @@ class Cosine:
         self.pairwise = pairwise
         self.asked: list[tuple[int, int]] = []
 
-    def held(self, images: Encoded) -> Encoded:
+    def precompute(self, images: Encoded) -> Encoded:
         return images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -101,16 +103,14 @@ def encoded(vector: Tensor) -> Encoded:
     return Encoded(vector, torch.zeros(n, 0, vector.shape[1]), torch.zeros(n, 0).bool(), number, number)
 
 
-def random_pictures(labels: Sequence[str], seed: int = 0) -> Encodings:
+def random_images(labels: Sequence[str], seed: int = 0) -> Encodings:
     g = torch.Generator().manual_seed(seed)
     images = encoded(F.normalize(torch.randn(len(labels), D, generator=g), dim=1))
     none = encoded(torch.zeros(0, D))
     n = len(labels)
     keys = tuple(f"p{i}" for i in range(n))
     places = tuple(range(n))
-    return Encodings(
-        images, none, keys, tuple(labels), None, "made", f"f{n}", "first", n, {}, (), 0, 0, places
-    )
+    return Encodings(images, none, keys, tuple(labels), "made", f"f{n}", "first", n, {}, (), 0, 0, places)
 
 
 LABELS = [f"thing_{i % 11}" for i in range(40)]
@@ -121,21 +121,20 @@ SHORT = ("{}", "a photo of {}.", "{}!")
 @pytest.mark.parametrize(("memory", "batch"), [(2**28, 64), (6000, 1), (3000, 7)])
 def test_classes_are_ranked_as_by_loops_in_float64(pairwise: bool, memory: int, batch: int) -> None:
     model = Drawn(pairwise)
-    data = with_classes(model, random_pictures(LABELS), SHORT, None, batch)
-    assert data.classes is not None
+    data = with_classes(model, random_images(LABELS), SHORT, None, batch)
     names = sorted({label.replace("_", " ") for label in LABELS})
-    assert data.classes.names == tuple(names)
-    found = judge(model.method, data.images, data.classes, memory)
+    assert data.collected["zeroshot"].names == tuple(names)
+    found = judge(model.method, data.images, data.collected["zeroshot"], memory)
     for n, label in enumerate(LABELS):
-        picture = data.images.vector[n].double()
+        image = data.images.vector[n].double()
         score = []
         for name in names:
             drawn = [model.of(template.replace("{}", name)) for template in SHORT]
             if pairwise:
-                score.append(np.mean([max(float(picture @ token.double()) for token in x) for _, x in drawn]))
+                score.append(np.mean([max(float(image @ token.double()) for token in x) for _, x in drawn]))
             else:
                 mean = sum((vector.double() for vector, _ in drawn), torch.zeros(D).double()) / len(SHORT)
-                score.append(float(picture @ (mean / mean.norm())))
+                score.append(float(image @ (mean / mean.norm())))
         true = names.index(label.replace("_", " "))
         ahead = sum(value >= score[true] for c, value in enumerate(score) if c != true)
         assert int(found.rank[n]) == 1 + ahead
@@ -151,22 +150,21 @@ def test_classes_are_ranked_as_by_loops_in_float64(pairwise: bool, memory: int, 
         assert {m % len(SHORT) for _, m in model.method.asked} == {0}, "the prompts of a class stay together"
 
 
-def test_many_classes_stay_within_the_limit_and_less_than_one_picture_is_refused() -> None:
+def test_many_classes_stay_within_the_limit_and_less_than_one_image_is_refused() -> None:
     model = Drawn()
     labels = [f"c{i}" for i in range(300)]
-    data = with_classes(model, random_pictures(labels), ["{}"])
-    assert data.classes is not None
-    whole = judge(model.method, data.images, data.classes, 2**28)
-    rows = judge(model.method, data.images, data.classes, ENTRY * 300)
+    data = with_classes(model, random_images(labels), ["{}"])
+    whole = judge(model.method, data.images, data.collected["zeroshot"], 2**28)
+    rows = judge(model.method, data.images, data.collected["zeroshot"], ENTRY * 300)
     assert all(torch.equal(a, b) for a, b in zip(whole, rows, strict=True))
     with pytest.raises(UserError, match="a memory limit of 9599 bytes is too small"):
-        judge(model.method, data.images, data.classes, ENTRY * 300 - 1)
+        judge(model.method, data.images, data.collected["zeroshot"], ENTRY * 300 - 1)
 
 
 def test_only_prompts_are_encoded_each_once() -> None:
     model = Drawn()
-    pictures = [("cat", 0), ("dog", 1), ("cat", 2)]
-    data = encode_source(model, Painted(pictures), captions="first", encode_texts=False)
+    images = [("cat", 0), ("dog", 1), ("cat", 2)]
+    data = encode_source(model, Painted(images), captions="first", encode_texts=False)
     assert model.read == []
     assert (data.strings, len(data.texts.vector)) == (("cat", "dog", "cat"), 0)
     data = with_classes(model, data, ["{}", "the long template of forty letters and {} at the end"])
@@ -176,7 +174,7 @@ def test_only_prompts_are_encoded_each_once() -> None:
 
 
 class Painted:
-    """Pictures of one shade of red and more of blue, with their captions."""
+    """Images of one shade of red and more of blue, with their captions."""
 
     path = "painted"
 
@@ -217,13 +215,13 @@ RANK, LABEL = [1, 1, 1, 5, 6, 1, 2, 7], [0, 0, 0, 0, 0, 1, 1, 4]
 
 
 def test_accuracies_of_ranks_that_are_known_by_heart() -> None:
-    options = Options(resamples=300, seed=5)
+    options = Settings(resamples=300, seed=5)
     one, five, mean = metrics_of(
-        zeroshot_cells([outcomes(RANK, LABEL, 7, [0, 0, 0, 1, 0, 0, 1, 0])], options), options
+        ZeroshotSuite().metrics([outcomes(RANK, LABEL, 7, [0, 0, 0, 1, 0, 0, 1, 0])], options), options
     )
     assert (one.name, five.name, mean.name) == ("top-1 accuracy", "top-5 accuracy", PER_CLASS)
     assert (one.value, five.value) == (4 / 8, 6 / 8)
-    assert mean.value == pytest.approx((3 / 5 + 1 / 2 + 0) / 3), "classes without pictures count for nothing"
+    assert mean.value == pytest.approx((3 / 5 + 1 / 2 + 0) / 3), "classes without images count for nothing"
     assert (one.chance, five.chance, mean.chance) == (1 / 7, 5 / 7, 1 / 7)
     assert {(m.queries, m.ties, m.unit) for m in (one, five, mean)} == {(8, 2, "share")}
     assert Interval(one.value, one.low, one.high) == interval(np.array(RANK) == 1, resamples=300, seed=5)
@@ -233,8 +231,11 @@ def test_accuracies_of_ranks_that_are_known_by_heart() -> None:
 
 
 def test_accuracy_at_five_is_left_out_where_it_could_not_fail() -> None:
-    assert list(zeroshot_cells([outcomes([1, 5], [0, 1], 5)], Options())) == ["top-1 accuracy", PER_CLASS]
-    assert len(zeroshot_cells([outcomes([1, 5], [0, 1], 6)], Options())) == 3
+    assert list(ZeroshotSuite().metrics([outcomes([1, 5], [0, 1], 5)], Settings())) == [
+        "top-1 accuracy",
+        PER_CLASS,
+    ]
+    assert len(ZeroshotSuite().metrics([outcomes([1, 5], [0, 1], 6)], Settings())) == 3
 
 
 def classes_by_loops(values: list[float], classes: list[int], drawn: list[int]) -> float:
@@ -255,7 +256,7 @@ def test_resamples_of_classes_are_those_of_the_loops(monkeypatch: pytest.MonkeyP
     assert replicates_of_classes(values, classes, resamples=501, seed=1).shape == (501,), "in blocks"
 
 
-def test_one_picture_a_class_is_not_certain() -> None:
+def test_one_image_a_class_is_not_certain() -> None:
     right = np.arange(200) < 60
     drawn = replicates_of_classes(right, np.arange(200), resamples=4000, seed=1)
     assert drawn.mean() == pytest.approx(0.3, abs=0.01)
@@ -279,9 +280,9 @@ def test_a_tie_with_another_class_is_wrong_and_named_as_confusion() -> None:
 
     model = Same()
     vector = torch.stack([model.of("x")[0], model.of("cow")[0], model.of("x")[0]])
-    pictures = random_pictures(["cat", "cow", "dog"])
-    data = with_classes(model, pictures._replace(images=encoded(vector)), ["{}"])
-    result = zeroshot_suite(model.method, data)
+    images = random_images(["cat", "cow", "dog"])
+    data = with_classes(model, images._replace(images=encoded(vector)), ["{}"])
+    result = ZeroshotSuite().measure(model.method, data)
     assert result.metric("top-1 accuracy").value == pytest.approx(1 / 3)
     assert result.metric("top-1 accuracy").ties == 2
     assert result.queries["predicted"] == [2, 1, 0], "cat is taken for dog and dog for cat"
@@ -292,13 +293,13 @@ def test_the_most_frequent_confusions_come_first_and_every_class_has_a_row() -> 
     queries = outcomes([1, 2, 2, 3, 2, 1], [0, 0, 0, 1, 1, 2], 4)
     queries["predicted"] = [0, 2, 2, 3, 0, 2]
     assert confusions(queries) == [
-        {"true": "c0", "predicted": "c2", "pictures": 2},
-        {"true": "c1", "predicted": "c0", "pictures": 1},
-        {"true": "c1", "predicted": "c3", "pictures": 1},
+        {"true": "c0", "predicted": "c2", "images": 2},
+        {"true": "c1", "predicted": "c0", "images": 1},
+        {"true": "c1", "predicted": "c3", "images": 1},
     ]
     assert len(confusions(queries, most=1)) == 1
     rows = per_class(queries, 0.95)
-    assert [(row["class"], row["pictures"], row["right"]) for row in rows] == [
+    assert [(row["class"], row["images"], row["right"]) for row in rows] == [
         ("c0", 3, 1), ("c1", 2, 0), ("c2", 1, 1), ("c3", 0, 0),
     ]  # fmt: skip
     assert (rows[0]["accuracy"], rows[0]["low"], rows[0]["high"]) == tuple(wilson(1, 3))
@@ -306,11 +307,14 @@ def test_the_most_frequent_confusions_come_first_and_every_class_has_a_row() -> 
 
 
 def test_nan_scores_are_refused() -> None:
-    data = with_classes(Drawn(), random_pictures(LABELS), ["{}"])
-    assert data.classes is not None
-    texts = data.classes.texts._replace(vector=torch.full_like(data.classes.texts.vector, torch.nan))
+    data = with_classes(Drawn(), random_images(LABELS), ["{}"])
+    texts = data.collected["zeroshot"].texts._replace(
+        vector=torch.full_like(data.collected["zeroshot"].texts.vector, torch.nan)
+    )
     with pytest.raises(UserError, match="scores are not a number"):
-        zeroshot_suite(Cosine(), data._replace(classes=data.classes._replace(texts=texts)))
+        ZeroshotSuite().measure(
+            Cosine(), data._replace(collected={"zeroshot": data.collected["zeroshot"]._replace(texts=texts)})
+        )
 
 
 # Prompts and classes
@@ -362,42 +366,34 @@ def test_labels_that_are_no_set_of_classes_are_refused(
         number_classes(labels, listed, "x")
 
 
-def test_listed_classes_keep_their_order_and_those_without_pictures_are_only_wrong_answers() -> None:
+def test_listed_classes_keep_their_order_and_those_without_images_are_only_wrong_answers() -> None:
     model = Drawn()
     listed = {"z": "zebra", "b": "bee", "a": "ant"}
-    data = with_classes(model, random_pictures(["a", "z", "a", "a"]), ["{}"], listed)
-    assert data.classes is not None
-    assert data.classes.names == ("zebra", "bee", "ant")
-    assert data.classes.label.tolist() == [2, 0, 2, 2]
+    data = with_classes(model, random_images(["a", "z", "a", "a"]), ["{}"], listed)
+    assert data.collected["zeroshot"].names == ("zebra", "bee", "ant")
+    assert data.collected["zeroshot"].label.tolist() == [2, 0, 2, 2]
     assert model.read == ["zebra", "bee", "ant"]
-    result = zeroshot_suite(model.method, data)
+    result = ZeroshotSuite().measure(model.method, data)
     assert result.metric("top-1 accuracy").chance == pytest.approx(1 / 3)
     notes = " ".join(result.notes)
-    assert "3 classes; always saying 'ant' would be right for 75.0% of the pictures" in notes
-    assert "1 classes have no picture and count only as wrong answers: bee" in notes
+    assert "3 classes; always saying 'ant' would be right for 75.0% of the images" in notes
+    assert "1 classes have no image and count only as wrong answers: bee" in notes
     assert "accuracy at 5 is left out: with 3 classes it could not fail" in notes
     assert result.settings["templates"] == ["{}"]
-    assert (result.data["pictures"], result.data["texts"]) == (4, 3)
+    assert (result.data["images"], result.data["texts"]) == (4, 3)
 
 
 def test_pairwise_methods_say_that_they_average_scores() -> None:
     for pairwise in (False, True):
         model = Drawn(pairwise)
-        result = zeroshot_suite(model.method, with_classes(model, random_pictures(LABELS), SHORT))
+        result = ZeroshotSuite().measure(model.method, with_classes(model, random_images(LABELS), SHORT))
         assert any("mean of the scores of its prompts" in note for note in result.notes) == pairwise
 
 
 def test_mistakes_end_in_one_line() -> None:
-    with pytest.raises(UserError, match="a class is the first caption"):
-        with_classes(Drawn(), random_pictures(LABELS)._replace(captions="whole"))
-    with pytest.raises(UserError, match="made was encoded without classes"):
-        zeroshot_suite(Cosine(), random_pictures(LABELS))
-    data = with_classes(Drawn(), random_pictures(LABELS))
-    with pytest.raises(UserError, match="the zeroshot suite knows only 'plain'"):
-        zeroshot_suite(Cosine(), data, Options(protocol="coco-5k"))
     bare = Painted([("", 0), ("", 1)])
     with pytest.raises(UserError, match=r"no sample of painted can be used; .*missing caption"):
-        encode_source(Drawn(), bare, captions="first", encode_texts=False, max_damaged=1.0)
+        encode_source(Drawn(), bare, captions="first", encode_texts=False, max_corrupt=1.0)
 
 
 # A folder with one subfolder for each class
@@ -413,7 +409,7 @@ def painted_folder(home: Path) -> Path:
     return home
 
 
-def test_the_folder_of_a_picture_is_its_class(tmp_path: Path) -> None:
+def test_the_folder_of_a_image_is_its_class(tmp_path: Path) -> None:
     home = painted_folder(tmp_path / "set")
     source = open_source(f"classes:{home}")
     records = [source[i] for i in range(len(source))]
@@ -425,9 +421,9 @@ def test_the_folder_of_a_picture_is_its_class(tmp_path: Path) -> None:
     (home / "green").rename(home / "verde")
     assert open_source(f"classes:{home}").fingerprint() != before
     Image.new("RGB", (4, 4)).save(home / "loose.png")
-    assert open_source(f"classes:{home}").remarks == ("1 pictures lie in no subfolder: loose.png",)  # type: ignore[attr-defined]
+    assert open_source(f"classes:{home}").remarks == ("1 images lie in no subfolder: loose.png",)  # type: ignore[attr-defined]
     (tmp_path / "none").mkdir()
-    with pytest.raises(UserError, match=r"holds no pictures .* in subfolders, of which each is a class"):
+    with pytest.raises(UserError, match=r"holds no images .* in subfolders, of which each is a class"):
         open_source(f"classes:{tmp_path / 'none'}")
     with pytest.raises(UserError, match="cannot be read"):
         open_source(f"classes:{tmp_path / 'gone'}")
@@ -449,7 +445,7 @@ def test_a_model_that_knows_the_classes_is_perfect(pairwise: bool, tmp_path: Pat
     model = Knows(pairwise)
     source = open_source(f"classes:{painted_folder(tmp_path)}")
     data = encode_source(model, source, captions="first", encode_texts=False)
-    result = zeroshot_suite(model.method, with_classes(model, data))
+    result = ZeroshotSuite().measure(model.method, with_classes(model, data))
     assert [metric.value for metric in result.metrics] == [1.0, 1.0]
     assert result.queries["confusions"] == []
     assert any("width zero" in note for note in result.notes)
@@ -459,25 +455,35 @@ def test_a_model_that_knows_the_classes_is_perfect(pairwise: bool, tmp_path: Pat
 # Against an earlier result
 
 
-def classified(seed: int, labels: Sequence[str] = LABELS, pictures: int = 0) -> Result:
-    """Results on the same pictures that another model has encoded."""
+def with_classes(
+    model: Any, data: Encodings, templates: Sequence[str] = TEMPLATES, listed: Any = None, batch: int = 64
+) -> Encodings:
+    before = model.cut
+    classes = PromptCollector(model, templates, listed, batch).result(data)
+    return data._replace(collected={"zeroshot": classes}, cut=data.cut + model.cut - before)
+
+
+def classified(seed: int, labels: Sequence[str] = LABELS, images: int = 0) -> Result:
+    """Results on the same images that another model has encoded."""
     model = Drawn()
-    drawn = random_pictures(labels, pictures)
-    other = random_pictures(labels, seed).images.vector
+    drawn = random_images(labels, images)
+    other = random_images(labels, seed).images.vector
     near = F.normalize(drawn.images.vector + 0.3 * other, dim=1)
-    return zeroshot_suite(
-        model.method, with_classes(model, drawn._replace(images=encoded(near)), SHORT), Options(resamples=400)
+    return ZeroshotSuite().measure(
+        model.method,
+        with_classes(model, drawn._replace(images=encoded(near)), SHORT),
+        Settings(resamples=400),
     )
 
 
-def test_a_difference_is_that_of_the_same_pictures() -> None:
+def test_a_difference_is_that_of_the_same_images() -> None:
     after, before = classified(1), classified(2)
-    one, five, mean = against(after, before)
+    one, five, mean = compare(after, before)
     assert (one.name, five.name, mean.name) == tuple(metric.name for metric in after.metrics)
     a, b = (np.array(x.queries["rank"]) for x in (after, before))
     for found, k in ((one, 1), (five, 5)):
         change = (a <= k).astype(float) - (b <= k)
-        assert change.any(), "some picture changed"
+        assert change.any(), "some image changed"
         assert (found.before, found.after) == ((b <= k).mean(), (a <= k).mean())
         wanted = interval(change, resamples=400)
         assert (found.value, found.low, found.high) == pytest.approx(tuple(wanted))
@@ -492,13 +498,13 @@ def test_a_result_differs_from_itself_by_nothing_in_every_suite() -> None:
     from test_suite import Cosine as Plain
     from test_suite import made, with_foils
 
-    foils = probes_suite(Plain(), with_foils())
-    for result in (classified(1), foils, retrieval_suite(Plain(), made(30, 2))):
-        found = against(result, result)
+    foils = ProbesSuite().measure(Plain(), with_foils())
+    for result in (classified(1), foils, RetrievalSuite().measure(Plain(), made(30, 2))):
+        found = compare(result, result)
         assert [x.name for x in found] == [metric.name for metric in result.metrics]
         assert {(x.value, x.low, x.high) for x in found} == {(0.0, 0.0, 0.0)}
-    better, worse = (retrieval_suite(Plain(), made(30, 2, noise=noise)) for noise in (0.3, 3.0))
-    total = next(x for x in against(better, worse) if x.name == "rSum")
+    better, worse = (RetrievalSuite().measure(Plain(), made(30, 2, noise=noise)) for noise in (0.3, 3.0))
+    total = next(x for x in compare(better, worse) if x.name == "rSum")
     assert total.low > 0
     assert total.value == pytest.approx(better.metric("rSum").value - worse.metric("rSum").value)
 
@@ -508,22 +514,22 @@ def test_results_that_were_asked_other_things_are_not_compared() -> None:
     with pytest.raises(
         UserError, match=r"^results with data fingerprint f40 and f39 cannot be compared \(b.json\)"
     ):
-        against(one, classified(1, LABELS[:39]), "b.json")
-    with pytest.raises(UserError, match=r"^b.json asks other pictures, texts or classes"):
-        against(one, classified(1, LABELS[::-1]), "b.json")
+        compare(one, classified(1, LABELS[:39]), "b.json")
+    with pytest.raises(UserError, match=r"^b.json asks other images, texts or classes"):
+        compare(one, classified(1, LABELS[::-1]), "b.json")
     with pytest.raises(UserError, match="keeps no outcomes, as pooled results do"):
-        against(one, pooled([one, classified(2)]), "b.json")
+        compare(one, pooled([one, classified(2)]), "b.json")
 
 
 def test_a_noted_difference_stands_in_the_json_and_in_a_table() -> None:
     after, before = classified(1), classified(2)
     before = before._replace(settings=before.settings | {"step": 7, "model": "old", "templates": ["{}"]})
-    result = noted(after, before, "b.json")
+    result = with_comparison(after, before, "b.json")
     assert from_json(to_json(result)) == result
-    entry = result.settings["against"]
+    entry = result.settings["compared_to"]
     assert (entry["path"], entry["step"], entry["model"]) == ("b.json", 7, "old")
     assert entry["differences"][0]["after"] == after.metric("top-1 accuracy").value
-    assert result.notes[-1] == "b.json was made with other prompts"
+    assert result.notes[-1] == "b.json was made with other templates: ['{}']"
     out = io.StringIO()
     Console(file=out, width=200).print(difference_table(result))
     row = next(line for line in out.getvalue().splitlines() if "top-1" in line)
@@ -536,7 +542,7 @@ def test_several_runs_are_pooled() -> None:
     runs = [classified(seed) for seed in (1, 2, 3)]
     together = pooled(runs)
     for metric in together.metrics:
-        values = [run.metric(metric.name).value for run in runs]
+        values = [train.metric(metric.name).value for train in runs]
         assert metric.value == pytest.approx(np.mean(values))
         assert together.settings["runs"][metric.name] == values
         assert (metric.queries, metric.wilson) == (120, None)
@@ -557,7 +563,7 @@ class Home(NamedTuple):
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A run of two steps, and a folder of classes."""
     folder = tmp_path_factory.mktemp("zeroshot")
-    run(read_recipe(recipe(folder, "maxsim"), ["train.steps=2"]), folder / "run")
+    train(read_recipe(recipe(folder, "maxsim"), ["train.max_steps=2"]), folder / "run")
     return Home(folder / "run", painted_folder(folder / "photos"))
 
 
@@ -569,7 +575,7 @@ def test_the_command_classifies_and_compares_before_and_after(
     assert call(*ask, "--json", before) == 0
     said = capsys.readouterr().out
     assert "top-1 accuracy" in said
-    assert "9 pictures, 18 texts" in said
+    assert "9 images, 18 texts" in said
     result = read(before)
     assert result.settings["captions"] == "first"
     assert result.settings["templates"] == list(TEMPLATES)
@@ -577,25 +583,25 @@ def test_the_command_classifies_and_compares_before_and_after(
     assert result.settings["step"] == 2
     assert result.settings["fingerprint"] == fingerprint(load(home.run))
     assert [row["class"] for row in result.queries["per_class"]] == ["deep red", "green", "sky blue"]
-    assert call(*ask, "--json", after, "--against", before) == 0
+    assert call(*ask, "--json", after, "--compare-to", before) == 0
     assert "difference" in capsys.readouterr().out
-    entry = json.loads(after.read_text())["settings"]["against"]
+    entry = json.loads(after.read_text())["settings"]["compared_to"]
     assert entry["weights"] == result.settings["weights"]
     assert {change["value"] for change in entry["differences"]} == {0.0}
     (tmp_path / "prompts.txt").write_text("{}\nthe colour {}\n")
     (tmp_path / "classes.txt").write_text("green\nsky_blue\tblue\ndeep_red\tred\nwhite\n")
-    files = ("--prompts", tmp_path / "prompts.txt", "--classes", tmp_path / "classes.txt")
-    assert call(*ask, *files, "--json", after, "--batch", "3") == 0
+    files = ("--set", f"prompts={tmp_path}/prompts.txt", f"classes={tmp_path}/classes.txt")
+    assert call(*ask, *files, "--json", after, "--batch-size", "3") == 0
     result = read(after)
     assert result.queries["classes"] == ["green", "blue", "red", "white"]
     assert result.queries["label"] == [2] * 3 + [0] * 3 + [1] * 3
     assert result.settings["templates"] == ["{}", "the colour {}"]
-    text = complaint(capsys, *ask[:-1], "probes", "--against", before)
+    text = complaint(capsys, *ask[:-1], "probes", "--compare-to", before)
     assert (
         text == f"grainline: {before} is a result of --suite zeroshot, not of probes; compare like with like"
     )
-    text = complaint(capsys, *ask, "--against", after)
-    assert f"{after} asks other pictures, texts or classes than this result" in text
+    text = complaint(capsys, *ask, "--compare-to", after)
+    assert f"{after} asks other images, texts or classes than this result" in text
 
 
 @pytest.mark.parametrize(
@@ -603,16 +609,11 @@ def test_the_command_classifies_and_compares_before_and_after(
     [
         (
             ["--captions", "each"],
-            "--captions is 'each'; for zeroshot the first caption is the class: leave it out",
+            "--captions is 'each'; zeroshot reads the first caption, which is the class; allowed: first",
         ),
-        (["--protocol", "coco-5k"], "the zeroshot suite knows only 'plain'"),
-        (["--prompts", "/none"], "/none cannot be read"),
-        (["--against", "/none"], "cannot read /none"),
-        (
-            ["--suite", "retrieval", "--prompts", "x"],
-            "--prompts goes with --suite zeroshot, not with retrieval",
-        ),
-        (["--suite", "probes", "--classes", "x"], "--classes goes with --suite zeroshot, not with probes"),
+        (["--set", "protocol=coco-5k"], "unknown field 'protocol'; allowed here: prompts, classes"),
+        (["--set", "prompts=/none"], "/none cannot be read"),
+        (["--compare-to", "/none"], "cannot read /none"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )

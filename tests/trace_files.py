@@ -28,8 +28,8 @@ import yaml
 from PIL import Image
 
 LIMITS = {  # files; the goal stands beside
-    "texts of a record": 8,  # goal 5
-    "query to hits": 20,  # goal 8
+    "texts of a record": 5,
+    "query to hits": 18,  # goal 8
     "pair to score": 21,  # goal 8
 }
 NETWORK = "encoders/", "nn/"  # shown apart: what a tower computes is no way of the data
@@ -53,7 +53,7 @@ RECIPE = {
         "sentences": 4,
     },
     "data": {"paths": ["scenes:train?count=16"], "workers": 0},
-    "train": {"steps": 1, "batch": 4, "precision": "fp32"},
+    "train": {"max_steps": 1, "global_batch_size": 4, "precision": "fp32"},
 }
 
 
@@ -161,7 +161,7 @@ def tasks(work: Path) -> dict[str, tuple[Callable[..., Any], list[tuple[Any, ...
         pixels = np.random.default_rng(i).integers(0, 256, (40, 48, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(photos / f"{i:02}.png")
     command("train", recipe, "--out", run)
-    command("index", "build", photos, "--model", run, "--out", index, "--null", null)
+    command("index", "build", photos, "--model", run, "--out", index, "--calibration-texts", null)
     pairs = [(str(photos / f"{i:02}.png"), text) for i, text in enumerate(QUERIES)]
     return {
         "texts of a record": (samples(run), [(0,), (1,)]),

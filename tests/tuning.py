@@ -64,8 +64,8 @@ NOISES = {
 
 
 def batch(made: Method, n: int = 4) -> tuple[Images, Texts]:
-    """Pictures 0..n-1 with one text each, of unequal lengths."""
+    """Images 0..n-1 with one text each, of unequal lengths."""
     ids, mask = checkpoints.texts(context=10, rows=n)
     number = torch.arange(n)
     texts = Texts(ids[:, None], mask[:, None], number, number, torch.zeros_like(number))
-    return Images(checkpoints.pictures(made.size, n), number), texts
+    return Images(checkpoints.images(made.size, n), number), texts

@@ -1,15 +1,15 @@
-"""AN ORACLE, no measure of retrieval: every caption brings a description of the picture it was written for.
+"""AN ORACLE, no measure of retrieval: every caption brings a description of the image it was written for.
 
     python -m benchmarks.oracle.seps RUN --data DEV... --descriptions FILE [--json OUT]
 
-The published scores of SEPS look like S(i, j) = f(picture i, caption j) + f(picture i, description of the
-picture that caption j belongs to), which gives the answer away (docs/methods/seps.md). This script scores a
-trained `seps` that way, to show the marks that it leaves: the captions of one picture tie, so that with five
-of them descriptions alone have the same recall at 1 and at 5, and one wrong picture's captions fill the first
-five places, so that recall at 5 from pictures is below that from texts. Nothing else in the project scores
+The published scores of SEPS look like S(i, j) = f(image i, caption j) + f(image i, description of the
+image that caption j belongs to), which gives the answer away (docs/methods/seps.md). This script scores a
+trained `seps` that way, to show the marks that it leaves: the captions of one image tie, so that with five
+of them descriptions alone have the same recall at 1 and at 5, and one wrong image's captions fill the first
+five places, so that recall at 5 from images is below that from texts. Nothing else in the project scores
 like this.
 
-RUN has `branches: sparse`, so that f is selection by whatever text is given and no picture has a description.
+RUN has `branches: sparse`, so that f is selection by whatever text is given and no image has a description.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from grainline.evaluation.ranks import ranks
 
 DEPTHS = (1, 3, 5, 10)
 HONEST, ALONE, ADDED = "captions", "descriptions (oracle)", "both (oracle)"
-BANNER = "ORACLE: captions bring descriptions of their own pictures. These are no retrieval results."
+BANNER = "ORACLE: captions bring descriptions of their own images. These are no retrieval results."
 
 
 class Recalls(NamedTuple):
@@ -44,16 +44,16 @@ class Measured(NamedTuple):
     """With the oracle and without."""
 
     recalls: dict[str, Recalls]  # by HONEST, ALONE, ADDED
-    captions: int  # of each picture, at least
+    captions: int  # of each image, at least
 
 
 def by_owner(score: Tensor, owner: Tensor) -> Tensor:
-    """Scores of pictures with descriptions [N, N], as every caption has them that belongs to one: [N, M]"""
+    """Scores of images with descriptions [N, N], as every caption has them that belongs to one: [N, M]"""
     return score[:, owner]
 
 
 def recalls(score: Tensor, owner: Tensor) -> Recalls:
-    """score [N, M], owner [M] the picture of each caption; ties are wrong.
+    """score [N, M], owner [M] the image of each caption; ties are wrong.
 
     >>> dense = torch.tensor([[0.9, 0.2, 0.1], [0.8, 0.7, 0.1], [0.3, 0.2, 0.6]])
     >>> owner = torch.arange(3).repeat_interleave(5)
@@ -67,7 +67,7 @@ def recalls(score: Tensor, owner: Tensor) -> Recalls:
 
 
 def fingerprint(alone: Recalls, both: Recalls, captions: int = 5) -> dict[str, bool]:
-    """The two marks of the oracle, where every picture has so many captions."""
+    """The two marks of the oracle, where every image has so many captions."""
     tied = max(place for place, k in enumerate(DEPTHS) if k <= captions)
     at = DEPTHS.index(5)
     return {
@@ -100,14 +100,14 @@ def main() -> None:
 def measured(run: str, data: list[str], file: str) -> Measured:
     """Recalls of captions alone, which are no oracle, of descriptions alone, and of both added up."""
     model = load(run, device="cpu")
-    if model.description.method != "seps" or model.method.describes:
-        raise UserError(f"{run} is no seps with branches: sparse, so its pictures know descriptions already")
+    if model.description.method != "seps" or model.method.reads_descriptions:
+        raise UserError(f"{run} is no seps with branches: sparse, so its images know descriptions already")
     source, told = open_sources(data), Descriptions([file])
     encoded = encode_source(model, source, captions="each")
     descriptions = model.encode(texts=[told.require(key) for key in encoded.keys])
     owner = encoded.texts.image
     with torch.no_grad():
-        images = model.method.held(encoded.images)
+        images = model.method.precompute(encoded.images)
         captions = model.method.score(images, encoded.texts)
         dense = by_owner(model.method.score(images, descriptions), owner)
     scores = {HONEST: captions, ALONE: dense, ADDED: captions + dense}

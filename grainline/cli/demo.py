@@ -9,21 +9,19 @@ from pathlib import Path
 from rich.console import Console
 
 from grainline.data.open_source import open_source
-from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.pages.examples import Measured
-from grainline.evaluation.pages.report import metrics, outcomes
+from grainline.evaluation.encode import Encodings
+from grainline.evaluation.measured import Measured
 from grainline.evaluation.result import Result, write
-from grainline.evaluation.suites.ranking import PROBES, probes_suite
-from grainline.evaluation.suites.registry import retrieval_suite
-from grainline.evaluation.table import table
+from grainline.evaluation.suite import load_suite
+from grainline.evaluation.table import metrics_section, table
 from grainline.model import load
 from grainline.report.page import Section, render_page, write_page
 from grainline.report.page import summary as page_summary
 from grainline.report.table import charts
 from grainline.training.log import read_log
 from grainline.training.recipe import read_recipe
-from grainline.training.report import NAME, curves
-from grainline.training.run import run
+from grainline.training.report import REPORT_FILE, curves
+from grainline.training.run import train
 
 RECIPE = "maxsim/scenes"
 
@@ -32,36 +30,41 @@ def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
     """Train, or go on where an earlier demo stopped; measure; write the report and say where it lies.
 
     changes  of the recipe, as for `grainline train --set`
-    scenes   held-out pictures to measure on, of usual and of never seen combinations each
+    scenes   held-out images to measure on, of usual and of never seen combinations each
     """
     console = Console()
     recipe = read_recipe(RECIPE, changes)
-    console.print(f"Training {RECIPE} on drawn scenes, {recipe.train.steps} steps of {recipe.train.batch}.")
-    model = load(run(recipe, out, resume=(out / "recipe.yaml").is_file()))
+    console.print(
+        f"Training {RECIPE} on drawn scenes, {recipe.train.max_steps} steps of "
+        f"{recipe.train.global_batch_size}."
+    )
+    model = load(train(recipe, out, resume=(out / "recipe.yaml").is_file()))
     size = model.method.size
     unseen, composed = (
         open_source(f"scenes:{split}?count={scenes}", size=size) for split in ("dev", "compose")
     )
-    encodings = encode_source(model, unseen, probes=True)
+    retrieval, probes = load_suite("retrieval"), load_suite("probes")
+    encodings, compared = retrieval.encode(model, unseen), probes.encode(model, unseen)
     results = {
-        "retrieval": retrieval_suite(model.method, encodings),
-        PROBES: probes_suite(model.method, encodings),
-        "composition": retrieval_suite(model.method, encode_source(model, composed)),
+        "retrieval": retrieval.measure(model.method, encodings),
+        "probes": probes.measure(model.method, compared),
+        "composition": retrieval.measure(model.method, retrieval.encode(model, composed)),
     }
     for name, result in results.items():
         write(result, out / f"{name}.json")
     novel = results["composition"]
-    shown = [
+    tables = [
         *list(results.values())[:2],
         novel._replace(suite=f"{novel.suite}, combinations never trained on"),
     ]
-    for result in shown:
+    for result in tables:
         console.print(table(result))
-    page = out / NAME
+    page = out / REPORT_FILE
     summary = _summary(results, encodings)
     on = Measured(model, unseen, encodings, results["retrieval"])
-    sections = [metrics(shown), Section("Training", charts(curves(read_log(out)))), *outcomes(on)]
-    sections += outcomes(on._replace(result=results[PROBES]))
+    sections = [metrics_section(tables), Section("Training", charts(curves(read_log(out))))]
+    sections += retrieval.sections(on)
+    sections += probes.sections(on._replace(data=compared, result=results["probes"]))
     title = "grainline demo: sentences matched with patches of drawn scenes"
     write_page(page, render_page(title, page_summary(summary), sections))
     for name, value in summary.items():
@@ -72,7 +75,7 @@ def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
 def _summary(results: dict[str, Result], encodings: Encodings) -> dict[str, str]:
     first = results["retrieval"].metric("text to image R@1")
     novel = results["composition"].metric("text to image R@1")
-    kinds = [metric for metric in results[PROBES].metrics[1:]]
+    kinds = [metric for metric in results["probes"].metrics[1:]]
     worst = min(kinds, key=lambda metric: metric.value)
     words = {word.strip(".,;:'\"").lower() for text in encodings.strings for word in text.split()}
     return {

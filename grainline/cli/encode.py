@@ -2,7 +2,7 @@
 
 OUT/vectors.safetensors holds `images` [N, D] and `texts` [M, D] in float32, unit length; OUT/rows.jsonl says
 line by line what each row is; OUT/notes.jsonl what was skipped and which texts were cut. Of a folder of
-pictures those without texts are encoded as well; where nothing has a text, only `images` are written.
+images those without texts are encoded as well; where nothing has a text, only `images` are written.
 """
 
 import json
@@ -39,7 +39,7 @@ def encode_path(
 ) -> dict[str, int]:
     """Encode a data source, or the lines of a .txt file, into a folder.
 
-    descriptions  of the pictures, for a model that reads them
+    descriptions  of the images, for a model that reads them
 
     Returns how many rows there are of a kind, and how many samples were skipped. Raises UserError where
     `out` holds anything already.
@@ -92,27 +92,27 @@ def _records(
     progress: Callable[[int, int], None] | None,
 ) -> tuple[dict[str, Tensor], Rows, Rows]:
     source = open_source(path, images=images, size=model.method.size, allow_bare=True)
-    found = encode_source(
+    data = encode_source(
         model,
         source,
         captions=captions,
         need_text=False,
         descriptions=descriptions,
         batch=batch,
-        max_damaged=1.0,
+        max_corrupt=1.0,
         progress=progress,
     )
-    rows: Rows = [{"side": "images", "row": i, "key": key} for i, key in enumerate(found.keys)]
-    owners = found.texts.image.tolist()
+    rows: Rows = [{"side": "images", "row": i, "key": key} for i, key in enumerate(data.keys)]
+    owners = data.texts.image.tolist()
     rows += [
-        {"side": "texts", "row": i, "key": found.keys[owner], "text": text}
-        for i, (text, owner) in enumerate(zip(found.strings, owners, strict=True))
+        {"side": "texts", "row": i, "key": data.keys[owner], "text": text}
+        for i, (text, owner) in enumerate(zip(data.strings, owners, strict=True))
     ]
-    notes: Rows = [{"note": "skipped", "cause": cause, "samples": n} for cause, n in found.damaged.items()]
-    notes += [{"note": "skipped first", "where": where} for where in found.damaged_first]
-    notes += [{"note": remark} for remark in found.remarks]
-    vectors = {"images": found.images.vector} | ({"texts": found.texts.vector} if found.strings else {})
-    return vectors, rows, notes + _cut(found.cut) + _coarse(model)
+    notes: Rows = [{"note": "skipped", "cause": cause, "samples": n} for cause, n in data.damaged.items()]
+    notes += [{"note": "skipped first", "where": where} for where in data.damaged_first]
+    notes += [{"note": remark} for remark in data.remarks]
+    vectors = {"images": data.images.vector} | ({"texts": data.texts.vector} if data.strings else {})
+    return vectors, rows, notes + _cut(data.cut) + _coarse(model)
 
 
 def _cut(number: int) -> Rows:

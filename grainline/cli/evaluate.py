@@ -6,14 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from grainline.cli.progress import progress
-from grainline.errors import UserError
 
 Many = Annotated[list[str] | None, typer.Option(help="One or more data sources, as in docs/data.md.")]
-Images = Annotated[str | None, typer.Option(help="Folder of the pictures, for files that name them by path.")]
+Images = Annotated[str | None, typer.Option(help="Folder of the images, for files that name them by path.")]
 Descriptions = Annotated[
     list[str] | None,
     typer.Option(
-        help="Descriptions of the pictures, for methods that read them: files of `data describe`, or long"
+        help="Descriptions of the images, for methods that read them: files of `data describe`, or long"
         " (default: those of the run's recipe)."
     ),
 ]
@@ -29,71 +28,20 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     data: Many = None,
     images: Images = None,
     suite: Annotated[
-        str,
-        typer.Option(
-            help="retrieval, transfer, long-retrieval, probes, zeroshot, monotonicity, cola, stability,"
-            " fg-ovd, similarity, own-caption, referring, comprehension, inactivity, phrases."
-        ),
+        str, typer.Option(help="A name that `grainline suites` lists, or module:Class of your own.")
     ] = "retrieval",
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Options of the suite, key=value; `grainline suites SUITE` lists them."),
+    ] = None,
     captions: Annotated[
         str | None,
-        typer.Option(
-            help="whole (default): all that is said as one text; each; first (zeroshot: the class)."
-        ),
+        typer.Option(help="whole (default): all that is said as one text; each; first."),
     ] = None,
-    prompts: Annotated[
-        str | None, typer.Option(help="zeroshot: a file of templates, one a line, with {} for the class.")
-    ] = None,
-    classes: Annotated[
-        str | None, typer.Option(help="zeroshot: a file of all classes, LABEL or LABEL<tab>NAME a line.")
-    ] = None,
-    noise_seed: Annotated[
-        int | None, typer.Option(min=0, help="stability: decides which noise goes where (default 0).")
-    ] = None,
-    against: Annotated[
-        str | None, typer.Option(help="Compare with an earlier result (--json) on the same data.")
-    ] = None,
-    protocol: Annotated[
-        str,
-        typer.Option(
-            help="plain (default), coco-5k, coco-1k, flickr30k-1k; long-retrieval: that of the set (default),"
-            " plain, dci, docci, urban-1k, sv-1k, sv-10k, sv-1k-long-clip, iiw."
-        ),
-    ] = "default",
     scoring: Annotated[
         str | None,
         typer.Option(
             help="How pairs are scored, for methods with several ways: vectors, conditioned, conditioned:0.5."
-        ),
-    ] = None,
-    shortlist: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Retrieval: score so many candidates by vector pair by pair (default: all)."
-        ),
-    ] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="With --shortlist: rank by the scores of all pairs as well.")
-    ] = False,
-    trained: Annotated[
-        list[str] | None,
-        typer.Option(help="transfer: where the training data lie now (default: where the recipe says)."),
-    ] = None,
-    boxes: Annotated[
-        str | None,
-        typer.Option(help="comprehension: JSON of detections to choose from (default: those of the data)."),
-    ] = None,
-    map: Annotated[
-        str | None,
-        typer.Option(
-            help="comprehension: attention adds the map of the last attention to those by tokens (gradient)."
-        ),
-    ] = None,
-    resize: Annotated[
-        str | None,
-        typer.Option(
-            help="fg-ovd: squash (default) presses whole images into the square, as published; model: what"
-            " the model sees elsewhere."
         ),
     ] = None,
     patches: Annotated[
@@ -103,62 +51,112 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
             " published for fg-ovd (default: as the model has them)."
         ),
     ] = None,
+    compare_to: Annotated[
+        str | None, typer.Option(help="Compare with an earlier result (--json) on the same data.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write settings, data, versions and numbers.")] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write a page: the numbers, and outcomes from best to worst.")
     ] = None,
     png: Annotated[
         Path | None,
-        typer.Option(
-            help="Write a figure (monotonicity, phrases), or heat maps (retrieval, transfer, long-retrieval,"
-            " fg-ovd, referring, comprehension)."
-        ),
+        typer.Option(help="Write the figure of the suite; `grainline suites` says which have one."),
     ] = None,
     descriptions: Descriptions = None,
-    beside: Annotated[list[str] | None, typer.Option(help="monotonicity: other results to draw.")] = None,
-    samples: Annotated[list[str] | None, typer.Option(help="monotonicity: keys of pictures to draw.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
-    batch: Annotated[int, typer.Option(min=1, help="Pictures and texts encoded at a time.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images and texts encoded at a time.")] = 64,
     memory: Annotated[int, typer.Option(min=1, help="Most memory for scores, in MiB.")] = 256,
-    damage: Annotated[float, typer.Option(min=0, max=1, help="Share of samples that may be damaged.")] = 0.02,
+    max_corrupt: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of samples that may be damaged.")
+    ] = 0.02,
 ) -> None:
     """Measure a model, with intervals and chance."""
     from rich.console import Console
 
-    from grainline.evaluation.options import ask, encoded, measured, with_files, with_map, with_resize
-    from grainline.evaluation.outcome import Options
-    from grainline.evaluation.pages.examples import Measured
-    from grainline.evaluation.pages.figure import besides, draw, refuse_unplaced
-    from grainline.evaluation.pages.report import write_html
-    from grainline.evaluation.result import writable, write
+    from grainline.evaluation.measure import evaluate as run
+    from grainline.evaluation.suite import Settings, load_suite
     from grainline.evaluation.table import tables
-    from grainline.fingerprint import origin
-    from grainline.model import load
     from grainline.training.recipe import descriptions_for
 
-    options = Options(protocol, seed, memory=memory * 2**20, shortlist=shortlist, exact=exact)
-    asked = ask(suite, options, captions, prompts, classes, noise_seed, against, scoring)
-    asked = with_resize(with_map(with_files(asked, model, trained, boxes), map), resize)
-    others = besides(suite, (png, html), beside, samples)
-    for path in filter(None, (json, html, png)):
-        writable(path)
-    loaded = load(model, scoring=scoring, patches=patches)
-    refuse_unplaced(png, suite, loaded)
-    told = descriptions_for(loaded, model, descriptions)
-    source = _open(data, images, loaded.method.size)
-    with progress("encoding") as step:
-        encodings = encoded(asked, loaded, source, batch, damage, step, told)
-    result = measured(asked, loaded.method, encodings, origin(loaded, model))
+    loaded = load_suite(suite, changes or ())
+    settings = Settings(
+        loaded.choose_captions(captions), batch_size, max_corrupt, seed, memory=memory * 2**20
+    )
+    result = run(
+        model,
+        data or (),
+        loaded,
+        settings,
+        images=images,
+        scoring=scoring,
+        patches=patches,
+        compare_to=compare_to,
+        json=json,
+        html=html,
+        png=png,
+        descriptions=lambda opened: descriptions_for(opened, model, descriptions),
+        progress=lambda: progress("encoding"),
+    )
     for shown in tables(result):
         Console().print(shown)
-    if json:
-        write(result, json)
-        print(f"written: {json}")
-    on = Measured(loaded, source, encodings, result, others)
-    for place, writer in ((html, write_html), (png, draw)):
-        if place:
-            writer(place, on)
-            print(f"written: {place}")
+    for path in filter(None, (json, html, png)):
+        print(f"written: {path}")
+
+
+def suites(
+    name: Annotated[
+        str | None, typer.Argument(help="List the options of this suite.", show_default=False)
+    ] = None,
+) -> None:
+    """List the suites of `grainline evaluate`, or the options of one."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from grainline.evaluation.suite import SUITES, suite_class
+
+    out = Table(show_lines=False)
+    if name is None:
+        for column in ("suite", "what it measures", "--png draws"):
+            out.add_column(column, overflow="fold")
+        for known in SUITES:
+            cls = suite_class(known)
+            out.add_row(known, escape(summary_of(cls)), cls.figure or "-")
+        Console().print(out)
+        return
+    cls = suite_class(name)
+    print(f"{cls.name}: {summary_of(cls)}")
+    print(f"--captions: {', '.join(cls.captions)} ({cls.reads})")
+    if not cls.Options.model_fields:
+        print("no options")
+        return
+    for column in ("--set", "type", "default", "meaning"):
+        out.add_column(column, overflow="fold")
+    for option, field in cls.Options.model_fields.items():
+        schema = cls.Options.model_json_schema()["properties"][option]
+        out.add_row(
+            option, escape(type_of(schema)), escape(str(field.default)), escape(field.description or "")
+        )
+    Console().print(out)
+
+
+def summary_of(cls: type) -> str:
+    """The first sentence of the docstring of a class."""
+    return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+
+
+def type_of(schema: dict[str, Any]) -> str:
+    """The type of an option in words, from its JSON schema.
+
+    >>> type_of({"anyOf": [{"type": "integer"}, {"type": "null"}]}), type_of({"enum": ["a", "b"]})
+    ('integer or null', 'a, b')
+    """
+    if "anyOf" in schema:
+        return " or ".join(map(type_of, schema["anyOf"]))
+    if "enum" in schema or "const" in schema:
+        return ", ".join(map(str, schema.get("enum", [schema.get("const")])))
+    inner = f" of {type_of(schema['items'])}" if "items" in schema else ""
+    return str(schema.get("type", "any")) + inner
 
 
 def encode(
@@ -170,9 +168,9 @@ def encode(
     images: Images = None,
     captions: Annotated[str, typer.Option(help="Texts of a data source: whole, each or first.")] = "whole",
     descriptions: Descriptions = None,
-    batch: Annotated[int, typer.Option(min=1, help="Pictures and texts encoded at a time.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images and texts encoded at a time.")] = 64,
 ) -> None:
-    """Write unit vectors of all pictures and texts of a source, or of the lines of a text file."""
+    """Write unit vectors of all images and texts of a source, or of the lines of a text file."""
     from grainline.cli.encode import encode_path
     from grainline.model import load
     from grainline.training.recipe import descriptions_for
@@ -187,7 +185,7 @@ def encode(
             images=images,
             captions=captions,
             descriptions=described,
-            batch=batch,
+            batch=batch_size,
             progress=step,
         )
     skipped = counts.pop("skipped")
@@ -195,11 +193,3 @@ def encode(
     print(
         f"written: {out} ({told})" + (f"; {skipped} samples were skipped, see notes.jsonl" if skipped else "")
     )
-
-
-def _open(paths: list[str] | None, images: str | None, size: int) -> Any:
-    from grainline.data.open_source import open_sources
-
-    if not paths:
-        raise UserError("no data; give --data PATH..., such as --data scenes:dev or --data photos/")
-    return open_sources(paths, images=images, size=size)

@@ -10,16 +10,15 @@ import typer
 
 from grainline import __version__
 from grainline.cli import index
-from grainline.cli.data import describe, features
-from grainline.cli.evaluate import Images, Many, encode, evaluate
-from grainline.cli.progress import progress
+from grainline.cli.data import data
+from grainline.cli.evaluate import Images, Many, encode, evaluate, suites
 from grainline.cli.show import show
-from grainline.errors import UserError, plain
+from grainline.errors import UserError, escape_controls
 from grainline.stop import Stopped
 
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Change fields of the recipe: train.steps=500 data.workers=2 ..."),
+    typer.Option("--set", help="Change fields of the recipe: train.max_steps=500 data.workers=2 ..."),
 ]
 
 app = typer.Typer(
@@ -29,34 +28,28 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-data = typer.Typer(help="Look at data, and make some.", rich_markup_mode=None)
 app.add_typer(data, name="data")
 app.add_typer(index.index, name="index")
 app.command()(index.search)
 app.command()(show)
 app.command()(index.serve)
 app.command()(index.export)
-data.command()(index.phrases)
-data.command()(index.pack)
-data.command()(index.superpixels)
-data.command()(features)
-data.command()(describe)
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
-VARIADIC = (
-    "--data",
-    "--set",
-    "--validation",
-    "--beside",
-    "--samples",
-    "--text",
-    "--descriptions",
-    "--trained",
-)
+VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions")
 
 
 @app.callback(invoke_without_command=True)
-def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    trust_code: Annotated[
+        bool,
+        typer.Option("--trust-code", help="Import the classes outside grainline that a model names."),
+    ] = False,
+) -> None:
+    from grainline.config import TRUST_CODE
+
+    TRUST_CODE.set(trust_code)
     if version:
         print(f"grainline {__version__}")
         raise typer.Exit
@@ -80,21 +73,24 @@ def train(
     ] = None,
 ) -> None:
     """Train a recipe. With torchrun: torchrun --nproc-per-node 2 -m grainline train ..."""
-    from grainline.training.recipe import read_recipe
-    from grainline.training.run import run
+    from grainline.training.run import train as run
 
-    given: list[str] = []
-    given += [f"data.paths={_yaml(data)}"] if data else []
-    given += [f"data.validation={_yaml(validation)}"] if validation else []
-    given += [f"data.images={_yaml(images)}"] if images else []
-    if checkpoint is not None and not resume:
-        raise UserError("--checkpoint says where to go on from; give --resume with it")
-    last = run(read_recipe(recipe, [*(changes or []), *given]), out, resume=resume, at=checkpoint)
+    last = run(
+        recipe,
+        out,
+        data=data or (),
+        validation=validation or (),
+        images=images,
+        changes=changes or (),
+        resume=resume,
+        checkpoint=checkpoint,
+    )
     if os.environ.get("RANK", "0") == "0":  # torchrun starts several of us
         print(f"trained: {last}")
 
 
 app.command()(evaluate)
+app.command()(suites)
 app.command()(encode)
 
 
@@ -119,44 +115,7 @@ def convert(
     from grainline.export.huggingface import convert as run
 
     moved = run(source, out, scoring)
-    print(f"written: {out} (vectors of pictures moved by {moved.image:.1e}, of texts by {moved.text:.1e})")
-
-
-@data.command()
-def check(
-    path: Annotated[str, typer.Argument(help="A data source.")],
-    images: Images = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Look at this many samples only, evenly spread.")
-    ] = None,
-    damage: Annotated[float, typer.Option(min=0, max=1, help="Share of samples that may be damaged.")] = 0.02,
-) -> None:
-    """Say what a data source holds and what is wrong with it. Exit code 1 if it is not fit for use."""
-    from grainline.data.captions import sentences
-    from grainline.data.check import check as look
-    from grainline.data.check import render, usable
-    from grainline.data.open_source import open_source
-
-    with progress("checking") as step:
-        report = look(open_source(path, images=images), sentences, limit=limit, progress=step)
-    print(render(report))
-    if not usable(report, damage):
-        raise typer.Exit(1)
-
-
-@data.command()
-def scenes(
-    out: Annotated[Path, typer.Option(help="Folder for the tars.")],
-    source: Annotated[str, typer.Argument(help="Such as scenes:train?count=1000&size=224&seed=1")] = "scenes",
-    samples_per_shard: Annotated[int, typer.Option(min=1, help="Samples in each tar.")] = 1000,
-) -> None:
-    """Write scenes as WebDataset tars, with captions, foils, phrases and masks."""
-    from grainline.data.scenes.export import export
-    from grainline.data.scenes.source import Scenes
-    from grainline.errors import amount
-
-    shards = export(Scenes(source), out, samples_per_shard)
-    print(f"written: {amount(len(shards), 'tar')} in {out}")
+    print(f"written: {out} (vectors of images moved by {moved.image:.1e}, of texts by {moved.text:.1e})")
 
 
 @app.command()
@@ -184,12 +143,12 @@ def main() -> NoReturn:
         _fail(str(error))
     except Stopped as stop:
         if os.environ.get("RANK", "0") == "0":
-            print(f"grainline: {plain(str(stop))}", file=sys.stderr)
+            print(f"grainline: {escape_controls(str(stop))}", file=sys.stderr)
         sys.exit(stop.code)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer makes this of Ctrl-C by itself, and returns it
-        print("grainline: interrupted; a training run goes on with --resume", file=sys.stderr)
+        print("grainline: interrupted; a training run continues with --resume", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -215,10 +174,3 @@ def _spread(arguments: list[str]) -> list[str]:
 def _fail(message: str) -> NoReturn:
     print(f"grainline: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
-
-
-def _yaml(value: Any) -> str:
-    """A value as `--set` reads it."""
-    import json
-
-    return json.dumps(value)

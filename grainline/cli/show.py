@@ -1,4 +1,4 @@
-"""The command `show`: what a model makes of pictures: segments, where texts look, patches that stay."""
+"""The command `show`: the segments of images, the attention of texts, or the selected patches."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from grainline.errors import UserError
 
 def show(
     model: Annotated[str, typer.Argument(help="Run folder, weights inside one, or a checkpoint.")],
-    pictures: Annotated[list[str], typer.Argument(metavar="PICTURE...", help="One or more files.")],
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="One or more files.")],
     text: Annotated[
         list[str] | None, typer.Option(help="One or more texts; each part of one has a map of its own.")
     ] = None,
@@ -23,17 +23,18 @@ def show(
     descriptions: Annotated[
         list[str] | None,
         typer.Option(
-            help="Descriptions of the pictures, for methods that read them: files of `data describe`; keys"
+            help="Descriptions of the images, for methods that read them: files of `data describe`; keys"
             " are paths as they are given, or names of files (default: those of the run's recipe)."
         ),
     ] = None,
     png: Annotated[Path | None, typer.Option(help="Write a figure.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page.")] = None,
 ) -> None:
-    """Show what a model makes of pictures: segments, where texts look, or which patches stay for a text."""
-    from grainline.evaluation.pages.shown import end_of_scale, kept, refuse_unshown, shown
+    """Show the segments of images, where texts attend, or which patches are selected for a text."""
+    from grainline.evaluation.pages.shown import kept, refuse_unshown, shown
     from grainline.evaluation.result import writable
-    from grainline.methods.base import Keeping
+    from grainline.evaluation.text_attention import end_of_scale
+    from grainline.methods.patch_selection.types import SelectsPatches
     from grainline.model import load
     from grainline.report.page import Section, hint, render_page, write_page
     from grainline.report.panels import cards, write_rows
@@ -50,25 +51,25 @@ def show(
         writable(path)
     loaded, texts = load(model), text or []
     refuse_unshown(loaded, texts)
-    keeping = isinstance(loaded.method, Keeping)
-    told = _described(pictures, descriptions_for(loaded, model, descriptions))
-    squares = [loaded.seen(path) for path in pictures]
+    keeping = isinstance(loaded.method, SelectsPatches)
+    described = _described(images, descriptions_for(loaded, model, descriptions))
+    squares = [loaded.cropped(path) for path in images]
     limit = scale or end_of_scale(loaded, squares[0])
-    found = [
+    panels = [
         kept(loaded, path, one, (texts, text), limit) if keeping else shown(loaded, path, one, texts, limit)
-        for path, one, text in zip(pictures, squares, told, strict=True)
+        for path, one, text in zip(images, squares, described, strict=True)
     ]
-    cut = sum(loaded.read(texts).cut) if texts else 0
+    cut = sum(loaded.read(texts).truncated) if texts else 0
     note = f" {cut} of {len(texts)} texts are longer than the model reads, and were cut." if cut else ""
     rule = (KEEPING if keeping else RULE).format(limit=limit) + note if texts else ""
     title = f"{loaded.description.method}, {model}"
     if png:
-        write_rows(png, found, title, rule)
+        write_rows(png, panels, title, rule)
         print(f"written: {png}")
     if html:
         read = LINES if loaded.method.segmented else ""
-        body = hint(f"{read} {rule}".strip()) + cards(found)
-        write_page(html, render_page(title, "", [Section("Pictures", body)]))
+        body = hint(f"{read} {rule}".strip()) + cards(panels)
+        write_page(html, render_page(title, "", [Section("Images", body)]))
         print(f"written: {html}")
 
 
@@ -84,13 +85,13 @@ KEEPING = (
 LINES = "Lines are heavier, the more stages keep them."
 
 
-def _described(pictures: list[str], found: Any) -> list[str | None]:
-    """The description of each picture; None for a method that reads none. UserError where one is missing."""
-    told = [None if found is None else found.of_file(picture) for picture in pictures]
-    for picture, text in zip(pictures, told, strict=True):
-        if found is not None and text is None:
+def _described(images: list[str], files: Any) -> list[str | None]:
+    """The description of each image; None for a method that reads none. UserError where one is missing."""
+    texts = [None if files is None else files.of_file(image) for image in images]
+    for image, text in zip(images, texts, strict=True):
+        if files is not None and text is None:
             raise UserError(
-                f"the method reads a description beside each picture, and {picture} has none in {found}: name"
+                f"the method reads a description beside each image, and {image} has none in {files}: name"
                 " a file of `grainline data describe` with --descriptions"
             )
-    return told
+    return texts

@@ -1,6 +1,6 @@
-"""Samples to batches, made in processes of their own ahead of the steps that use them, and what was damaged.
+"""Batches of samples, made by a data loader, and the counts of corrupt samples.
 
-A batch: images stacked, texts padded to the longest, equally many rows for each image.
+A batch holds stacked images, and texts padded to the longest, with equally many rows for each image.
 """
 
 import sys
@@ -13,25 +13,25 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from grainline.data.dataset import Batches, Draw, Sample, TrainSet
-from grainline.distributed import everyones
+from grainline.distributed import all_gather_objects
 from grainline.errors import UserError
 from grainline.stop import outlive_first
 from grainline.types import FOIL, Images, Texts
 
 
 class Batch(NamedTuple):
-    """One rank's share of a step, and the account of it."""
+    """The samples of one process in one step."""
 
     images: Images
     texts: Texts
-    cut: int  # texts longer than the method reads
-    damage: tuple[tuple[str, str], ...]  # (cause, where) of samples that were replaced
+    truncated: int  # texts longer than the method reads
+    corrupt: tuple[tuple[str, str], ...]  # (cause, where) of samples that were replaced
 
 
 class Batched(Dataset[Batch | UserError]):
-    """Batches by their draws: what a loader's processes make.
+    """The data set of a loader: a batch for each list of draws.
 
-    A user's error is handed over like a batch: raised in a worker, it would carry that process's traceback.
+    A UserError is returned, not raised: raised in a worker, it would carry the traceback of that process.
     """
 
     def __init__(self, data: TrainSet) -> None:
@@ -45,11 +45,11 @@ class Batched(Dataset[Batch | UserError]):
 
 
 def collate(samples: list[Sample]) -> Batch:
-    """Samples -> Batch; every sample takes `slots` text rows, so that all ranks hold equally many.
+    """Samples -> Batch. Every sample takes `slots` text rows, so that all ranks have equally many.
 
-    Ids of texts come from the position in the run: no two texts of a global batch share one.
+    The id of a text follows from its position in the run, so that ids are unique in a global batch.
     """
-    image = torch.tensor([sample.draw.picture for sample in samples])
+    image = torch.tensor([sample.draw.image for sample in samples])
     regions = [sample.regions for sample in samples if sample.regions is not None]
     pixels = torch.stack([sample.pixels for sample in samples])
     features = [sample.features for sample in samples if sample.features is not None]
@@ -58,11 +58,11 @@ def collate(samples: list[Sample]) -> Batch:
         pixels,
         image,
         torch.stack(regions) if regions else None,
-        described(dense, image) if dense else None,
+        description_texts(dense, image) if dense else None,
         torch.stack(features) if features else None,
     )
-    cut = sum(sample.cut for sample in samples)
-    return Batch(images, _texts(samples), cut, tuple(d for sample in samples for d in sample.damage))
+    truncated = sum(sample.truncated for sample in samples)
+    return Batch(images, _texts(samples), truncated, tuple(d for sample in samples for d in sample.corrupt))
 
 
 def _texts(samples: list[Sample]) -> Texts:
@@ -78,20 +78,17 @@ def _texts(samples: list[Sample]) -> Texts:
             row = place * slots + slot
             rows[row] = text.parts
             item[row], level[row] = sample.draw.position * slots + slot, text.level
-            owner[row] = -1 if text.level == FOIL else sample.draw.picture
+            owner[row] = -1 if text.level == FOIL else sample.draw.image
     return Texts(*_padded(rows), item, owner, level)
 
 
-def described(windows: list[list[list[int]]], image: Tensor) -> Texts:
-    """Ids of the descriptions of pictures, window by window, as `Images.dense`.
-
-    image  [N] int64, ids of the pictures
-    """
+def description_texts(windows: list[list[list[int]]], image: Tensor) -> Texts:
+    """`Images.dense` from the token ids [image][window][token]. image: [N] int64, ids of the images"""
     return Texts(*_padded(windows), image, image, torch.zeros_like(image))
 
 
 def texts_of(encoded: list[list[list[int]]]) -> Texts:
-    """Ids of texts, part by part, as rows of their own, numbered from 0, describing no particular image."""
+    """Texts from token ids [text][part][token]: numbered from 0, and captions of no particular image."""
     number = torch.arange(len(encoded))
     return Texts(*_padded(encoded), number, torch.full_like(number, -1), torch.zeros_like(number))
 
@@ -107,24 +104,19 @@ def _padded(texts: list[list[list[int]]]) -> tuple[Tensor, Tensor]:
     return ids.view(len(texts), parts, length), mask
 
 
-# Batches made in processes of their own, ahead of the steps that use them.
-
-
 START = "fork" if sys.platform == "linux" else "spawn"
-"""How loaders start: as children of this process, so that they see it die. Those of a fork server do not."""
+"""Start method of workers: children of this process notice that it died; children of a fork server do not."""
 
 
 def load_batches(
     data: TrainSet, plan: Batches, workers: int, *, pin: bool = False
 ) -> Generator[Batch, None, None]:
-    """The batches of a plan in order, however many workers; no global random number is used.
+    """The batches of a plan in order, the same with any number of workers. No global random state is used.
 
-    Close it to end the workers.
+    workers  number of worker processes; 0 makes the batches in this process
+    pin      copy batches to pinned memory, which a GPU reads faster
 
-    workers  processes that make batches; 0 makes them here
-    pin      copy them to pinned memory, from where a GPU fetches them faster
-
-    Raises the UserError that a worker met instead of a batch.
+    Close the generator to end the workers. Raises the UserError of a worker.
     """
     loader: DataLoader[Any] = DataLoader(
         Batched(data),
@@ -132,7 +124,7 @@ def load_batches(
         sampler=plan,
         num_workers=workers,
         multiprocessing_context=START if workers else None,
-        collate_fn=_unchanged,
+        collate_fn=unchanged,
         pin_memory=pin,
         generator=torch.Generator(),
         prefetch_factor=4 if workers else None,
@@ -141,107 +133,101 @@ def load_batches(
     return _whole(iter(loader))
 
 
-def _unchanged(batch: Any) -> Any:
-    """What the loader is to do to a batch."""
+def unchanged(batch: Any) -> Any:
+    """The collate function of a loader whose data set yields whole batches."""
     return batch
 
 
 def _whole(batches: Iterator[Batch | UserError]) -> Generator[Batch, None, None]:
-    """The batches, or the user's error that a worker met instead of one."""
+    """The batches; raises a UserError that stands in place of one."""
     try:
         for batch in batches:
             if isinstance(batch, UserError):
                 raise batch
             yield batch
     finally:
-        del batches  # nobody else has it, so that its workers end here
+        del batches  # the last reference: its workers end here
 
 
-# The account of damaged samples and cut texts: counted by cause and shown at the end of every epoch.
+# Corrupt samples and truncated texts: counted by cause, and logged at the end of every epoch.
+
+MAX_FILES = 5  # files that an error or a report names
 
 
-NAMED = 5  # files that an error or a report names
-
-
-class Seen(NamedTuple):
-    """What one process saw since the processes last told each other."""
+class BatchCounts(NamedTuple):
+    """Counts of the local batches since the processes last gathered them."""
 
     samples: int = 0
     texts: int = 0
-    cut: int = 0
-    damage: tuple[tuple[str, str], ...] = ()
+    truncated: int = 0
+    corrupt: tuple[tuple[str, str], ...] = ()  # cause, where
 
 
-class Account:
-    """What went wrong with the samples of a run so far, over all processes."""
+class CorruptStats:
+    """Counts of corrupt samples by cause and of truncated texts, over all processes of a run."""
 
-    def __init__(self, pictures: int, allowed: float) -> None:
-        """pictures in the data; `allowed` share of the samples may be damaged"""
-        self.pictures, self.allowed = pictures, allowed
-        self.samples, self.texts, self.cut = 0, 0, 0
+    def __init__(self, images: int, max_corrupt: float) -> None:
+        """
+        images       number of images in the data
+        max_corrupt  largest share of the samples that may be corrupt
+        """
+        self.images, self.max_corrupt = images, max_corrupt
+        self.samples, self.texts, self.truncated = 0, 0, 0
         self.causes: Counter[str] = Counter()
         self.files: list[str] = []
-        self._new = Seen()
+        self._new = BatchCounts()
 
     def add(self, batch: Batch) -> None:
-        """Count one of this process's batches; `settle` brings it into the account."""
+        """Count one local batch; `settle` adds it to the counts of all processes."""
         new = self._new
-        self._new = Seen(
+        self._new = BatchCounts(
             new.samples + len(batch.images.image),
             new.texts + int((batch.texts.item >= 0).sum()),
-            new.cut + batch.cut,
-            new.damage + batch.damage,
+            new.truncated + batch.truncated,
+            new.corrupt + batch.corrupt,
         )
 
     def settle(self) -> None:
-        """Bring in what other processes saw; stop where too much is damaged. All processes must call it."""
-        for seen in everyones(self._new):
-            self.samples += seen.samples
-            self.texts += seen.texts
-            self.cut += seen.cut
-            self.causes.update(cause for cause, _ in seen.damage)
-            named = [*self.files, *(f"{where} ({cause})" for cause, where in seen.damage)]
-            self.files = list(dict.fromkeys(named))[:NAMED]  # each once, however often it is drawn
-        self._new = Seen()
-        damaged = self.causes.total()
-        drawn = max(self.samples + damaged, self.pictures)
-        if damaged > self.allowed * drawn:
+        """Gather the counts of all processes; all must call it. UserError for too many corrupt samples."""
+        for local in all_gather_objects(self._new):
+            self.samples += local.samples
+            self.texts += local.texts
+            self.truncated += local.truncated
+            self.causes.update(cause for cause, _ in local.corrupt)
+            named = [*self.files, *(f"{where} ({cause})" for cause, where in local.corrupt)]
+            self.files = list(dict.fromkeys(named))[:MAX_FILES]  # each file once
+        self._new = BatchCounts()
+        corrupt = self.causes.total()
+        samples = max(self.samples + corrupt, self.images)
+        if corrupt > self.max_corrupt * samples:
             raise UserError(
-                f"{damaged} of {drawn} samples are damaged, more than data.damage={self.allowed} allows: "
-                f"{', '.join(self.files)}; see `grainline data check`"
+                f"{corrupt} of {samples} samples are corrupt, more than data.max_corrupt={self.max_corrupt}"
+                f" allows: {', '.join(self.files)}; see `grainline data check`"
             )
 
     def report(self) -> dict[str, Any]:
-        """Numbers for the log: samples, damaged by cause with the first files, texts and those cut."""
+        """The counts as JSON, for the log and for checkpoints."""
         return {
             "samples": self.samples,
-            "damaged": dict(self.causes),
+            "corrupt": dict(self.causes),
             "files": self.files,
             "texts": self.texts,
-            "cut": self.cut,
+            "truncated": self.truncated,
         }
 
     def sentence(self) -> str:
-        """The same for people; empty where all is well."""
+        """The corrupt samples and truncated texts in words; empty without any."""
         parts = []
         if self.causes:
             counts = ", ".join(f"{number} {cause}" for cause, number in self.causes.most_common())
-            parts.append(f"damaged samples, replaced by others: {counts} (first: {'; '.join(self.files)})")
-        if self.cut:
-            parts.append(f"{self.cut} of {self.texts} texts were longer than the model reads and were cut")
+            parts.append(f"corrupt samples, replaced by others: {counts} (first: {'; '.join(self.files)})")
+        if self.truncated:
+            parts.append(
+                f"{self.truncated} of {self.texts} texts were truncated: longer than the model reads"
+            )
         return ". ".join(parts)
 
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint; `settle` first."""
-        return {
-            "samples": self.samples,
-            "texts": self.texts,
-            "cut": self.cut,
-            "causes": dict(self.causes),
-            "files": self.files,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self.samples, self.texts, self.cut = state["samples"], state["texts"], state["cut"]
-        self.causes, self.files = Counter(state["causes"]), list(state["files"])
+    def restore(self, report: dict[str, Any]) -> None:
+        """Continue from the `report` in a checkpoint."""
+        self.samples, self.texts, self.truncated = report["samples"], report["texts"], report["truncated"]
+        self.causes, self.files = Counter(report["corrupt"]), list(report["files"])

@@ -1,10 +1,10 @@
-"""What is made once of every image of a source and read in training: rows, such as superpixels and features.
+"""Rows computed once for every image of a source and read in training: superpixels and features.
 
-A folder, whole or not there; while it is made it is FOLDER.partial, and a run that was killed goes on in it.
+A folder, complete or absent; while it is written it is FOLDER.partial, and an interrupted run goes on in it.
 
     ROWS.npy    [N, ...] one row for each record, in the order of the source
-    keys.npy    [N] uint64, the first 8 bytes of the sha256 of each key; 0: a record without a picture
-    NAME.json   sealed: settings, side, transform and the fingerprint of the source
+    keys.npy    [N] uint64, the first 8 bytes of the sha256 of each key; 0: a record without an image
+    NAME.json   settings, side, transform and the fingerprint of the source, with a checksum
 """
 
 import hashlib
@@ -12,26 +12,26 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
-from grainline.data.lines import as_line, require_same, resuming
-from grainline.data.record import DAMAGED_IMAGE, Damaged, Source
-from grainline.data.transforms import DRAWS, Draws, EvalTransform, Picture
-from grainline.errors import UserError, amount, there_before
-from grainline.files import Corrupt, read_sealed, reason, remedy, sealed, sync, write_text
+from grainline.data.lines import Progress, as_line, require_same, resuming, writing
+from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Source
+from grainline.data.transforms import DRAWS, Draws, EvalTransform, ImageInput
+from grainline.errors import UserError, amount, count_existing
+from grainline.files import Corrupt, read_sealed, sealed_json, sync, write_text
 from grainline.nn.superpixels import label_of, neighbour_of
 
 KEYS, LOG = "keys.npy", "done.jsonl"
-BATCH = 32  # pictures that are read and computed at a time
+BATCH = 32  # images that are read and computed at a time
 
 
 class Kind(NamedTuple):
-    """What tells one kind of folder from another."""
+    """A kind of folder: superpixels or features."""
 
     name: str  # of the command that makes it, and of the field of `data` that names it
     format: str  # name and version, as the manifest says it
@@ -47,12 +47,12 @@ class Kind(NamedTuple):
         return f"make them again with `grainline data {self.name}`"
 
 
-class Made(NamedTuple):
+class CacheResult(NamedTuple):
     """What is in the folder now."""
 
-    pictures: int
-    skipped: int  # records without a picture
-    kept: int  # records that were there before
+    images: int
+    skipped: int  # records without an image
+    resumed: int  # records that an earlier run had done
 
 
 def make(
@@ -64,129 +64,111 @@ def make(
     *,
     row: tuple[int, ...],
     settings: Mapping[str, Any],
-    progress: Callable[[int, int], None] | None = None,
-) -> Made:
-    """Write the rows of all pictures of a source, or what is missing of them.
+    progress: Progress | None = None,
+) -> CacheResult:
+    """Write the rows of all images of a source, or those that an interrupted run left out.
 
     compute    [n, 3, S, S] uint8 -> [n, *row], of numbers that fit into the kind's dtype
-    transform  how a square of side S is made of a picture
+    transform  makes a square of side S of an image
     settings   what `compute` depends on
-    progress   is called with (records done, records to do)
 
     Raises UserError where `out`, whole or partial, was made from other data or with other settings.
     """
-    begun = {"grainline": kind.format, "source": source.fingerprint(), "size": transform.size}
-    begun |= {"settings": dict(settings), "records": len(source), "transform": settings_of(transform)}
+    header = {"grainline": kind.format, "source": source.fingerprint(), "size": transform.size}
+    header |= {"settings": dict(settings), "records": len(source), "transform": settings_of(transform)}
     partial = out.with_name(out.name + ".partial")
-    try:
+
+    def check(path: Path) -> None:
+        with path.open("rb") as file:
+            _require_same(partial, json.loads(file.readline()), header)
+
+    with writing(out):
         if out.is_dir():
-            _require_same(out, manifest(kind, out), begun)
-            return _account(out, len(source))
+            _require_same(out, manifest(kind, out), header)
+            return _result(out, len(source))
         partial.mkdir(parents=True, exist_ok=True)
-        check = _checker(out)
-        with resuming(partial / LOG, begun, lambda path: check(path, begun)) as (log, batches):
-            writer = _Writer(source, compute, transform)
-            writer.open(partial, kind, row, "r+" if batches else "w+")
+        with resuming(partial / LOG, header, check) as (log, batches):
+            mode: Any = "r+" if batches else "w+"
+            rows = open_memmap(partial / kind.rows, mode, kind.dtype, (len(source), *row))
+            keys = open_memmap(partial / KEYS, mode, np.uint64, (len(source),))
             for number in range(batches, -(-len(source) // BATCH)):
-                log.write(as_line(writer.batch(number)))
+                end = min((number + 1) * BATCH, len(source))
+                images = _write_rows(source, range(number * BATCH, end), compute, transform, rows, keys)
+                log.write(as_line({"batch": number, "images": images}))
                 log.flush()
                 if progress is not None:
-                    progress(min((number + 1) * BATCH, len(source)), len(source))
-            writer.close()
-            write_text(partial / kind.manifest, sealed(begun))
+                    progress(end, len(source))
+            del rows, keys
+            write_text(partial / kind.manifest, sealed_json(header))
         (partial / LOG).unlink()
         os.rename(partial, out)
         sync(out.parent)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {out}: {reason(error)}; {remedy(error, 'choose another --out')}"
-        ) from None
-    return _account(out, min(batches * BATCH, len(source)))
+    return _result(out, min(batches * BATCH, len(source)))
 
 
-class _Writer:
-    """The arrays of a folder, open for writing."""
-
-    def __init__(self, source: Source, compute: Callable[[Tensor], Tensor], transform: EvalTransform) -> None:
-        self.source, self.compute, self.transform = source, compute, transform
-        self.arrays: dict[str, np.memmap[Any, Any]] = {}
-
-    def open(self, folder: Path, kind: Kind, row: tuple[int, ...], mode: Literal["r+", "w+"]) -> None:
-        """w+ begins anew, whatever stands there."""
-        number = len(self.source)
-        self.arrays["rows"] = open_memmap(folder / kind.rows, mode, kind.dtype, (number, *row))
-        self.arrays["keys"] = open_memmap(folder / KEYS, mode, np.uint64, (number,))
-
-    def batch(self, number: int) -> dict[str, Any]:
-        """Compute some records, and wait until they are on the disk; their line."""
-        places, pixels = [], []
-        first = number * BATCH
-        for index in range(first, min(first + BATCH, len(self.source))):
-            try:
-                record = self.source[index]
-                pixels.append(self.transform(record.image, record.key))
-            except Damaged:
-                continue
-            places.append(index)
-            self.arrays["keys"][index] = digest(record.key)
-        if places:
-            self.arrays["rows"][places] = self.compute(torch.stack(pixels)).cpu().numpy()
-        for array in self.arrays.values():
-            array.flush()
-        return {"batch": number, "pictures": len(places)}
-
-    def close(self) -> None:
-        self.arrays.clear()
+def _write_rows(
+    source: Source,
+    records: range,
+    compute: Callable[[Tensor], Tensor],
+    transform: EvalTransform,
+    rows: np.memmap[Any, Any],
+    keys: np.memmap[Any, Any],
+) -> int:
+    """Compute the rows of some records and flush them to the disk; how many had an image."""
+    places, pixels = [], []
+    for index in records:
+        try:
+            record = source[index]
+            pixels.append(transform(record.image, record.key))
+        except CorruptSample:
+            continue
+        places.append(index)
+        keys[index] = digest(record.key)
+    if places:
+        rows[places] = compute(torch.stack(pixels)).cpu().numpy()
+    rows.flush()
+    keys.flush()
+    return len(places)
 
 
-class Stored:
-    """The rows of a source, read from the disk picture by picture."""
+class CachedRows:
+    """The rows of a source, memory-mapped."""
 
     def __init__(
-        self,
-        kind: Kind,
-        folder: Path,
-        source: Source,
-        transform: EvalTransform,
-        settings: Mapping[str, Any],
+        self, kind: Kind, folder: Path, source: Source, transform: EvalTransform, settings: Mapping[str, Any]
     ) -> None:
         """
-        source, transform  what training reads, and how it makes a square of a picture
-        settings           what the model itself would make rows with; others in the folder are not compared
+        source, transform  what training reads, and how it makes a square of an image
+        settings           those of the model; other settings in the folder are not compared
 
         Raises UserError where the folder was made from other data or in another way.
         """
-        asked = {"source": source.fingerprint(), "size": transform.size, "settings": dict(settings)}
-        asked |= {"transform": settings_of(transform)}
+        expected = {"source": source.fingerprint(), "size": transform.size, "settings": dict(settings)}
+        expected |= {"transform": settings_of(transform)}
         self.kind, self.folder = kind, folder
-        self.found = manifest(kind, folder)
-        _require_fit(kind, folder, self.found, asked)
-        self.rows: np.ndarray | None = None
-        self.keys: np.ndarray | None = None
+        self.manifest = manifest(kind, folder)
+        _require_fit(kind, folder, self.manifest, expected)
 
     def open(self, row: tuple[int, ...]) -> None:
-        """Look at the rows, which have this shape. UserError where they do not."""
-        records = self.found["records"]
-        self.rows = self._opened(self.kind.rows, (records, *row))
-        self.keys = self._opened(KEYS, (records,))
+        """Map the rows, which have this shape. Raises UserError where they do not."""
+        records = self.manifest["records"]
+        self.rows = self._mapped(self.kind.rows, (records, *row))
+        self.keys = self._mapped(KEYS, (records,))
 
     def lacks(self, index: int) -> bool:
-        """Whether the record at a position had no picture when the rows were made."""
-        assert self.keys is not None, "not opened"
+        """Whether the record at a position had no image when the rows were made."""
         return int(self.keys[index]) == 0
 
     def row(self, index: int, key: str) -> np.ndarray:
-        """That of the record at a position. UserError where there is none, or that of another."""
-        assert self.rows is not None, "not opened"
-        assert self.keys is not None, "not opened"
+        """The row of the record at a position. Raises UserError where it has none, or that of another key."""
         if int(self.keys[index]) != digest(key):
             name = self.kind.name
-            lost = f"has the {name} of another picture" if self.keys[index] else f"has no {name}"
-            raise UserError(f"{self.folder}: {key} {lost}: the data has changed; {self.kind.again}")
-        found: np.ndarray = self.rows[index]
-        return found
+            wrong = f"has the {name} of another image" if self.keys[index] else f"has no {name}"
+            raise UserError(f"{self.folder}: {key} {wrong}: the data has changed; {self.kind.again}")
+        row: np.ndarray = self.rows[index]
+        return row
 
-    def _opened(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def _mapped(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         path = self.folder / name
         try:
             array: np.ndarray = np.load(path, mmap_mode="r")
@@ -198,56 +180,45 @@ class Stored:
 
 
 def digest(key: str) -> int:
-    """What a key is known by, never 0: 8 bytes of its sha256."""
+    """The id of a key, never 0: 8 bytes of its sha256."""
     name = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()[:8]
     return max(1, int.from_bytes(name, "big"))
 
 
 def settings_of(transform: EvalTransform) -> dict[str, Any]:
-    """How a square is made of a picture, as JSON."""
+    """How a square is made of an image, as JSON."""
     filter = transform.filter.name.lower()
     return {"resize": transform.resize, "filter": filter, "larger": transform.larger}
 
 
 def manifest(kind: Kind, folder: Path) -> dict[str, Any]:
-    """What a folder was made from. UserError where it is none of this kind."""
+    """What a folder was made from. Raises UserError where it is none of this kind."""
     try:
-        found = read_sealed(folder / kind.manifest)
+        content = read_sealed(folder / kind.manifest)
     except Corrupt as error:
         raise UserError(f"{folder} holds no {kind.name}: {error}; {kind.again}") from None
-    if found.get("grainline") != kind.format:
-        raise UserError(f"{folder} holds {found.get('grainline')!r}, not {kind.format!r}; {kind.again}")
-    return found
+    if content.get("grainline") != kind.format:
+        raise UserError(f"{folder} holds {content.get('grainline')!r}, not {kind.format!r}; {kind.again}")
+    return content
 
 
-def _checker(out: Path) -> Callable[[Path, dict[str, Any]], None]:
-    """Compares the first line of a partial folder with what is to be made."""
-
-    def check(path: Path, begun: dict[str, Any]) -> None:
-        with path.open("rb") as file:
-            _require_same(out.with_name(out.name + ".partial"), json.loads(file.readline()), begun)
-
-    return check
+def _require_same(folder: Path, header: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    differences = {"source": "from other data", "size": f"at {header['size']} pixels"}
+    differences |= {"settings": f"with {_short(header['settings'])}", "records": "from other data"}
+    differences |= {"transform": "of other squares of the images"}
+    require_same(folder, header, expected, differences)
 
 
-def _require_same(folder: Path, found: Mapping[str, Any], begun: Mapping[str, Any]) -> None:
-    told = {"source": "from other data", "size": f"at {found['size']} pixels"}
-    told |= {"settings": f"with {_short(found['settings'])}", "records": "from other data"}
-    told |= {"transform": "of other squares of the pictures"}
-    require_same(folder, found, begun, told)
-
-
-def _require_fit(kind: Kind, folder: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    theirs = {name: found["settings"].get(name) for name in asked["settings"]}
+def _require_fit(kind: Kind, folder: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    settings = {name: content["settings"].get(name) for name in expected["settings"]}
     wrong = {
-        "size": f"are of pictures of {found['size']} pixels, and the model sees {asked['size']}",
-        "settings": f"were made with {_short(theirs)}, and the model has {_short(asked['settings'])}",
-        "transform": "were made of other squares of the pictures than training reads",
+        "size": f"are of images of {content['size']} pixels, and the model sees {expected['size']}",
+        "settings": f"were made with {_short(settings)}, and the model has {_short(expected['settings'])}",
+        "transform": "were made of other squares of the images than training reads",
         "source": "were made from other data than data.paths names",
     }
     for name, words in wrong.items():
-        there = theirs if name == "settings" else found[name]
-        if there != asked[name]:
+        if (settings if name == "settings" else content[name]) != expected[name]:
             raise UserError(f"data.{kind.name}: those in {folder} {words}; {kind.again}, or leave them out")
 
 
@@ -255,31 +226,28 @@ def _short(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
-def _account(out: Path, kept: int) -> Made:
+def _result(out: Path, resumed: int) -> CacheResult:
     keys = np.load(out / KEYS, mmap_mode="r")
-    pictures = int((keys != 0).sum())
-    return Made(pictures, len(keys) - pictures, kept)
+    images = int((keys != 0).sum())
+    return CacheResult(images, len(keys) - images, resumed)
 
 
-def told(made: Made) -> str:
-    """The account in words.
+def describe_result(result: CacheResult) -> str:
+    """The result in words.
 
-    >>> told(Made(10, 2, kept=4))
-    '10 pictures; 4 records were there before; 2 records without a picture'
+    >>> describe_result(CacheResult(10, 2, resumed=4))
+    '10 images; 4 records were there before; 2 records without an image'
     """
-    parts = [amount(made.pictures, "picture")]
-    parts += [there_before(made.kept, "record")] if made.kept else []
-    parts += [f"{amount(made.skipped, 'record')} without a picture"] if made.skipped else []
+    parts = [amount(result.images, "image")]
+    parts += [count_existing(result.resumed, "record")] if result.resumed else []
+    parts += [f"{amount(result.skipped, 'record')} without an image"] if result.skipped else []
     return "; ".join(parts)
 
 
-# Superpixels of a whole source, made once: `grainline data superpixels`, and `data.superpixels` of a recipe.
-#
-# A folder as `data/cache.py` has it, with which of nine cells each pixel belongs to, as in `nn.superpixels`:
-# neighbours.npy [N, S, S] uint8.
+# Superpixels: `grainline data superpixels`, and `data.superpixels` of a recipe. neighbours.npy [N, S, S]
+# uint8 says which of nine cells each pixel belongs to, as in `nn.superpixels`.
 
-
-KIND = Kind("superpixels", "superpixels 1", "neighbours.npy", np.uint8)
+SUPERPIXELS = Kind("superpixels", "superpixels 1", "neighbours.npy", np.uint8)
 
 
 def make_superpixels(
@@ -289,9 +257,9 @@ def make_superpixels(
     *,
     size: int,
     settings: Mapping[str, Any],
-    progress: Callable[[int, int], None] | None = None,
-) -> Made:
-    """Write the superpixels of all pictures of a source, or what is missing of them, as `make` does.
+    progress: Progress | None = None,
+) -> CacheResult:
+    """Write the superpixels of all images of a source, as `make` does.
 
     segment   [n, 3, S, S] uint8 -> labels [n, S, S] under the contract of `nn.superpixels`
     size      side of the square that evaluation sees, S
@@ -299,7 +267,7 @@ def make_superpixels(
     """
     cell = int(settings["cell"])
     return make(
-        KIND,
+        SUPERPIXELS,
         source,
         lambda pixels: neighbour_of(segment(pixels).cpu(), cell).to(torch.uint8),
         out,
@@ -310,30 +278,30 @@ def make_superpixels(
     )
 
 
-class StoredSuperpixels:
-    """The superpixels of a source, read from the disk picture by picture: the labels of a `SameTransform`."""
+class CachedSuperpixels:
+    """The superpixels of a source: the labels of a `SameTransform`."""
 
     def __init__(
         self, folder: Path, source: Source, transform: EvalTransform, settings: Mapping[str, Any]
     ) -> None:
-        """Arguments and errors as `Stored` has them; settings are all that the model has."""
-        self.stored, self.cell = Stored(KIND, folder, source, transform, settings), int(settings["cell"])
-        self.stored.open((transform.size, transform.size))
+        """Arguments and errors as in `CachedRows`; settings are all those of the model."""
+        self.cache, self.cell = (
+            CachedRows(SUPERPIXELS, folder, source, transform, settings),
+            int(settings["cell"]),
+        )
+        self.cache.open((transform.size, transform.size))
 
     def label(self, index: int, key: str) -> Tensor:
-        """[S, S] int64 of the record at a position. UserError where there are none, or those of another."""
-        code = torch.from_numpy(self.stored.row(index, key).astype(np.int64))
+        """[S, S] int64 of the record at a position. Raises UserError without them."""
+        code = torch.from_numpy(self.cache.row(index, key).astype(np.int64))
         return label_of(code, self.cell)
 
 
-# What a frozen image encoder makes of a whole source, made once: `grainline data features`, and
-# `data.features` of a recipe, which then neither decodes pictures nor runs the encoder in training.
-#
-# A folder as `data/cache.py` has it: features.npy [N, 1 + L, W] float16, the summary of each picture and
-# behind it its L image tokens, where they were asked for (L is 0 elsewhere), at the encoder's own width W.
+# Features of a frozen image encoder: `grainline data features`, and `data.features` of a recipe, which then
+# neither decodes images nor runs the encoder in training. features.npy [N, 1 + L, W] float16 holds the
+# summary of each image and then its L image tokens (L is 0 without --tokens), at the encoder's width W.
 
-
-FEATURES_KIND = Kind("features", "features 1", "features.npy", np.float16)
+FEATURES = Kind("features", "features 1", "features.npy", np.float16)
 
 
 def make_features(
@@ -344,15 +312,15 @@ def make_features(
     *,
     encoder: str,
     row: tuple[int, int],
-    progress: Callable[[int, int], None] | None = None,
-) -> Made:
-    """Write the features of all pictures of a source, or what is missing of them, as `make` does.
+    progress: Progress | None = None,
+) -> CacheResult:
+    """Write the features of all images of a source, as `make` does.
 
     encode   [n, 3, S, S] uint8 -> [n, 1 + L, W]
     encoder  fingerprint of its settings and weights
     row      (1 + L, W)
 
-    Raises UserError for features that half precision cannot hold, too.
+    Raises UserError also for features that half precision cannot hold.
     """
 
     def halved(pixels: Tensor) -> Tensor:
@@ -362,34 +330,34 @@ def make_features(
         return half
 
     settings = {"encoder": encoder, "tokens": row[0] - 1, "width": row[1]}
-    return make(FEATURES_KIND, source, halved, out, transform, row=row, settings=settings, progress=progress)
+    return make(FEATURES, source, halved, out, transform, row=row, settings=settings, progress=progress)
 
 
-class KeptFeatures:
-    """In the place of a crop: no pixels, and the features of a picture. Draws what a crop would draw."""
+class CachedFeatures:
+    """The cached features of images in place of a crop. Takes as many random numbers as a crop."""
 
     def __init__(
         self, folder: Path, source: Source, transform: EvalTransform, encoder: str, *, tokens: bool
     ) -> None:
         """
-        transform  how the model makes a square of a picture
+        transform  how the model makes a square of an image
         encoder    fingerprint of the image encoder that training begins with
         tokens     whether the loss reads image tokens; else only summaries are read
 
         Raises UserError where the folder was made from other data, with another encoder or without tokens.
         """
-        self.stored = Stored(FEATURES_KIND, folder, source, transform, {"encoder": encoder})
-        held = self.stored.found["settings"]
-        if tokens and not held["tokens"]:
+        self.cache = CachedRows(FEATURES, folder, source, transform, {"encoder": encoder})
+        settings = self.cache.manifest["settings"]
+        if tokens and not settings["tokens"]:
             raise UserError(
-                f"data.features: those in {folder} are summaries alone, and this method learns from image "
-                f"tokens; {FEATURES_KIND.again} --tokens"
+                f"data.features: those in {folder} are summaries alone, and this method reads image "
+                f"tokens; {FEATURES.again} --tokens"
             )
-        self.stored.open((1 + held["tokens"], held["width"]))
+        self.cache.open((1 + settings["tokens"], settings["width"]))
         self.rows = slice(None) if tokens else slice(1)
 
-    def __call__(self, _image: Picture, rng: Draws, _where: str = "picture") -> Tensor:
-        """[3, 0, 0]: nothing is decoded."""
+    def __call__(self, _image: ImageInput, rng: Draws, _where: str = "image") -> Tensor:
+        """[3, 0, 0]: no image is decoded."""
         for _ in range(DRAWS):
             rng.random()
         return torch.empty(3, 0, 0, dtype=torch.uint8)
@@ -400,9 +368,8 @@ class KeptFeatures:
     def features(self, index: int, key: str) -> Tensor:
         """[1 + L, W] half precision, [1, W] without tokens, of the record at a position.
 
-        Raises Damaged for a picture that could not be used when they were made, and UserError where they are
-        those of another picture.
+        Raises CorruptSample for an image without features, and UserError for the features of another image.
         """
-        if self.stored.lacks(index):
-            raise Damaged(DAMAGED_IMAGE, f"{key} (it has no features in {self.stored.folder})")
-        return torch.from_numpy(self.stored.row(index, key)[self.rows].astype(np.float16))
+        if self.cache.lacks(index):
+            raise CorruptSample(CORRUPT_IMAGE, f"{key} (it has no features in {self.cache.folder})")
+        return torch.from_numpy(self.cache.row(index, key)[self.rows].astype(np.float16))

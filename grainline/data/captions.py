@@ -1,10 +1,10 @@
 """Captions as strings: cleaning as CLIP does it, and splitting into sentences.
 
-The splitter looks at every run of `.`, `!`, `?` or an ellipsis and asks what stands before and after it. Each
-decision reads only the sentence so far and the next word, so that a sentence split again stays as it is.
+The splitter decides at every run of `.`, `!`, `?` or an ellipsis, by the text before and after it. A decision
+reads only the sentence so far and the next word, so that splitting a sentence again changes nothing.
 
-What the rules choose where captions are ambiguous:
-  - a quotation or a bracket that opens inside a sentence is never cut, whatever it holds;
+Where captions are ambiguous:
+  - a quotation or a bracket that opens inside a sentence is never split;
   - "word. word" and "Word. word" are breaks, because many sets of captions are lower-cased; a capital
     alone does not make a word of three letters or more an abbreviation;
   - a break in the line is a blank, unless the next line is empty or starts with a list marker;
@@ -65,16 +65,19 @@ def sentences(text: str, mode: Mode = "rules") -> list[Sentence]:
     """
     if mode == "rules":
         return _by_rules(text)
-    found = []
+    pieces = []
     start = 0
-    for end, behind in [*(cut.span() for cut in _CUTS[mode].finditer(text)), (len(text), len(text))]:
+    for end, behind in [
+        *(separator.span() for separator in _CUTS[mode].finditer(text)),
+        (len(text), len(text)),
+    ]:
         piece = text[start:end]
         stripped = piece.strip()
         if stripped:
             first = start + piece.index(stripped[0])
-            found.append(Sentence(stripped, first, first + len(stripped)))
+            pieces.append(Sentence(stripped, first, first + len(stripped)))
         start = behind
-    return found
+    return pieces
 
 
 def joined(pieces: Sequence[str], mode: Mode) -> str:
@@ -158,7 +161,7 @@ class _Stop(NamedTuple):
 
 
 def _by_rules(text: str) -> list[Sentence]:
-    found: list[Sentence] = []
+    pieces: list[Sentence] = []
     start = position = _skip_blanks(text, 0)
     while match := _CANDIDATE.search(text, position):
         position = match.end()
@@ -167,11 +170,11 @@ def _by_rules(text: str) -> list[Sentence]:
         elif _ends(text, start, match):
             after = _skip_blanks(text, position)
             if _WORD.search(text, start, position) and _WORD.search(text, after):
-                found.append(_stripped(text, start, position))
+                pieces.append(_stripped(text, start, position))
                 start = position = after
     if start < len(text):
-        found.append(_stripped(text, start, len(text)))
-    return found
+        pieces.append(_stripped(text, start, len(text)))
+    return pieces
 
 
 def _skip_blanks(text: str, position: int) -> int:

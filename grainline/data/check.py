@@ -1,7 +1,8 @@
-"""What a source holds and what is wrong with it, found by reading it: `grainline data check PATH`.
+"""What a source holds and what is wrong with it: `grainline data check PATH`.
 
-`check` reads and decodes every sample, or an even choice of them (JPEGs at down to an eighth of their size,
-which still meets every byte); `render` makes a page of its report. Damage is counted by cause, never raised.
+`check` reads and decodes every sample, or an even selection of them (JPEGs at down to an eighth of their
+size, which still reads every byte). Corrupt samples are counted by cause. `render` formats the report for a
+terminal.
 """
 
 import hashlib
@@ -13,11 +14,11 @@ import numpy as np
 from PIL import Image
 from scipy.fft import dctn
 
-from grainline.data.decode import decode, picture_size
+from grainline.data.decode import decode, image_size
 from grainline.data.formats.common import some
 from grainline.data.formats.joined import remarks
-from grainline.data.record import Damaged, Record, Source, content_of, misplaced
-from grainline.errors import amount, plain
+from grainline.data.record import CorruptSample, Record, Source, content_of, misplaced
+from grainline.errors import amount, escape_controls
 
 # Copies of an image by another crop, size or compression, found by a perceptual hash.
 #
@@ -29,7 +30,6 @@ from grainline.errors import amount, plain
 # It is a guess, and both its mistakes were measured (`python -m benchmarks.near_copies`; docs/data.md has the
 # numbers). A crop that cuts off more than a twentieth of each side is often missed. An image of nearly one
 # colour has no hash: rounding would decide its bits.
-
 
 SIDE = 16  # frequencies each way
 PIXELS = 4 * SIDE
@@ -91,12 +91,12 @@ def _signs(hashes: Sequence[np.ndarray | None], limit: int | None) -> tuple[np.n
     return signs, np.array([i for i, _ in real], np.int64)
 
 
-EXAMPLES = 5  # files named for each kind of damage, and longest texts shown
+EXAMPLES = 5  # files named for each cause, and longest texts shown
 CLIP_WORDS = 55  # what CLIP's 77 tokens hold of ordinary English, roughly
 
 
 class Spread(NamedTuple):
-    """How a number varies: least, 10 %, middle, 90 %, greatest. Values that occur, no averages."""
+    """Quantiles of a number: minimum, 10 %, median, 90 %, maximum, as values that occur."""
 
     least: int
     low: int
@@ -114,38 +114,38 @@ class Fault(NamedTuple):
 
 
 class CheckReport(NamedTuple):
-    """All that `check` found. Spreads are None where no sample could be read."""
+    """The result of `check`. Spreads are None where no sample could be read."""
 
     path: str
     kind: str
     samples: int  # in the source
     checked: int  # of them read here
     fingerprint: str
-    captions: Spread | None  # captions per picture
+    captions: Spread | None  # captions per image
     words: Spread | None  # words per caption; long descriptions are captions here
     sentences: Spread | None  # sentences per caption
-    subtexts: Spread | None  # subtexts per picture, where the source has its own
+    subtexts: Spread | None  # subtexts per image, where the source has its own
     short_side: Spread | None  # pixels
     long_side: Spread | None
     longs: int  # records with a long description beside their captions
     regions: int  # records with boxes or masks
     faults: tuple[Fault, ...]
     same_key: tuple[str, ...]  # keys that come more than once
-    same_image: tuple[tuple[str, ...], ...]  # keys of pictures that are equal byte by byte
+    same_image: tuple[tuple[str, ...], ...]  # keys of images that are equal byte by byte
     near_copies: tuple[tuple[str, str], ...]  # keys of images that look the same and are other bytes
-    same_caption: int  # captions that stand at more than one picture, counted once each
+    same_caption: int  # captions that stand at more than one image, counted once each
     longest: tuple[tuple[str, int], ...]  # key and words of the longest texts
-    remarks: tuple[str, ...]  # what the source said when it was opened
+    remarks: tuple[str, ...]  # of the source when it was opened
     suggestions: tuple[str, ...]
 
     @property
-    def damaged(self) -> int:
+    def corrupt(self) -> int:
         """How many of the samples that were read cannot be used."""
         return sum(fault.number for fault in self.faults)
 
 
 class _Tally:
-    """What is counted on the way through a source."""
+    """Counts while a source is read."""
 
     def __init__(self) -> None:
         self.captions: list[int] = []
@@ -158,23 +158,23 @@ class _Tally:
         self.keys: Counter[str] = Counter()
         self.images: dict[bytes, list[str]] = defaultdict(list)
         self.hashes: list[np.ndarray | None] = []  # of the first image of each entry of `images`
-        self.pictures_of: dict[bytes, set[bytes]] = defaultdict(set)  # from a caption to its pictures
+        self.images_of: dict[bytes, set[bytes]] = defaultdict(set)  # from a caption to its images
         self.longest: list[tuple[str, int]] = []
         self.misplaced: list[str] = []  # the first misplaced region of each image that has one
 
     def add(self, record: Record, split: Callable[[str], Sequence[object]]) -> None:
-        """Count one sample. Raises Damaged if its picture is."""
-        with decode(record, draft=PIXELS) as picture:
-            width, height = picture_size(record)
-            look = image_hash(picture)
+        """Count one sample. Raises CorruptSample if its image is."""
+        with decode(record, draft=PIXELS) as image:
+            width, height = image_size(record)
+            look = image_hash(image)
         self.sides.append((min(width, height), max(width, height)))
         wrong = misplaced(record, (width, height))
         self.misplaced += [f"{record.key} ({wrong})"] if wrong else []
         self.keys[record.key] += 1
-        image = _hash(record.image)
-        if image not in self.images:
+        digest = _hash(record.image)
+        if digest not in self.images:
             self.hashes.append(look)
-        self.images[image].append(record.key)
+        self.images[digest].append(record.key)
         self.captions.append(len(record.captions))
         self.longs += bool(record.longs)
         self.regions += bool(record.regions)
@@ -182,7 +182,7 @@ class _Tally:
         for text in (*record.captions, *record.longs):
             self.words.append(len(text.split()))
             self.sentences.append(len(split(text)))
-            self.pictures_of[hashlib.sha256(text.encode()).digest()].add(image)
+            self.images_of[hashlib.sha256(text.encode()).digest()].add(digest)
             self.longest.append((record.key, self.words[-1]))
         self.longest = sorted(self.longest, key=lambda entry: -entry[1])[:EXAMPLES]
 
@@ -204,8 +204,8 @@ def check(
         index = done * len(source) // number
         try:
             tally.add(source[index], split)
-        except Damaged as damaged:
-            tally.faults[damaged.cause].append(damaged.where)
+        except CorruptSample as error:
+            tally.faults[error.cause].append(error.where)
         if progress is not None:
             progress(done + 1, number)
     report = CheckReport(
@@ -229,7 +229,7 @@ def check(
         same_key=tuple(key for key, times in tally.keys.items() if times > 1),
         same_image=tuple(tuple(keys) for keys in tally.images.values() if len(keys) > 1),
         near_copies=tuple(_near(tally)),
-        same_caption=sum(len(pictures) > 1 for pictures in tally.pictures_of.values()),
+        same_caption=sum(len(images) > 1 for images in tally.images_of.values()),
         longest=tuple(tally.longest),
         remarks=(*remarks(source), *_outside(tally.misplaced)),
         suggestions=(),
@@ -243,14 +243,14 @@ def _near(tally: _Tally) -> list[tuple[str, str]]:
     return [(keys[pair.first], keys[pair.second]) for pair in near_copies(tally.hashes)]
 
 
-def _outside(found: Sequence[str]) -> list[str]:
+def _outside(places: Sequence[str]) -> list[str]:
     """A remark on regions that no suite can measure; for training by captions they do not count."""
-    return [f"regions without a place, in {amount(len(found), 'image')}: {some(found)}"] if found else []
+    return [f"regions without a place, in {amount(len(places), 'image')}: {some(places)}"] if places else []
 
 
-def usable(report: CheckReport, damage: float) -> bool:
-    """Whether some sample can be used, and damage is at most this share of those that were read."""
-    return report.damaged < report.checked and report.damaged <= damage * report.checked
+def usable(report: CheckReport, max_corrupt: float) -> bool:
+    """Whether some sample can be used, and at most the share `max_corrupt` is corrupt."""
+    return report.corrupt < report.checked and report.corrupt <= max_corrupt * report.checked
 
 
 def spread(values: Sequence[int]) -> Spread | None:
@@ -261,65 +261,65 @@ def spread(values: Sequence[int]) -> Spread | None:
     """
     if not values:
         return None
-    found = np.quantile(values, (0, 0.1, 0.5, 0.9, 1), method="nearest")
-    return Spread(*(int(value) for value in found))
+    quantiles = np.quantile(values, (0, 0.1, 0.5, 0.9, 1), method="nearest")
+    return Spread(*(int(value) for value in quantiles))
 
 
 def suggestions(report: CheckReport) -> list[str]:
-    """What the user may want to do about it, in plain words."""
-    found: list[str] = []
-    if report.damaged == report.checked:
-        found.append("No sample can be used. Mend the first one named above, then check again.")
-    elif report.damaged:
-        share = report.damaged / report.checked
-        found.append(
+    """What the user may want to do, in words."""
+    advice: list[str] = []
+    if report.corrupt == report.checked:
+        advice.append("No sample can be used. Mend the first one named above, then check again.")
+    elif report.corrupt:
+        share = report.corrupt / report.checked
+        advice.append(
             f"{share:.1%} of the samples cannot be used. Training replaces and counts them, and stops where"
             " they are too many; mend or remove the files named above."
         )
-    found += _of_copies(report)
+    advice += _of_copies(report)
     if report.words and report.words.high > CLIP_WORDS:
-        found.append(
+        advice.append(
             f"One caption in ten has {report.words.high} words or more; CLIP's 77 tokens hold about"
-            f" {CLIP_WORDS}. Choose a longer context, or those texts will be cut."
+            f" {CLIP_WORDS}. Choose a longer context, or those texts will be truncated."
         )
     if report.sentences and report.sentences.median <= 1 and report.captions and report.captions.median == 1:
-        found.append(
+        advice.append(
             "Most captions are a single sentence. Methods that align sentences have little to align."
         )
     if report.short_side and report.short_side.median < 128:
-        found.append(
-            f"Half of the pictures have a short side of {report.short_side.median} pixels or less: to train"
-            " at 224 they would be enlarged. Choose a smaller size, or larger pictures."
+        advice.append(
+            f"Half of the images have a short side of {report.short_side.median} pixels or less: to train"
+            " at 224 they would be enlarged. Choose a smaller size, or larger images."
         )
     if report.checked < report.samples:
-        found.append(
+        advice.append(
             f"Only {report.checked} of {report.samples} samples were read; check all of them before training."
         )
-    return found
+    return advice
 
 
 def _of_copies(report: CheckReport) -> list[str]:
-    """What may be done about keys, images and captions that come more than once."""
-    found: list[str] = []
+    """What the user may do about repeated keys, images and captions."""
+    advice: list[str] = []
     if report.same_key:
-        found.append("Keys that come twice make reports ambiguous. Give each picture a name of its own.")
+        advice.append("Keys that come twice make reports ambiguous. Give each image a name of its own.")
     if report.same_image:
         copies = sum(len(keys) - 1 for keys in report.same_image)
-        found.append(
-            f"{copies} pictures are copies of others: wrong answers in retrieval, and a leak where one is in"
-            " the training set and one in the test set. Remove them, or list all captions under one picture."
+        advice.append(
+            f"{copies} images are copies of others: wrong answers in retrieval, and a leak where one is in"
+            " the training set and one in the test set. Remove them, or list all captions under one image."
         )
     if report.near_copies:
-        found.append(
+        advice.append(
             f"{len(report.near_copies)} pairs of images look like crops or smaller copies of each other. Look"
             " at them: one of a pair in the training set and the other in the test set is a leak."
         )
     if report.same_caption:
-        found.append(
-            f"{report.same_caption} captions stand at more than one picture. No model can tell those apart;"
+        advice.append(
+            f"{report.same_caption} captions stand at more than one image. No model can tell those apart;"
             " make them say more, or expect a lower best score."
         )
-    return found
+    return advice
 
 
 def render(report: CheckReport) -> str:
@@ -350,18 +350,18 @@ def render(report: CheckReport) -> str:
         lines.append(
             "  longest texts   " + ", ".join(f"{key} ({words} words)" for key, words in report.longest)
         )
-    lines += ["", f"  cannot be used  {report.damaged} of {report.checked}"]
+    lines += ["", f"  cannot be used  {report.corrupt} of {report.checked}"]
     for fault in report.faults:
         lines.append(f"    {fault.cause}: {fault.number}")
         lines += [f"      {place}" for place in fault.first]
         lines += [f"      and {fault.number - len(fault.first)} more"] * (fault.number > len(fault.first))
     lines += _copies("key of several samples", [(key,) for key in report.same_key])
-    lines += _copies("equal pictures", report.same_image)
-    beyond = f", among the first {LIMIT:,}" * (report.checked > LIMIT)
-    lines += _copies(f"images that look the same{beyond}", report.near_copies)
+    lines += _copies("equal images", report.same_image)
+    limited = f", among the first {LIMIT:,}" * (report.checked > LIMIT)
+    lines += _copies(f"images that look the same{limited}", report.near_copies)
     lines += [f"  note: {remark}" for remark in report.remarks]
     lines += [""] * bool(report.suggestions) + [f"  * {line}" for line in report.suggestions]
-    return "\n".join(map(plain, lines))
+    return "\n".join(map(escape_controls, lines))
 
 
 def _copies(title: str, groups: Sequence[Sequence[str]]) -> list[str]:

@@ -1,7 +1,7 @@
-"""From the bytes of a record to an RGB picture, or `Damaged("damaged image")`.
+"""From the bytes of a record to an RGB image. Raises CorruptSample("corrupt image").
 
-Handled here, so that nobody else has to think of it: EXIF orientation, palettes, CMYK, 16 bits and floats,
-transparency (laid over white), animations (first frame), pictures too large or too thin to be honest.
+It handles EXIF orientation, palettes, CMYK, 16 bits and floats, transparency (over white), animations (first
+frame), and refuses images that are too large or too thin.
 """
 
 import io
@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from grainline.data.record import DAMAGED_IMAGE, Damaged, Record
+from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Record
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """What is read, whatever a file is called. Pillow knows more, and starts Ghostscript for EPS."""
 
 MAX_PIXELS = 89_478_485
-"""Larger pictures are refused: 2**30 / 12, where Pillow starts to warn of decompression bombs."""
+"""Larger images are refused: 2**30 / 12, where Pillow starts to warn of decompression bombs."""
 
 THINNEST = 200
-"""Thinner pictures are refused: grown until their short side fits, they would fill the memory."""
+"""Thinner images are refused: grown until their short side fits, they would fill the memory."""
 
 # Pillow would warn of what `_open` refuses. Appended: a filter that somebody has set wins.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
@@ -39,17 +39,17 @@ _UPRIGHT = {
 
 
 def decode(record: Record, draft: int | None = None) -> Image.Image:
-    """The picture of a record in mode RGB, upright, with no file behind it.
+    """The image of a record in mode RGB, upright, loaded into memory.
 
     `draft` lets a JPEG be decoded at 1/2, 1/4 or 1/8 of its size, as long as its short side keeps at least
-    that many pixels: several times faster, for pictures that are shrunk anyway. Other formats ignore it.
-    Raises Damaged("damaged image").
+    that many pixels: several times faster, for images that are shrunk anyway. Other formats ignore it.
+    Raises CorruptSample("corrupt image").
 
     >>> from PIL import Image, UnidentifiedImageError
     >>> file = io.BytesIO()
     >>> Image.new("RGBA", (3, 2), (255, 0, 0, 0)).save(file, "png")
-    >>> picture = decode(Record("a", file.getvalue(), ("Nothing.",)))
-    >>> picture.mode, picture.size, picture.getpixel((0, 0))
+    >>> image = decode(Record("a", file.getvalue(), ("Nothing.",)))
+    >>> image.mode, image.size, image.getpixel((0, 0))
     ('RGB', (3, 2), (255, 255, 255))
     """
     assert draft is None or draft > 0, draft
@@ -57,74 +57,74 @@ def decode(record: Record, draft: int | None = None) -> Image.Image:
         return _rgb(record.image)
     try:
         # Decoders meet arbitrary bytes here and fail in every way there is (SyntaxError, struct.error, ...).
-        with _open(record.image) as picture:
+        with _open(record.image) as image:
             if draft is not None:
-                picture.draft(None, (draft, draft))
-            return _rgb(_upright(picture))
+                image.draft(None, (draft, draft))
+            return _rgb(_upright(image))
     except Exception as error:
-        raise Damaged(DAMAGED_IMAGE, f"{record.key} ({_first_line(error)})") from error
+        raise CorruptSample(CORRUPT_IMAGE, f"{record.key} ({_first_line(error)})") from error
 
 
 def as_png(image: Image.Image) -> bytes:
-    """A picture as a PNG file."""
+    """An image as a PNG file."""
     data = io.BytesIO()
     image.save(data, "png")
     return data.getvalue()
 
 
-def picture_size(record: Record) -> tuple[int, int]:
-    """Width and height of the upright picture in pixels, from its header alone. Raises Damaged."""
+def image_size(record: Record) -> tuple[int, int]:
+    """Width and height of the upright image in pixels, from its header alone. Raises CorruptSample."""
     if isinstance(record.image, Image.Image):
         return record.image.size
     try:
-        with _open(record.image) as picture:
-            width, height = picture.size
-            return (height, width) if _orientation(picture) >= 5 else (width, height)
+        with _open(record.image) as image:
+            width, height = image.size
+            return (height, width) if _orientation(image) >= 5 else (width, height)
     except Exception as error:
-        raise Damaged(DAMAGED_IMAGE, f"{record.key} ({_first_line(error)})") from error
+        raise CorruptSample(CORRUPT_IMAGE, f"{record.key} ({_first_line(error)})") from error
 
 
 def _open(data: bytes) -> Image.Image:
     try:
-        picture = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
         raise ValueError(f"none of {', '.join(FORMATS)}") from None
-    width, height = picture.size
+    width, height = image.size
     if width * height > MAX_PIXELS:
-        picture.close()
+        image.close()
         raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS}")
     if max(width, height) > THINNEST * min(width, height):
-        picture.close()
+        image.close()
         raise ValueError(f"{width} x {height} pixels, thinner than 1 to {THINNEST}")
-    return picture
+    return image
 
 
-def _orientation(picture: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8. A picture whose EXIF is unreadable counts as upright."""
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8. An image whose EXIF is unreadable counts as upright."""
     try:
-        value = picture.getexif().get(_ORIENTATION, 1)
+        value = image.getexif().get(_ORIENTATION, 1)
     except Exception:
         return 1
     return value if value in _UPRIGHT else 1
 
 
-def _upright(picture: Image.Image) -> Image.Image:
-    turn = _UPRIGHT.get(_orientation(picture))
-    picture.load()
-    return picture if turn is None else picture.transpose(turn)
+def _upright(image: Image.Image) -> Image.Image:
+    turn = _UPRIGHT.get(_orientation(image))
+    image.load()
+    return image if turn is None else image.transpose(turn)
 
 
-def _rgb(picture: Image.Image) -> Image.Image:
-    """Always a new picture, so that the caller may change or close it."""
-    if picture.mode == "RGB" and "transparency" not in picture.info:
-        return picture.copy()
-    if picture.mode == "F" or picture.mode.startswith("I"):
-        return Image.fromarray(_eight_bits(np.asarray(picture))).convert("RGB")
-    if "transparency" in picture.info or picture.mode in ("RGBA", "RGBa", "LA", "La", "PA"):
-        layer = picture.convert("RGBA")
+def _rgb(image: Image.Image) -> Image.Image:
+    """Always a new image, so that the caller may change or close it."""
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image.copy()
+    if image.mode == "F" or image.mode.startswith("I"):
+        return Image.fromarray(_eight_bits(np.asarray(image))).convert("RGB")
+    if "transparency" in image.info or image.mode in ("RGBA", "RGBa", "LA", "La", "PA"):
+        layer = image.convert("RGBA")
         ground = Image.new("RGBA", layer.size, (255, 255, 255, 255))
         return Image.alpha_composite(ground, layer).convert("RGB")
-    return picture.convert("RGB")
+    return image.convert("RGB")
 
 
 def _eight_bits(values: np.ndarray) -> np.ndarray:
@@ -139,7 +139,7 @@ def _eight_bits(values: np.ndarray) -> np.ndarray:
 
 
 def _first_line(error: Exception) -> str:
-    """What a decoder complained of, without the address of our buffer: equal runs write equal logs.
+    """The message of a decoder without the address of the buffer, so that equal runs write equal logs.
 
     >>> _first_line(ValueError("cannot read <_io.BytesIO object at 0x7f00>"))
     'cannot read'

@@ -1,14 +1,14 @@
-"""Dense descriptions of pictures: one longer text for each. It belongs to the picture and never to a caption.
+"""Dense descriptions of images: one longer text for each image, independent of its captions.
 
-A file of them is JSON Lines, as `grainline data describe` writes it: one line that says what the file is,
-then one for each record of the source, in its order:
+A file is JSON Lines, as `grainline data describe` writes it: a header, then one line for each record of the
+source, in its order:
 
     {"grainline": "descriptions 1", "source": "<fingerprint>", "by": {"model": "...", ...}}
     {"image_id": "a.jpg", "file": "photos", "text": "A dog ...", "model": "...", "revision": "...",
      "prompt": "...", "seed": 7, "n_tokens": 93, "hit_limit": false}
-    {"record": 1, "skipped": "damaged image", "where": "b.jpg"}
+    {"record": 1, "skipped": "corrupt image", "where": "b.jpg"}
 
-To be read, a line needs an image_id, the key of its picture, and a text; the first line may be left out.
+A line needs an image_id, the key of its image, and a text; the header may be left out.
 """
 
 import hashlib
@@ -16,34 +16,37 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grainline.data.formats.joined import Over
+from grainline.data.formats.joined import SourceWrapper
 from grainline.data.formats.plain import parse_json, read_plain, regular, text_of
 from grainline.data.record import Record, Source
 from grainline.errors import UserError
 from grainline.files import reason
 
 FORMAT = "descriptions 1"
-OWN = "long"  # in the place of files: the long caption of each record
+LONG_CAPTIONS = "long"  # in the place of files: the long caption of each record
 AGAIN = "make it with `grainline data describe`"
 
 
 class Described(NamedTuple):
-    """A picture with its description: what a method that reads descriptions is given as one image."""
+    """An image with its description: one image for a method that reads descriptions."""
 
     image: Any  # a path, bytes or a PIL image
     text: str
 
 
 class Descriptions:
-    """The descriptions of pictures by the keys of their records, or the long captions of the records."""
+    """The descriptions of images by the keys of their records, or the long captions of the records."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """names  files, or `long` alone. Raises UserError for what is no whole file, or is said twice."""
+        """names  files, or `long` alone.
+
+        Raises UserError for a damaged file, or two descriptions of an image.
+        """
         assert names, "no file"
         self.names = tuple(names)
-        self.own = OWN in names
+        self.own = LONG_CAPTIONS in names
         if self.own and len(names) > 1:
-            raise UserError(f"descriptions are {OWN!r} or files, not both: {', '.join(names)}")
+            raise UserError(f"descriptions are {LONG_CAPTIONS!r} or files, not both: {', '.join(names)}")
         self._texts: dict[str, str] = {}
         self.sha256: tuple[str, ...] = ()  # of each file
         for name in () if self.own else names:
@@ -62,33 +65,33 @@ class Descriptions:
         )
 
     def get(self, key: str) -> str | None:
-        """The text that a file says of a key."""
+        """The description of a key; None without one."""
         return self._texts.get(key)
 
     def of_file(self, path: str) -> str | None:
-        """The text that a file says of a picture file, by its path as it is given or by its name."""
+        """The description of an image file, by its path as given or by its name."""
         return next((text for key in (path, Path(path).name) if (text := self.get(key)) is not None), None)
 
     def require(self, key: str) -> str:
-        """The text that a file says of a key. Raises UserError, which names it, without one."""
+        """The description of a key. Raises UserError, which names the key, without one."""
         text = self._texts.get(key)
         if text is None:
             raise UserError(f"{', '.join(self.names)}: no description of {key}; {AGAIN}")
         return text
 
     def of(self, record: Record) -> str:
-        """The description of a record's picture. Raises UserError, which names the picture, without one."""
+        """The description of a record's image. Raises UserError, which names the image, without one."""
         if self.own:
             if not record.long:
                 raise UserError(
                     f"{record.key} has no long caption to be its description: name a file of descriptions in "
-                    f"place of {OWN!r}, and {AGAIN}"
+                    f"place of {LONG_CAPTIONS!r}, and {AGAIN}"
                 )
             return record.long
         return self.require(record.key)
 
 
-class Told(Over):
+class WithDescriptions(SourceWrapper):
     """A source whose records carry their descriptions. Its fingerprint is that of the source alone."""
 
     def __init__(self, source: Source, descriptions: Descriptions) -> None:
@@ -96,33 +99,33 @@ class Told(Over):
         self.descriptions = descriptions
 
     def __getitem__(self, index: int) -> Record:
-        """The record at a position. Raises Damaged, and UserError where its picture has no description."""
+        """Raises CorruptSample, and UserError for an image without a description."""
         record = self.source[index]
         return record._replace(dense=self.descriptions.of(record))
 
 
 def require_fit(method: str, describes: bool, descriptions: Descriptions | None, option: str) -> None:
-    """Descriptions are for methods that read them, which need some. Raises UserError.
+    """Raises UserError for a method that reads descriptions and has none, and for the opposite.
 
     method  its name
-    option  where they are named
+    option  the option or field that names descriptions
     """
     if describes and descriptions is None:
         raise UserError(
-            f"{method} reads a description of each picture: name a file of `grainline data describe` with "
-            f"{option}, or {OWN} for the long captions of the records"
+            f"{method} reads a description of each image: name a file of `grainline data describe` with "
+            f"{option}, or {LONG_CAPTIONS} for the long captions of the records"
         )
     if descriptions is not None and not describes:
         raise UserError(f"{option} names descriptions, but {method} reads none: leave it out")
 
 
 def read(path: str, data: bytes) -> dict[str, str]:
-    """The texts of a file by the keys of their pictures. Raises UserError.
+    """The texts of a file by the keys of their images. Raises UserError.
 
     >>> read("a.jsonl", b'{"image_id": "a.jpg", "text": " A dog runs. "}')
     {'a.jpg': 'A dog runs.'}
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     lines: dict[str, int] = {}
     for number, line in enumerate(data.split(b"\n"), 1):
         row = _row(path, number, line) if line.strip() else {}
@@ -130,19 +133,19 @@ def read(path: str, data: bytes) -> dict[str, str]:
             continue
         key, text = row.get("image_id"), row.get("text")
         if not isinstance(key, str) or not key:
-            raise UserError(f"{path}: line {number} has no image_id, the key of its picture; {AGAIN}")
+            raise UserError(f"{path}: line {number} has no image_id, the key of its image; {AGAIN}")
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"{path}: line {number} has no text for {key}; {AGAIN}")
-        if key in found:
+        if key in texts:
             raise UserError(f"{path}: lines {lines[key]} and {number} both describe {key}: drop one")
-        found[key], lines[key] = text.strip(), number
-    if not found:
+        texts[key], lines[key] = text.strip(), number
+    if not texts:
         raise UserError(f"{path} holds no description; {AGAIN}")
-    return found
+    return texts
 
 
-def header(path: Path) -> dict[str, Any]:
-    """The first line of a file that `grainline data describe` wrote; UserError where it is another file."""
+def read_header(path: Path) -> dict[str, Any]:
+    """The header of a file of `grainline data describe`. Raises UserError for another file."""
     try:
         regular(path)
         with path.open("rb") as file:

@@ -1,30 +1,77 @@
-"""Work that is written line by line and goes on where it was killed: JSON Lines, of which the first says what
-they were made from.
-"""
+"""Files of JSON Lines that an interrupted run completes later; the first line says what they come from."""
 
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from grainline.errors import UserError, there_before
-from grainline.files import sync
+from grainline.errors import UserError, count_existing
+from grainline.files import reason, remedy, sync
+
+Progress = Callable[[int, int], None]
+"""Called with the number of records done, and of records to do."""
+
+
+def complete(
+    out: Path,
+    header: Mapping[str, Any],
+    check: Callable[[Path], None],
+    batches: Callable[[int], Iterable[bytes]],
+    records: int,
+    progress: Progress | None,
+) -> int:
+    """Write a file with one line for each record, or the lines that an interrupted run left out.
+
+    header   the first line: what the file is made from
+    check    raises UserError for a file with another header
+    batches  whole lines of the records from a number on, in order
+
+    Returns how many lines were there before. The file is OUT.partial until it is complete. Raises UserError.
+    """
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.exists():
+            check(out)
+            return records
+        partial = out.with_name(out.name + ".partial")
+        with resuming(partial, header, check) as (file, before):
+            done = before
+            for lines in batches(before):
+                file.write(lines)
+                file.flush()
+                done += lines.count(b"\n")
+                if progress is not None:
+                    progress(done, records)
+        os.replace(partial, out)
+        sync(out.parent)
+    return before
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Raises UserError in place of OSError, with the reason and what to do."""
+    try:
+        yield
+    except OSError as error:
+        advice = remedy(error, "choose another --out")
+        raise UserError(f"cannot write {out}: {reason(error)}; {advice}") from None
 
 
 @contextmanager
 def resuming(
-    partial: Path, begun: Mapping[str, Any], check: Callable[[Path], None]
+    partial: Path, header: Mapping[str, Any], check: Callable[[Path], None]
 ) -> Iterator[tuple[BinaryIO, int]]:
-    """The file, open for further lines, and how many stand behind its first one. A torn last line is cut off.
+    """The file, open and locked for further lines, and the number of lines after its header.
 
-    begun  the first line of a new file
-    check  raises UserError where a file that is there was begun otherwise
+    header  the first line of a new file
+    check   raises UserError for an existing file with another header
 
-    Nobody else can write meanwhile; at the end the lines are on the disk. Raises OSError, and UserError where
-    another process is writing.
+    A torn last line is cut off; at the end the lines are on the disk. Raises OSError, and UserError where
+    another process writes the file.
     """
     with partial.open("ab") as file:
         try:
@@ -33,48 +80,47 @@ def resuming(
             raise UserError(
                 f"another process is writing {partial}; wait for it, or choose another --out"
             ) from None
-        number = _mend(partial)
+        number = size = 0
+        with partial.open("rb+") as whole:
+            for line in whole:
+                if line.endswith(b"\n"):
+                    number, size = number + 1, size + len(line)
+            whole.truncate(size)
         if number:
             check(partial)
         else:
-            file.write(as_line(begun))
+            file.write(as_line(header))
         yield file, max(0, number - 1)
         file.flush()
         os.fsync(file.fileno())
 
 
-@contextmanager
-def completing(
-    out: Path, begun: Mapping[str, Any], check: Callable[[Path], None]
-) -> Iterator[tuple[BinaryIO, int]]:
-    """As `resuming` of FILE.partial, which gets the name `out` when the block has ended."""
-    partial = out.with_name(out.name + ".partial")
-    with resuming(partial, begun, check) as found:
-        yield found
-    os.replace(partial, out)
-    sync(out.parent)
+def read_results(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines after the header of a complete file."""
+    with path.open("rb") as file:
+        file.readline()
+        yield from map(json.loads, file)
 
 
-def told_of_skipped(kept: int, skipped: Mapping[str, int]) -> list[str]:
-    """What was there before, and what was skipped, in words, as far as there is any.
+def skipped_line(record: int, cause: str, where: str) -> dict[str, Any]:
+    """The line of a record without a result."""
+    return {"record": record, "skipped": cause, "where": where}
 
-    >>> told_of_skipped(4, {"damaged image": 2}), told_of_skipped(0, {})
-    (['4 records were there before', '2 skipped: 2 damaged image'], [])
+
+def count_skipped(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many lines are skipped records, by cause."""
+    return dict(Counter(row["skipped"] for row in rows if "skipped" in row))
+
+
+def describe_skipped(resumed: int, skipped: Mapping[str, int]) -> list[str]:
+    """How many records an earlier run had done, and how many were skipped, in words.
+
+    >>> describe_skipped(4, {"corrupt image": 2}), describe_skipped(0, {})
+    (['4 records were there before', '2 skipped: 2 corrupt image'], [])
     """
-    parts = [there_before(kept, "record")] if kept else []
+    parts = [count_existing(resumed, "record")] if resumed else []
     causes = ", ".join(f"{number} {cause}" for cause, number in skipped.items())
     return [*parts, f"{sum(skipped.values())} skipped: {causes}"] if skipped else parts
-
-
-def _mend(partial: Path) -> int:
-    """How many whole lines there are; what stands behind them is cut off."""
-    number = size = 0
-    with partial.open("rb+") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                number, size = number + 1, size + len(line)
-        file.truncate(size)
-    return number
 
 
 def as_line(row: Mapping[str, Any]) -> bytes:
@@ -87,9 +133,9 @@ def as_line(row: Mapping[str, Any]) -> bytes:
 
 
 def require_same(
-    path: Path, found: Mapping[str, Any], begun: Mapping[str, Any], told: Mapping[str, str]
+    path: Path, header: Mapping[str, Any], expected: Mapping[str, Any], differences: Mapping[str, str]
 ) -> None:
-    """UserError where a field differs; `told` says of each field how the file was made then."""
-    changed = [words for name, words in told.items() if found[name] != begun[name]]
+    """Raises UserError where a field of the header differs; `differences` says how the file was made then."""
+    changed = [words for name, words in differences.items() if header[name] != expected[name]]
     if changed:
         raise UserError(f"{path} was made {' and '.join(changed)}; delete it, or choose another --out")

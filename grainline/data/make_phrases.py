@@ -1,80 +1,77 @@
-"""Phrases of all texts of a source, made once: `grainline data phrases`.
+"""Phrases of all texts of a source: `grainline data phrases`. The file is that of data/phrases/stored.py."""
 
-Lines are written in the order of the records into FILE.partial; a run that was killed goes on behind its last
-whole line. FILE gets its name when it is complete.
-"""
-
-import json
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from grainline.data.batches import START
-from grainline.data.lines import as_line, completing, require_same, told_of_skipped
+from grainline.data.batches import START, unchanged
+from grainline.data.lines import (
+    Progress,
+    as_line,
+    complete,
+    count_skipped,
+    describe_skipped,
+    read_results,
+    require_same,
+    skipped_line,
+)
 from grainline.data.phrases.base import Provider
-from grainline.data.phrases.stored import FORMAT, digest, header
-from grainline.data.record import Damaged, Record, Source
-from grainline.data.texts import unrepeated
+from grainline.data.phrases.stored import FORMAT, digest, read_header
+from grainline.data.record import CorruptSample, Record, Source
+from grainline.data.texts import remove_repetitions
 from grainline.errors import UserError, amount
-from grainline.files import reason, remedy
 
 CHUNK = 64  # records that a process takes at a time
 
 
-class Made(NamedTuple):
+class PhrasesResult(NamedTuple):
     """What is in the file now."""
 
     records: int
     texts: int
     phrases: int
     skipped: dict[str, int]  # cause -> records without phrases
-    kept: int  # records that an earlier run had done
+    resumed: int  # records that an earlier run had done
 
 
 def make(
-    source: Source,
-    provider: Provider,
-    out: Path,
-    processes: int,
-    progress: Callable[[int, int], None] | None = None,
-) -> Made:
-    """Write the phrases of all texts of a source, or what is missing of them.
-
-    progress  is called with (records done, records to do)
+    source: Source, provider: Provider, out: Path, processes: int, progress: Progress | None = None
+) -> PhrasesResult:
+    """Write the phrases of all texts of a source, or those that an interrupted run left out.
 
     Raises UserError where `out`, whole or partial, was made from other data or by another provider.
     """
-    begun = {"grainline": FORMAT, "provider": provider.name, "source": source.fingerprint()}
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if out.exists():
-            _require_same(out, begun)
-            return _account(out, len(source))
-        with completing(out, begun, lambda path: _require_same(path, begun)) as (file, done):
-            _fill(file, source, provider, done, processes, progress)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {out}: {reason(error)}; {remedy(error, 'choose another --out')}"
-        ) from None
-    return _account(out, done)
+    expected = {"grainline": FORMAT, "provider": provider.name, "source": source.fingerprint()}
+
+    def check(path: Path) -> None:
+        header = read_header(path)
+        provider_differs = f"by {header['provider']}, not {expected['provider']}"
+        require_same(path, header, expected, {"provider": provider_differs, "source": "from other data"})
+
+    def batches(first: int) -> Iterator[bytes]:
+        return _lines(_PhraseLines(source, provider), range(first, len(source), CHUNK), processes)
+
+    resumed = complete(out, expected, check, batches, len(source), progress)
+    rows = list(read_results(out))
+    texts = [text for row in rows for text in row.get("texts", {}).values()]
+    return PhrasesResult(len(rows), len(texts), sum(map(len, texts)), count_skipped(rows), resumed)
 
 
 def texts_of(record: Record) -> list[str]:
-    """The texts that training may take apart, as it takes them apart."""
-    said = (record.whole, *record.captions, *(foil.true for foil in record.foils))
-    return list(dict.fromkeys(unrepeated(text) for text in said))
+    """The texts that training may split into phrases, cleaned as training cleans them."""
+    texts = (record.whole, *record.captions, *(foil.true for foil in record.foils))
+    return list(dict.fromkeys(map(remove_repetitions, texts)))
 
 
-class _Lines(Dataset[Tensor | UserError]):
-    """Lines of CHUNK records by the number of the first; a user's error is handed over like lines.
+class _PhraseLines(Dataset[Tensor | UserError]):
+    """Lines of CHUNK records by the number of the first; a UserError is returned like lines.
 
-    They travel as a tensor, in shared memory: a loader whose parent was killed ends only if nothing that it
-    has sent still waits for room in a pipe.
+    They travel as a tensor, in shared memory: after the parent was killed, a loader ends only if nothing that
+    it sent still waits for room in a pipe.
     """
 
     def __init__(self, source: Source, provider: Provider) -> None:
@@ -90,77 +87,38 @@ class _Lines(Dataset[Tensor | UserError]):
     def line(self, index: int) -> bytes:
         try:
             record = self.source[index]
-        except Damaged as damaged:
-            return as_line({"record": index, "skipped": damaged.cause, "where": damaged.where})
+        except CorruptSample as error:
+            return as_line(skipped_line(index, error.cause, error.where))
         texts = {digest(text): self.provider.phrases(text) for text in texts_of(record)}
         return as_line({"record": index, "key": record.key, "texts": texts})
 
 
-def _fill(
-    file: BinaryIO,
-    source: Source,
-    provider: Provider,
-    done: int,
-    processes: int,
-    progress: Callable[[int, int], None] | None,
-) -> None:
-    """Append the lines of all records from `done` on, in order."""
-    starts = range(done, len(source), CHUNK)
+def _lines(data: _PhraseLines, starts: range, processes: int) -> Iterator[bytes]:
     workers = min(processes, len(starts)) if processes > 1 else 0
     loader: DataLoader[Any] = DataLoader(
-        _Lines(source, provider),
+        data,
         batch_size=None,
         sampler=starts,
         num_workers=workers,
         multiprocessing_context=START if workers else None,
-        collate_fn=_unchanged,
+        collate_fn=unchanged,
         generator=torch.Generator(),
     )
     for lines in loader:
         if isinstance(lines, UserError):
             raise lines
-        written = lines.numpy().tobytes()
-        file.write(written)
-        file.flush()
-        done += written.count(b"\n")
-        if progress is not None:
-            progress(done, len(source))
+        yield lines.numpy().tobytes()
 
 
-def _unchanged(lines: Any) -> Any:
-    """What the loader is to do to lines."""
-    return lines
+def describe_result(result: PhrasesResult) -> str:
+    """The result in words.
 
-
-def _require_same(path: Path, begun: dict[str, str]) -> None:
-    found = header(path)
-    told = {"provider": f"by {found['provider']}, not {begun['provider']}", "source": "from other data"}
-    require_same(path, found, begun, told)
-
-
-def _account(out: Path, kept: int) -> Made:
-    """What a whole file holds, counted."""
-    records = texts = phrases = 0
-    skipped: Counter[str] = Counter()
-    with out.open("rb") as file:
-        file.readline()
-        for line in file:
-            row = json.loads(line)
-            records += 1
-            skipped.update([row["skipped"]] if "skipped" in row else [])
-            found = row.get("texts", {}).values()
-            texts += len(found)
-            phrases += sum(len(rows) for rows in found)
-    return Made(records, texts, phrases, dict(skipped), kept)
-
-
-def told(made: Made) -> str:
-    """The account in words.
-
-    >>> told(Made(10, 12, 90, {"missing-caption": 2}, kept=4))
-    '10 records, 12 texts, 90 phrases; 4 records were there before; 2 skipped: 2 missing-caption'
+    >>> describe_result(PhrasesResult(10, 12, 90, {"missing caption": 2}, resumed=4))
+    '10 records, 12 texts, 90 phrases; 4 records were there before; 2 skipped: 2 missing caption'
     """
-    parts = [
-        f"{amount(made.records, 'record')}, {amount(made.texts, 'text')}, {amount(made.phrases, 'phrase')}"
-    ]
-    return "; ".join(parts + told_of_skipped(made.kept, made.skipped))
+    counts = (
+        amount(result.records, "record"),
+        amount(result.texts, "text"),
+        amount(result.phrases, "phrase"),
+    )
+    return "; ".join([", ".join(counts), *describe_skipped(result.resumed, result.skipped)])

@@ -1,11 +1,11 @@
 """Any source as WebDataset tars that the tars source reads back, record by record: `grainline data pack`.
 
-    data-000000.tar   KEY.jpg (or png, ...) as it was stored, KEY.json with all that is said of the picture
+    data-000000.tar   KEY.jpg (or png, ...) as it was stored, KEY.json with all that is said of the image
     pack.jsonl        what the tars were made from; a line for each tar, with what is in it and what is not
 
-Every picture is decoded on the way; a record that cannot be used is left out and counted. A tar gets its name
-when it is complete, and its line when it is on the disk: a run that was killed goes on with the first tar
-that has no line. The lines stand in pack.jsonl.partial until the last tar is done.
+Every image is decoded on the way; a corrupt record is left out and counted. A tar gets its name when it is
+complete, and its line when it is on the disk: an interrupted run goes on with the first tar without a line.
+The lines stand in pack.jsonl.partial until the last tar is done.
 """
 
 import io
@@ -13,19 +13,17 @@ import json
 import os
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grainline.data.decode import as_png, decode
 from grainline.data.formats.masks import run_lengths
 from grainline.data.formats.tarindex import HEADER, load_shard, quoted
-from grainline.data.lines import as_line, require_same, resuming
-from grainline.data.record import MISSING_CAPTION, Damaged, Record, Region, Source
-from grainline.errors import UserError, amount, there_before
-from grainline.files import aside, discard, put, reason, remedy, sync
-
-# Tars that are whole or not there, equal bytes for equal content.
+from grainline.data.lines import Progress, as_line, require_same, resuming, writing
+from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Region, Source
+from grainline.errors import UserError, amount, count_existing
+from grainline.files import discard, move_into_place, sync, temporary_path
 
 
 def write_shard(
@@ -36,7 +34,7 @@ def write_shard(
     header  what the tar says of all its members, in a global header of POSIX
     """
     try:
-        with aside(path).open("wb") as draft:
+        with temporary_path(path).open("wb") as draft:
             headers = dict(header or {})
             with tarfile.open(fileobj=draft, mode="w", format=tarfile.PAX_FORMAT, pax_headers=headers) as tar:
                 for name, data in files:
@@ -45,50 +43,48 @@ def write_shard(
                     tar.addfile(member, io.BytesIO(data))
             draft.flush()
             os.fsync(draft.fileno())
-        put(path)
+        move_into_place(path)
     finally:
-        discard(aside(path))
+        discard(temporary_path(path))
 
 
 FORMAT = 1
 LOG = "pack.jsonl"
-NAMED = 5  # places of damage that a line names
+NAMED = 5  # corrupt records that a line names
 
 _SUFFIXES = {b"\xff\xd8": "jpg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}
 
 
-class Packed(NamedTuple):
+class PackResult(NamedTuple):
     """What is in the folder now."""
 
     tars: int
     samples: int
     skipped: dict[str, int]  # cause -> records that were left out
     first: tuple[str, ...]  # the first places of them
-    kept: int  # tars that were there before
+    resumed: int  # tars that were there before
 
 
 def pack(
     source: Source,
     out: Path,
     samples_per_shard: int = 1000,
-    progress: Callable[[int, int], None] | None = None,
-) -> Packed:
-    """Write the records of a source into a folder, or what is missing of them.
-
-    progress  is called with (records done, records to do)
+    progress: Progress | None = None,
+) -> PackResult:
+    """Write the records of a source into a folder, or those that an interrupted run left out.
 
     Raises UserError where the folder holds other data or cannot be written, and where a key comes twice.
     """
-    begun = {"grainline": FORMAT, "source": source.fingerprint(), "samples": samples_per_shard}
+    expected = {"grainline": FORMAT, "source": source.fingerprint(), "samples": samples_per_shard}
     log, partial = out / LOG, out / f"{LOG}.partial"
-    try:
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         if log.exists():
-            _check(log, begun)
-            return _account(log, sum(1 for _ in _lines(log)))
+            _check(log, expected)
+            return _result(log, sum(1 for _ in _lines(log)))
         if not partial.exists():
             _refuse_tars(out)
-        with resuming(partial, begun, lambda path: _check(path, begun)) as (file, done):
+        with resuming(partial, expected, lambda path: _check(path, expected)) as (file, done):
             writer = _Writer(source, out, samples_per_shard, progress)
             writer.remember(range(done))
             for number in range(done, -(-len(source) // samples_per_shard)):
@@ -97,19 +93,13 @@ def pack(
                 os.fsync(file.fileno())
         os.replace(partial, log)
         sync(out)
-    except OSError as error:
-        raise UserError(
-            f"cannot write into {out}: {reason(error)}; {remedy(error, 'choose another --out')}"
-        ) from None
-    return _account(log, done)
+    return _result(log, done)
 
 
 class _Writer:
     """One walk over a source."""
 
-    def __init__(
-        self, source: Source, out: Path, size: int, progress: Callable[[int, int], None] | None
-    ) -> None:
+    def __init__(self, source: Source, out: Path, size: int, progress: Progress | None) -> None:
         self.source, self.out, self.size, self.progress = source, out, size, progress
         self.keys: set[str] = set()
 
@@ -122,7 +112,7 @@ class _Writer:
 
     def shard(self, number: int) -> dict[str, Any]:
         """Write one tar, unless it would be empty; its line."""
-        faults: list[Damaged] = []
+        faults: list[CorruptSample] = []
         before = len(self.keys)
         path = _name(self.out, number)
         write_shard(path, self._files(number, faults), HEADER)
@@ -137,16 +127,16 @@ class _Writer:
             "first": [f"{fault.cause}: {fault.where}" for fault in faults[:NAMED]],
         }
 
-    def _files(self, number: int, faults: list[Damaged]) -> Iterator[tuple[str, bytes]]:
+    def _files(self, number: int, faults: list[CorruptSample]) -> Iterator[tuple[str, bytes]]:
         first = number * self.size
         for index in range(first, min(first + self.size, len(self.source))):
             try:
                 record = self.source[index]
                 decode(record, draft=1).close()
                 if not record.captions and not record.regions:
-                    raise Damaged(MISSING_CAPTION, record.key)
-            except Damaged as damaged:
-                faults.append(damaged)
+                    raise CorruptSample(MISSING_CAPTION, record.key)
+            except CorruptSample as error:
+                faults.append(error)
             else:
                 yield from self._sample(record)
             if self.progress is not None:
@@ -170,7 +160,7 @@ class _Writer:
 
 
 def fields_of(record: Record) -> dict[str, Any]:
-    """What a record says of its picture, in the fields of grainline.data.formats.common.
+    """What a record says of its image, in the fields of grainline.data.formats.common.
 
     >>> fields_of(Record("a", b"", ("A dog.",), "A wet dog runs."))
     {'captions': ['A dog.'], 'long': 'A wet dog runs.'}
@@ -206,23 +196,25 @@ def _name(out: Path, number: int) -> Path:
 
 
 def _refuse_tars(out: Path) -> None:
-    found = sorted(out.glob("*.tar"))
-    if found:
-        raise UserError(f"{out} already holds {found[0].name}: name an empty folder, or delete the old tars")
+    existing = sorted(out.glob("*.tar"))
+    if existing:
+        raise UserError(
+            f"{out} already holds {existing[0].name}: name an empty folder, or delete the old tars"
+        )
 
 
-def _check(path: Path, begun: dict[str, Any]) -> None:
+def _check(path: Path, expected: dict[str, Any]) -> None:
     """Raises UserError where the folder was made otherwise, or its tars are not as they were written."""
     try:
         with path.open("rb") as file:
-            found = json.loads(file.readline())
-        whole = found["grainline"] == FORMAT and begun.keys() <= found.keys()
+            header = json.loads(file.readline())
+        whole = header["grainline"] == FORMAT and expected.keys() <= header.keys()
     except (ValueError, TypeError, KeyError):
         whole = False
     if not whole:
-        raise UserError(f"{path} is no account of tars of this version; delete it, or choose another --out")
-    told = {"source": "from other data", "samples": f"with {found['samples']} samples in a tar"}
-    require_same(path, found, begun, told)
+        raise UserError(f"{path} is no log of tars of this version; delete it, or choose another --out")
+    differences = {"source": "from other data", "samples": f"with {header['samples']} samples in a tar"}
+    require_same(path, header, expected, differences)
     for line in _lines(path):
         tar = _name(path.parent, line["tar"])
         if line["bytes"] and not (tar.exists() and tar.stat().st_size == line["bytes"]):
@@ -240,27 +232,27 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 raise UserError(f"{path}: line {number + 2} cannot be read; delete it and the tars") from None
 
 
-def _account(log: Path, kept: int) -> Packed:
+def _result(log: Path, resumed: int) -> PackResult:
     lines = list(_lines(log))
     skipped: Counter[str] = Counter()
     for line in lines:
         skipped.update(line["skipped"])
     first = [place for line in lines for place in line["first"]][:NAMED]
     samples = sum(line["samples"] for line in lines)
-    return Packed(sum(line["bytes"] > 0 for line in lines), samples, dict(skipped), tuple(first), kept)
+    return PackResult(sum(line["bytes"] > 0 for line in lines), samples, dict(skipped), tuple(first), resumed)
 
 
-def told(packed: Packed) -> str:
-    """The account in words.
+def describe_result(result: PackResult) -> str:
+    """The result in words.
 
-    >>> told(Packed(2, 990, {"missing image": 10}, ("missing image: x",), kept=1))
+    >>> describe_result(PackResult(2, 990, {"missing image": 10}, ("missing image: x",), resumed=1))
     '2 tars, 990 samples; 1 tar was there before; 10 left out: 10 missing image; the first: missing image: x'
     """
-    parts = [f"{amount(packed.tars, 'tar')}, {amount(packed.samples, 'sample')}"]
-    if packed.kept:
-        parts.append(there_before(packed.kept, "tar"))
-    if packed.skipped:
-        causes = ", ".join(f"{number} {cause}" for cause, number in packed.skipped.items())
-        parts.append(f"{sum(packed.skipped.values())} left out: {causes}")
-        parts.append(f"the first: {'; '.join(packed.first)}")
+    parts = [f"{amount(result.tars, 'tar')}, {amount(result.samples, 'sample')}"]
+    if result.resumed:
+        parts.append(count_existing(result.resumed, "tar"))
+    if result.skipped:
+        causes = ", ".join(f"{number} {cause}" for cause, number in result.skipped.items())
+        parts.append(f"{sum(result.skipped.values())} left out: {causes}")
+        parts.append(f"the first: {'; '.join(result.first)}")
     return "; ".join(parts)

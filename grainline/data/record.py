@@ -6,45 +6,48 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 
-from grainline.errors import brief
+from grainline.errors import shorten_words
 
 Span = tuple[str, int, int]
-"""Where words stand: ("long", 3, 17) or ("captions.0", 3, 17), characters from 3 up to, not including, 17."""
+"""A place in a text: ("long", 3, 17) or ("captions.0", 3, 17), from character 3 up to, not including, 17."""
 
 Box = tuple[float, float, float, float]
-"""Left, top, right and bottom in pixels of the stored picture; right and bottom are one past the last one."""
+"""Left, top, right and bottom in pixels of the stored image; right and bottom are one past the last one."""
 
 
 class Foil(NamedTuple):
-    """A text that is almost a caption of the picture, or the phrase of a region, and wrong."""
+    """A hard negative:
+
+    a text that is wrong in one thing of a caption of the image, or of the phrase of a region.
+    """
 
     text: str
-    true: str  # the caption or phrase it was made from, right in that thing
+    true: str  # the caption or phrase that it was made from
     kind: str  # what is wrong: "colour", "size", "relation", "noun", ...; or how hard it is: "easy"
 
 
 class Region(NamedTuple):
-    """A phrase and the part of the picture that it speaks of."""
+    """A phrase and the part of the image that it describes."""
 
     phrase: str
     box: Box | None = None
-    mask: np.ndarray | None = None  # [H, W] bool over the stored picture
+    mask: np.ndarray | None = None  # [H, W] bool over the stored image
     span: Span | None = None
-    foils: tuple[Foil, ...] = ()  # what might be said of the region and is wrong
+    foils: tuple[Foil, ...] = ()  # wrong descriptions of the region
 
 
 class Record(NamedTuple):
-    """One picture with at least one caption; with none where only regions are described, where it only
-    stands against other pictures, and in a folder of bare pictures, for encoding.
+    """One image with its texts.
 
-    `captions` are alternative descriptions of the whole picture (five in Flickr8k, one in OpenStax).
-    `long` is a longer description, where the source has one beside its captions; `others` are further ones.
-    `subtexts` are pieces of the whole text, each longer than the one before, where the source has its own.
-    `dense` is the description that a method reads beside the picture; grainline.data.descriptions adds it.
+    captions  alternative descriptions of the whole image (five in Flickr8k, one in OpenStax); none where only
+              regions are described, where the image is only a negative, and in a folder of bare images
+    long      a longer description beside the captions; `others` are further ones
+    subtexts  cumulative pieces of the whole text, each longer than the one before (HiMo-Docci)
+    dense     the description that a method reads beside the image; grainline.data.descriptions adds it
     """
 
-    key: str  # unique in its source; what logs and reports call it
-    image: bytes | Image.Image  # an encoded file, or a picture that was drawn just now
+    key: str  # unique in its source; names the image in logs and reports
+    image: bytes | Image.Image  # an encoded file, or a drawn image
     captions: tuple[str, ...]
     long: str | None = None
     regions: tuple[Region, ...] = ()
@@ -71,7 +74,7 @@ class Record(NamedTuple):
 
 
 def as_sentences(texts: Sequence[str]) -> str:
-    """Texts as the sentences of one; a single one as it is.
+    """Several texts as sentences of one text; a single text unchanged.
 
     >>> as_sentences(["A dog runs .", "It is brown"])
     'A dog runs. It is brown.'
@@ -79,29 +82,32 @@ def as_sentences(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else " ".join(text.rstrip(" .") + "." for text in texts)
 
 
-class Damaged(Exception):
-    """A sample that cannot be used. Never reaches the user as an exception: it is replaced and counted."""
+class CorruptSample(Exception):
+    """A sample that cannot be used.
+
+    It never reaches the user: the sample is replaced or skipped, and counted.
+    """
 
     def __init__(self, cause: str, where: str) -> None:
-        where = brief(where)
+        where = shorten_words(where)
         super().__init__(f"{cause}: {where}")
-        self.cause = cause  # one of causes.CAUSES, the key of the counts
+        self.cause = cause  # one of CAUSES, the key of the counts
         self.where = where  # the file, and the row or member inside it
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Random access to records. Opening it reads an index, never the pictures."""
+    """Random access to records. Opening a source reads an index, never the images."""
 
     path: str
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Record:
-        """The record at a position; raises Damaged where there is none to be had."""
+        """The record at a position; raises CorruptSample for one that cannot be used."""
 
     def fingerprint(self) -> str:
-        """Hex digest of what the source holds (names, sizes, texts, not pixels): equal data, equal digest."""
+        """Hex digest of names, sizes and texts, not pixels: equal data have equal digests."""
 
 
 @runtime_checkable
@@ -118,16 +124,16 @@ def keys_of(source: Source) -> Iterable[str]:
 
 
 def content_of(image: bytes | Image.Image) -> bytes:
-    """What two pictures have to share to be the same: their file, or size and pixels where one was drawn."""
+    """The bytes by which two images are compared: the file, or size and pixels of a drawn image."""
     return image if isinstance(image, bytes) else b"%d %d " % image.size + image.tobytes()
 
 
 @runtime_checkable
 class Boxed(Protocol):
-    """A source that knows the things in its pictures, also those that no text speaks of."""
+    """A source that knows the boxes of all objects in its images, described or not."""
 
     def boxes(self, index: int) -> tuple[Box, ...]:
-        """The boxes of all things in a picture."""
+        """The boxes of all things in an image."""
 
 
 def box_of(mask: np.ndarray) -> Box:
@@ -141,15 +147,15 @@ def box_of(mask: np.ndarray) -> Box:
 
 
 def boxes_of(source: Source, index: int, record: Record) -> tuple[Box, ...]:
-    """The boxes of the things in a picture, each once: what the source knows, else those of its regions."""
+    """The boxes of the objects in an image, each once: those of the source, else those of its regions."""
     if isinstance(source, Boxed):
         return tuple(dict.fromkeys(source.boxes(index)))
-    found = (region_box(region) for region in record.regions)
-    return tuple(dict.fromkeys(box for box in found if box is not None))
+    boxes = (region_box(region) for region in record.regions)
+    return tuple(dict.fromkeys(box for box in boxes if box is not None))
 
 
 def misplaced(record: Record, size: tuple[int, int]) -> str:
-    """The first region that has no place in its image or text, and why; "" where all have one.
+    """The first region outside its image or text, and why; "" without one.
 
     size  width and height of the stored image
 
@@ -167,7 +173,7 @@ def misplaced(record: Record, size: tuple[int, int]) -> str:
         if mask is not None and mask.shape != size[::-1]:
             return f"{region.phrase}: its mask of {mask.shape[1]} x {mask.shape[0]} pixels does not fit {of}"
         if span is not None and not 0 <= span[1] < span[2] <= len(texts.get(span[0], "")):
-            return f"{region.phrase}: no text at {brief(span[0])} {span[1]} to {span[2]}"
+            return f"{region.phrase}: no text at {shorten_words(span[0])} {span[1]} to {span[2]}"
     return ""
 
 
@@ -178,25 +184,24 @@ def region_box(region: Region) -> Box | None:
     return box_of(region.mask)
 
 
-# Why a sample could not be used: the fixed phrases that logs, reports and `Damaged.cause` share.
+# Why a sample cannot be used: `CorruptSample.cause`, also in logs and reports.
 
-
-DAMAGED_IMAGE = "damaged image"  # the bytes are there and are no picture; only grainline.data.decode says so
-MISSING_IMAGE = "missing image"  # nothing where the picture should be
+CORRUPT_IMAGE = "corrupt image"  # the bytes are no image; raised by grainline.data.decode
+MISSING_IMAGE = "missing image"  # nothing where the image should be
 MISSING_CAPTION = "missing caption"  # no text, or only white space
 TRUNCATED_TAR = "truncated tar"  # the archive ends before the sample does
 UNREADABLE_FILE = "unreadable file"  # the system refuses: permissions, a disk or network that fails
-DAMAGED_ROW = "damaged row"  # one line of a table that cannot be parsed
-DAMAGED_TEXT = "damaged text"  # a file of texts beside an image that is not UTF-8, or not JSON
-DAMAGED_REGION = "damaged region"  # a box, mask, span or foil that makes no sense
+CORRUPT_ROW = "corrupt row"  # one line of a table that cannot be parsed
+CORRUPT_TEXT = "corrupt text"  # a file of texts beside an image that is not UTF-8, or not JSON
+CORRUPT_REGION = "corrupt region"  # a box, mask, span or foil that makes no sense
 
 CAUSES = (
-    DAMAGED_IMAGE,
+    CORRUPT_IMAGE,
     MISSING_IMAGE,
     MISSING_CAPTION,
     TRUNCATED_TAR,
     UNREADABLE_FILE,
-    DAMAGED_ROW,
-    DAMAGED_TEXT,
-    DAMAGED_REGION,
+    CORRUPT_ROW,
+    CORRUPT_TEXT,
+    CORRUPT_REGION,
 )

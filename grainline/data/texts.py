@@ -1,8 +1,16 @@
-"""Which texts of a record a training sample takes, and how a caption becomes several."""
+"""The texts of a training sample, chosen from a record, and texts as token ids of their parts.
+
+Here are the recipe fields `data.texts`, clean-up of generated captions, subsets of sentences, the texts of
+beta-CLIP (caption, sentences, phrases), the sub-captions of CAFT, FLAIR's sampled captions, word dropout of
+LAPS and SEPS, and the encoding of a text as one part, as sentences, as chunks or as windows.
+"""
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
 from random import Random
+from sys import maxsize
 from typing import Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -12,53 +20,155 @@ from grainline.data.captions import Mode, Sentence, joined, sentences
 from grainline.data.phrases.base import Phrase, Provider
 from grainline.data.phrases.patterns import Keep, select, words_of
 from grainline.data.record import Foil, Record
+from grainline.data.tokenizers.tokenized import MaskTokens, TextTokenizer, check_context
 
-# Captions that say the same thing again and again, as generated ones do: repeated pieces and words, once.
-
-
-LONG = 100  # characters; a shorter text keeps its repeated pieces
-_UNITS = [re.compile(rf"(.{{{least},20}}?)\1{{2,}}") for least in (10, 5, 3)]
-_MOST = 10  # replacements by each
-
-
-def unrepeated(text: str) -> str:
-    """The text on one line, without what it repeats; the clean-up of the published code of beta-CLIP.
-
-    In a text of more than 100 characters a piece of 10 (then 5, then 3) to 20 characters that stands three
-    times or more in a row stays once; then equal words in a row stay once, in any text.
-
-    >>> unrepeated("a very very red\\nred car")
-    'a very red car'
-    >>> unrepeated("y" * 120 + " ok")
-    'yyyy ok'
-    """
-    text = text.replace("\n", " ")
-    if len(text) > LONG:
-        for unit in _UNITS:
-            text = unit.sub(r"\1", text, count=_MOST)
-    words = text.split()
-    return " ".join(word for i, word in enumerate(words) if i == 0 or word != words[i - 1])
-
-
-# A caption as a few texts of different grain: itself, some of its sentences, some of its phrases.
-#
-# Section 4.1 of beta-CLIP (Zohra et al., arXiv 2512.12678): K = 1 caption + up to 5 sentences + up to 30
-# phrases, so K = 6 without phrases, 16 with 10 of them, 36 with all. Texts that a caption does not have stay
-# away; the slots of a kind keep their places.
+# Recipe fields
 
 
 class PhrasesConfig(Config):
     """Which phrases of its caption a training sample takes as texts of their own."""
 
-    most: int = Field(0, ge=0)  # phrases of a picture; 0: none are looked for
+    max_phrases: int = Field(0, ge=0)  # phrases of an image; 0: none
     provider: str = "rules"  # or spacy:PIPELINE, or a file of `grainline data phrases`
-    keep: Keep = "content"  # the filter: data/phrases/patterns.py
-    order: Literal["first", "random"] = "first"  # the first ones, nouns before all else; or any, by chance
-    tokens: int = Field(30, ge=3)  # longest phrase, begin and end token included
+    phrase_filter: Keep = "content"  # data/phrases/patterns.py
+    order: Literal["first", "random"] = "first"  # the first ones, nouns before all else, or random ones
+    tokens: int = Field(30, ge=3)  # length of the longest phrase, begin and end token included
+
+
+class TextsConfig(Config):
+    """Which texts of a record a training sample takes."""
+
+    # the fullest text, the first or a random caption, or the selected sentences of the fullest text
+    captions: Literal["whole", "first", "random", "sampled"] = "whole"
+    per_image: int = Field(1, ge=0)  # captions drawn independently for each image; 0: sampled captions alone
+    subset: float = Field(0.0, ge=0, le=1)  # share of the texts reduced to a random subset of their sentences
+    subset_max_sentences: int | None = Field(None, ge=1)  # size of a subset at most; None: any
+    foils: int = Field(0, ge=0)  # hard negatives beside the captions, from sources that have them
+    splitter: Literal["rules", "period_space", "every_period"] = "rules"
+    sentences: int = Field(0, ge=0)  # single sentences beside the caption, at most
+    phrases: PhrasesConfig = PhrasesConfig()  # phrases beside the caption
+    chunks: int = Field(0, ge=0)  # random sub-captions of a long caption; 0: as the method reads it
+    sampled_captions: int = Field(0, ge=0)  # captions of a few random sentences of all texts
+    word_crop: float = Field(0.0, ge=0, le=1)  # share of the captions cropped to a run of words
+    word_dropout: float = Field(0.0, ge=0, le=1)  # share of the words that are masked, replaced or deleted
+    max_sentences_per_chunk: int = Field(3, ge=1)  # of a chunk and of a sampled caption
+
+    @model_validator(mode="after")
+    def _compatible(self) -> "TextsConfig":
+        if self.per_image == 0 and (not self.sampled_captions or self.foils or self.splits_captions):
+            raise ValueError(
+                "per_image 0 means sampled captions alone: it needs sampled_captions above 0, and goes with "
+                "no foils, sentences or phrases"
+            )
+        if self.foils and self.per_image == 1 and self.captions != "whole":
+            raise ValueError(
+                f"with foils one text is the caption that they change: captions {self.captions!r} needs "
+                "per_image above 1"
+            )
+        if self.captions == "sampled" and (not self.sentences or self.foils):
+            raise ValueError("captions 'sampled' needs sentences above 0, and goes with no foils")
+        if self.splits_captions and (self.per_image > 1 or self.subset):
+            raise ValueError("with sentences or phrases an image has one caption: per_image 1, subset 0")
+        for name in ("word_crop", "word_dropout"):
+            if getattr(self, name) and (self.foils or self.splits_captions or self.chunks):
+                raise ValueError(
+                    f"{name} is for plain captions: it goes with no foils, sentences, phrases or chunks"
+                )
+        others = (self.captions, self.per_image, self.subset, self.foils, self.splits_captions)
+        if self.chunks and others != ("whole", 1, 0, 0, False):
+            raise ValueError(
+                "with chunks an image has one long caption, and sampled captions beside it: captions "
+                "'whole', per_image 1, and neither subset, foils, sentences nor phrases"
+            )
+        return self
+
+    @property
+    def splits_captions(self) -> bool:
+        """Whether sentences or phrases of a caption are texts of their own."""
+        return bool(self.sentences or self.phrases.max_phrases)
+
+    @property
+    def slots(self) -> int:
+        """Texts of an image: captions, then sentences, phrases, sampled captions and foils."""
+        return self.per_image + self.sentences + self.phrases.max_phrases + self.sampled_captions + self.foils
+
+
+# Captions, subsets of their sentences, and foils
+
+LONG = 100  # characters; repeated pieces of a shorter text stay
+_REPEATED = [re.compile(rf"(.{{{least},20}}?)\1{{2,}}") for least in (10, 5, 3)]
+_MAX_REPLACEMENTS = 10  # by each pattern
+
+
+def remove_repetitions(text: str) -> str:
+    """The text on one line without its repetitions, as beta-CLIP's published code cleans generated captions.
+
+    In a text of more than 100 characters, a piece of 10 (then 5, then 3) to 20 characters that stands three
+    times or more in a row is reduced to one. Then, in any text, equal words in a row are reduced to one.
+
+    >>> remove_repetitions("a very very red\\nred car")
+    'a very red car'
+    >>> remove_repetitions("y" * 120 + " ok")
+    'yyyy ok'
+    """
+    text = text.replace("\n", " ")
+    if len(text) > LONG:
+        for pattern in _REPEATED:
+            text = pattern.sub(r"\1", text, count=_MAX_REPLACEMENTS)
+    words = text.split()
+    return " ".join(word for i, word in enumerate(words) if i == 0 or word != words[i - 1])
+
+
+def choose_text(record: Record, cfg: TextsConfig, rng: Random) -> str:
+    """One text of a record: whole, or a random subset of its sentences."""
+    text = record.whole
+    if cfg.captions == "first":
+        text = record.captions[0]
+    elif cfg.captions == "random":
+        text = rng.choice(record.captions)
+    if rng.random() >= cfg.subset:
+        return text
+    parts = [sentence.text for sentence in sentences(text, cfg.splitter)]
+    return _subset([parts], set(), cfg.subset_max_sentences, rng)[0] or text
+
+
+def foil_pairs(record: Record, cfg: TextsConfig, rng: Random) -> list[Foil]:
+    """Foils with their captions, both reduced to the same sentences where a subset is drawn.
+
+    The sentence that a foil changes is always in the subset, so that the caption says what the foil denies.
+    """
+    foils = rng.sample(record.foils, min(cfg.foils, len(record.foils)))
+    if not foils or rng.random() >= cfg.subset:
+        return foils
+    texts = [foils[0].true, *(foil.text for foil in foils)]
+    split = [[sentence.text for sentence in sentences(text, cfg.splitter)] for text in texts]
+    if len({len(parts) for parts in split}) > 1 or len({foil.true for foil in foils}) > 1:
+        return foils  # a foil that changes the number of sentences stays whole
+    changed = {
+        i for parts in split[1:] for i, (a, b) in enumerate(zip(split[0], parts, strict=True)) if a != b
+    }
+    true, *texts = _subset(split, changed, cfg.subset_max_sentences, rng)
+    return [foil._replace(true=true, text=text) for foil, text in zip(foils, texts, strict=True)]
+
+
+def _subset(split: list[list[str]], needed: set[int], most: int | None, rng: Random) -> list[str]:
+    """The same random sentences of each text, in order: at most `most`, or those needed and some others."""
+    count = len(split[0])
+    if not count:
+        return [""] * len(split)
+    others = [i for i in range(count) if i not in needed]
+    number = rng.randint(1, min(count, most or count))
+    places = sorted(needed | set(rng.sample(others, max(0, min(number - len(needed), len(others))))))
+    return [" ".join(parts[i] for i in places) for parts in split]
+
+
+# beta-CLIP (Zohra et al., arXiv 2512.12678), section 4.1: K = 1 caption + up to 5 sentences + up to 30
+# phrases, so K = 6 without phrases, 16 with 10 of them, 36 with all. A caption with fewer texts leaves slots
+# empty.
 
 
 class Grains(NamedTuple):
-    """The texts of one caption."""
+    """A caption, some of its sentences and some of its phrases."""
 
     caption: str
     sentences: list[str]
@@ -75,134 +185,332 @@ def grains(
     splitter: Mode,
     sampled: bool,
 ) -> Grains:
-    """Take a caption apart.
+    """Split a caption into sentences and phrases.
 
-    number    sentences: this many, in random order, where the caption has as many or more, else all in order
+    number    of sentences: in random order where the caption has as many or more, else all in order
     splitter  as in `sentences`
-    sampled   the caption is only what the chosen sentences say, joined again, as in the published code;
-              phrases then come from them too
+    sampled   the caption becomes the selected sentences, joined again, as in the published code; phrases then
+              come from these sentences too
     """
-    text = unrepeated(text)
-    found = sentences(text, splitter)
-    chosen = rng.sample(found, number) if 0 < number <= len(found) else found if number else []
+    text = remove_repetitions(text)
+    pieces = sentences(text, splitter)
+    selected = rng.sample(pieces, number) if 0 < number <= len(pieces) else pieces if number else []
     caption = text
-    if sampled and chosen:
-        caption = joined([sentence.text for sentence in chosen], splitter)
-    phrases: Sequence[Phrase] = provider.phrases(text) if cfg.most else ()
-    if sampled and chosen:
-        phrases = _within(phrases, chosen)
-    worth = [words_of(text, phrase) for phrase in select(text, phrases, cfg.keep)]
-    if cfg.order == "random" and len(worth) > cfg.most:
-        worth = rng.sample(worth, cfg.most)
-    return Grains(caption, [sentence.text for sentence in chosen], worth[: cfg.most])
+    if sampled and selected:
+        caption = joined([sentence.text for sentence in selected], splitter)
+    texts: list[str] = []
+    if cfg.max_phrases:
+        phrases = provider.phrases(text)
+        if sampled and selected:
+            phrases = _inside(phrases, selected)
+        texts = [words_of(text, phrase) for phrase in select(text, phrases, cfg.phrase_filter)]
+        if cfg.order == "random" and len(texts) > cfg.max_phrases:
+            texts = rng.sample(texts, cfg.max_phrases)
+    return Grains(caption, [sentence.text for sentence in selected], texts[: cfg.max_phrases])
 
 
-def _within(phrases: Sequence[Phrase], chosen: Sequence[Sentence]) -> list[Phrase]:
-    """The phrases of these sentences, kind by kind, in the order of the sentences."""
+def _inside(phrases: Sequence[Phrase], selected: Sequence[Sentence]) -> list[Phrase]:
+    """The phrases inside these sentences, kind by kind, in the order of the sentences."""
     return [
         phrase
         for kind in ("noun", "action", "relation")
-        for sentence in chosen
+        for sentence in selected
         for phrase in phrases
         if phrase.kind == kind and sentence.start <= phrase.start and phrase.end <= sentence.end
     ]
 
 
-class TextsConfig(Config):
-    """Which texts of a record a training sample takes."""
-
-    # the fullest text, the first or any caption, or what the chosen sentences of the fullest text say
-    captions: Literal["whole", "first", "random", "sampled"] = "whole"
-    per_image: int = Field(1, ge=0)  # texts drawn for each picture, each on its own; 0: loose ones alone
-    subset: float = Field(0.0, ge=0, le=1)  # share of the texts that keep a random part of their sentences
-    most: int | None = Field(None, ge=1)  # sentences that a subset keeps at most; None: any number
-    foils: int = Field(0, ge=0)  # hard negatives beside them, from sources that have them
-    splitter: Literal["rules", "period_space", "every_period"] = "rules"
-    sentences: int = Field(0, ge=0)  # single sentences of the caption beside it, at most
-    phrases: PhrasesConfig = PhrasesConfig()  # phrases of the caption beside it
-    chunks: int = Field(0, ge=0)  # parts of the caption, a long one at random; 0: as the method reads it
-    loose: int = Field(0, ge=0)  # captions of a few sentences of all that is said, beside it
-    crop: float = Field(0.0, ge=0, le=1)  # share of the captions of which some neighbouring words are kept
-    altered: float = Field(0.0, ge=0, le=1)  # share of the words of captions that are hidden or left out
-    together: int = Field(3, ge=1)  # sentences of a chunk and of a loose caption, at most
-
-    @model_validator(mode="after")
-    def _foils_fit(self) -> "TextsConfig":
-        if self.per_image == 0 and (not self.loose or self.foils or self.apart):
-            raise ValueError(
-                "with per_image 0 a picture has loose captions alone: loose above 0, and neither foils, "
-                "sentences nor phrases"
-            )
-        if self.foils and self.per_image == 1 and self.captions != "whole":
-            raise ValueError(
-                f"with foils one text is the caption that they spoil: captions "
-                f"{self.captions!r} needs per_image above 1"
-            )
-        if self.captions == "sampled" and (not self.sentences or self.foils):
-            raise ValueError("captions 'sampled' needs sentences above 0, and goes with no foils")
-        if self.apart and (self.per_image > 1 or self.subset):
-            raise ValueError("with sentences or phrases a picture has one caption: per_image 1, subset 0")
-        for name in ("crop", "altered"):
-            if getattr(self, name) and (self.foils or self.apart or self.chunks):
-                raise ValueError(
-                    f"{name} is for plain captions: it goes with no foils, sentences, phrases or chunks"
-                )
-        alone = (self.captions, self.per_image, self.subset, self.foils, self.apart)
-        if self.chunks and alone != ("whole", 1, 0, 0, False):
-            raise ValueError(
-                "with chunks a picture has one long caption, and loose ones beside it: captions 'whole', "
-                "per_image 1, and neither subset, foils, sentences nor phrases"
-            )
-        return self
-
-    @property
-    def apart(self) -> bool:
-        """Whether captions are taken apart."""
-        return bool(self.sentences or self.phrases.most)
-
-    @property
-    def slots(self) -> int:
-        """Texts of a picture: captions, then sentences, phrases, loose captions and foils."""
-        return self.per_image + self.sentences + self.phrases.most + self.loose + self.foils
+# CAFT (Woo et al., arXiv 2602.02977), section 3.2 and appendix B.2. A method that composes N sub-captions
+# reads each with its whole context:
+#   - in training the sentences of one long caption fall into N chunks at random, anew in every epoch;
+#   - elsewhere into N chunks of equal size as far as possible, always the same ones;
+#   - beside it stand sampled captions, each of a few sentences (the "diverse sampling" of FLAIR).
+#
+# What the paper leaves open: random sizes are uniform over all splits; a text with fewer sentences than
+# chunks repeats some, in training at random and elsewhere in turn. Differs from FLAIR: sentences in a row are
+# of one caption, and the last one can be among them.
 
 
-def choose(record: Record, cfg: TextsConfig, rng: Random) -> str:
-    """One text of a record, as the config wants it."""
-    text = record.whole
-    if cfg.captions == "first":
-        text = record.captions[0]
-    elif cfg.captions == "random":
-        text = rng.choice(record.captions)
-    if rng.random() >= cfg.subset:
-        return text
-    parts = [sentence.text for sentence in sentences(text, cfg.splitter)]
-    return _some([parts], set(), cfg.most, rng)[0] or text
+class Chunking(Config):
+    """How a text is split into chunks outside training."""
+
+    by: Literal["sentences", "characters"] = "sentences"  # what is balanced over the chunks
+    splitter: Mode = "rules"
 
 
-def foil_pairs(record: Record, cfg: TextsConfig, rng: Random) -> list[Foil]:
-    """Foils with the caption that they spoil, both cut to the same sentences where a subset is drawn.
+@lru_cache(maxsize=4096)
+def count_splits(count: int, number: int, most: int) -> int:
+    """In how many ways `count` sentences fall into `number` chunks, in order, of 1 to `most` sentences each.
 
-    The sentence that a foil changes always stays, in the caption as well: a foil is hard only beside a
-    caption that says the true thing.
+    >>> [count_splits(count, 4, 3) for count in range(3, 14)]
+    [0, 1, 4, 10, 16, 19, 16, 10, 4, 1, 0]
     """
-    foils = rng.sample(record.foils, min(cfg.foils, len(record.foils)))
-    if not foils or rng.random() >= cfg.subset:
-        return foils
-    texts = [foils[0].true, *(foil.text for foil in foils)]
-    told = [[sentence.text for sentence in sentences(text, cfg.splitter)] for text in texts]
-    if len({len(parts) for parts in told}) > 1 or len({foil.true for foil in foils}) > 1:
-        return foils  # a foil that changes how the text falls into sentences is taken whole
-    changed = {i for parts in told[1:] for i, (a, b) in enumerate(zip(told[0], parts, strict=True)) if a != b}
-    true, *texts = _some(told, changed, cfg.most, rng)
-    return [foil._replace(true=true, text=text) for foil, text in zip(foils, texts, strict=True)]
+    if number == 0 or count < number:
+        return int(number == count == 0)
+    return sum(count_splits(count - size, number - 1, most) for size in range(1, min(most, count) + 1))
 
 
-def _some(told: list[list[str]], needed: set[int], most: int | None, rng: Random) -> list[str]:
-    """The same random sentences of each text, in order: at most `most`, or those needed and some others."""
-    count = len(told[0])
-    if not count:
-        return [""] * len(told)
-    others = [i for i in range(count) if i not in needed]
-    number = rng.randint(1, min(count, most or count))
-    kept = sorted(needed | set(rng.sample(others, max(0, min(number - len(needed), len(others))))))
-    return [" ".join(parts[i] for i in kept) for parts in told]
+def random_sizes(count: int, number: int, most: int, rng: Random) -> list[int]:
+    """Sizes of `number` chunks, each 1 to `most`, `count` in sum: uniform over all such splits."""
+    sizes = []
+    for left in range(number, 0, -1):
+        rank = rng.randrange(count_splits(count, left, most))
+        size = 1
+        while rank >= (share := count_splits(count - size, left - 1, most)):
+            rank -= share
+            size += 1
+        sizes.append(size)
+        count -= size
+    return sizes
+
+
+def random_chunks(pieces: Sequence[str], number: int, most: int, rng: Random, splitter: Mode) -> list[str]:
+    """Sentences as `number` sub-captions, in order, of 1 to `most` sentences each.
+
+    Sentences after the first number * most are left out. If there are fewer than `number`, each is a
+    sub-caption, and random ones are repeated.
+    """
+    assert pieces, "no sentence"
+    if len(pieces) < number:
+        return [*pieces, *rng.choices(pieces, k=number - len(pieces))]
+    pieces = pieces[: number * most]
+    return _grouped(pieces, random_sizes(len(pieces), number, most, rng), splitter)
+
+
+def balanced_sizes(count: int, number: int) -> list[int]:
+    """Sizes of `number` chunks that differ by one at most, the larger ones first.
+
+    >>> balanced_sizes(6, 4), balanced_sizes(11, 4), balanced_sizes(20, 4)
+    ([2, 2, 1, 1], [3, 3, 3, 2], [5, 5, 5, 5])
+    """
+    least, larger = divmod(count, number)
+    return [least + (k < larger) for k in range(number)]
+
+
+def even_sizes(lengths: Sequence[int], number: int) -> list[int]:
+    """Sizes of `number` chunks, none empty, that minimise the sum of the squares of their summed lengths.
+
+    Of several minima the one with the largest first chunk, then the largest second one, and so on.
+
+    >>> even_sizes([9, 1, 1, 1, 1, 1], 2), even_sizes([1] * 11, 4)
+    ([1, 5], [3, 3, 3, 2])
+    """
+    count = len(lengths)
+    assert 0 < number <= count, (number, count)
+    before = [0, *accumulate(lengths)]
+    cost = [(before[count] - start) ** 2 for start in before]  # of one chunk from a place to the end
+    steps = []
+    for behind in range(1, number):
+        best: dict[int, tuple[int, int]] = {}
+        for i in range(count - behind):
+            places = range(i + 1, count - behind + 1)  # where the first chunk may end
+            best[i] = min(((before[j] - before[i]) ** 2 + cost[j], -j) for j in places)
+        cost = [best[i][0] if i in best else 0 for i in range(count + 1)]
+        steps.append({i: -end for i, (_, end) in best.items()})
+    ends = [0]
+    for step in reversed(steps):
+        ends.append(step[ends[-1]])
+    return [b - a for a, b in zip(ends, [*ends[1:], count], strict=True)]
+
+
+def balanced_chunks(text: str, number: int, chunking: Chunking) -> list[str]:
+    """A text as `number` sub-captions of whole sentences, always the same ones.
+
+    A text with fewer sentences repeats them in turn. One without any gives empty sub-captions.
+
+    >>> balanced_chunks("A dog. A cat. A bird.", 2, Chunking()), balanced_chunks("A dog.", 2, Chunking())
+    (['A dog. A cat.', 'A bird.'], ['A dog.', 'A dog.'])
+    """
+    pieces = [sentence.text for sentence in sentences(text, chunking.splitter)] or [""]
+    if len(pieces) < number:
+        return [pieces[k % len(pieces)] for k in range(number)]
+    if chunking.by == "sentences":
+        return _grouped(pieces, balanced_sizes(len(pieces), number), chunking.splitter)
+    return _grouped(pieces, even_sizes([len(piece) for piece in pieces], number), chunking.splitter)
+
+
+def _grouped(pieces: Sequence[str], sizes: Sequence[int], splitter: Mode) -> list[str]:
+    ends = list(accumulate(sizes))
+    return [joined(pieces[end - size : end], splitter) for size, end in zip(sizes, ends, strict=True)]
+
+
+def sampled_caption(captions: Sequence[Sequence[str]], most: int, rng: Random, splitter: Mode) -> str:
+    """One to `most` sentences of the captions of an image, as one text: FLAIR's diverse sampling.
+
+    captions  each as its sentences; one at least has a sentence
+
+    With probability 1/2 several sentences are a run of one caption, any such run; otherwise, and where no
+    caption is long enough, they are random ones in random order.
+    """
+    pieces = [piece for caption in captions for piece in caption]
+    number = min(rng.randint(1, most), len(pieces))
+    runs = [caption[i : i + number] for caption in captions for i in range(len(caption) - number + 1)]
+    if runs and rng.random() < 0.5:
+        return joined(rng.choice(runs), splitter)
+    return joined(rng.sample(pieces, number), splitter)
+
+
+def crop_words(text: str, probability: float, rng: Random) -> str:
+    """The text, or with a probability a run of its words, of random length and place.
+
+    >>> crop_words("a dog runs over wet sand", 1.0, Random(3)), crop_words("a dog runs", 0.0, Random(3))
+    ('a dog runs over wet', 'a dog runs')
+    """
+    words = text.split()
+    if not probability or rng.random() >= probability or len(words) < 2:
+        return text
+    number = rng.randint(1, len(words))
+    start = rng.randrange(len(words) - number + 1)
+    return " ".join(words[start : start + number])
+
+
+# From texts to token ids. `Method.parts` and `Method.chunking` say how a method reads a text: as one part, as
+# sentences, or as a fixed number of chunks. The context is the length of one part.
+
+MAX_WINDOWS = 16  # of a text: more than LLaVA's 500 tokens fill of CLIP's 77, and a bound on memory
+
+
+class TokenizedParts(NamedTuple):
+    """Token ids of the parts of some texts, each part from its begin token to its end token."""
+
+    ids: list[list[list[int]]]  # text, part, token; every text has one part at least
+    truncated_tokens: list[int]  # tokens of each text that did not fit
+
+    @property
+    def truncated(self) -> list[bool]:
+        """Which texts were truncated."""
+        return [number > 0 for number in self.truncated_tokens]
+
+
+def encode_parts(
+    tokenizer: TextTokenizer, texts: Sequence[str], context: int, parts: int, chunking: Chunking | None = None
+) -> TokenizedParts:
+    """Tokenize texts into at most `parts` parts of `context` tokens; the rest is truncated and counted.
+
+    parts     1: each text is one part; more: its first sentences
+    chunking  each text becomes exactly `parts` chunks of its sentences instead
+
+    >>> from grainline.data.tokenizers.tokenizer import Tokenizer
+    >>> toy = Tokenizer.train(["a cat sat. a dog ran."] * 2, vocab=530)
+    >>> encoded = encode_parts(toy, ["A cat sat. A dog ran. A cat ran.", "A cat"], context=8, parts=2)
+    >>> [len(ids) for ids in encoded.ids], encoded.truncated_tokens
+    ([2, 1], [4, 0])
+    """
+    if chunking is not None:
+        split = [balanced_chunks(text, parts, chunking) for text in texts]
+    elif parts == 1:
+        whole = tokenizer.encode(texts, context)
+        return TokenizedParts([[ids] for ids in whole.ids], whole.truncated_tokens)
+    else:
+        split = [[s.text for s in sentences(text)] or [text] for text in texts]
+    return encode_split(tokenizer, split, context, parts)
+
+
+def encode_split(
+    tokenizer: TextTokenizer, split: Sequence[Sequence[str]], context: int, parts: int
+) -> TokenizedParts:
+    """`encode_parts` of texts that are split already, each into one part at least."""
+    distinct = list({part: None for text in split for part in text})  # foils share most of their parts
+    encoded = tokenizer.encode(distinct, context)
+    number = {part: i for i, part in enumerate(distinct)}
+    ids, truncated = [], []
+    for text in split:
+        numbers = [number[part] for part in text]
+        included, overflow = numbers[:parts], numbers[parts:]
+        ids.append([encoded.ids[i] for i in included])
+        left_out = sum(len(encoded.ids[i]) - tokenizer.around + encoded.truncated_tokens[i] for i in overflow)
+        truncated.append(sum(encoded.truncated_tokens[i] for i in included) + left_out)
+    return TokenizedParts(ids, truncated)
+
+
+def windows(
+    tokenizer: TextTokenizer, texts: Sequence[str], context: int, most: int = MAX_WINDOWS
+) -> TokenizedParts:
+    """Tokenize texts that fit as one part, longer ones as windows of whole sentences, as full as possible.
+
+    A sentence longer than a window fills several. Windows after the first `most` are truncated and counted.
+
+    >>> from grainline.data.tokenizers.tokenizer import Tokenizer
+    >>> toy = Tokenizer.train(["a cat sat. a dog ran."] * 2, vocab=530)
+    >>> encoded = windows(toy, ["A cat sat. A dog ran. A cat ran.", "A cat"], context=10)
+    >>> [[len(part) for part in ids] for ids in encoded.ids], encoded.truncated_tokens
+    ([[10, 6], [4]], [0, 0])
+    """
+    whole = tokenizer.encode(texts, context)
+    ids, truncated = [], []
+    for text, one, overflow in zip(texts, whole.ids, whole.truncated_tokens, strict=True):
+        filled = _windows(tokenizer, text, context) if overflow else [one]
+        ids.append(filled[:most])
+        truncated.append(sum(len(part) - tokenizer.around for part in filled[most:]))
+    return TokenizedParts(ids, truncated)
+
+
+def _windows(tokenizer: TextTokenizer, text: str, context: int) -> list[list[int]]:
+    encoded = tokenizer.encode([s.text for s in sentences(text)] or [text], maxsize).ids
+    first, last = int(tokenizer.begin is not None), int(tokenizer.end is not None)
+    head, tail = encoded[0][:first], encoded[0][len(encoded[0]) - last :]
+    room = context - tokenizer.around
+    filled: list[list[int]] = [[]]
+    for whole in encoded:
+        ids = whole[first : len(whole) - last]
+        if len(filled[-1]) + len(ids) > room and filled[-1]:
+            filled.append([])
+        while len(ids) > room:
+            filled[-1], ids = ids[:room], ids[room:]
+            filled.append([])
+        filled[-1] = filled[-1] + ids
+    return [[*head, *part, *tail] for part in filled]
+
+
+# Word dropout of LAPS and SEPS, so that no single word is enough to retrieve an image. A word is what
+# `TextTokenizer.words` returns; all its tokens share one outcome:
+#   50 %  each token becomes the mask token
+#   10 %  each token becomes a random token of the vocabulary that is no special token
+#   40 %  the word is deleted
+# With a tokenizer without a mask token (CLIP's) the word is always deleted. What the papers leave open: one
+# word at least stays, and words are deleted before a text is truncated.
+
+_MASKED, _REPLACED = 0.5, 0.1  # of the words that are dropped
+
+
+def drop_words(
+    words: Sequence[list[int]], probability: float, mask_tokens: MaskTokens | None, rng: Random
+) -> list[list[int]]:
+    """The ids of words, each dropped with a probability; one at least stays.
+
+    mask_tokens  what may replace a word; None: a dropped word is deleted
+
+    >>> drop_words([[7], [8, 9]], 1.0, None, Random(0)), drop_words([[7], [8, 9]], 0.0, None, Random(0))
+    ([[], [8, 9]], [[7], [8, 9]])
+    """
+    dropped = [rng.random() < probability for _ in words]
+    if words and all(dropped):
+        dropped[rng.randrange(len(words))] = False
+    pairs = zip(words, dropped, strict=True)
+    return [_replacement(word, mask_tokens, rng) if drop else word for word, drop in pairs]
+
+
+def encode_word_dropout(
+    tokenizer: TextTokenizer, texts: Sequence[str], context: int, probability: float, rng: Random
+) -> TokenizedParts:
+    """Tokenize texts into one part each, with word dropout."""
+    check_context(context, tokenizer.around)
+    room = context - tokenizer.around
+    head = [] if tokenizer.begin is None else [tokenizer.begin]
+    tail = [] if tokenizer.end is None else [tokenizer.end]
+    ids = []
+    for text in texts:
+        words = drop_words(tokenizer.words(text), probability, tokenizer.mask_tokens, rng)
+        ids.append([piece for word in words for piece in word])
+    return TokenizedParts(
+        [[[*head, *one[:room], *tail]] for one in ids], [max(len(one) - room, 0) for one in ids]
+    )
+
+
+def _replacement(word: list[int], mask_tokens: MaskTokens | None, rng: Random) -> list[int]:
+    if mask_tokens is None:
+        return []
+    outcome = rng.random()
+    if outcome < _MASKED:
+        return [mask_tokens.mask] * len(word)
+    return rng.choices(mask_tokens.pieces, k=len(word)) if outcome < _MASKED + _REPLACED else []

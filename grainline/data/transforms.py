@@ -1,9 +1,8 @@
-"""From a picture of any size to a square of pixels: random crops for training, one fixed crop for evaluation.
+"""From an image of any size to a square of pixels: random crops for training, one fixed crop for evaluation.
 
 Training is fast: a JPEG is decoded at the smallest scale that still covers the crop, then resized by torch on
 uint8 (within 1/255 of Pillow on average). Evaluation is exact: full decoding and Pillow's bicubic filter, as
-the published numbers were made. Both return uint8; encoders normalise, because mean and spread go with
-weights.
+in published numbers. Both return uint8; encoders normalise, because mean and std belong to the weights.
 """
 
 from typing import Literal, NamedTuple, Protocol
@@ -16,15 +15,15 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from grainline.config import Config
-from grainline.data.decode import decode, picture_size
+from grainline.data.decode import decode, image_size
 from grainline.data.record import Record
 
-Picture = bytes | Image.Image | np.ndarray
-"""An encoded file, a PIL picture of any mode, or [H, W, 3] uint8."""
+ImageInput = bytes | Image.Image | np.ndarray
+"""An encoded file, a PIL image of any mode, or [H, W, 3] uint8."""
 
 
 class Draws(Protocol):
-    """Where random numbers come from: random.Random and numpy.random.Generator both fit."""
+    """A source of random numbers: random.Random or numpy.random.Generator."""
 
     def random(self) -> float: ...
 
@@ -45,20 +44,20 @@ DRAWS = 7  # random numbers that every crop takes
 
 
 class Crop(Protocol):
-    """What training sees of a picture."""
+    """How training makes a square of an image."""
 
-    def __call__(self, image: Picture, rng: Draws, where: str, /) -> Tensor:
-        """[3, size, size] uint8; [3, 0, 0] where features stand for the picture. Raises Damaged."""
+    def __call__(self, image: ImageInput, rng: Draws, where: str, /) -> Tensor:
+        """[3, size, size] uint8; [3, 0, 0] where cached features replace the image. Raises CorruptSample."""
 
     def regions(self, index: int, key: str) -> Tensor | None:
-        """[size, size] int64 superpixels of the record at a position; None where they were not made."""
+        """[size, size] int64 superpixels of the record at a position; None without a cache."""
 
     def features(self, index: int, key: str) -> Tensor | None:
-        """[1 + L, W] of the record at a position; None where they were not made. Raises Damaged."""
+        """[1 + L, W] of the record at a position; None without a cache. Raises CorruptSample."""
 
 
 class CropConfig(Config):
-    """How training pictures are cut out. No flips by default: captions say left and right."""
+    """Random crops of training images. No flips by default, because captions say left and right."""
 
     scale: tuple[float, float] = (0.8, 1.0)  # share of the area that a crop keeps
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -78,12 +77,12 @@ class TrainTransform:
     """A random crop, resized to a square.
 
     size    side of the square
-    scale   share of the picture's area that the crop keeps, drawn evenly
+    scale   share of the image's area that the crop keeps, drawn evenly
     ratio   width / height of the crop, drawn evenly in its logarithm
-    flip    mirror half of the pictures; off by default, because captions say left and right
+    flip    mirror half of the images; off by default, because captions say left and right
     jitter  brightness and contrast are each multiplied by something in 1 - jitter to 1 + jitter
 
-    A crop that must be wider or higher than the picture is cut to the nearest ratio instead.
+    A crop that must be wider or higher than the image is cut to the nearest ratio instead.
     """
 
     def __init__(
@@ -99,8 +98,8 @@ class TrainTransform:
         assert 0 <= jitter <= 1, jitter
         self.size, self.scale, self.ratio, self.flip, self.jitter = size, scale, ratio, flip, jitter
 
-    def __call__(self, image: Picture, rng: Draws, where: str = "picture") -> Tensor:
-        """[3, size, size] uint8. Raises Damaged, which names `where`.
+    def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
+        """[3, size, size] uint8. Raises CorruptSample, which names `where`.
 
         Every call takes seven numbers from rng, whatever the settings: switching one option on changes
         neither the crops nor what is drawn after them.
@@ -108,7 +107,7 @@ class TrainTransform:
         draws = [float(rng.random()) for _ in range(DRAWS)]
         width, height = _size(image, where)
         box = crop_box(width, height, self.scale, self.ratio, draws[:4])
-        pixels = _cut(image, where, box, (width, height), self.size)
+        pixels = _crop_pixels(image, where, box, (width, height), self.size)
         if self.flip and draws[4] < 0.5:
             pixels = pixels[:, ::-1]
         square = resize(pixels, self.size)
@@ -118,19 +117,19 @@ class TrainTransform:
         return adjust(square, brightness, contrast)
 
     def regions(self, _index: int, _key: str) -> None:
-        """No superpixels: those that were made before are of another square."""
+        """None: cached superpixels are those of another square."""
 
     def features(self, _index: int, _key: str) -> None:
         """None: there are pixels."""
 
 
 class EvalTransform:
-    """The same square of a picture every time, exactly as Pillow resizes.
+    """The square of an image in evaluation, always the same, exactly as Pillow resizes.
 
-    resize  "crop": short side to `size`, then the middle, CLIP's way; "squash": the whole picture to
+    resize  "crop": short side to `size`, then the middle, CLIP's way; "squash": the whole image to
             size x size, whatever its shape, SigLIP's way
     filter  one of Pillow's, by its name in lower case
-    margin  the picture is made so many times as large first, and the middle cut out
+    margin  the image is made so many times as large first, and the middle cut out
     """
 
     def __init__(
@@ -143,66 +142,65 @@ class EvalTransform:
         self.size, self.resize, self.larger = size, resize, round(size * margin)
         self.filter = Image.Resampling[filter.upper()]
 
-    def __call__(self, image: Picture, where: str = "picture") -> Tensor:
-        """[3, size, size] uint8. Raises Damaged, which names `where`."""
-        picture = Image.fromarray(image) if isinstance(image, np.ndarray) else _decoded(image, where)
-        if picture.size != (self.size, self.size) or self.larger != self.size:
-            picture = self._resized(picture)
-        return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+    def __call__(self, image: ImageInput, where: str = "image") -> Tensor:
+        """[3, size, size] uint8. Raises CorruptSample, which names `where`."""
+        decoded = Image.fromarray(image) if isinstance(image, np.ndarray) else _decoded(image, where)
+        if decoded.size != (self.size, self.size) or self.larger != self.size:
+            decoded = self._resized(decoded)
+        return torch.from_numpy(np.array(decoded)).permute(2, 0, 1).contiguous()
 
     def pressed(self) -> "EvalTransform":
-        """The same filter, over the whole picture."""
+        """The same filter, over the whole image."""
         return EvalTransform(self.size, "squash", self.filter.name)
 
-    def place(self, box: Rectangle, picture: tuple[int, int]) -> Rectangle:
-        """Where a rectangle of a picture lies in the square, in its pixels; it may reach beyond the rim.
+    def place(self, box: Rectangle, image: tuple[int, int]) -> Rectangle:
+        """Where a rectangle of an image lies in the square, in its pixels; it may reach beyond the rim.
 
-        picture  width and height
+        image  width and height
 
         >>> EvalTransform(100).place((50, 20, 150, 120), (400, 200)), EvalTransform(
         ...     100, "squash").place((50, 20, 150, 120), (400, 200))
         ((-25.0, 10.0, 25.0, 60.0), (12.5, 10.0, 37.5, 60.0))
         """
-        width, height, left, top = self._layout(picture)
-        across, down = width / picture[0], height / picture[1]
+        width, height, left, top = self._layout(image)
+        across, down = width / image[0], height / image[1]
         return box[0] * across - left, box[1] * down - top, box[2] * across - left, box[3] * down - top
 
-    def _layout(self, picture: tuple[int, int]) -> tuple[int, int, int, int]:
-        """Width and height of the resized picture, and the left and upper edge of the square in it."""
+    def _layout(self, image: tuple[int, int]) -> tuple[int, int, int, int]:
+        """Width and height of the resized image, and the left and upper edge of the square in it."""
         width, height = (
-            self.larger if self.resize == "squash" else int(self.larger * side / min(picture))
-            for side in picture
+            self.larger if self.resize == "squash" else int(self.larger * side / min(image)) for side in image
         )
         return width, height, round((width - self.size) / 2), round((height - self.size) / 2)
 
-    def _resized(self, picture: Image.Image) -> Image.Image:
-        width, height, left, top = self._layout(picture.size)
-        whole = picture.resize((width, height), self.filter)
+    def _resized(self, image: Image.Image) -> Image.Image:
+        width, height, left, top = self._layout(image.size)
+        whole = image.resize((width, height), self.filter)
         return whole.crop((left, top, left + self.size, top + self.size))
 
 
 class Labels(Protocol):
-    """Superpixels of squares that are always the same, made before (`data.superpixels`)."""
+    """Cached superpixels of the squares of evaluation (`data.superpixels`)."""
 
     def label(self, index: int, key: str) -> Tensor:
         """[size, size] int64 of the record at a position"""
 
 
 class SameTransform:
-    """The square that evaluation sees, in the place of a random crop. Draws what a crop would draw."""
+    """The square of evaluation in place of a random crop. Takes as many random numbers as a crop."""
 
     def __init__(self, transform: EvalTransform, labels: Labels | None = None) -> None:
-        """labels: the superpixels of these squares, where they were made before"""
+        """labels: the cached superpixels of these squares"""
         self.transform, self.labels = transform, labels
 
-    def __call__(self, image: Picture, rng: Draws, where: str = "picture") -> Tensor:
-        """[3, size, size] uint8. Raises Damaged, which names `where`."""
+    def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
+        """[3, size, size] uint8. Raises CorruptSample, which names `where`."""
         for _ in range(DRAWS):
             rng.random()
         return self.transform(image, where)
 
     def regions(self, index: int, key: str) -> Tensor | None:
-        """[size, size] int64 superpixels of the record at a position; None where they were not made."""
+        """[size, size] int64 superpixels of the record at a position; None without a cache."""
         return None if self.labels is None else self.labels.label(index, key)
 
     def features(self, _index: int, _key: str) -> None:
@@ -212,7 +210,7 @@ class SameTransform:
 def crop_box(
     width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], draws: list[float]
 ) -> Box:
-    """The crop that four numbers in [0, 1) choose: area, ratio, and place from left and top.
+    """The crop that four numbers in [0, 1) determine: area, ratio, and place from left and top.
 
     >>> crop_box(400, 300, (0.5, 0.5), (1.0, 1.0), [0.0, 0.0, 0.5, 0.0])
     Box(left=78, top=0, right=323, bottom=245)
@@ -233,7 +231,7 @@ def crop_box(
 def draft_side(width: int, height: int, box: Box, size: int) -> int | None:
     """The short side to ask `decode` for, so that the crop keeps `size` pixels each way.
 
-    None means the whole picture. A JPEG can be decoded at 1/2, 1/4 or 1/8.
+    None means the whole image. A JPEG can be decoded at 1/2, 1/4 or 1/8.
 
     >>> draft_side(1600, 1200, Box(100, 100, 1500, 1000), 224)
     300
@@ -252,7 +250,7 @@ def resize(pixels: np.ndarray, size: int) -> Tensor:
 
 
 def adjust(square: Tensor, brightness: float, contrast: float) -> Tensor:
-    """Contrast around the picture's mean, then brightness; [3, H, W] uint8 both ways.
+    """Contrast around the image's mean, then brightness; [3, H, W] uint8 both ways.
 
     >>> adjust(torch.tensor([[[10, 30]]], dtype=torch.uint8), brightness=2.0, contrast=0.5)
     tensor([[[30, 50]]], dtype=torch.uint8)
@@ -267,19 +265,19 @@ def _decoded(image: bytes | Image.Image, where: str, draft: int | None = None) -
     return decode(Record(where, image, ()), draft)
 
 
-def _size(image: Picture, where: str) -> tuple[int, int]:
+def _size(image: ImageInput, where: str) -> tuple[int, int]:
     if isinstance(image, np.ndarray):
         return image.shape[1], image.shape[0]
-    return picture_size(Record(where, image, ()))
+    return image_size(Record(where, image, ()))
 
 
-def _cut(image: Picture, where: str, box: Box, full: tuple[int, int], size: int) -> np.ndarray:
-    """Pixels [h, w, 3] of the box, from a picture decoded no larger than needed."""
+def _crop_pixels(image: ImageInput, where: str, box: Box, full: tuple[int, int], size: int) -> np.ndarray:
+    """Pixels [h, w, 3] of the box, from an image decoded no larger than needed."""
     if isinstance(image, np.ndarray):
         return image[box.top : box.bottom, box.left : box.right]
-    picture = _decoded(image, where, draft_side(*full, box, size))
-    across, down = picture.width / full[0], picture.height / full[1]
+    decoded = _decoded(image, where, draft_side(*full, box, size))
+    across, down = decoded.width / full[0], decoded.height / full[1]
     left, top = round(box.left * across), round(box.top * down)
-    right = min(left + round((box.right - box.left) * across), picture.width)
-    bottom = min(top + round((box.bottom - box.top) * down), picture.height)
-    return np.array(np.asarray(picture)[top:bottom, left:right])  # a copy: torch wants to own what it reads
+    right = min(left + round((box.right - box.left) * across), decoded.width)
+    bottom = min(top + round((box.bottom - box.top) * down), decoded.height)
+    return np.array(np.asarray(decoded)[top:bottom, left:right])  # a copy: torch wants to own what it reads

@@ -6,7 +6,7 @@ caft_text    From the vectors of sub-captions to one of the whole caption: the W
              of CAFT.
 cast         A vision transformer from fine to coarse, over superpixels instead of squares (CAST, arXiv
              2210.00314).
-superpixels  Superpixels of a batch of pictures, by one of four ways under the contract of
+superpixels  Superpixels of a batch of images, by one of four ways under the contract of
              `nn.superpixels`.
 text         A text transformer, causal or bidirectional, of any context length, trained from scratch.
 tgt_text     The text side of the Text Group Transformer: tokens to groups, and a caption decoded from

@@ -4,9 +4,11 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from grainline.config import Config
+
 
 class ImageTokens(NamedTuple):
-    """A picture, before any projection into a shared space."""
+    """An image, before any projection into a shared space."""
 
     pooled: Tensor  # [N, W]
     cls: Tensor | None  # [N, W] the class token, where the encoder has one; never mixed in with the patches
@@ -47,7 +49,7 @@ class Layered(nn.Module):
 
 
 class ImageBackbone(Protocol):
-    """Anything that reads pictures. `grid` is None where tokens do not lie on one (superpixels)."""
+    """Anything that reads images. `grid` is None where tokens do not lie on one (superpixels)."""
 
     width: int
     size: int  # side of its square input in pixels
@@ -65,3 +67,25 @@ class TextBackbone(Protocol):
 
     def __call__(self, ids: Tensor, mask: Tensor) -> TextTokens:
         """ids [M, L] int64, mask [M, L] bool; padding stands on the right and may be of any length"""
+
+
+class ImageEncoderConfig(Config):
+    """The settings of an image encoder outside grainline: derive from it, add fields, and define `build`."""
+
+    kind: str  # my_module:MyConfig, the derived class
+    size: int  # side of its square input in pixels
+
+    def build(self) -> ImageBackbone:
+        """The encoder, an nn.Module, with fresh weights."""
+        raise NotImplementedError
+
+
+class TextEncoderConfig(Config):
+    """The settings of a text encoder outside grainline: derive from it, add fields, and define `build`."""
+
+    kind: str  # my_module:MyConfig, the derived class
+    vocab: int  # number of token ids
+
+    def build(self) -> TextBackbone:
+        """The encoder, an nn.Module, with fresh weights."""
+        raise NotImplementedError

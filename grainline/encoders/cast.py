@@ -1,6 +1,6 @@
 """A vision transformer from fine to coarse, over superpixels instead of squares (CAST, arXiv 2210.00314).
 
-A small convolutional stem sees the picture; superpixels take the mean of its features. Blocks follow in
+A small convolutional stem sees the image; superpixels take the mean of its features. Blocks follow in
 stages, and between two stages graph pooling makes fewer tokens of many (`nn.grouping`). So each stage has
 segments of its own, those of a later stage made of whole ones of an earlier. In CAFT (arXiv 2602.02977) the
 second stage meets the parts of a text, and the class token behind the last one the whole.
@@ -44,7 +44,7 @@ class CastConfig(Config):
     heads: int = Field(gt=0)
     depths: tuple[int, ...] = Field(min_length=1)  # blocks of each stage
     groups: tuple[int, ...] = (64, 32, 16)  # tokens of each stage but the first, which has the superpixels
-    read: int | None = Field(None, ge=1)  # the stage whose tokens are the picture's, from 1; None: the last
+    read: int | None = Field(None, ge=1)  # the stage whose tokens are the image's, from 1; None: the last
     size: int = Field(224, gt=0)  # side of the square input in pixels
     superpixels: SuperpixelConfig = SuperpixelConfig()
     stride: int = Field(
@@ -56,7 +56,7 @@ class CastConfig(Config):
     drop_path: float = Field(0.0, ge=0.0, lt=1.0)  # share of rows that skip a branch of the last block
     dropout: float = Field(0.1, ge=0.0, lt=1.0)  # inside graph pooling
     mean: Colour = (0.481, 0.458, 0.408)  # of the pixels in 0..1, as CLIP's data have them
-    spread: Colour = (0.269, 0.261, 0.276)  # their standard deviation
+    std: Colour = (0.269, 0.261, 0.276)  # their standard deviation
 
     @model_validator(mode="before")
     @classmethod
@@ -86,7 +86,7 @@ class CastConfig(Config):
             f"width {self.width} is not a multiple of {self.heads} heads": self.width % self.heads,
             f"width {self.width} is not a multiple of 4, as positions of waves need it": self.width % 4
             and self.positions == "waves",
-            f"spread {self.spread} must be above 0 in every colour": min(self.spread) <= 0,
+            f"spread {self.std} must be above 0 in every colour": min(self.std) <= 0,
         }
         for why, found in wrong.items():
             if found:
@@ -95,7 +95,7 @@ class CastConfig(Config):
 
     @property
     def superpixel_count(self) -> int:
-        """Superpixels of a picture, empty ones included."""
+        """Superpixels of an image, empty ones included."""
         return (self.size // self.superpixels.cell) ** 2
 
 
@@ -107,7 +107,7 @@ class Stage(NamedTuple):
 
 
 class CastTokens(NamedTuple):
-    """A picture at every grain, from fine to coarse, before any projection into a shared space."""
+    """An image at every grain, from fine to coarse, before any projection into a shared space."""
 
     pooled: Tensor  # [N, W] the class token behind the last stage, behind a LayerNorm
     stages: tuple[Stage, ...]  # of superpixels first; no norm behind their blocks
@@ -131,7 +131,7 @@ class Cast(Layered):
         self.width, self.size, self.grid = cfg.width, cfg.size, None
         self.cell = cfg.superpixels.cell
         self.register_buffer("mean", torch.tensor(cfg.mean).view(3, 1, 1))
-        self.register_buffer("spread", torch.tensor(cfg.spread).view(3, 1, 1))
+        self.register_buffer("spread", torch.tensor(cfg.std).view(3, 1, 1))
         self.superpixels = Superpixels(cfg.superpixels, cfg.size)
         self.stem = _stem(cfg)
         self.side = cfg.size // cfg.stride  # of the map of features
@@ -159,7 +159,7 @@ class Cast(Layered):
         return ImageTokens(seen.pooled, seen.pooled, patches, mask, places)
 
     def forward(self, pixels: Tensor, regions: Tensor | None = None) -> CastTokens:
-        """Pictures to tokens. No value is read by the host.
+        """Images to tokens. No value is read by the host.
 
         pixels   [N, 3, S, S] uint8 or float
         regions  [N, S, S] int64 superpixels that are known already, under the contract of `nn.superpixels`
@@ -233,9 +233,9 @@ def _stem(cfg: CastConfig) -> nn.Sequential:
     """3 x 3 convolutions of stride 2 that double the channels, one of stride 1, and a 1 x 1 one.
 
     At width 768 and stride 8 they have 96, 192, 384, 768 and 768 channels, as in CAST, which has BatchNorm
-    behind each. That is `batch`, for comparison alone: what a picture becomes then depends on its batch, so a
+    behind each. That is `batch`, for comparison alone: what an image becomes then depends on its batch, so a
     batch in chunks (GradCache) or over several processes gives other gradients than the same batch at once.
-    With `group` each picture is normed by itself.
+    With `group` each image is normed by itself.
     """
     halvings = cfg.stride.bit_length() - 1
     layers: list[nn.Module] = []

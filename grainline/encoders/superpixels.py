@@ -1,4 +1,4 @@
-"""Superpixels of a batch of pictures, by one of four ways under the contract of `nn.superpixels`."""
+"""Superpixels of a batch of images, by one of four ways under the contract of `nn.superpixels`."""
 
 import importlib
 import re
@@ -48,12 +48,12 @@ def require_seeds() -> ModuleType:
 def seeds(pixels: Tensor, cell: int, steps: int) -> Cells:
     """pixels [N, 3, S, S] uint8 or float in 0..1 -> Cells of zeros and ones; computed on the CPU
 
-    steps  sweeps over the picture at each level
+    steps  sweeps over the image at each level
     """
     cv2 = require_seeds()
     whole = pixels if pixels.dtype == torch.uint8 else (pixels * 255).round().clamp(0, 255).to(torch.uint8)
-    pictures = whole.permute(0, 2, 3, 1).cpu().numpy()
-    labels = np.stack([at_home(_segments(cv2, picture, cell, steps), cell) for picture in pictures])
+    images = whole.permute(0, 2, 3, 1).cpu().numpy()
+    labels = np.stack([at_home(_segments(cv2, image, cell, steps), cell) for image in images])
     label = torch.from_numpy(labels).to(pixels.device)
     return Cells(one_hot(label, cell), label)
 
@@ -79,12 +79,12 @@ def at_home(segment: np.ndarray, cell: int) -> np.ndarray:
     return (grid * row + column).astype(np.int64)
 
 
-def _segments(cv2: Any, picture: np.ndarray, cell: int, steps: int) -> np.ndarray:
-    """OpenCV's segments of one picture [S, S, 3] uint8 RGB, about one for each cell: [S, S] int"""
-    size = picture.shape[0]
+def _segments(cv2: Any, image: np.ndarray, cell: int, steps: int) -> np.ndarray:
+    """OpenCV's segments of one image [S, S, 3] uint8 RGB, about one for each cell: [S, S] int"""
+    size = image.shape[0]
     number = (size // cell) ** 2
     found = cv2.ximgproc.createSuperpixelSEEDS(size, size, 3, number, LEVELS, PRIOR, BINS)
-    found.iterate(cv2.cvtColor(picture, cv2.COLOR_RGB2LAB), steps)
+    found.iterate(cv2.cvtColor(image, cv2.COLOR_RGB2LAB), steps)
     return np.asarray(found.getLabels())
 
 
@@ -105,7 +105,7 @@ MEAN = (
     0.411,
     0.432,
     0.450,
-)  # of the pictures it was trained on, R, G, B in 0..1; their spread is not divided by
+)  # of the images it was trained on, R, G, B in 0..1; their spread is not divided by
 SLOPE = 0.1  # of the activations below 0
 
 
@@ -163,7 +163,7 @@ class SFCN(nn.Module):
 
 
 def cells_of(logits: Tensor) -> Cells:
-    """The softmax over the neighbours inside the picture, in float32; logits [N, 9, S, S]"""
+    """The softmax over the neighbours inside the image, in float32; logits [N, 9, S, S]"""
     there = inside(logits.shape[-1], CELL, logits.device)
     with torch.autocast(logits.device.type, enabled=False):
         association = logits.float().masked_fill(~there, -torch.inf).softmax(1)
@@ -262,12 +262,12 @@ def _shape(x: Tensor) -> str:
 
 
 class SuperpixelConfig(Config):
-    """How pictures are cut into superpixels."""
+    """How images are cut into superpixels."""
 
     kind: Literal["kmeans", "grid", "sfcn", "seeds"] = "kmeans"
     cell: int = Field(16, ge=2)  # side of the cell that a superpixel stands for, in pixels
     compactness: float = Field(10.0, gt=0)  # kmeans: what a distance of one cell weighs, in units of Lab
-    steps: int = Field(10, ge=1)  # kmeans: how often the pixels choose; seeds: sweeps over the picture
+    iterations: int = Field(10, ge=1)  # kmeans: how often the pixels choose; seeds: sweeps over the image
     checkpoint: str | None = (
         None  # sfcn: the published weights; read when a run begins, not needed afterwards
     )
@@ -284,7 +284,7 @@ class SuperpixelConfig(Config):
 
 
 class Superpixels(nn.Module):
-    """Pictures to superpixels. Nothing in it learns, and no gradient passes through it.
+    """Images to superpixels. Nothing in it learns, and no gradient passes through it.
 
     The weights of SFCN are buffers: they stand in the state dict, and no rule of an optimizer reaches them.
     The network computes in bfloat16 on devices that have it, whatever autocast says; all else is float32. But
@@ -292,11 +292,11 @@ class Superpixels(nn.Module):
     """
 
     def __init__(self, cfg: SuperpixelConfig, size: int) -> None:
-        """size: side of the pictures in pixels. UserError where the cells do not fill it"""
+        """size: side of the images in pixels. UserError where the cells do not fill it"""
         super().__init__()
         if size % cfg.cell:
             raise UserError(
-                f"superpixels: pictures of {size} pixels are no whole number of cells of {cfg.cell}"
+                f"superpixels: images of {size} pixels are no whole number of cells of {cfg.cell}"
             )
         if cfg.kind == "seeds":
             require_seeds()
@@ -305,7 +305,7 @@ class Superpixels(nn.Module):
 
     @property
     def number(self) -> int:
-        """Superpixels of a picture, empty ones included."""
+        """Superpixels of an image, empty ones included."""
         return (self.size // self.cfg.cell) ** 2
 
     def fill(self, path: Path) -> None:
@@ -317,15 +317,15 @@ class Superpixels(nn.Module):
     def forward(self, pixels: Tensor) -> Cells:
         """pixels [N, 3, S, S] uint8 in 0..255 or float in 0..1, S the size"""
         if pixels.shape[-2:] != (self.size, self.size):
-            raise ValueError(f"pictures of {tuple(pixels.shape[-2:])} pixels, not of {self.size}")
+            raise ValueError(f"images of {tuple(pixels.shape[-2:])} pixels, not of {self.size}")
         cfg = self.cfg
         if self.network is not None:
             return self._by_network(self.network, pixels)
         if cfg.kind == "seeds":
-            return seeds(pixels, cfg.cell, cfg.steps)
+            return seeds(pixels, cfg.cell, cfg.iterations)
         if cfg.kind == "grid":
             return square_grid(pixels, cfg.cell)
-        return kmeans(pixels, cfg.cell, cfg.compactness, cfg.steps)
+        return kmeans(pixels, cfg.cell, cfg.compactness, cfg.iterations)
 
     def _by_network(self, network: nn.Module, pixels: Tensor) -> Cells:
         device = pixels.device

@@ -3,11 +3,19 @@
 from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    SerializeAsAny,
+    Tag,
+    ValidationInfo,
+    model_validator,
+)
 from torch import Tensor, nn
 
-from grainline.config import Config
-from grainline.encoders.base import ImageTokens
+from grainline.config import Config, load_class
+from grainline.encoders.base import ImageEncoderConfig, ImageTokens, TextEncoderConfig
 from grainline.encoders.cast import SIZES as CAST_SIZES
 from grainline.encoders.cast import Cast, CastConfig, segments
 from grainline.encoders.pretrained import Pretrained, build_pretrained
@@ -23,9 +31,34 @@ from grainline.types import Encoded, Images, Texts, full
 WIDTH = 512  # of the shared space, where neither the config nor a checkpoint says it
 
 
+def _load_custom(value: Any, info: ValidationInfo, base: type[Config]) -> Any:
+    """The config of an encoder outside grainline, of the class that its field `kind` names."""
+    if not isinstance(value, dict):
+        return value
+    trust_code = (info.context or {}).get("trust_code", True)
+    cls = load_class(value["kind"], base, {}, "kind", trust_code=trust_code)
+    return cls.model_validate(value, context=info.context)
+
+
+def _load_image(value: Any, info: ValidationInfo) -> Any:
+    return _load_custom(value, info, ImageEncoderConfig)
+
+
+def _load_text(value: Any, info: ValidationInfo) -> Any:
+    return _load_custom(value, info, TextEncoderConfig)
+
+
+def _is_custom(value: Any) -> bool:
+    kind = value.get("kind") if isinstance(value, dict) else None
+    return isinstance(value, ImageEncoderConfig | TextEncoderConfig) or ":" in str(kind)
+
+
 def image_kind(value: Any) -> str:
-    """The tag of an image side: "pretrained" where it has that field, "cast" by name or field, else "vit"."""
-    kind = is_pretrained(value)
+    """The tag of an image side.
+
+    "custom" with kind "module:Class", "pretrained" with that field, "cast" by name or field, else "vit"
+    """
+    kind = "custom" if _is_custom(value) else is_pretrained(value)
     if kind == "scratch":
         fields = value if isinstance(value, dict) else {}
         named = fields.get("name") in [*CAST_SIZES]  # those of a ViT have a slash
@@ -36,14 +69,15 @@ def image_kind(value: Any) -> str:
 ImageSide = Annotated[
     Annotated[ViTConfig, Tag("vit")]
     | Annotated[CastConfig, Tag("cast")]
-    | Annotated[PretrainedImageConfig, Tag("pretrained")],
+    | Annotated[PretrainedImageConfig, Tag("pretrained")]
+    | Annotated[SerializeAsAny[ImageEncoderConfig], BeforeValidator(_load_image), Tag("custom")],
     Discriminator(image_kind),
 ]
 
 
 def text_kind(value: Any) -> str:
-    """The tag of a text side: "pretrained" or "groups" where it has that field, else "scratch"."""
-    kind = is_pretrained(value)
+    """The tag of a text side: "custom", "pretrained" or "groups" as for images, else "scratch"."""
+    kind = "custom" if _is_custom(value) else is_pretrained(value)
     if kind == "scratch":
         named = isinstance(value, GrouperConfig) or (isinstance(value, dict) and "groups" in value)
         kind = "groups" if named else "scratch"
@@ -53,7 +87,8 @@ def text_kind(value: Any) -> str:
 TextSide = Annotated[
     Annotated[TextConfig, Tag("scratch")]
     | Annotated[GrouperConfig, Tag("groups")]
-    | Annotated[PretrainedTextConfig, Tag("pretrained")],
+    | Annotated[PretrainedTextConfig, Tag("pretrained")]
+    | Annotated[SerializeAsAny[TextEncoderConfig], BeforeValidator(_load_text), Tag("custom")],
     Discriminator(text_kind),
 ]
 
@@ -90,7 +125,7 @@ class TowersConfig(Config):
 
 
 class Towers(nn.Module):
-    """Pictures and texts to unit vectors, and to tokens in the same space.
+    """Images and texts to unit vectors, and to tokens in the same space.
 
     Tokens are projected only outside training: no dual-encoder loss reads them, heat maps and indexes do.
     """
@@ -131,30 +166,39 @@ class Towers(nn.Module):
             return self.image.kind in CLASSED
         return isinstance(self.image, ViT) and self.image.class_token is not None
 
-    def see(self, images: Images) -> ImageTokens:
-        """What the image encoder makes of pictures; features and superpixels that they bring along stand."""
+    def image_tokens(self, images: Images) -> ImageTokens:
+        """What the image encoder makes of images; features and superpixels that they bring along stand."""
         if images.features is not None:
-            made = full(images.features)
-            return ImageTokens(made[:, 0], made[:, 0] if self.classed else None, made[:, 1:])
+            features = full(images.features)
+            return ImageTokens(features[:, 0], features[:, 0] if self.classed else None, features[:, 1:])
         if isinstance(self.image, Cast):
             return self.image.read(images.pixels, images.regions)
-        seen: ImageTokens = self.image(images.pixels)
-        return seen._replace(places=None) if self.training else seen
+        read: ImageTokens = self.image(images.pixels)
+        return read._replace(places=None) if self.training else read
 
     def segmentations(self, images: Images) -> tuple[Tensor, ...]:
         """The segment of each pixel at every stage, as `cast.segments` has them; () without segments."""
         if isinstance(self.image, Cast):
             return segments(self.image(images.pixels, images.regions))
-        places = self.see(images).places
+        places = self.image_tokens(images).places
         return () if places is None else (places.long(),)
 
+    def encode_with_tokens(self, images: Images, project: nn.Module | None = None) -> Encoded:
+        """images of N rows -> Encoded [N, D], tokens = projected patches in training too, not of unit length
+
+        project  of the patches; None: that of the vectors
+        """
+        read = self.image_tokens(images)
+        vector, tokens = unit(self.to_image(read.pooled)), full((project or self.to_image)(read.patches))
+        return Encoded(vector, tokens, read.real(), images.image, images.image, None, read.places)
+
     def encode_images(self, images: Images) -> Encoded:
-        """images of N rows -> Encoded [N, D], tokens = patches"""
-        seen = self.see(images)
-        keep = 0 if self.training else seen.patches.shape[1]
-        tokens = self._tokens(self.to_image, seen.patches[:, :keep])
-        vector, mask = unit(self.to_image(seen.pooled)), seen.real()[:, :keep]
-        return Encoded(vector, tokens, mask, images.image, images.image, None, seen.places)
+        """images of N rows -> Encoded [N, D], tokens = patches, outside training only"""
+        read = self.image_tokens(images)
+        keep = 0 if self.training else read.patches.shape[1]
+        tokens = self._tokens(self.to_image, read.patches[:, :keep])
+        vector, mask = unit(self.to_image(read.pooled)), read.real()[:, :keep]
+        return Encoded(vector, tokens, mask, images.image, images.image, None, read.places)
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """texts of M rows, their S parts read one after the other -> Encoded [M, D], tokens = words"""
@@ -209,13 +253,19 @@ def _encoders(
     return seeing, reading, heads
 
 
-def _fresh(side: ViTConfig | CastConfig | PretrainedImageConfig) -> ViT | Cast | None:
+def _fresh(side: Any) -> Any:
+    """An image encoder with fresh weights; None for one from a checkpoint."""
+    if isinstance(side, ImageEncoderConfig):
+        return side.build()
     if isinstance(side, CastConfig):
         return Cast(side)
     return ViT(side) if isinstance(side, ViTConfig) else None
 
 
-def _fresh_text(side: TextConfig | GrouperConfig | PretrainedTextConfig) -> TextTransformer | Grouper | None:
+def _fresh_text(side: Any) -> Any:
+    """A text encoder with fresh weights; None for one from a checkpoint."""
+    if isinstance(side, TextEncoderConfig):
+        return side.build()
     if isinstance(side, GrouperConfig):
         return Grouper(side)
     return TextTransformer(side) if isinstance(side, TextConfig) else None
@@ -227,14 +277,12 @@ def _built(side: PretrainedImageConfig | PretrainedTextConfig) -> Pretrained:
     return build_pretrained(side.architecture)
 
 
-def _projection(
-    side: ViTConfig | CastConfig | TextConfig | GrouperConfig | PretrainedImageConfig | PretrainedTextConfig,
-    width: int,
-    space: int,
-) -> nn.Module:
+def _projection(side: Config, width: int, space: int) -> nn.Module:
     """Into the shared space; nothing where the summaries of a checkpoint are its vectors already."""
-    found = side.architecture if isinstance(side, PretrainedImageConfig | PretrainedTextConfig) else None
-    if found is not None and is_vector(found) and space_of(found) == space:
+    architecture = (
+        side.architecture if isinstance(side, PretrainedImageConfig | PretrainedTextConfig) else None
+    )
+    if architecture is not None and is_vector(architecture) and space_of(architecture) == space:
         return nn.Identity()
     return nn.Linear(width, space, bias=False)
 

@@ -44,8 +44,8 @@ class ViTConfig(Config):
         0.481,
         0.458,
         0.408,
-    )  # of the pixels in 0..1, as CLIP's data have them; drawn pictures differ
-    spread: Colour = (0.269, 0.261, 0.276)  # their standard deviation
+    )  # of the pixels in 0..1, as CLIP's data have them; drawn images differ
+    std: Colour = (0.269, 0.261, 0.276)  # their standard deviation
     stem: Literal["patch", "conv", "overlap"] = "patch"
     positions: Literal["noise", "waves"] = "noise"  # what the learnt vectors of the places begin as
     pool: Literal["class", "mean", "attention"] = "class"
@@ -69,14 +69,14 @@ class ViTConfig(Config):
             raise ValueError(f"size {self.size} is not a multiple of patch {self.patch}")
         if self.patches == "values" and self.pool != "class":
             raise ValueError(f"patches: values need pool: class, not {self.pool}: its summary reads them")
-        if min(self.spread) <= 0:
-            raise ValueError(f"spread {self.spread} must be above 0 in every colour")
+        if min(self.std) <= 0:
+            raise ValueError(f"spread {self.std} must be above 0 in every colour")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
         if self.positions == "waves" and self.width % 4:
             raise ValueError(f"width {self.width} is not a multiple of 4, as positions of waves need it")
         if self.stem != "patch" and self.patch & (self.patch - 1):
-            raise ValueError(f"the conv stem halves the picture: patch {self.patch} is not a power of two")
+            raise ValueError(f"the conv stem halves the image: patch {self.patch} is not a power of two")
         return self
 
 
@@ -92,7 +92,7 @@ class ViT(Layered):
         self.width, self.size = cfg.width, cfg.size
         self.grid = (cfg.size // cfg.patch, cfg.size // cfg.patch)
         self.register_buffer("mean", torch.tensor(cfg.mean).view(3, 1, 1))
-        self.register_buffer("spread", torch.tensor(cfg.spread).view(3, 1, 1))
+        self.register_buffer("spread", torch.tensor(cfg.std).view(3, 1, 1))
         self.stem = nn.Conv2d(3, cfg.width, cfg.patch, cfg.patch) if cfg.stem == "patch" else _conv_stem(cfg)
         noise = torch.randn(self.grid[0] * self.grid[1], cfg.width) * 0.02
         self.position = nn.Parameter(noise if cfg.positions == "noise" else waves(*self.grid, cfg.width))
@@ -151,7 +151,7 @@ def normalised(pixels: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
 def _conv_stem(cfg: ViTConfig) -> nn.Sequential:
     """3 x 3 convolutions of stride 2 down to one cell a patch, then a 1 x 1 one to the full width.
 
-    GroupNorm, not BatchNorm: what a picture becomes must not depend on its batch.
+    GroupNorm, not BatchNorm: what an image becomes must not depend on its batch.
     """
     steps = cfg.patch.bit_length() - 1
     layers: list[nn.Module] = []

@@ -1,10 +1,10 @@
 """Retrieval and foil suites: scores in chunks, ranks with ties counted, intervals, results as JSON.
 
-collect      What a suite sends along while a source is encoded: it takes pictures, texts and regions as
+collect      What a suite sends along while a source is encoded: it takes images, texts and regions as
              they come.
 compare      Results against each other: a later one against an earlier one, several seeds as one.
 encode       A data source, encoded: what every suite reads.
-intervals    Intervals: percentile bootstrap over pictures, and Wilson's interval for plain accuracies.
+intervals    Intervals: percentile bootstrap over images, and Wilson's interval for plain accuracies.
 options      What `grainline evaluate` is asked for: checked before a model is loaded, then encoded and
              measured.
 outcome      From outcomes to a result: what all suites share.

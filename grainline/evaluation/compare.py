@@ -2,7 +2,7 @@
 
 A result against an earlier one on the same data: paired differences with intervals, for every suite.
 
-Both results are resampled with the same draws of pictures. What is hard or easy in a picture then cancels,
+Both results are resampled with the same draws of images. What is hard or easy in an image then cancels,
 and the interval of the difference is narrower than those of its two sides. Run before and after a fine-tuning
 on other data, a suite tells what was forgotten.
 """
@@ -15,13 +15,8 @@ from scipy.stats import ttest_rel
 
 from grainline.errors import UserError
 from grainline.evaluation.intervals import from_replicates
-from grainline.evaluation.outcome import metrics_of, options_of
-from grainline.evaluation.result import DECIMALS, Result, Unit, labelled, now, read, refuse_unlike, versions
-from grainline.evaluation.shortlist import EXACT, LISTED
-from grainline.evaluation.suites.registry import CELLS
-
-FOUND = ("rank", "tied", "right", "predicted", "per_class", "confusions", "scores", "cut", LISTED, EXACT)
-"""Fields of `Result.queries` that a model decides; all others say what it was asked."""
+from grainline.evaluation.result import DECIMALS, Result, Unit, labelled, now, read, versions
+from grainline.evaluation.suite import Suite, metrics_of, settings_of, suite_of
 
 
 class Difference(NamedTuple):
@@ -31,7 +26,7 @@ class Difference(NamedTuple):
     before: float
     after: float
     value: float
-    low: float  # bootstrap interval over pictures, the same ones on both sides
+    low: float  # bootstrap interval over images, the same ones on both sides
     high: float
     unit: Unit
 
@@ -52,7 +47,7 @@ class Difference(NamedTuple):
         return f"{100 * number:{sign}.1f}" + ("" if sign else " %")
 
 
-def against(after: Result, before: Result, where: str = "the earlier result") -> list[Difference]:
+def compare(after: Result, before: Result, where: str = "the earlier result") -> list[Difference]:
     """The difference of every metric of both, with the seed, resamples and level of `after`.
 
     where  what to call `before` in an error
@@ -60,13 +55,13 @@ def against(after: Result, before: Result, where: str = "the earlier result") ->
     Raises UserError unless both were asked the same, and for a pooled result, which keeps no outcomes.
     """
     refuse_other(after, before, where, "be compared")
-    options = options_of(after)
-    cells, earlier = (CELLS[after.suite]([result.queries], options) for result in (after, before))
+    suite, settings = suite_of(after), settings_of(after)
+    metrics, earlier = (suite.metrics([result.queries], settings) for result in (after, before))
     out = []
-    for name, cell in ((name, cell) for name, cell in cells.items() if name in earlier):
-        value = cell.value - earlier[name].value
-        ends = from_replicates(value, cell.drawn - earlier[name].drawn, options.level)
-        out.append(Difference(name, earlier[name].value, cell.value, *ends, cell.unit))
+    for name, one in ((name, one) for name, one in metrics.items() if name in earlier):
+        value = one.value - earlier[name].value
+        ends = from_replicates(value, one.samples - earlier[name].samples, settings.level)
+        out.append(Difference(name, earlier[name].value, one.value, *ends, one.unit))
     return out
 
 
@@ -77,43 +72,54 @@ def refuse_other(one: Result, other: Result, where: str, what: str) -> None:
     """
     refuse_unlike(one, other, f"{what} ({where})")
     _refuse_empty(other, where)
-    if _asked(one.queries) != _asked(other.queries):
+    fields = suite_of(one).model_fields
+    if _questions(one.queries, fields) != _questions(other.queries, fields):
         raise UserError(
-            f"{where} asks other pictures, texts or classes than this result; use the same data and options"
+            f"{where} asks other images, texts or classes than this result; use the same data and options"
         )
 
 
 def read_earlier(path: str, suite: str) -> Result:
     """A result to compare with. Raises UserError where it cannot be one, before the new one is measured."""
-    found = read(path)
-    if found.suite != suite:
+    result = read(path)
+    if result.suite != suite:
         raise UserError(
-            f"{path} is a result of --suite {found.suite}, not of {suite}; compare like with like"
+            f"{path} is a result of --suite {result.suite}, not of {suite}; compare like with like"
         )
-    _refuse_empty(found, path)
-    return found
+    _refuse_empty(result, path)
+    return result
 
 
-def noted(after: Result, before: Result, path: str) -> Result:
-    """The result with its differences to an earlier one in `settings["against"]`."""
-    found = against(after, before, path)
+def refuse_options(suite: Suite[Any], earlier: Result, path: str) -> None:
+    """Raise UserError where an earlier result was made with other options that decide what is measured."""
+    options, others = suite.options.model_dump(mode="json"), _facts(earlier)
+    for name in suite.must_match:
+        if name in options and options[name] != others.get(name):
+            raise UserError(
+                f"{path} was made with {name}={others.get(name)}, not {options[name]}; use the same"
+            )
+
+
+def with_comparison(after: Result, before: Result, path: str) -> Result:
+    """The result with its differences to an earlier one in `settings["compared_to"]`."""
+    differences = compare(after, before, path)
     model = {name: before.settings[name] for name in MODEL if name in before.settings}
     entry: dict[str, Any] = {
         "path": path,
         "time": before.time,
         **model,
-        "differences": [difference._asdict() for difference in found],
+        "differences": [difference._asdict() for difference in differences],
     }
     notes = after.notes
-    if after.settings.get("templates") != before.settings.get("templates"):
-        notes += (f"{path} was made with other prompts",)
+    for name in suite_of(after).noted_if_other:
+        one, other = (_facts(result).get(name) for result in (after, before))
+        if one != other:
+            notes += (f"{path} was made with other {name}: {'none' if other is None else other}",)
     if after.settings.get("scoring") != before.settings.get("scoring"):
         notes += (
             f"{path} was made with other scores of pairs: {before.settings.get('scoring', 'its only ones')}",
         )
-    if after.settings.get("shortlist") != before.settings.get("shortlist"):
-        notes += (f"{path} was made with another shortlist: {before.settings.get('shortlist') or 'none'}",)
-    return after._replace(settings=after.settings | {"against": entry}, notes=notes)
+    return after._replace(settings=after.settings | {"compared_to": entry}, notes=notes)
 
 
 MODEL = ("model", "method", "weights", "step", "fingerprint", "scoring")
@@ -125,12 +131,33 @@ def _refuse_empty(result: Result, where: str) -> None:
         raise UserError(f"{where} keeps no outcomes, as pooled results do; compare results of single runs")
 
 
-def _asked(value: Any) -> Any:
-    """Outcomes without what the model decides."""
+def refuse_unlike(one: Result, other: Result, what: str, *, pooled: bool = False) -> None:
+    """Raise UserError unless two results are of one suite on the same data: such others cannot {what}."""
+    names = suite_of(one).must_match + (suite_of(one).pooled_must_match if pooled else ())
+    facts, others = _facts(one), _facts(other)
+    for name, a, b in (
+        ("suite", one.suite, other.suite),
+        ("protocol", one.protocol, other.protocol),
+        ("data fingerprint", one.data["fingerprint"], other.data["fingerprint"]),
+        ("captions", one.settings["captions"], other.settings["captions"]),
+        ("number of images", one.data["images"], other.data["images"]),
+        *((name.replace("_", " "), facts.get(name), others.get(name)) for name in names),
+    ):
+        if a != b:
+            raise UserError(f"results with {name} {a} and {b} cannot {what}; they must be the same")
+
+
+def _facts(result: Result) -> dict[str, Any]:
+    """The data, settings and options of a result by their names."""
+    return {**result.data, **result.settings, **result.settings.get("options", {})}
+
+
+def _questions(value: Any, fields: frozenset[str]) -> Any:
+    """Outcomes without the fields that the model decides."""
     if isinstance(value, dict):
-        return {name: _asked(inner) for name, inner in value.items() if name not in FOUND}
+        return {name: _questions(inner, fields) for name, inner in value.items() if name not in fields}
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return [_asked(inner) for inner in value]
+        return [_questions(inner, fields) for inner in value]
     return value
 
 
@@ -165,15 +192,15 @@ def paired_test(after: Sequence[float], before: Sequence[float]) -> SeedTest | N
     differences = np.subtract(after, before, dtype=float)
     if len(differences) < 2 or np.allclose(differences, differences[0], rtol=1e-9, atol=1e-12):
         return None
-    found = ttest_rel(after, before)
-    return SeedTest(float(found.statistic), int(found.df), float(found.pvalue))
+    test = ttest_rel(after, before)
+    return SeedTest(float(test.statistic), int(test.df), float(test.pvalue))
 
 
 def pooled(results: Sequence[Result]) -> Result:
     """Metrics over all runs together.
 
     Recalls and accuracies are means over the runs, medians are taken over the queries of all runs. The
-    bootstrap draws pictures, each with its queries of all runs: the interval speaks of other pictures, for
+    bootstrap draws images, each with its queries of all runs: the interval speaks of other images, for
     these runs. How far the runs lie apart is in `settings["runs"]`: metric -> value of every run.
 
     Raises UserError unless suite, protocol, data and captions are the same.
@@ -181,14 +208,11 @@ def pooled(results: Sequence[Result]) -> Result:
     assert results, "nothing to pool"
     first = results[0]
     for other in results[1:]:
-        refuse_unlike(first, other, "be pooled")
-        short = [result.settings.get("shortlist") for result in (first, other)]
-        if short[0] != short[1]:
-            raise UserError(f"results with shortlist {short[0]} and {short[1]} cannot be pooled")
-    options = options_of(first)
-    metrics = metrics_of(CELLS[first.suite]([result.queries for result in results], options), options)
+        refuse_unlike(first, other, "be pooled", pooled=True)
+    settings = settings_of(first)
+    metrics = metrics_of(suite_of(first).metrics([one.queries for one in results], settings), settings)
     runs = {m.name: [result.metric(m.name).value for result in results] for m in metrics}
-    note = f"pooled over {len(results)} runs; intervals are over pictures"
+    note = f"pooled over {len(results)} runs; intervals are over images"
     return first._replace(
         metrics=metrics,
         settings={**first.settings, "runs": runs},

@@ -1,34 +1,24 @@
 """A data source, encoded: what every suite reads.
 
 Samples that cannot be used are skipped, counted by cause and carried into the result. Tokens are dropped
-unless the method compares them; those of pictures are then kept as scores read them (`Method.held`).
+unless the method compares them; those of images are then kept as scores read them (`Method.held`).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 from PIL import Image
 
-from grainline.data.chunks import Parted
 from grainline.data.decode import decode
-from grainline.data.descriptions import Described, Descriptions, Told
-from grainline.data.open_source import remarks
-from grainline.data.record import MISSING_CAPTION, Damaged, Record, Source
+from grainline.data.descriptions import Described, Descriptions, WithDescriptions
+from grainline.data.formats.joined import remarks
+from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source
+from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
-from grainline.evaluation.collectors.choices import Choices
-from grainline.evaluation.collectors.classes import ClassTexts
 from grainline.evaluation.collectors.collecting import Rows, Skipped, numbered
-from grainline.evaluation.collectors.expressions import Expressions, Judging
-from grainline.evaluation.collectors.grouped import Grouped
-from grainline.evaluation.collectors.long import Card
-from grainline.evaluation.collectors.probes import Items, Probes, Probing
-from grainline.evaluation.collectors.regions import Collected, Regions, View
-from grainline.evaluation.collectors.seen import Likeness
-from grainline.evaluation.collectors.subtexts import Gathered, Noise, Subtexts, sequences
-from grainline.evaluation.collectors.text_attention import Looked
-from grainline.evaluation.collectors.trained import Overlap
 from grainline.evaluation.score import Scorer
-from grainline.types import Encoded, Pair, rows, vectors_only, without_places
+from grainline.types import Encoded, rows, vectors_only, without_places
 
 Captions = Literal["whole", "each", "first"]
 CAPTIONS: tuple[Captions, ...] = ("whole", "each", "first")
@@ -46,7 +36,7 @@ class Encoder(Protocol):
     def cut(self) -> int:
         """How many texts so far were longer than the context, and cut."""
 
-    def read(self, texts: Sequence[str]) -> Parted:
+    def read(self, texts: Sequence[str]) -> TokenizedParts:
         """What it reads of texts, and how much of each is cut."""
 
     def encode(
@@ -57,46 +47,64 @@ class Encoder(Protocol):
     ) -> Encoded: ...
 
 
-class Pooling(Protocol):
-    """What pools pictures by texts while their tokens are there."""
-
-    def add(self, images: Encoded, texts: Sequence[str]) -> None:
-        """The next pictures, with tokens, and the text of each."""
-
-
 class Encodings(NamedTuple):
     """Everything that suites need: rows, what they stand for, and what went wrong on the way."""
 
     images: Encoded  # [N] `image` is 0 .. N-1 in file order
-    texts: Encoded  # [M] in file order; `image` is the row of the picture
-    keys: tuple[str, ...]  # [N] names of the pictures
+    texts: Encoded  # [M] in file order; `image` is the row of the image
+    keys: tuple[str, ...]  # [N] names of the images
     strings: tuple[str, ...]  # [M] the texts as they were given to the model
-    probes: Probes | None  # None: not asked for
     path: str
     fingerprint: str
     captions: Captions
     samples: int  # in the source, damaged ones included
     damaged: dict[str, int]  # cause -> samples that were skipped
     damaged_first: tuple[str, ...]  # cause and place of the first of them
-    blank: int  # captions without a character, skipped beside others of the same picture
+    blank: int  # captions without a character, skipped beside others of the same image
     cut: int  # texts that were longer than the model reads, those of probes included
-    positions: tuple[int, ...]  # [N] where each picture stands in the source: skipped samples leave gaps
+    positions: tuple[int, ...]  # [N] where each image stands in the source: skipped samples leave gaps
     remarks: tuple[str, ...] = ()  # what the source found at opening
-    classes: ClassTexts | None = None  # None: not asked for
-    items: Items | None = None  # None: not asked for
-    subtexts: Subtexts | None = None  # None: not asked for
-    noise: Noise | None = None  # None: not asked for
-    regions: Regions | None = None  # None: not asked for
-    likeness: tuple[Likeness, ...] | None = None  # [N] None: not asked for
-    own: Pair | None = None  # [N] pictures, each pooled with its own text, and the texts; None: not asked for
-    card: Card | None = None  # None: not asked for
-    expressions: Expressions | None = None  # None: not asked for
-    looked: tuple[Looked | None, ...] | None = None  # [N] None: not asked for
-    grouped: Grouped | None = None  # None: not asked for
-    described: tuple[str, ...] = ()  # [N] descriptions of the pictures, for a method that reads them
+    described: tuple[str, ...] = ()  # [N] descriptions of the images, for a method that reads them
     descriptions: str = ""  # where they come from
-    choices: Choices | None = None  # None: not asked for
-    overlap: Overlap | None = None  # None: not asked for
+    collected: Mapping[str, Any] = {}  # what each collector returned, by its name
+
+
+class Sample(NamedTuple):
+    """A record with all that a walk knows of it before its image is encoded."""
+
+    record: Record
+    size: tuple[int, int]  # width and height of the decoded image
+    position: int  # in the source
+    row: int  # among the encoded images
+    texts: Sequence[str]  # the captions that are read of it, none of them blank
+
+
+class Collector(ABC):
+    """Collects what one suite needs during a walk over a source. Abstract: `result` is needed."""
+
+    truncated = 0
+    """Truncated texts that were not encoded and count too; below zero where some were encoded again."""
+
+    def add(self, sample: Sample) -> None:  # noqa: B027 - nothing by default
+        """The next record, before its image is encoded. To skip it: CorruptSample, with nothing added."""
+
+    def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:  # noqa: B027 - as `add`
+        """The next encoded images, with their tokens: N rows, and the captions of each."""
+
+    @abstractmethod
+    def result(self, data: Encodings) -> Any:
+        """What was collected, once all images are encoded. It stands in `Encodings.collected`.
+
+        data  all of the walk but `collected` and `cut`
+
+        Raises UserError where there is nothing.
+        """
+
+
+def text_rows(model: Encoder, batch: int) -> Rows:
+    """Rows that encode texts in batches, with tokens where the method compares them."""
+    kept = without_places if model.method.pairwise else vectors_only
+    return Rows(lambda items: kept(model.encode(texts=items)), batch)
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller
@@ -106,63 +114,53 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     captions: Captions = "whole",
     need_text: bool = True,
     encode_texts: bool = True,
-    probes: bool = False,
-    subtexts: bool = False,
-    regions: View | None = None,
-    pooling: Pooling | None = None,
-    judging: Judging | None = None,
+    keep_tokens: bool = True,
+    collectors: Mapping[str, Collector] = {},
     descriptions: Descriptions | None = None,
     batch: int = 64,
-    max_damaged: float = 0.1,
+    max_corrupt: float = 0.1,
     progress: Progress | None = None,
 ) -> Encodings:
-    """Encode all pictures and texts of a source.
+    """Encode all images and texts of a source.
 
-    captions     "whole": one text per picture, its fullest; "each": every caption; "first": the first one
-    need_text    a picture without a text counts as damaged; else it is encoded alone
+    captions     "whole": one text per image, its fullest; "each": every caption; "first": the first one
+    need_text    an image without a text counts as damaged; else it is encoded alone
     encode_texts  False keeps the texts as strings only: the names of classes come again and again
-    probes       encode the texts of all comparisons too: foils with their true captions, and sentences
-    subtexts     encode the cumulative subtexts of the first text of every picture too
-    regions      encode the regions that have foils, with their texts, in pictures seen like this
-    pooling      takes the pictures batch by batch, with the one text of each; no tokens are kept
-    judging     takes the regions of every record, and the pictures batch by batch; no tokens are kept
-    descriptions of the pictures, for a model that reads them
-    batch        pictures, and texts, that the model sees at once
-    max_damaged  share of samples that may be skipped
+    keep_tokens  False drops all tokens, also where the method compares them
+    collectors   what suites collect beside the vectors, by name: `Encodings.collected`
+    descriptions of the images, for a model that reads them
+    batch        images, and texts, that the model sees at once
+    max_corrupt  share of samples that may be skipped
 
     Raises UserError for an unknown `captions`, an empty source, too many damaged samples (naming the first
-    of them), and probes, subtexts and regions asked for where there are none.
+    of them).
     """
     if captions not in CAPTIONS:
         raise UserError(f"captions is {captions!r}; allowed: {', '.join(CAPTIONS)}")
     if len(source) == 0:
         raise UserError(f"no samples in {source.path}; evaluation needs at least one")
-    assert pooling is None or (captions != "each" and need_text), "one text a picture"
     cut_before = model.cut
-    asked = source if probes else None
-    run = _Run(model, captions, need_text, encode_texts, asked, subtexts, regions, pooling, judging, batch)
-    failed = Skipped(len(source), max_damaged, source.path)
-    told_of = source if descriptions is None else Told(source, descriptions)
+    run = _Run(
+        model, captions, need_text, encode_texts, batch,
+        keep_tokens, collectors,
+    )  # fmt: skip
+    failed = Skipped(len(source), max_corrupt, source.path)
+    told_of = source if descriptions is None else WithDescriptions(source, descriptions)
     for index in range(len(source)):
         try:
             record = told_of[index]
             run.add(record, decode(record), index)
-        except Damaged as error:
+        except CorruptSample as error:
             failed.add(error)
         if progress is not None:
             progress(index + 1, len(source))
     failed.refuse_all()
-    compared = run.probing.found(run.positions, source.path) if run.probing else None
-    told = run.subtexts(source.path)  # encodes the last of them, so before what was cut is counted
     images = numbered(run.images.stacked())  # the last regions are pooled here
-    found = run.regions(source.path)
-    judged = None if judging is None else judging.found(source.path)
-    return Encodings(
+    data = Encodings(
         images=images,
         texts=numbered(run.texts.stacked(), run.owner) if run.texts.number else rows(images, slice(0, 0)),
         keys=tuple(run.keys),
         strings=tuple(run.strings),
-        probes=compared,
         path=source.path,
         fingerprint=source.fingerprint(),
         captions=captions,
@@ -170,16 +168,15 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
         damaged=failed.causes(),
         damaged_first=failed.first(),
         blank=run.blank,
-        cut=model.cut - cut_before + run.spared,
+        cut=0,  # known once all texts are encoded
         positions=tuple(run.positions),
         remarks=remarks(source),
-        subtexts=told,
-        regions=found,
-        expressions=judged if isinstance(judged, Expressions) else None,
-        choices=judged if isinstance(judged, Choices) else None,
         described=tuple(run.described),
         descriptions="" if descriptions is None else str(descriptions),
     )
+    data = data._replace(collected={name: one.result(data) for name, one in collectors.items()})
+    truncated = sum(one.truncated for one in collectors.values())
+    return data._replace(cut=model.cut - cut_before + truncated)
 
 
 def texts_of(record: Record, captions: Captions) -> list[str]:
@@ -199,34 +196,23 @@ def texts_of(record: Record, captions: Captions) -> list[str]:
 class _Run:
     """One walk over a source."""
 
-    def __init__(  # noqa: PLR0913 - as encode_source has them
+    def __init__(
         self,
         model: Encoder,
         captions: Captions,
         need_text: bool,
         encode_texts: bool,
-        probed: Source | None,
-        subtexts: bool,
-        regions: View | None,
-        pooling: Pooling | None,
-        judging: Judging | None,
         batch: int,
+        keep_tokens: bool,
+        collectors: Mapping[str, Collector],
     ) -> None:
-        tokens = model.method.pairwise and pooling is None and judging is None
+        self.collectors = tuple(collectors.values())
+        self.waiting: list[Sequence[str]] = []  # captions of the images that are not encoded yet
+        tokens = model.method.pairwise and keep_tokens
         kept = without_places if tokens else vectors_only
-        held = model.method.held if tokens else vectors_only
+        held = model.method.precompute if tokens else vectors_only
         self.images = Rows(lambda items: kept(held(self._seen(model.encode(images=items)))), batch)
         self.texts = Rows(lambda items: kept(model.encode(texts=items)), batch)
-        told = Rows(lambda items: kept(model.encode(texts=items)), batch)
-        self.probing = None if probed is None else Probing(probed, told)
-        self.steps = Rows(lambda items: kept(model.encode(texts=items)), batch)
-        self.gathered = Gathered(model.read, self.steps.add) if subtexts else None
-        pooled = regions is not None and regions.scorer.pairwise
-        of_regions = without_places if pooled else vectors_only
-        self.phrases = Rows(lambda items: of_regions(model.encode(texts=items)), batch)
-        self.collected = None if regions is None else Collected(regions, model.read, self.phrases.add)
-        self.pooling, self.pooled = pooling, 0  # pictures so far
-        self.judging = judging
         self.captions, self.need_text = captions, need_text
         self.encode_texts = encode_texts
         self.keys: list[str] = []
@@ -236,21 +222,20 @@ class _Run:
         self.described: list[str] = []
         self.blank = 0
 
-    def add(self, record: Record, picture: Image.Image, index: int) -> None:
+    def add(self, record: Record, image: Image.Image, index: int) -> None:
         """Queue the record at a place of the source.
 
-        Raises Damaged, having queued nothing, if a text is lacking or a mask wrong.
+        Raises CorruptSample, having queued nothing, if a text is lacking or a mask wrong.
         """
         texts = texts_of(record, self.captions)
         real = [text for text in texts if text.strip()]
         if not real and self.need_text:
-            raise Damaged(MISSING_CAPTION, record.key)
-        if self.judging is not None:
-            self.judging.add(record, picture.size, index)  # may find damage, so it stands first
+            raise CorruptSample(MISSING_CAPTION, record.key)
+        for collector in self.collectors:
+            collector.add(Sample(record, image.size, index, self.images.number, real))
         self.blank += len(texts) - len(real)
-        if self.collected is not None:
-            self.collected.add(record, picture.size)  # before its batch is encoded
         row = self.images.number
+        self.waiting.append(real)
         self.keys.append(record.key)
         self.positions.append(index)
         for text in real:
@@ -261,36 +246,11 @@ class _Run:
         if record.dense is not None:
             self.described.append(record.dense)
         # encodes a batch that is full: after its texts
-        self.images.add(picture if record.dense is None else Described(picture, record.dense))
-        if self.probing is not None:
-            self.probing.add(record.foils, index, row)
-        if self.gathered is not None:
-            self.gathered.add(sequences(real[0] if real else "", record.subtexts))
-
-    def subtexts(self, path: str) -> Subtexts | None:
-        if self.gathered is None:
-            return None
-        if not self.steps.number:
-            raise UserError(f"no text in {path}; subtexts are cut from captions")
-        return self.gathered.encoded(numbered(self.steps.stacked(), [-1] * self.steps.number))
+        self.images.add(image if record.dense is None else Described(image, record.dense))
 
     def _seen(self, images: Encoded) -> Encoded:
-        if self.collected is not None:
-            self.collected.pool(images)
-        if self.judging is not None:
-            self.judging.judge(images)
-        if self.pooling is not None:
-            start, self.pooled = self.pooled, self.pooled + len(images.vector)
-            self.pooling.add(images, self.strings[start : self.pooled])
+        number = len(images.vector)
+        texts, self.waiting = self.waiting[:number], self.waiting[number:]
+        for collector in self.collectors:
+            collector.add_images(images, texts)
         return images
-
-    def regions(self, path: str) -> Regions | None:
-        if self.collected is None:
-            return None
-        self.collected.refuse_none(path)
-        return self.collected.regions(numbered(self.phrases.stacked(), [-1] * self.phrases.number))
-
-    @property
-    def spared(self) -> int:
-        """Texts that are cut and were not encoded, because another one reads alike."""
-        return sum(one.spared for one in (self.gathered, self.collected, self.judging) if one is not None)

@@ -1,7 +1,7 @@
-"""Intervals: percentile bootstrap over pictures, and Wilson's interval for plain accuracies.
+"""Intervals: percentile bootstrap over images, and Wilson's interval for plain accuracies.
 
-Queries that share a picture are not independent: five captions of one picture fail together. So whole
-pictures are drawn again, with all their queries (cluster bootstrap), wherever `groups` is given.
+Queries that share an image are not independent: five captions of one image fail together. So whole
+images are drawn again, with all their queries (cluster bootstrap), wherever `groups` is given.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def interval(
     """Percentile bootstrap interval of a statistic.
 
     values     [Q] one number per query
-    groups     [Q] id of the picture behind each query; whole groups are drawn. None: each query alone
+    groups     [Q] id of the image behind each query; whole groups are drawn. None: each query alone
     statistic  "mean", "median", or a function from [K] values to a number (slower: called per resample)
 
     Values that are all equal give an interval of width zero; for shares near 0 or 1 look at `wilson` too.
@@ -43,8 +43,8 @@ def interval(
     >>> hits = np.array([1, 1, 1, 0, 0, 0, 1, 0, 1, 1], float)
     >>> interval(hits)
     Interval(value=0.6, low=0.3, high=0.9)
-    >>> pictures = np.array([0, 0, 0, 1, 1, 1, 2, 3, 4, 4])
-    >>> [round(end, 2) for end in interval(hits, pictures)]
+    >>> images = np.array([0, 0, 0, 1, 1, 1, 2, 3, 4, 4])
+    >>> [round(end, 2) for end in interval(hits, images)]
     [0.6, 0.14, 1.0]
     """
     drawn = replicates(values, groups, statistic, resamples=resamples, seed=seed)
@@ -82,7 +82,7 @@ def replicates(
     groups  [Q] or None
 
     Returns [R], or [R, F]. Equal seeds and equal numbers of groups mean equal draws, in the order of the
-    group ids: sums of replicates from two sets of queries over the same pictures are a joint bootstrap.
+    group ids: sums of replicates from two sets of queries over the same images are a joint bootstrap.
     """
     values = np.asarray(values, np.float64)
     assert len(values) > 0, "no values to resample"

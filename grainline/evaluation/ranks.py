@@ -4,7 +4,7 @@ Retrieval metrics: ranks from scores, recalls from ranks, and what a random rank
 
 Nothing here knows what a model is. Two rules hold everywhere:
   1. ties are wrong: a negative that scores exactly as high as the best positive stands before it;
-  2. a query with several positives (a picture with five captions) is judged by its best one, and its
+  2. a query with several positives (an image with five captions) is judged by its best one, and its
      other positives are no competitors.
 """
 
@@ -105,17 +105,17 @@ def _miss(positives: np.ndarray, candidates: int, k: int) -> np.ndarray:
 
 # Protocols: which rows of a dataset are compared with which.
 #
-# plain         every picture and every caption coco-5k       5,000 pictures with the first five captions of
-# each coco-1k       the same, cut into five folds of 1,000 pictures in file order; metrics are means over the
-# folds flickr30k-1k  1,000 pictures with the first five captions of each, as in the test split of Karpathy
+# plain         every image and every caption coco-5k       5,000 images with the first five captions of
+# each coco-1k       the same, cut into five folds of 1,000 images in file order; metrics are means over the
+# folds flickr30k-1k  1,000 images with the first five captions of each, as in the test split of Karpathy
 #
-# Two sets of 5,000 COCO pictures are in use: the test split of Karpathy (from val2014) and val2017. Their
-# numbers cannot be compared, so a result says which of them the names of the pictures point to.
+# Two sets of 5,000 COCO images are in use: the test split of Karpathy (from val2014) and val2017. Their
+# numbers cannot be compared, so a result says which of them the names of the images point to.
 
 
 PROTOCOLS = ("plain", "coco-5k", "coco-1k", "flickr30k-1k")
-PICTURES, CAPTIONS, FOLD = 5000, 5, 1000
-FLICKR = 1000  # pictures of Flickr30k
+IMAGES, CAPTIONS, FOLD = 5000, 5, 1000
+FLICKR = 1000  # images of Flickr30k
 
 
 class Fold(NamedTuple):
@@ -137,11 +137,11 @@ def folds(protocol: str, images: Encoded, texts: Encoded, where: str = "the data
     n, m = len(images.image), len(texts.image)
     if protocol == "plain":
         return [Fold(torch.arange(n), torch.arange(m))]
-    pictures = FLICKR if protocol == "flickr30k-1k" else PICTURES
-    if n != pictures:
-        raise UserError(f"{n} pictures in {where}; {protocol} needs exactly {pictures}")
+    number = FLICKR if protocol == "flickr30k-1k" else IMAGES
+    if n != number:
+        raise UserError(f"{n} images in {where}; {protocol} needs exactly {number}")
     kept = first_captions(images.image, texts.image, CAPTIONS)
-    if len(kept) != pictures * CAPTIONS:
+    if len(kept) != number * CAPTIONS:
         short = int(
             (
                 torch.bincount(texts.image[kept], minlength=int(images.image.max()) + 1)[images.image]
@@ -149,10 +149,10 @@ def folds(protocol: str, images: Encoded, texts: Encoded, where: str = "the data
             ).sum()
         )
         raise UserError(
-            f"{short} pictures in {where} have fewer than {CAPTIONS} captions; {protocol} needs {CAPTIONS} "
+            f"{short} images in {where} have fewer than {CAPTIONS} captions; {protocol} needs {CAPTIONS} "
             "of each, as separate texts (captions: each)"
         )
-    size = FOLD if protocol == "coco-1k" else pictures
+    size = FOLD if protocol == "coco-1k" else number
     owner = texts.image[kept]
     return [
         Fold(torch.arange(i, i + size), kept[torch.isin(owner, images.image[i : i + size])])
@@ -161,9 +161,9 @@ def folds(protocol: str, images: Encoded, texts: Encoded, where: str = "the data
 
 
 def first_captions(images: Tensor, owner: Tensor, number: int) -> Tensor:
-    """Rows of the first captions of every picture, in their own order.
+    """Rows of the first captions of every image, in their own order.
 
-    images  [N] ids of the pictures; owner  [M] id of the picture of every text
+    images  [N] ids of the images; owner  [M] id of the image of every text
 
     >>> first_captions(torch.tensor([7, 3]), torch.tensor([7, 7, 3, 7, 3]), number=2)
     tensor([0, 1, 2, 4])
@@ -179,17 +179,17 @@ def first_captions(images: Tensor, owner: Tensor, number: int) -> Tensor:
 
 
 def coco_split(keys: Sequence[str]) -> str:
-    """Which 5,000 pictures of COCO the names point to.
+    """Which 5,000 images of COCO the names point to.
 
     >>> coco_split(["COCO_val2014_000000391895", "COCO_val2014_000000060623"])
     'coco-karpathy'
     >>> coco_split(["000000000139", "000000000285"])
     'coco-val2017'
     >>> coco_split(["a", "b"])
-    'unknown: the names of the pictures are not those of COCO'
+    'unknown: the names of the images are not those of COCO'
     """
     if all(re.search(r"COCO_val2014_\d{12}", key) for key in keys):
         return "coco-karpathy"
     if all(re.search(r"(^|/)\d{12}(\.\w+)?$", key) for key in keys):
         return "coco-val2017"
-    return "unknown: the names of the pictures are not those of COCO"
+    return "unknown: the names of the images are not those of COCO"

@@ -25,7 +25,7 @@ class Metric(NamedTuple):
 
     name: str  # "text to image R@1"
     value: float
-    low: float  # bootstrap interval over pictures
+    low: float  # bootstrap interval over images
     high: float
     queries: int
     chance: float | None  # what a random ranking, or a coin, reaches; None: there is no such thing
@@ -138,22 +138,6 @@ def from_json(text: str, where: str = "the text") -> Result:
         return Result(**fields)
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{where} is not a result of `grainline evaluate` ({error})") from error
-
-
-def refuse_unlike(one: Result, other: Result, what: str) -> None:
-    """Raise UserError unless two results are of one suite on the same data: such others cannot {what}."""
-    for name, a, b in (
-        ("suite", one.suite, other.suite),
-        ("protocol", one.protocol, other.protocol),
-        ("data fingerprint", one.data["fingerprint"], other.data["fingerprint"]),
-        ("captions", one.settings["captions"], other.settings["captions"]),
-        ("number of pictures", one.data["pictures"], other.data["pictures"]),
-        ("number of regions", one.data.get("regions"), other.data.get("regions")),
-        ("noise seed", one.settings.get("noise_seed"), other.settings.get("noise_seed")),
-        ("noise sentences", one.settings.get("noise_pool"), other.settings.get("noise_pool")),
-    ):
-        if a != b:
-            raise UserError(f"results with {name} {a} and {b} cannot {what}; they must be the same")
 
 
 def write(result: Result, path: str | Path) -> None:

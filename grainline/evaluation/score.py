@@ -33,7 +33,7 @@ class Scorer(Protocol):
     pairwise: bool  # False promises score(images, texts) == images.vector @ texts.vector.T
     blockwise: bool  # True promises that score holds no more of a pair than its score
 
-    def held(self, images: Encoded) -> Encoded: ...
+    def precompute(self, images: Encoded) -> Encoded: ...
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor: ...
 
@@ -43,7 +43,7 @@ class Cosine:
 
     pairwise = blockwise = False
 
-    def held(self, images: Encoded) -> Encoded:
+    def precompute(self, images: Encoded) -> Encoded:
         return images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -172,9 +172,9 @@ def check(images: Encoded, texts: Encoded) -> None:
 
 
 def prepared(method: Scorer, images: Encoded, texts: Encoded) -> tuple[Encoded, Encoded]:
-    """Both sides as tiles read them: pictures held, or vectors on a device that has float64."""
+    """Both sides as tiles read them: images held, or vectors on a device that has float64."""
     if method.pairwise:
-        return method.held(images), texts
+        return method.precompute(images), texts
     here = images.vector.device.type in ("cpu", "cuda")
     return (images, texts) if here else (to(images, "cpu"), to(texts, "cpu"))
 

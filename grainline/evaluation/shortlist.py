@@ -2,7 +2,7 @@
 
 For methods that score pair by pair (`pairwise`), where scoring every pair takes long. Each direction takes
 the candidates of its own queries, and ranks them by their scores with its own queries. Three rules:
-  1. candidates are the pictures, or texts, whose vectors are closest to that of the query; where vectors tie,
+  1. candidates are the images, or texts, whose vectors are closest to that of the query; where vectors tie,
      a false candidate goes before a true one, and then the earlier row;
   2. a true candidate that is not among them is not found, and its rank is the number of all candidates: its
      place by vector was never compared with the scores of the others;
@@ -40,7 +40,7 @@ KEYED = 3
 """Times the memory that a key takes for each pair, of that of a product."""
 
 PLACES = 2**30
-"""Pictures and texts together, at most."""
+"""Images and texts together, at most."""
 
 Score = Callable[[int, Tensor], Tensor]
 """A query and some candidates [k] to their scores [k]."""
@@ -64,7 +64,7 @@ def refuse_plain(method: Scorer, name: str) -> None:
     """Raise UserError where vectors are all that is compared: they need no second stage."""
     if not method.pairwise:
         raise UserError(
-            f"--shortlist is for methods that score pair by pair; {name} compares vectors, all of them: "
+            f"shortlist is for methods that score pair by pair; {name} compares vectors, all of them: "
             "leave it out, or choose another --scoring where the method has one"
         )
 

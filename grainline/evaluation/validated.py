@@ -64,7 +64,7 @@ def _measured(home: Path, weights: Path) -> tuple[float, int | None] | tuple[flo
         return line["metrics"][METRIC], line.get("images")
     try:
         result = from_json((home / RESULT).read_text(encoding="utf-8"), RESULT)
-        return result.metric(METRIC).value, result.data["pictures"], result.data["path"]
+        return result.metric(METRIC).value, result.data["images"], result.data["path"]
     except (OSError, ValueError, KeyError, UserError):
         return None
 

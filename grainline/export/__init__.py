@@ -2,6 +2,6 @@
 
 huggingface  A CLIP or SigLIP, of others or fine-tuned here, in the form of other programs: `grainline
              convert`.
-onnx         `grainline export MODEL OUT`: two graphs, tokenizer and description, measured before they are
-             there.
+onnx         `grainline export MODEL OUT`: both towers as ONNX graphs, compared with torch, with tokenizer and
+             description.
 """

@@ -1,6 +1,6 @@
-"""A CLIP or SigLIP, of others or fine-tuned here, in the form of other programs: `grainline convert`.
+"""`grainline convert`: write a CLIP or SigLIP as a Hugging Face folder or an open_clip state dict.
 
-What was written is read again and compared with what was meant, so that a file that is there is right.
+The written model is read again and its vectors are compared; a model that differs is removed.
 """
 
 import shutil
@@ -24,7 +24,7 @@ MOST = 1e-4  # largest difference of a number of a unit vector before writing an
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 BESIDE = ("tokenizer.json", "tokenizer_meta.json")
 FORMS = {"clip": "clip", "siglip": "siglip", "himo": "clip", "beta_clip": "clip", "flair": "clip"}
-"""Methods that score as a model of others does once they are trained, and which."""
+"""Methods that score like a CLIP or SigLIP after training -> that architecture."""
 
 
 def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
@@ -52,7 +52,7 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
     if not max(moved) <= MOST:
         shutil.rmtree(place) if place.is_dir() else discard(place)
         raise UserError(
-            f"{place} gave other vectors than {source} when it was read again (pictures by "
+            f"{place} gave other vectors than {source} when it was read again (images by "
             f"{moved.image:.1e}, texts by {moved.text:.1e}; allowed is {MOST:.0e}) and was removed"
         )
     return moved
@@ -106,7 +106,7 @@ def towers_of(model: Model, source: str) -> Pretrained:
 
 
 def _obstacle(model: Model) -> str:
-    """Why no other program has a model like this one; empty where one has."""
+    """Why this model has no CLIP or SigLIP form; "" if it has one."""
     config = model.description.config
     name = model.description.method
     if model.method.chunking is not None:
@@ -115,12 +115,12 @@ def _obstacle(model: Model) -> str:
         better = "; --scoring vectors leaves that out" if name in FORMS else ""
         return f"{name} scores pairs by their tokens, which no CLIP or SigLIP does{better}"
     kinds, spaces = {}, set()
-    for side, own in (("image", config.image), ("text", config.text)):
-        if not isinstance(own, PretrainedImageConfig | PretrainedTextConfig):
+    for side, encoder in (("image", config.image), ("text", config.text)):
+        if not isinstance(encoder, PretrainedImageConfig | PretrainedTextConfig):
             return f"its {side} side was trained from scratch, and they do not know that architecture"
-        assert own.architecture is not None
-        kinds[side] = own.architecture["kind"]
-        spaces.add(space_of(own.architecture))
+        assert encoder.architecture is not None
+        kinds[side] = encoder.architecture["kind"]
+        spaces.add(space_of(encoder.architecture))
     if set(kinds.values()) != {FORMS[name]}:
         return (
             f"it is a {name} on the image side of a {kinds['image']} and the text side of a {kinds['text']}"
@@ -131,16 +131,16 @@ def _obstacle(model: Model) -> str:
 
 
 def _read(source: str, scoring: str | None) -> tuple[Pretrained, TextTokenizer | None]:
-    """Towers and tokenizer; a checkpoint of others may come without one."""
+    """Towers and tokenizer; a checkpoint may have no tokenizer."""
     if find_run(Path(source)) is None:
         if scoring is not None:
             raise UserError(
                 f"scoring is {scoring!r}; {source} is no run and has one way to score: leave it out"
             )
-        found = load_pretrained(source)
-        name = found.tokenizer
-        return found, None if name is None else load_tokenizer(
-            name, vocab=found.text.vocab if found.text else None
+        pretrained = load_pretrained(source)
+        name = pretrained.tokenizer
+        return pretrained, None if name is None else load_tokenizer(
+            name, vocab=pretrained.text.vocab if pretrained.text else None
         )
     model = load(source, device="cpu", scoring=scoring)
     return towers_of(model, source), model.tokenizer
@@ -156,7 +156,7 @@ def _check_place(place: Path) -> None:
 
 
 def _check_activation(towers: Pretrained, place: Path) -> None:
-    """A state dict does not tell its GELU; its name does, and those that read it go by that."""
+    """A state dict does not contain its GELU: readers go by the file name."""
     kind, config = towers.architecture["kind"], towers.architecture["config"]
     if kind != "clip":
         return

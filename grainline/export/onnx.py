@@ -1,9 +1,9 @@
-"""`grainline export MODEL OUT`: two graphs, tokenizer and description, measured before they are there.
+"""`grainline export MODEL OUT`: both towers as ONNX graphs, compared with torch, and the tokenizer.
 
 image.onnx       pixels -> vector, tokens, token_mask
 text.onnx        ids, mask -> vector, tokens, token_mask
 tokenizer.json   and tokenizer_meta.json
-export.json      names and shapes, how pictures and texts are prepared, scale and bias, versions, parity
+export.json      names and shapes, how images and texts are prepared, scale and bias, versions, parity
 """
 
 import importlib.util
@@ -32,16 +32,13 @@ from grainline.model import Model
 from grainline.nn.runtime import static
 from grainline.types import Encoded, Images, Texts, rows
 
-# The two halves of a method as functions of tensors: what a graph is made of.
-#
-# Their inputs and outputs have the names that the graphs give them.
-
+# The towers of a method as functions of tensors, with the input and output names of the graphs.
 
 OUTPUTS = ("vector", "tokens", "token_mask")
 
 
 class Outputs(NamedTuple):
-    """What both towers return, by the names in OUTPUTS."""
+    """Outputs of both towers, by the names in OUTPUTS."""
 
     vector: Tensor  # [N, D] float32, unit length
     tokens: Tensor  # [N, L, D] float32
@@ -76,7 +73,7 @@ class TextTower(nn.Module):
         return _outputs(self.method.encode_texts(Texts(ids, mask, number, number, number)))
 
 
-def given(texts: Texts, parts: int) -> tuple[Tensor, Tensor]:
+def text_inputs(texts: Texts, parts: int) -> tuple[Tensor, Tensor]:
     """Ids and mask as the text tower of a method with so many parts takes them."""
     return (texts.ids[:, 0], texts.mask[:, 0]) if parts == 1 else (texts.ids, texts.mask)
 
@@ -85,8 +82,7 @@ def _outputs(encoded: Encoded) -> Outputs:
     return Outputs(encoded.vector, encoded.tokens, encoded.mask)
 
 
-# From a module to an ONNX file, and how far onnxruntime's results are from torch's.
-
+# From a module to an ONNX file, and its parity with torch.
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
@@ -131,7 +127,7 @@ def write_graph(
     shapes = {name: {axis: dims[dim] for axis, dim in named.items()} for name, named in axes.items()}
     with static(), _quiet():
         program = torch.export.export(module, tuple(example), dynamic_shapes=shapes, strict=False)
-        made: Any = torch.onnx.export(
+        exported: Any = torch.onnx.export(
             program,
             (),
             input_names=list(axes),
@@ -140,8 +136,8 @@ def write_graph(
             dynamo=True,
             verbose=False,
         )
-        made.save(file)
-    return int(made.model.opset_imports[""])
+        exported.save(file)
+    return int(exported.model.opset_imports[""])
 
 
 def session(file: Path) -> Any:
@@ -152,23 +148,20 @@ def session(file: Path) -> Any:
 
 
 def differences(run: Any, module: nn.Module, inputs: Sequence[Sequence[Tensor]]) -> Parity:
-    """Run a session and its module on several inputs and compare all that counts.
-
-    Padding is not compared: what stands there is no one's concern. Masks must be equal.
-    """
+    """Compare a session with its module on several inputs. Padding is not compared; masks must be equal."""
     names = [entry.name for entry in run.get_inputs()]
     vector, tokens = [], []
     for tensors in inputs:
         feed = {name: x.numpy() for name, x in zip(names, tensors, strict=True)}
-        found = Outputs(*map(torch.from_numpy, run.run(list(OUTPUTS), feed)))
+        outputs = Outputs(*map(torch.from_numpy, run.run(list(OUTPUTS), feed)))
         with torch.no_grad():
-            wanted: Outputs = module(*tensors)
-        if not torch.equal(found.token_mask, wanted.token_mask):
+            expected: Outputs = module(*tensors)
+        if not torch.equal(outputs.token_mask, expected.token_mask):
             return Parity(float("nan"), float("nan"))
-        vector.append(_largest(found.vector, wanted.vector))
-        mask = wanted.token_mask
-        size = _largest(wanted.tokens[mask], torch.zeros(()))
-        tokens.append(_largest(found.tokens[mask], wanted.tokens[mask]) / max(1.0, size))
+        vector.append(_largest(outputs.vector, expected.vector))
+        mask = expected.token_mask
+        size = _largest(expected.tokens[mask], torch.zeros(()))
+        tokens.append(_largest(outputs.tokens[mask], expected.tokens[mask]) / max(1.0, size))
     return Parity(float(np.max(vector)), float(np.max(tokens)))
 
 
@@ -178,18 +171,18 @@ def _named_once(axes: Axes) -> dict[str, dict[int, str]]:
     >>> _named_once({"ids": {0: "texts", 1: "tokens"}, "mask": {0: "texts", 1: "tokens"}})
     {'ids': {0: 'texts', 1: 'tokens'}, 'mask': {}}
     """
-    seen: set[str] = set()
+    used: set[str] = set()
     out = {}
     for name, named in axes.items():
-        out[name] = {axis: dim for axis, dim in named.items() if dim not in seen}
-        seen.update(named.values())
+        out[name] = {axis: dim for axis, dim in named.items() if dim not in used}
+        used.update(named.values())
     return out
 
 
 def _largest(a: Tensor, b: Tensor) -> float:
     """The largest difference; 0 where there is nothing to compare, as with texts that have no tokens."""
-    apart = (a.double() - b.double()).abs()
-    return float(apart.max()) if apart.numel() else 0.0
+    distance = (a.double() - b.double()).abs()
+    return float(distance.max()) if distance.numel() else 0.0
 
 
 @contextmanager
@@ -206,14 +199,14 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-FORMAT = 1
+FORMAT = 2
 LIMIT = 1e-4  # largest difference to torch; float32 on another runtime stays two digits below
 BATCHES = (1, 2, 5)  # rows at a time when parity is measured
 IMAGE, TEXT = "image", "text"
 
 
 class Exported(NamedTuple):
-    """What was written."""
+    """The written files and their parity."""
 
     opset: int
     parity: dict[str, Parity]  # of "image" and "text"
@@ -221,7 +214,7 @@ class Exported(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """One tower with what its graph needs."""
+    """A tower with the inputs of its graph."""
 
     module: ImageTower | TextTower
     axes: dict[str, dict[int, str]]
@@ -262,16 +255,16 @@ def export(model: Model, out: str | Path) -> Exported:
 
 
 def _refuse(model: Model) -> None:
-    """Raise UserError for what no graph can do."""
+    """Raise UserError for methods that cannot be exported."""
     config = model.description.config
     if config.model_dump().get("scoring") == "conditioned":
         raise UserError(
-            f"{model.description.method} with conditioned scores pools each picture by each text, which "
+            f"{model.description.method} with conditioned scores pools each image by each text, which "
             "neither of two graphs can do; --scoring vectors exports the same weights with scores by vectors"
         )
-    if model.method.describes:
+    if model.method.reads_descriptions:
         raise UserError(
-            f"{model.description.method} reads a description beside each picture, and the graph of pictures "
+            f"{model.description.method} reads a description beside each image, and the graph of images "
             "takes pixels alone, so it cannot be exported"
         )
     # One unit in the last place of a colour, and k-means gives pixels of a third of the drawn scenes to
@@ -300,21 +293,21 @@ def _image_side(model: Model) -> _Side:
 
 
 def _text_side(model: Model) -> _Side:
-    """Texts of the scenes; one that is cut, one word and none stand among them and alone."""
+    """Captions of scenes; also a truncated text, one word and an empty text, in batches and alone."""
     method = model.method
-    told = [record.whole for record in _scenes(method)]
-    texts = [told[0], " ".join(told * (2 + method.context // 8)), "", "word", *told[1:]]
+    captions = [record.whole for record in _scenes(method)]
+    texts = [captions[0], " ".join(captions * (2 + method.context // 8)), "", "word", *captions[1:]]
     ids = model.read(texts).ids
     several = ((0, 1), (1, 2), (2, 3), (2, 4), (0, 5))
-    inputs = [given(texts_of(ids[a:b]), method.parts) for a, b in several]
+    inputs = [text_inputs(texts_of(ids[a:b]), method.parts) for a, b in several]
     axis = {0: "texts", 1: "tokens"} if method.parts == 1 else {0: "texts", 1: "parts", 2: "tokens"}
     whole = rows(texts_of(ids), slice(0, 2))
-    return _Side(TextTower(method), {"ids": axis, "mask": axis}, inputs, given(whole, method.parts))
+    return _Side(TextTower(method), {"ids": axis, "mask": axis}, inputs, text_inputs(whole, method.parts))
 
 
 def _scenes(method: Method) -> Sequence[Any]:
-    drawn = Scenes(f"scenes:dev?count={max(BATCHES)}", max(method.size, 32))
-    return [drawn[i] for i in range(len(drawn))]
+    source = Scenes(f"scenes:dev?count={max(BATCHES)}", max(method.size, 32))
+    return [source[i] for i in range(len(source))]
 
 
 def _description(
@@ -350,7 +343,7 @@ def _description(
             "tokens": "[rows, tokens, width]",
             "token_mask": "[rows, tokens]",
         },
-        "parity": {name: found._asdict() for name, found in parity.items()},
+        "parity": {name: measured._asdict() for name, measured in parity.items()},
         "batches": BATCHES,
         "versions": {"grainline": grainline.__version__, "torch": torch.__version__}
         | {name: version(name) for name in NEEDED},
@@ -364,8 +357,8 @@ def _of_vectors(parts: Mapping[str, Any], name: str) -> Any:
 
 def _inputs(side: _Side) -> dict[str, Any]:
     """Type and shape of every input; axes of any length by their names."""
-    found = {}
+    inputs = {}
     for (name, named), tensor in zip(side.axes.items(), side.example, strict=True):
         shape = [named.get(axis, size) for axis, size in enumerate(tensor.shape)]
-        found[name] = {"type": str(tensor.dtype).removeprefix("torch."), "shape": shape}
-    return found
+        inputs[name] = {"type": str(tensor.dtype).removeprefix("torch."), "shape": shape}
+    return inputs

@@ -1,40 +1,38 @@
-"""How sure an answer is, and whether an image shows a sentence: p, by what null texts score in this index.
+"""Calibration: p of a hit and p of a sentence in a hit, from the scores of null texts in this index.
 
 p of a hit, in three steps:
   1. the scores of a query are standardised: minus their mean, over their std, both over a background of at
      most 256 images of the index, the same ones for every query;
-  2. the standardised best score of each null text is what a query without a match reaches;
+  2. the null distribution is the standardised best score of each null text: of queries without a match;
   3. p is the share of null texts that reach the score of the hit: (1 + reached) / (1 + texts).
-A query is judged by null texts of about as many sentences, since fewer sentences mean wilder scores.
+The null texts have about as many sentences as the query, because scores of fewer sentences vary more.
 
-An image as the query is judged by its score as it stands: 1 means the same in every index, and a copy, which
-no mean and std may turn into something less, reaches it. The null values are what images of the index score
-with their nearest neighbours, so p says how many of them have one that is as near.
+Scores of image queries are not standardised: 1 means the same in every index, and a copy has it. Their null
+distribution is the similarity of the images of the index with their nearest neighbours, so p is the share of
+images that have a neighbour as near.
 
-p of a sentence in a hit has to allow for the choice: the hit is shown because its sentences score high, so
-among hits a high score of a sentence says less than among all images. In five steps:
-  1. the score of a sentence is taken relative to its level, the mean of its TOP best scores over the
-     background: what an image gives it that shows it, or nearly so;
+p of a sentence in a hit must correct for selection: the hit is among the best because its sentences score
+high, so a high score of a sentence says less among hits than among all images. In five steps:
+  1. the score of a sentence is relative to its level, the mean of its LEVEL_SHARE best scores over the
+     background: about the score of an image that shows it;
   2. tail(x) is the share of pairs of a null sentence and a background image that reach x;
-  3. a query without a match usually has its best hit at the standardised score c, the median over null
-     texts; had this sentence scored less than need = score - sentences * (score of the hit - c), the hit
-     would not even stand there;
-  4. help = tail(score) / tail(need): of the null sentences that would have brought the image there the share
-     that scores as high. It is a test given the choice (selective inference: Fithian, Sun & Taylor, arXiv
-     1410.2597, for a score that is the mean of its sentences; for others it is an approximation);
-  5. p is the share of null texts whose own sentence has a help as small, in the best hit of their own search.
-     This holds the level in best hits whatever step 4 approximates, and more than holds it in those behind.
-     It uses NEAR null texts or more, those whose number of sentences is nearest to that of the query:
-     the fewer sentences, the more each of them chooses.
-Where the other sentences alone would have brought the image there, as they do in the right image, need is
-low and nothing is lost; where the sentence itself did, p is large. The verdict on the query plays no part.
+  3. the best hit of a query without a match has the standardised score c, the median over null texts. With a
+     sentence score below need = score - sentences * (score of the hit - c) the hit would not be selected;
+  4. help = tail(score) / tail(need): among null sentences that would select the image, the share that scores
+     as high. This is a test given the selection (selective inference, Fithian, Sun & Taylor,
+     arXiv 1410.2597; exact for a score that is the mean over sentences, else an approximation);
+  5. p is the share of null texts whose sentence has a help as small in the best hit of its search. In best
+     hits the false positive rate is the level whatever step 4 approximates; in later hits it is lower. At
+     least MIN_TEXTS null texts are used, those whose number of sentences is nearest to that of the query.
+If the other sentences alone select the image, as in a right image, need is low and the test keeps its power;
+if the sentence itself selects it, p is large. The verdict on the query plays no part.
 
-Texts with images of their own say what is true as well. Their sentences in their images, where these come
-into the first RANKS hits, give the power, the share of true sentences with p <= level. They also give the
-scores that so few true sentences have that an image is said not to show them.
+Null texts with images also give true sentences: their sentences in their images, if these are among the first
+RANKS hits. The power is the share of these with p <= level. Their scores also say below which score an image
+does not show a sentence.
 
-The level holds as well as the null texts are many: with n of them the true share of false alarms at the level
-0.05 has a std of sqrt(0.05 * 0.95 / n) between sets of null texts, 1.3 points for 300 and 0.7 for 1,000.
+With n null texts the false positive rate at the level 0.05 has a std of sqrt(0.05 * 0.95 / n) between sets of
+null texts: 1.3 points for 300 and 0.7 for 1,000.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,37 +42,37 @@ from typing import NamedTuple
 import numpy as np
 
 BACKGROUND = 256
-SAME = 1e-5  # from 1: closer vectors are of one image; encoding it again moves them by 2e-7
-FEWEST = 16  # images that a mean and a std need
-TOP = 0.2  # share of the background that says what a sentence scores where it is shown
+DUPLICATE = 1e-5  # from 1: closer vectors are of one image; encoding it again moves them by 2e-7
+MIN_IMAGES = 16  # images that a mean and a std need
+LEVEL_SHARE = 0.2  # share of the background that says what a sentence scores where it is shown
 RANKS = 10  # hits that users look at
 AT_ONCE = 512  # images whose null scores are looked at together
-NEAR = 300  # null texts that judge a query and its sentences, at least
-ENOUGH = 20  # true sentences that a power is measured on, at least
-WEAK = 0.2  # of true sentences: a model that tells fewer judges none
+MIN_TEXTS = 300  # null texts that judge a query and its sentences, at least
+MIN_TRUE = 20  # true sentences that a power is measured on, at least
+MIN_POWER = 0.2  # of true sentences: a model that tells fewer judges none
 
 
 class Standard(NamedTuple):
     """Mean and std of the scores of some queries over the background."""
 
     mean: np.ndarray  # [Q]
-    spread: np.ndarray  # [Q]
+    std: np.ndarray  # [Q]
 
     def apply(self, score: np.ndarray) -> np.ndarray:
         """score  [K, Q]"""
-        standard: np.ndarray = (score - self.mean) / self.spread
+        standard: np.ndarray = (score - self.mean) / self.std
         return standard
 
 
-class Best(NamedTuple):
+class BestHits(NamedTuple):
     """The best hit of each null text."""
 
     score: np.ndarray  # [Q] float64
     row: np.ndarray  # [Q]
 
 
-class Known(NamedTuple):
-    """What is known of null texts, each with one sentence of its own that is tested."""
+class NullSample(NamedTuple):
+    """Best hits of null texts, with the scores of one tested sentence of each."""
 
     counts: np.ndarray  # [M] sentences
     best: np.ndarray  # [M] standardised scores of their best hits
@@ -83,8 +81,8 @@ class Known(NamedTuple):
     pool: np.ndarray  # sorted: scores of null sentences over the background, minus their levels
 
 
-class Own(NamedTuple):
-    """What null texts score with their own images, as if these stood in the index."""
+class TrueSample(NamedTuple):
+    """Scores of null texts with the images they describe, as if these were in the index."""
 
     which: np.ndarray  # [O] numbers of the texts
     rank: np.ndarray  # [O] from 0, among the images of the index
@@ -93,10 +91,10 @@ class Own(NamedTuple):
 
 
 class Calibration:
-    """Judges sentences of queries in their hits."""
+    """Computes p of the sentences of queries in their hits."""
 
-    def __init__(self, known: Known, own: Own) -> None:
-        self.known, self.own = known, own
+    def __init__(self, null_sample: NullSample, true_sample: TrueSample) -> None:
+        self.null_sample, self.true_sample = null_sample, true_sample
         self._null: dict[int, np.ndarray] = {}
         self._best: dict[int, np.ndarray] = {}
 
@@ -108,129 +106,128 @@ class Calibration:
         of      mean and std of the query's scores, [1] each
         tested  [K, S] scores of the sentences in the hits, minus their levels
         """
-        margin = score - (of.mean + of.spread * self.usual(count))
+        margin = score - (of.mean + of.std * self.usual_best(count))
         return share_below(self.null(count), self.help(tested, margin[:, None], count))
 
     def help(self, tested: np.ndarray, margin: np.ndarray, count: int | np.ndarray) -> np.ndarray:
         """tail(score) / tail(need), at most 1. margin: how far a hit is above the usual best one"""
-        pool = self.known.pool
+        pool = self.null_sample.pool
         ratio: np.ndarray = p_value(pool, tested) / p_value(pool, tested - count * margin)
         return np.minimum(1.0, ratio)
 
-    def near(self, count: int) -> np.ndarray:
+    def nearest_counts(self, count: int) -> np.ndarray:
         """The null texts of two sentences and more whose number of sentences is nearest, by ratio.
 
         NEAR of them, and all others that are as near as the last of these.
         """
-        apart = np.maximum(self.known.counts / count, count / self.known.counts)
-        apart[self.known.counts < 2] = np.inf
-        order = np.argsort(apart, kind="stable")[: int((self.known.counts > 1).sum())]
-        last = np.searchsorted(apart[order], apart[order][:NEAR][-1:], side="right")
+        ratio = np.maximum(self.null_sample.counts / count, count / self.null_sample.counts)
+        ratio[self.null_sample.counts < 2] = np.inf
+        order = np.argsort(ratio, kind="stable")[: int((self.null_sample.counts > 1).sum())]
+        last = np.searchsorted(ratio[order], ratio[order][:MIN_TEXTS][-1:], side="right")
         return order[: int(last[0])] if len(order) else order
 
     def best(self, count: int) -> np.ndarray:
         """The standardised scores of the best hits of the nearest null texts, sorted."""
         if count not in self._best:
-            self._best[count] = np.sort(self.known.best[self.near(count)])
+            self._best[count] = np.sort(self.null_sample.best[self.nearest_counts(count)])
         return self._best[count]
 
-    def usual(self, count: int) -> float:
+    def usual_best(self, count: int) -> float:
         """The standardised score of the best hit that a query of so many sentences has without a match."""
         return float(np.median(self.best(count)))
 
     def null(self, count: int) -> np.ndarray:
         """What help the tested sentences of the nearest null texts are, sorted."""
         if count not in self._null:
-            near, known = self.near(count), self.known
-            counts = known.counts[near]
+            nearest, sample = self.nearest_counts(count), self.null_sample
+            counts = sample.counts[nearest]
             numbers, which = np.unique(counts, return_inverse=True)
-            usual = np.array([self.usual(int(number)) for number in numbers])[which]
-            margin = (known.best[near] - usual) * known.standard.spread[near]
-            self._null[count] = np.sort(self.help(known.tested[near], margin, counts))
+            usual = np.array([self.usual_best(int(number)) for number in numbers])[which]
+            margin = (sample.best[nearest] - usual) * sample.standard.std[nearest]
+            self._null[count] = np.sort(self.help(sample.tested[nearest], margin, counts))
         return self._null[count]
 
     @cached_property
-    def _right(self) -> np.ndarray:
-        """p of the tested sentences of texts in their own images, of those that come far enough up: [O']"""
-        found = []
-        for which, rank, score, tested in zip(*self.own, strict=True):
-            count = int(self.known.counts[which])
+    def _true_p(self) -> np.ndarray:
+        """p of the tested sentences in the images they describe, for images among the first RANKS: [O']"""
+        p = []
+        for which, rank, score, tested in zip(*self.true_sample, strict=True):
+            count = int(self.null_sample.counts[which])
             if rank < RANKS and count > 1:
-                of = Standard(*(values[which : which + 1] for values in self.known.standard))
-                found.append(self.p(count, np.array([score]), of, np.array([[tested]]))[0, 0])
-        return np.array(found)
+                of = Standard(*(values[which : which + 1] for values in self.null_sample.standard))
+                p.append(self.p(count, np.array([score]), of, np.array([[tested]]))[0, 0])
+        return np.array(p)
 
     def power(self, level: float) -> float | None:
         """Of true sentences of right images among the first RANKS hits, the share with p <= level.
 
         None where no text has an image; 0 where right images hardly ever come up there.
         """
-        if len(self.own.which) < ENOUGH:
+        if len(self.true_sample.which) < MIN_TRUE:
             return None
-        right = self._right
-        return float((right <= level).mean()) if len(right) >= ENOUGH else 0.0
+        p = self._true_p
+        return float((p <= level).mean()) if len(p) >= MIN_TRUE else 0.0
 
-    def lacking(self, tested: np.ndarray) -> np.ndarray:
+    def p_if_true(self, tested: np.ndarray) -> np.ndarray:
         """Share of true sentences in their own images that score so low: p that a true one would."""
-        return share_below(np.sort(self.own.tested), tested)
+        return share_below(np.sort(self.true_sample.tested), tested)
 
 
 def background(hashes: Sequence[str]) -> np.ndarray:
-    """Which rows are the background: [B], those whose hashes are smallest, whatever order they stand in."""
+    """The rows of the background: [B], those with the smallest hashes, independent of the order of rows."""
     return np.argsort(np.array(hashes), kind="stable")[:BACKGROUND]
 
 
-def standard(score: np.ndarray, seen: np.ndarray | None = None) -> Standard:
-    """Mean and std of each query; of too few images 0 and 1, which leaves scores as they are.
+def standard(score: np.ndarray, mask: np.ndarray | None = None) -> Standard:
+    """Mean and std of the scores of each query; 0 and 1 for fewer than MIN_IMAGES images.
 
     score  [B, Q] of the background
     seen   [B, Q] bool, scores that count; all if None
     """
-    if len(score) < FEWEST:
+    if len(score) < MIN_IMAGES:
         return Standard(np.zeros(score.shape[1]), np.ones(score.shape[1]))
-    hidden = np.zeros(score.shape, bool) if seen is None else ~seen
-    kept = np.ma.masked_array(score.astype(np.float64), hidden)
-    return Standard(kept.mean(0).filled(0.0), np.maximum(kept.std(0).filled(1.0), 1e-6))
+    masked = np.zeros(score.shape, bool) if mask is None else ~mask
+    scores = np.ma.masked_array(score.astype(np.float64), masked)
+    return Standard(scores.mean(0).filled(0.0), np.maximum(scores.std(0).filled(1.0), 1e-6))
 
 
-def shown(score: np.ndarray, seen: np.ndarray | None = None) -> np.ndarray:
-    """The level of each sentence, what it scores where it is shown, or nearly so: [P]
+def sentence_level(score: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+    """The level of each sentence: the mean of its LEVEL_SHARE best scores, of at least two: [P]
 
-    The mean of the TOP best scores, of two images at least; 0 for too few images, which leaves scores as
-    they are.
+    0 for fewer than MIN_IMAGES images.
 
     score  [B, P] of the background
     seen   [B, P] bool, scores that count; all if None
 
-    >>> shown(np.arange(20.0)[:, None]).tolist()
+    >>> sentence_level(np.arange(20.0)[:, None]).tolist()
     [17.5]
     """
-    if len(score) < FEWEST:
+    if len(score) < MIN_IMAGES:
         return np.zeros(score.shape[1])
-    counted = score if seen is None else np.where(seen, score, -np.inf)
-    number = max(2, round(TOP * len(score)))
+    counted = score if mask is None else np.where(mask, score, -np.inf)
+    number = max(2, round(LEVEL_SHARE * len(score)))
     best: np.ndarray = np.partition(counted.astype(np.float64), -number, axis=0)[-number:].mean(0)
     return best
 
 
-def best_hits(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> Best:
-    """The best hit of each null text; of equal ones the first.
+def best_hits(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> BestHits:
+    """The best hit of each null text; of equal scores the first row.
 
-    blocks  scores [K, Q] of some images, and [K, Q] bool, whose own image each is; rows count on
+    blocks  scores [K, Q] of images, and [K, Q] bool: the text describes the image; rows are numbered on
     """
     best, row, start = np.empty(0), np.empty(0, dtype=np.int64), 0
-    for score, own in blocks:
+    for score, described in blocks:
         if not start:
             best, row = np.full(score.shape[1], -np.inf), np.full(score.shape[1], -1)
         for i in range(0, len(score), AT_ONCE):
             # numpy is slow at float16, and slower at argmax than at max
-            seen = score[i : i + AT_ONCE].astype(np.promote_types(score.dtype, np.float32))
-            seen[own[i : i + AT_ONCE]] = -np.inf
-            top = seen.max(0)
+            block = score[i : i + AT_ONCE].astype(np.promote_types(score.dtype, np.float32))
+            block[described[i : i + AT_ONCE]] = -np.inf
+            top = block.max(0)
             better = np.flatnonzero(top > best)
-            best[better], row[better] = top[better], start + i + seen[:, better].argmax(0)
+            best[better], row[better] = top[better], start + i + block[:, better].argmax(0)
         start += len(score)
-    return Best(best, row)
+    return BestHits(best, row)
 
 
 def p_value(null: np.ndarray, value: np.ndarray) -> np.ndarray:
@@ -254,14 +251,14 @@ def share_below(null: np.ndarray, value: np.ndarray) -> np.ndarray:
     return share
 
 
-def owned(hashes: Sequence[str], owners: Sequence[str]) -> np.ndarray:
-    """Which image a text describes: [N, Q] bool."""
-    columns: dict[str, list[int]] = {}
+def described_images(hashes: Sequence[str], owners: Sequence[str]) -> np.ndarray:
+    """Whether text q describes image n: [N, Q] bool."""
+    texts_of: dict[str, list[int]] = {}
     for column, owner in enumerate(owners):
         if owner:
-            columns.setdefault(owner, []).append(column)
+            texts_of.setdefault(owner, []).append(column)
     out = np.zeros((len(hashes), len(owners)), dtype=bool)
     for row, sha256 in enumerate(hashes):
-        if sha256 in columns:
-            out[row, columns[sha256]] = True
+        if sha256 in texts_of:
+            out[row, texts_of[sha256]] = True
     return out

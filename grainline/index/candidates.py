@@ -1,6 +1,6 @@
-"""What finds candidates: the interface, and the exact search.
+"""Candidates of a query: the interface of a candidate search, and the exact search.
 
-Exact candidates: every vector against every query, panel by panel, and no answer but the true one.
+The exact search compares every vector with every query, panel by panel.
 
 In four steps for each panel of vectors:
   1. score it in bfloat16, several times faster than in float32 where the processor multiplies it natively;
@@ -21,28 +21,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# What finds candidates, behind one interface: by exact products (candidates.py), FAISS (inverted.py), Qdrant.
-#
-# Whatever finds the candidates, the search scores them again, so an approximate answer can miss a picture but
-# never carries an approximate score.
+# One interface for exact products (candidates.py), FAISS (inverted.py) and Qdrant. The search scores all
+# candidates again: an approximate candidate search can miss an image, but scores are always exact.
 
 
-APPROXIMATE = "candidates are approximate: a picture may be missed"
+APPROXIMATE = "candidates are approximate: an image may be missed"
 
 
-class Near(NamedTuple):
+class Candidates(NamedTuple):
     """The best candidates of every query, best first."""
 
     row: np.ndarray  # [M, k] int64 live rows, numbered from 0; -1 where there are fewer than k
     score: np.ndarray  # [M, k] float32 cosine
 
 
-class Nearest(Protocol):
-    """What finds candidates."""
+class CandidateSearch(Protocol):
+    """Finds the candidates of queries."""
 
-    note: str  # what weakens its answers or slows them down, in plain words; "" if nothing does
+    note: str  # a limit of the search in accuracy or speed, for users; "" if there is none
 
-    def top(self, queries: np.ndarray, k: int) -> Near:
+    def top(self, queries: np.ndarray, k: int) -> Candidates:
         """The k nearest rows of every query.
 
         queries  [M, D] float32, unit length
@@ -57,11 +55,11 @@ ROUNDING = 2.0**-8  # twice what rounding to bfloat16 changes, relative to the n
 SUM = 2.0**-23  # for each of D products summed in float32, at length 1
 
 
-class Low(NamedTuple):
+class LowPrecision(NamedTuple):
     """A panel in bfloat16."""
 
     vectors: Tensor  # [R, D] bfloat16
-    lost: float  # length of the longest difference to a row of the panel
+    error: float  # length of the longest difference to a row of the panel
     longest: float  # length of the longest row
 
 
@@ -77,8 +75,8 @@ class Panel(NamedTuple):
         return sum(len(block) for block in self.blocks)
 
 
-class Best(NamedTuple):
-    """What was found for some queries, in order of the query, best first."""
+class TopRows(NamedTuple):
+    """The best rows of some queries, sorted by query and then by descending score."""
 
     query: np.ndarray  # [P]
     row: np.ndarray  # [P] of the whole
@@ -86,7 +84,7 @@ class Best(NamedTuple):
 
 
 class Exact:
-    """Every vector against every query, from memory-mapped blocks."""
+    """Exact search over memory-mapped blocks of vectors."""
 
     note = ""
 
@@ -103,26 +101,28 @@ class Exact:
         self.number = np.cumsum(alive) - 1  # of each row among the live ones
         self.living = int(alive.sum())
         self.panels = [_panel(part, start, alive) for start, part in _panels(blocks)]
-        self.low: list[Low | None] | None = None
+        self.low: list[LowPrecision | None] | None = None
         if native_bf16() if low is None else low:
             self.low = [None] * len(self.panels)
 
-    def top(self, queries: np.ndarray, k: int) -> Near:
-        """The k nearest live rows of every query, by float64, of equals the one that stands first.
+    def top(self, queries: np.ndarray, k: int) -> Candidates:
+        """The k nearest live rows of every query, by scores in float64; equal scores are sorted by row.
 
         queries  [M, D] float32, unit length
         """
         k = min(k, self.living)
-        near = Near(np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32))
+        candidates = Candidates(
+            np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32)
+        )
         for start in range(0, len(queries) if k else 0, QUERIES):
             best = self._best(np.array(queries[start : start + QUERIES], np.float32), k)
             place = np.arange(len(best.query)) - np.searchsorted(best.query, best.query)
-            near.row[start + best.query, place] = self.number[best.row]
-            near.score[start + best.query, place] = best.score
-        return near
+            candidates.row[start + best.query, place] = self.number[best.row]
+            candidates.score[start + best.query, place] = best.score
+        return candidates
 
-    def _best(self, queries: np.ndarray, k: int) -> Best:
-        best = Best(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+    def _best(self, queries: np.ndarray, k: int) -> TopRows:
+        best = TopRows(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
         floor = torch.full(
             (len(queries),), -torch.inf, dtype=torch.float64
         )  # [M] the k-th best is at least that
@@ -138,17 +138,17 @@ class Exact:
             if not len(query):
                 continue
             exact = self._exact(queries, query, row + panel.first)
-            kept = exact >= floor.numpy()[query]
-            best = _merged(best, Best(query[kept], (row + panel.first)[kept], exact[kept]), k)
+            above = exact >= floor.numpy()[query]
+            best = _merge(best, TopRows(query[above], (row + panel.first)[above], exact[above]), k)
             last = np.flatnonzero(np.bincount(best.query, minlength=len(queries)) >= k)
             ends = np.searchsorted(best.query, last, side="right") - 1
             floor[last] = torch.from_numpy(best.score[ends])
         return best
 
     def _approximate(self, number: int, queries: np.ndarray, out: Tensor) -> tuple[Tensor, float]:
-        """Write the scores of a panel into out [M, >= R]; how far they can be from the true ones.
+        """Write the scores of a panel into out [M, >= R]. Returns bounds of their error.
 
-        Returns [M] for every score, and a share of the score on top.
+        The bounds: an absolute error for each query [M], and a relative error.
         """
         panel = self.panels[number]
         length = torch.from_numpy(queries).double().norm(dim=1)
@@ -158,23 +158,23 @@ class Exact:
                 out[:, at : at + len(block)] = torch.from_numpy(queries @ block.T)
                 at += len(block)
             return length * queries.shape[1] * SUM * 1.01, 0.0
-        low = self.low[number] or _lowered(panel)
+        low = self.low[number] or _low_precision(panel)
         self.low[number] = low
-        given = torch.from_numpy(queries)
-        rounded = given.bfloat16()
+        exact = torch.from_numpy(queries)
+        rounded = exact.bfloat16()
         out[:, : panel.rows] = rounded @ low.vectors.T
-        moved = (rounded.double() - given.double()).norm(dim=1)
-        lengthened = length + moved
-        error = lengthened * low.lost + moved * low.longest
-        return error + lengthened * (low.longest + low.lost) * queries.shape[1] * SUM, ROUNDING
+        change = (rounded.double() - exact.double()).norm(dim=1)
+        lengthened = length + change
+        error = lengthened * low.error + change * low.longest
+        return error + lengthened * (low.longest + low.error) * queries.shape[1] * SUM, ROUNDING
 
     def _exact(self, queries: np.ndarray, query: np.ndarray, row: np.ndarray) -> np.ndarray:
         """Scores in float64: [P]"""
         out = np.empty(len(query))
         for start in range(0, len(query), PAIRS):
-            mine = slice(start, start + PAIRS)
-            vectors = self._take(row[mine])
-            out[mine] = (queries[query[mine]].astype(np.float64) * vectors).sum(1)
+            block = slice(start, start + PAIRS)
+            vectors = self._take(row[block])
+            out[block] = (queries[query[block]].astype(np.float64) * vectors).sum(1)
         return out
 
     def _take(self, row: np.ndarray) -> np.ndarray:
@@ -182,8 +182,8 @@ class Exact:
         out = np.empty((len(row), self.blocks[0].shape[1]), np.float32)
         block = np.searchsorted(self.starts, row, side="right") - 1
         for number in np.unique(block):
-            mine = block == number
-            out[mine] = self.blocks[number][row[mine] - self.starts[number]]
+            in_block = block == number
+            out[in_block] = self.blocks[number][row[in_block] - self.starts[number]]
         return out
 
 
@@ -194,17 +194,17 @@ def native_bf16() -> bool:
 
 
 def _panels(blocks: Sequence[np.ndarray]) -> list[tuple[int, tuple[np.ndarray, ...]]]:
-    """Large blocks cut, small ones put together: the row that each panel begins with, and its blocks."""
+    """Split large blocks and join small ones: the first row of each panel, and its blocks."""
     out: list[tuple[int, tuple[np.ndarray, ...]]] = []
     cut = [block[i : i + PANEL] for block in blocks for i in range(0, len(block), PANEL)]
-    first, at, held = 0, 0, list[np.ndarray]()
+    first, at, current = 0, 0, list[np.ndarray]()
     for block in cut:
-        if held and at - first + len(block) > PANEL:
-            out.append((first, tuple(held)))
-            first, held = at, []
-        held.append(block)
+        if current and at - first + len(block) > PANEL:
+            out.append((first, tuple(current)))
+            first, current = at, []
+        current.append(block)
         at += len(block)
-    return [*out, (first, tuple(held))] if held else out
+    return [*out, (first, tuple(current))] if current else out
 
 
 def _panel(blocks: tuple[np.ndarray, ...], first: int, alive: np.ndarray) -> Panel:
@@ -212,15 +212,15 @@ def _panel(blocks: tuple[np.ndarray, ...], first: int, alive: np.ndarray) -> Pan
     return Panel(first, blocks, torch.from_numpy(np.flatnonzero(~alive[first : first + rows])))
 
 
-def _lowered(panel: Panel) -> Low:
-    given = torch.from_numpy(np.concatenate(panel.blocks))
-    low = given.bfloat16()
-    lost = (given - low.float()).norm(dim=1).max()
-    return Low(low, 1.001 * float(lost), 1.001 * float(given.norm(dim=1).max()))
+def _low_precision(panel: Panel) -> LowPrecision:
+    exact = torch.from_numpy(np.concatenate(panel.blocks))
+    low = exact.bfloat16()
+    error = (exact - low.float()).norm(dim=1).max()
+    return LowPrecision(low, 1.001 * float(error), 1.001 * float(exact.norm(dim=1).max()))
 
 
 def _kth(score: Tensor, k: int, rows: int) -> Tensor:
-    """What at least k scores of each query reach, less their rounding: [M] float64; -inf for fewer rows.
+    """A lower bound of the k-th best score of each query: [M] float64; -inf for fewer than k rows.
 
     score  [M, R] of some rows, filled up with -inf
     """
@@ -241,16 +241,16 @@ def _at_least(score: Tensor, limit: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return query[pair].numpy(), (group[pair] * GROUP + place).numpy()
 
 
-def _merged(best: Best, more: Best, k: int) -> Best:
+def _merge(best: TopRows, more: TopRows, k: int) -> TopRows:
     """The k best of both for each query.
 
-    >>> best = Best(np.array([0, 1]), np.array([4, 4]), np.array([0.5, 0.5]))
-    >>> more = Best(np.array([0, 0, 1]), np.array([7, 9, 8]), np.array([0.5, 0.9, 0.1]))
-    >>> [x.tolist() for x in _merged(best, more, k=2)]
+    >>> best = TopRows(np.array([0, 1]), np.array([4, 4]), np.array([0.5, 0.5]))
+    >>> more = TopRows(np.array([0, 0, 1]), np.array([7, 9, 8]), np.array([0.5, 0.9, 0.1]))
+    >>> [x.tolist() for x in _merge(best, more, k=2)]
     [[0, 0, 1, 1], [9, 4, 4, 8], [0.9, 0.5, 0.5, 0.1]]
     """
-    both = Best(*(np.concatenate(pair) for pair in zip(best, more, strict=True)))
+    both = TopRows(*(np.concatenate(pair) for pair in zip(best, more, strict=True)))
     order = np.lexsort((both.row, -both.score, both.query))
     query = both.query[order]
     order = order[np.arange(len(order)) - np.searchsorted(query, query) < k]
-    return Best(*(x[order] for x in both))
+    return TopRows(*(x[order] for x in both))

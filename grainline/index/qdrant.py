@@ -1,7 +1,7 @@
 """Candidates from a Qdrant server, or from its client's local mode. Needs `pip install qdrant-client`.
 
-The server holds a copy of the vectors with the paths and hashes of their pictures; the index stays what
-counts. `sync` sends what the server lacks and deletes what it has too many. Scores come from the index.
+The server has a copy of the vectors with the paths and hashes of their images. `sync` sends missing points
+and deletes those that are not in the index. Scores always come from the index.
 """
 
 import re
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from grainline.errors import UserError
-from grainline.index.candidates import APPROXIMATE, Near
-from grainline.index.reader import Opened
-from grainline.index.segment import VECTORS, Row
+from grainline.index.candidates import APPROXIMATE, Candidates
+from grainline.index.reader import IndexReader
+from grainline.index.store import VECTORS, Row
 
 AT_ONCE = 256  # points sent or read at a time
 
@@ -28,39 +28,41 @@ def connect(where: str) -> Any:
     try:
         url = f"http://{where}" if re.fullmatch(r"([\w.-]+|\[[\da-fA-F:.]+\]):\d+", where) else where
         if url.startswith(("http://", "https://")):
-            found = client.QdrantClient(url=url, check_compatibility=False)  # it only warns, from a thread
+            connection = client.QdrantClient(
+                url=url, check_compatibility=False
+            )  # it only warns, from a thread
         elif where == ":memory:":
-            found = client.QdrantClient(where)
+            connection = client.QdrantClient(where)
         elif "://" not in where and ("/" in where or Path(where).is_dir()):
-            found = client.QdrantClient(path=where)
+            connection = client.QdrantClient(path=where)
         else:
             raise ValueError("neither a URL, nor host:port, nor a folder")
-        found.get_collections()
+        connection.get_collections()
     except Exception as error:  # the client raises what its transport raises
         raise UserError(
             f"no Qdrant at {where}: {error}; give the URL of a server that runs, such as http://localhost:6333"
         ) from None
-    return found
+    return connection
 
 
 class Qdrant:
-    """A collection of a server as what finds candidates for an opened index.
+    """A collection of a Qdrant server as the candidate search of an index.
 
     collection  its name; one of its own for each model if None, since vectors of two cannot be compared
     """
 
     note = APPROXIMATE
 
-    def __init__(self, client: Any, opened: Opened, collection: str | None = None) -> None:
-        self.client, self.opened = client, opened
-        self.collection = collection or f"grainline-{opened.manifest.model.fingerprint[:16]}"
+    def __init__(self, client: Any, reader: IndexReader, collection: str | None = None) -> None:
+        self.client, self.reader = client, reader
+        self.collection = collection or f"grainline-{reader.manifest.model_id.fingerprint[:16]}"
         self.models = _library().models
-        self.number = {_id(row): i for i, row in enumerate(opened.rows)}
+        self.number = {_id(row): i for i, row in enumerate(reader.rows)}
 
     def sync(self) -> tuple[int, int]:
-        """Make the collection that of the index; how many points were sent and deleted."""
+        """Make the collection equal to the index. Returns the numbers of points sent and deleted."""
         if not self.client.collection_exists(self.collection):
-            size = self.opened.segments[0].arrays[VECTORS].shape[1]
+            size = self.reader.segments[0].arrays[VECTORS].shape[1]
             config = self.models.VectorParams(size=size, distance=self.models.Distance.DOT)
             self.client.create_collection(self.collection, vectors_config=config)
         there = self._ids()
@@ -73,42 +75,42 @@ class Qdrant:
             self.client.delete(self.collection, points_selector=points, wait=True)
         return len(missing), len(stale)
 
-    def top(self, queries: np.ndarray, k: int) -> Near:
+    def top(self, queries: np.ndarray, k: int) -> Candidates:
         row = np.full((len(queries), k), -1, dtype=np.int64)
         score = np.full((len(queries), k), -np.inf, dtype=np.float32)
         for i, query in enumerate(queries):
-            found = self.client.query_points(self.collection, query=query.tolist(), limit=k).points
-            mine = [(self.number[str(p.id)], p.score) for p in found if str(p.id) in self.number]
-            for j, (number, value) in enumerate(mine):
+            points = self.client.query_points(self.collection, query=query.tolist(), limit=k).points
+            known = [(self.number[str(p.id)], p.score) for p in points if str(p.id) in self.number]
+            for j, (number, value) in enumerate(known):
                 row[i, j], score[i, j] = number, value
-        return Near(row, score)
+        return Candidates(row, score)
 
     def _send(self, rows: np.ndarray) -> None:
-        vectors = self.opened.take(VECTORS, rows)
+        vectors = self.reader.take(VECTORS, rows)
         points = [
             self.models.PointStruct(
-                id=_id(self.opened.rows[i]),
+                id=_id(self.reader.rows[i]),
                 vector=vector.tolist(),
-                payload={"path": self.opened.rows[i].path, "sha256": self.opened.rows[i].sha256},
+                payload={"path": self.reader.rows[i].path, "sha256": self.reader.rows[i].sha256},
             )
             for i, vector in zip(rows.tolist(), vectors, strict=True)
         ]
         self.client.upsert(self.collection, points=points, wait=True)
 
     def _ids(self) -> set[str]:
-        found: set[str] = set()
+        ids: set[str] = set()
         offset = None
         while True:
             points, offset = self.client.scroll(
                 self.collection, limit=AT_ONCE, offset=offset, with_payload=False, with_vectors=False
             )
-            found |= {str(point.id) for point in points}
+            ids |= {str(point.id) for point in points}
             if offset is None:
-                return found
+                return ids
 
 
 def _id(row: Row) -> str:
-    """The same picture at the same path is the same point."""
+    """The same image at the same path is the same point."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{row.sha256} {row.path}"))
 
 

@@ -1,4 +1,4 @@
-"""What a search says, as plain tuples and as JSON."""
+"""Results of a search, as tuples and as JSON."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -7,14 +7,14 @@ from torch import Tensor
 
 LEVEL = 0.05  # of the queries that have no match, this share may be called sure
 SUPPORT = 0.05  # of the sentences that hits do not show, this share may be said to be shown
-LACK = 0.05  # of the sentences that right images do show, this share may be said not to be shown
+ABSENT = 0.05  # of the sentences that right images do show, this share may be said not to be shown
 
 Verdict = Literal["shows", "cannot tell", "does not"]
 """Whether an image shows a sentence."""
 
 
 class Sentence(NamedTuple):
-    """One sentence of the query, in the image that was found."""
+    """A sentence of the query and its score in a hit."""
 
     text: str
     score: float
@@ -24,59 +24,59 @@ class Sentence(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """A picture that was found."""
+    """An image that matches a query."""
 
-    path: str  # below the folder of pictures
+    path: str  # below the folder of images
     score: float  # of the method, higher is closer
     p: float  # share of queries without a match whose best score is at least as high
     sure: bool  # p <= Options.level
     sentences: tuple[Sentence, ...] = ()
 
 
-class Answer(NamedTuple):
-    """All that was found for one query, best first."""
+class QueryHits(NamedTuple):
+    """The hits of one query, best first."""
 
     query: str
     hits: tuple[Hit, ...]
-    notes: tuple[str, ...] = ()  # what weakens the answer, in plain words
+    notes: tuple[str, ...] = ()  # limits of the hits, for users
 
     @property
     def sure(self) -> bool:
-        """Whether there is a match at all."""
+        """Whether the best hit is sure."""
         return bool(self.hits) and self.hits[0].sure
 
 
 class Options(NamedTuple):
     """How to search."""
 
-    shortlist: int | None = 200  # candidates by vector that are scored exactly; None: all pictures
+    shortlist: int | None = 200  # candidates by vector that are scored exactly; None: all images
     level: float = LEVEL
     support: float = SUPPORT
-    lack: float = LACK
+    absent: float = ABSENT
     sentences: bool = True  # score each sentence of the query in each hit
-    heat: bool = False  # with sentences: where each of them shows; reads the picture files
+    heat: bool = False  # with sentences: where each of them shows; reads the image files
 
 
-def as_json(answer: Answer) -> dict[str, Any]:
-    """An answer as what JSON can hold, without heat.
+def as_json(result: QueryHits) -> dict[str, Any]:
+    """The hits of a query as JSON values, without heat.
 
-    >>> as_json(Answer("a dog", (Hit("a.jpg", 0.5, 0.25, False),)))["hits"]
+    >>> as_json(QueryHits("a dog", (Hit("a.jpg", 0.5, 0.25, False),)))["hits"]
     [{'path': 'a.jpg', 'score': 0.5, 'p': 0.25, 'sure': False, 'sentences': []}]
     """
     hits = [
         {**hit._asdict(), "sentences": [_without_heat(sentence) for sentence in hit.sentences]}
-        for hit in answer.hits
+        for hit in result.hits
     ]
-    return {"query": answer.query, "sure": answer.sure, "hits": hits, "notes": list(answer.notes)}
+    return {"query": result.query, "sure": result.sure, "hits": hits, "notes": list(result.notes)}
 
 
-def judged(hit: Hit, verdict: Verdict) -> Sequence[str]:
+def sentences_with(hit: Hit, verdict: Verdict) -> Sequence[str]:
     """The sentences of the query with this verdict."""
     return [sentence.text for sentence in hit.sentences if sentence.verdict == verdict]
 
 
-def verdict_of(p: float, lacking: float, options: Options = Options()) -> Verdict:  # noqa: B008
-    """What is said of a sentence.
+def verdict_of(p: float, p_if_true: float, options: Options = Options()) -> Verdict:  # noqa: B008
+    """The verdict on a sentence.
 
     lacking  share of true sentences that score so low
 
@@ -85,7 +85,7 @@ def verdict_of(p: float, lacking: float, options: Options = Options()) -> Verdic
     """
     if p <= options.support:
         return "shows"
-    return "does not" if lacking <= options.lack else "cannot tell"
+    return "does not" if p_if_true <= options.absent else "cannot tell"
 
 
 def _without_heat(sentence: Sentence) -> dict[str, Any]:

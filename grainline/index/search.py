@@ -1,7 +1,7 @@
-"""Searching an index by text or by picture: candidates by vector, the order by the method's own score.
+"""Search an index by text or by image: candidates by vector, ranked by the score of the method.
 
-Methods whose score is a product of vectors are answered from the vectors alone. The others (`pairwise`) score
-a shortlist of candidates with their stored tokens; a shortlist of all pictures is an exact search.
+Methods whose score is a product of vectors use the vectors alone. The others (`pairwise`) score a shortlist
+of candidates with their stored tokens; a shortlist of all images is an exact search.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,47 +14,51 @@ import torch
 
 from grainline.data.captions import sentences
 from grainline.data.descriptions import Described, Descriptions, require_fit
-from grainline.data.record import Damaged
+from grainline.data.record import CorruptSample
 from grainline.errors import UserError
 from grainline.evaluation.validated import validated
-from grainline.index.calibration import FEWEST, WEAK, Standard, p_value, shown, standard
-from grainline.index.calibration_texts import DRAWN
-from grainline.index.candidates import Nearest
-from grainline.index.image_files import relative, unchanged
-from grainline.index.inverted import nearest
-from grainline.index.reader import Opened, model_of
-from grainline.index.results import Answer, Hit, Options, Sentence, Verdict, verdict_of
-from grainline.index.segment import VECTORS
+from grainline.index.calibration import MIN_IMAGES, MIN_POWER, Standard, p_value, sentence_level, standard
+from grainline.index.calibration_texts import DEFAULT_SOURCE
+from grainline.index.candidates import CandidateSearch
+from grainline.index.image_files import read_indexed, relative
+from grainline.index.inverted import open_candidates
+from grainline.index.reader import IndexReader, model_of
+from grainline.index.results import Hit, Options, QueryHits, Sentence, Verdict, verdict_of
+from grainline.index.store import VECTORS
 from grainline.model import ImageLike, Model, given, heat_of
 from grainline.nn.upsample import FEWEST as FEWEST_NULL
 from grainline.nn.upsample import NULL_TEXTS
 from grainline.types import Encoded, rows, to
 
-AT_ONCE = 256  # pictures whose tokens are scored at a time
+AT_ONCE = 256  # images whose tokens are scored at a time
 SPARE = 16  # candidates beyond k: products in float32 may swap neighbours
 DEFAULT = Options()
 
 
 class Index:
-    """An opened index with its model. It shows what was there when it was opened."""
+    """An open index with its model: a snapshot of the time when it was opened."""
 
     def __init__(
-        self, opened: Opened, model: Model, finder: Nearest | None = None, path: str | None = None
+        self,
+        reader: IndexReader,
+        model: Model,
+        finder: CandidateSearch | None = None,
+        path: str | None = None,
     ) -> None:
         """
-        finder  what finds candidates; chosen by the number of pictures if None
-        path    where the model lies; where it lay when the index was built if None
+        finder  the candidate search; None: exact or FAISS, by the number of images
+        path    path of the model; None: the path that the index stores
         """
-        self.opened, self.model = opened, model
-        self.path = opened.manifest.model.path if path is None else path
-        self.root = Path(opened.manifest.root)
+        self.reader, self.model = reader, model
+        self.path = reader.manifest.model_id.path if path is None else path
+        self.root = Path(reader.manifest.root)
         self._finder = finder
 
     def __len__(self) -> int:
-        return len(self.opened)
+        return len(self.reader)
 
-    def use(self, finder: Nearest) -> None:
-        """Let something else find candidates from now on."""
+    def use_finder(self, finder: CandidateSearch) -> None:
+        """Replace the candidate search."""
         self._finder = finder
 
     @cached_property
@@ -63,134 +67,137 @@ class Index:
         return validated(self.path) if self.path else ""
 
     @property
-    def finder(self) -> Nearest:
+    def finder(self) -> CandidateSearch:
         if self._finder is None:
-            self._finder = nearest(self.opened.folder, self.opened.segments)
+            self._finder = open_candidates(self.reader.folder, self.reader.segments)
         return self._finder
 
     @torch.no_grad()
-    def search(self, texts: Sequence[str], k: int = 10, options: Options = DEFAULT) -> list[Answer]:
-        """The k best pictures for each text."""
+    def search(self, texts: Sequence[str], k: int = 10, options: Options = DEFAULT) -> list[QueryHits]:
+        """The k best images for each text. UserError for an empty index, no text, or an empty text."""
         self._check(k)
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
             raise UserError("a search needs texts; give at least one, and none that is empty")
         encoded = self.model.encode(texts=texts)
-        told = [[sentence.text for sentence in sentences(text)] for text in texts]
-        ground = self._score(self.opened.ground, encoded)  # [B, M]
-        answers = []
-        for i, (found, score) in enumerate(self._scored(encoded, k, options)):
-            null = self.opened.null_of(len(told[i]))
-            answers.append(self._hits(found, score, ground[:, i], null, k, options))
+        split = [[sentence.text for sentence in sentences(text)] for text in texts]
+        background = self._score(self.reader.background, encoded)  # [B, M]
+        hits_of = []
+        for i, (rows_, score) in enumerate(self._scored(encoded, k, options)):
+            null = self.reader.null_scores(len(split[i]))
+            hits_of.append(self._hits(rows_, score, background[:, i], null, k, options))
         if options.sentences or options.heat:
-            answers = self._with_sentences(answers, told, standard(ground), options)
+            hits_of = self._with_sentences(hits_of, split, standard(background), options)
         notes = self.notes() + (self._about_sentences(options) if options.sentences else ())
         return [
-            Answer(text, tuple(hits), notes + _own_notes(hits, cut))
-            for text, hits, cut in zip(texts, answers, self._cut(texts), strict=True)
+            QueryHits(text, tuple(hits), notes + _notes_of(hits, cut))
+            for text, hits, cut in zip(texts, hits_of, self._truncated(texts), strict=True)
         ]
 
     @torch.no_grad()
     def search_images(
         self, images: Sequence[ImageLike], k: int = 10, options: Options = DEFAULT
-    ) -> list[Answer]:
-        """The k pictures nearest to each picture, by vector. Names of the queries are paths, or numbers."""
+    ) -> list[QueryHits]:
+        """The k nearest images of each image, by vector. `query` is the path of the image, or its number."""
         self._check(k)
         vectors = self.model.encode(images=images).vector.float().cpu().numpy()
         near = self.finder.top(vectors, min(k + SPARE, len(self)))
         out = []
         for i, image in enumerate(images):
-            found = near.row[i][near.row[i] >= 0]
+            row = near.row[i][near.row[i] >= 0]
             hits = []
-            if len(found):
-                score = self.opened.take(VECTORS, found).astype(np.float64) @ vectors[i].astype(np.float64)
-                hits = self._hits(found, score, None, self.opened.null_images, k, options)
-            asked = image.image if isinstance(image, Described) else image
-            name = str(asked) if isinstance(asked, str | Path) else f"picture {i}"
-            out.append(Answer(name, tuple(hits), self.notes(texts=False)))
+            if len(row):
+                score = self.reader.take(VECTORS, row).astype(np.float64) @ vectors[i].astype(np.float64)
+                hits = self._hits(row, score, None, self.reader.null_image_scores, k, options)
+            query = image.image if isinstance(image, Described) else image
+            name = str(query) if isinstance(query, str | Path) else f"image {i}"
+            out.append(QueryHits(name, tuple(hits), self.notes(texts=False)))
         return out
 
     def read(self, path: str) -> bytes:
-        """The file of a picture of the index. Raises Damaged where it is not what was indexed."""
-        return unchanged(self.root, self.opened.rows[self.opened.numbers[path]])
+        """The bytes of an indexed image. Raises CorruptSample if the file is gone or has changed."""
+        return read_indexed(self.root, self.reader.rows[self.reader.numbers[path]])
 
     @torch.no_grad()
-    def scores(self, found: np.ndarray, texts: Sequence[str]) -> np.ndarray:
-        """Scores of some pictures, by number, with some texts: [K, M]"""
-        return self._score(found, self.model.encode(texts=texts))
+    def scores(self, numbers: np.ndarray, texts: Sequence[str]) -> np.ndarray:
+        """Scores of images, by number [K], with texts: [K, M]"""
+        return self._score(numbers, self.model.encode(texts=texts))
 
     def _scored(self, queries: Encoded, k: int, options: Options) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Of every query the rows to choose from [K], and their scores [K]."""
-        wanted = k + SPARE
+        """For each query: the candidate rows [K] and their scores [K]."""
+        count = k + SPARE
         if self.model.method.pairwise:
-            wanted = len(self) if options.shortlist is None else max(k, options.shortlist)
-            if wanted >= len(self):  # the same rows for all: their tokens are read once
-                everything = np.arange(len(self))
-                yield from ((everything, score) for score in self._score(everything, queries).T)
+            count = len(self) if options.shortlist is None else max(k, options.shortlist)
+            if count >= len(self):  # the same rows for all: their tokens are read once
+                numbers = np.arange(len(self))
+                yield from ((numbers, score) for score in self._score(numbers, queries).T)
                 return
-        near = self.finder.top(queries.vector.float().cpu().numpy(), min(wanted, len(self)))
+        near = self.finder.top(queries.vector.float().cpu().numpy(), min(count, len(self)))
         for i, row in enumerate(near.row):
-            found = row[row >= 0]
-            yield found, self._score(found, rows(queries, slice(i, i + 1)))[:, 0]
+            numbers = row[row >= 0]
+            yield numbers, self._score(numbers, rows(queries, slice(i, i + 1)))[:, 0]
 
-    def _score(self, found: np.ndarray, query: Encoded) -> np.ndarray:
-        """Scores of some pictures with all rows of the query, as the method scores: [K, M]"""
+    def _score(self, numbers: np.ndarray, query: Encoded) -> np.ndarray:
+        """Scores of images, by number [K], with all queries: [K, M]"""
         if not self.model.method.pairwise:
             vector = query.vector.double().cpu().numpy()
-            product: np.ndarray = self.opened.take(VECTORS, found).astype(np.float64) @ vector.T
+            product: np.ndarray = self.reader.take(VECTORS, numbers).astype(np.float64) @ vector.T
             return product
-        parts = [
-            self.model.method.score(to(self.opened.encoded(found[i : i + AT_ONCE]), self.model.device), query)
-            for i in range(0, len(found), AT_ONCE)
-        ]
+        method, parts = self.model.method, []
+        for i in range(0, len(numbers), AT_ONCE):
+            images = self.reader.encoded(numbers[i : i + AT_ONCE], method.precomputed_class)
+            parts.append(method.score(to(images, self.model.device), query))
         return torch.cat(parts).double().cpu().numpy()
 
     def _hits(
         self,
-        found: np.ndarray,
+        numbers: np.ndarray,
         score: np.ndarray,
-        ground: np.ndarray | None,
+        background: np.ndarray | None,
         null: np.ndarray,
         k: int,
         options: Options,
     ) -> list[Hit]:
-        """score [K] of the rows found [K]; ground [B], scores with the background, which standardise
+        """The k best hits. numbers, score: candidates [K]
 
-        ground  None: the null holds scores as they are
+        background  [B] scores with the background, to standardise the score; None: `null` is not
+        null        sorted scores of queries without a match
         """
-        order = np.lexsort((found, -score))[:k]
+        order = np.lexsort((numbers, -score))[:k]
         value = score[order]
-        if ground is not None:
-            value = standard(ground[:, None]).apply(value[:, None])[:, 0]
+        if background is not None:
+            value = standard(background[:, None]).apply(value[:, None])[:, 0]
         shares = p_value(null, value)
         return [
-            Hit(self.opened.rows[found[i]].path, float(score[i]), float(share), bool(share <= options.level))
+            Hit(
+                self.reader.rows[numbers[i]].path, float(score[i]), float(share), bool(share <= options.level)
+            )
             for i, share in zip(order, shares, strict=True)
         ]
 
     def _with_sentences(
-        self, answers: list[list[Hit]], told: list[list[str]], of: Standard, options: Options
+        self, hits_of: list[list[Hit]], split: list[list[str]], of: Standard, options: Options
     ) -> list[list[Hit]]:
-        """Each sentence of each query judged in each of its hits; the model reads all of them at once.
+        """The hits with score, p and verdict of each sentence of the query.
 
         of  mean and std of the scores of each query over the background
         """
-        distinct = list(dict.fromkeys(text for texts in told for text in texts))
+        distinct = list(dict.fromkeys(text for texts in split for text in texts))
         at = {text: i for i, text in enumerate(distinct)}
         encoded = self.model.encode(texts=distinct)
-        levels = shown(self._score(self.opened.ground, encoded))  # [T]
+        levels = sentence_level(self._score(self.reader.background, encoded))  # [T]
         out = []
-        for i, (hits, texts) in enumerate(zip(answers, told, strict=True)):
+        for i, (hits, texts) in enumerate(zip(hits_of, split, strict=True)):
             if not hits:
                 out.append(hits)
                 continue
-            found = np.array([self.opened.numbers[hit.path] for hit in hits])
-            own = [at[text] for text in texts]
-            score = self._score(found, rows(encoded, torch.tensor(own)))  # [K, S]
-            mine = Standard(of.mean[i : i + 1], of.spread[i : i + 1])
-            verdicts = self._judge(hits, score, score - levels[own], mine, options)
+            numbers = np.array([self.reader.numbers[hit.path] for hit in hits])
+            places = [at[text] for text in texts]
+            score = self._score(numbers, rows(encoded, torch.tensor(places)))  # [K, S]
+            of_query = Standard(of.mean[i : i + 1], of.std[i : i + 1])
+            verdicts = self._judge(hits, score, score - levels[places], of_query, options)
             heat: list[Any] = [[None] * len(texts)] * len(hits)
             if options.heat:
-                heat = [list(x) for x in self.heat([(row, texts) for row in found.tolist()])]
+                heat = [list(x) for x in self.heat([(row, texts) for row in numbers.tolist()])]
             out.append(
                 [
                     hit._replace(
@@ -206,118 +213,118 @@ class Index:
     ) -> list[tuple[list[float], list[Verdict]]]:
         """p and verdict of each sentence in each hit of a query. tested [K, S], scores minus levels"""
         count = score.shape[1]
-        if len(self) < FEWEST:
+        if len(self) < MIN_IMAGES:
             p = np.ones(score.shape)
         elif count == 1:  # the sentence is the query
             p = np.array([[hit.p] for hit in hits])
         else:
             best = np.array([hit.score for hit in hits])
-            p = self.opened.calibration.p(count, best, of, tested)
+            p = self.reader.calibration.p(count, best, of, tested)
         power = self._power(options)
-        if power is not None and power < WEAK:
+        if power is not None and power < MIN_POWER:
             return [(row.tolist(), ["cannot tell"] * count) for row in p]
-        lacking = np.ones(p.shape) if power is None else self.opened.calibration.lacking(tested)
+        p_true = np.ones(p.shape) if power is None else self.reader.calibration.p_if_true(tested)
         return [
             (row.tolist(), [verdict_of(x, low, options) for x, low in zip(row, lows, strict=True)])
-            for row, lows in zip(p, lacking, strict=True)
+            for row, lows in zip(p, p_true, strict=True)
         ]
 
     def _power(self, options: Options) -> float | None:
-        """Of true sentences the share that is said to be shown; None where nothing says it."""
-        return 0.0 if len(self) < FEWEST else self.opened.calibration.power(options.support)
+        """Share of true sentences with the verdict "shows"; None if no images with captions measure it."""
+        return 0.0 if len(self) < MIN_IMAGES else self.reader.calibration.power(options.support)
 
     def _about_sentences(self, options: Options) -> tuple[str, ...]:
-        """What weakens the verdicts on sentences."""
+        """Limits of the verdicts on sentences."""
         power = self._power(options)
-        if len(self) < FEWEST:
-            return ()  # which is said already
+        if len(self) < MIN_IMAGES:
+            return ()  # `notes` says so
         if power is None:
             return (
-                "nothing says how well this model tells sentences, so it never says that an image does not "
-                "show one; build with --null DATA that has images with captions",
+                "the calibration texts have no images, so no sentence gets the verdict 'does not'; build "
+                "with --calibration-texts DATA that has images with captions",
             )
-        if power < WEAK:
+        if power < MIN_POWER:
             share = f"{100 * power:.0f} %" if power >= 0.005 else "hardly any"
-            return (f"this model tells {share} of the sentences that are true of an image: it judges none",)
+            return (f"this model recognises {share} of true sentences; its verdict is always 'cannot tell'",)
         return ()
 
     @torch.no_grad()
     def heat(
-        self, asked: Sequence[tuple[int, Sequence[str]]], size: tuple[int, int] | None = None
+        self, queries: Sequence[tuple[int, Sequence[str]]], size: tuple[int, int] | None = None
     ) -> list[torch.Tensor]:
-        """Where texts show in the squares that the model sees of some rows: [S, H, W] of each and its texts.
+        """Heat maps of texts over images: for each row and its texts [S, H, W].
 
-        size  (H, W); None: the side of the square
+        queries  (row, texts) of each image
+        size     (H, W); None: the input size of the model
 
-        Heat is what a text shows beyond the null sentences of the index, in units in which 1 is what few of
-        them reach (`nn.upsample.contrast`).
-
-        Reads the picture files. UserError if one is no longer what was indexed, or if tokens have no places.
+        Heat is the contrast with the null sentences of the index (`nn.upsample.contrast`). Reads the image
+        files. UserError if a file has changed, or if the image tokens of the method have no layout.
         """
         method = self.model.method
-        if not method.placed:
+        if not method.has_layout:
             raise UserError(f"the image tokens of {self.model.description.method} have no places")
         size = size or (method.size, method.size)
-        numbers = list(dict.fromkeys(row for row, _ in asked))
-        texts = list(dict.fromkeys(text for _, told in asked for text in told))
+        numbers = list(dict.fromkeys(row for row, _ in queries))
+        texts = list(dict.fromkeys(text for _, sentences_of in queries for text in sentences_of))
         at = {row: i for i, row in enumerate(numbers)}
         place = {text: i for i, text in enumerate(texts)}
-        rows_of = self.opened.rows
+        rows_of = self.reader.rows
         images = self.model.encode(images=[given(self._read(i), rows_of[i].description) for i in numbers])
         encoded = self.model.encode(texts=texts)
         out = []
-        for row, told in asked:
-            picture = rows(images, slice(at[row], at[row] + 1))
-            own = rows(encoded, torch.tensor([place[text] for text in told]))
-            out.append(heat_of(method, picture, own, self._others, size).cpu())
+        for row, sentences_of in queries:
+            image = rows(images, slice(at[row], at[row] + 1))
+            of_query = rows(encoded, torch.tensor([place[text] for text in sentences_of]))
+            out.append(heat_of(method, image, of_query, self._heat_null, size).cpu())
         return out
 
     @cached_property
-    def _others(self) -> Encoded:
-        """Null texts to measure heat against: single sentences, where there are enough of them."""
-        null = self.opened.null
-        said = null.asides if len(null.asides) >= FEWEST_NULL else null.texts
-        some = np.linspace(0, len(said) - 1, min(NULL_TEXTS, len(said))).astype(int)
-        return self.model.encode(texts=[said[i] for i in some])
+    def _heat_null(self) -> Encoded:
+        """Null texts for the contrast of heat: single sentences if there are enough of them."""
+        null = self.reader.calibration_texts
+        pool = null.sentences if len(null.sentences) >= FEWEST_NULL else null.texts
+        places = np.linspace(0, len(pool) - 1, min(NULL_TEXTS, len(pool))).astype(int)
+        return self.model.encode(texts=[pool[i] for i in places])
 
     def _read(self, row: int) -> bytes:
-        """The file of a row. UserError if it is no longer what was indexed."""
-        path = self.opened.rows[row].path
+        """The bytes of the image of a row. UserError if the file is gone or has changed."""
+        path = self.reader.rows[row].path
         try:
             return self.read(path)
-        except Damaged:
+        except CorruptSample:
             raise UserError(
-                f"{self.root / path} is not what was indexed: "
-                f"give `grainline index refresh {self.opened.folder}`"
+                f"{self.root / path} has changed since it was indexed: run `grainline index refresh "
+                f"{self.reader.folder}`"
             ) from None
 
-    def _cut(self, texts: Sequence[str]) -> list[bool]:
-        """Which texts are longer than the model reads."""
-        return self.model.read(texts).cut
+    def _truncated(self, texts: Sequence[str]) -> list[bool]:
+        """Which texts are longer than the context of the model."""
+        return self.model.read(texts).truncated
 
     def notes(self, texts: bool = True) -> tuple[str, ...]:
-        """What weakens every answer of this index, to texts or to pictures."""
+        """Limits of all searches of this index, by text or by image."""
         notes = []
         if self.finder.note:
             notes.append(self.finder.note)
-        if len(self) < FEWEST:
-            notes.append(f"{len(self)} pictures are too few to say how sure an answer is")
-        if texts and self.opened.null.source == DRAWN:
+        if len(self) < MIN_IMAGES:
+            notes.append(f"{len(self)} images are too few to say how sure a match is")
+        if texts and self.reader.calibration_texts.source == DEFAULT_SOURCE:
             notes.append(
-                "how sure it is was calibrated on drawn scenes; build with --null for texts like yours"
+                "p was calibrated with texts of synthetic scenes; build with --calibration-texts for texts "
+                "like yours"
             )
         return tuple(notes)
 
     def _check(self, k: int) -> None:
         if not len(self):
-            raise UserError(f"index {self.opened.folder} holds no pictures; `grainline index add` some first")
+            raise UserError(f"index {self.reader.folder} holds no images; `grainline index add` some first")
         if k < 1:
             raise UserError(f"k is {k}; it must be 1 at least")
 
 
-def _own_notes(hits: Sequence[Hit], cut: bool) -> tuple[str, ...]:
-    """What weakens one answer."""
-    notes = ["the text was longer than the model reads, and cut"] if cut else []
+def _notes_of(hits: Sequence[Hit], cut: bool) -> tuple[str, ...]:
+    """Limits of the hits of one query."""
+    notes = ["the text was longer than the model reads, and truncated"] if cut else []
     return (*notes, *([] if hits else ["no candidates were found"]))
 
 
@@ -326,54 +333,59 @@ def open_index(
     model: Model | str | None = None,
     *,
     device: str | None = None,
-    finder: Nearest | None = None,
+    finder: CandidateSearch | None = None,
 ) -> Index:
-    """Open an index for searching.
+    """Open an index for searching. UserError for no index, a damaged one, or another model.
 
-    model   what it was made with, or its folder; the folder that it was built with if None
+    model   the model of the index, or its folder; None: the folder that the index stores
     """
-    opened = Opened(Path(folder))
+    reader = IndexReader(Path(folder))
     path = model if isinstance(model, str) else None
-    return Index(opened, model_of(Path(folder), opened.manifest, model, device), finder, path)
+    return Index(reader, model_of(Path(folder), reader.manifest, model, device), finder, path)
 
 
 def check(folder: str | Path) -> int:
-    """Compare every file of an index with its sha256; the number of pictures. UserError for damage."""
-    return len(Opened(Path(folder), thorough=True))
+    """Compare every file of an index with its sha256; the number of images. UserError for damage."""
+    return len(IndexReader(Path(folder), thorough=True))
 
 
-# Pictures as queries, with their descriptions where the model reads them.
+# Images as queries, with their descriptions where the model reads them.
 
 
-def queries(index: Index, images: Sequence[str], names: Sequence[str]) -> list[ImageLike]:
-    """Picture files as the model of an index is given them.
+def image_queries(index: Index, images: Sequence[str], descriptions: Sequence[str]) -> list[ImageLike]:
+    """Image files as queries, with their descriptions if the model of the index reads them.
 
-    names  files of descriptions, by the path of a picture as it is given or by its name; a picture of the
+    names  files of descriptions, by the path of an image as it is given or by its name; an image of the
            index has its description there
 
-    Raises UserError for a picture without a description, and for files that the model does not read.
+    Raises UserError for an image without a description, and for files that the model does not read.
     """
     model = index.model
-    if not model.method.describes:
-        require_fit(model.description.method, False, Descriptions(names) if names else None, "--descriptions")
+    if not model.method.reads_descriptions:
+        require_fit(
+            model.description.method,
+            False,
+            Descriptions(descriptions) if descriptions else None,
+            "--descriptions",
+        )
         return list(images)
-    told = Descriptions(names) if names else None
-    return [Described(image, _description(index, image, told)) for image in images]
+    files = Descriptions(descriptions) if descriptions else None
+    return [Described(image, _description(index, image, files)) for image in images]
 
 
-def _description(index: Index, image: str, told: Descriptions | None) -> str:
-    text = None if told is None else told.of_file(image)
+def _description(index: Index, image: str, files: Descriptions | None) -> str:
+    text = None if files is None else files.of_file(image)
     if text is not None:
         return text
     try:
-        place = index.opened.numbers.get(relative(index.root, image))
+        place = index.reader.numbers.get(relative(index.root, image))
     except UserError:  # it lies elsewhere
         place = None
-    text = None if place is None else index.opened.rows[place].description
+    text = None if place is None else index.reader.rows[place].description
     if text is None:
         name = index.model.description.method
         raise UserError(
-            f"{name} reads a description beside each picture, and {image} has none in the index: name a file "
+            f"{name} reads a description beside each image, and {image} has none in the index: name a file "
             "of `grainline data describe` with --descriptions"
         )
     return text

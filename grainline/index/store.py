@@ -1,37 +1,40 @@
 """An index on disk: layout, manifest and commit, and arrays that are checked before they are read.
 
     INDEX/
-      manifest.json          what belongs to the index now; carries its own sha256
+      manifest.json          the contents of the index, with its own sha256
       segments/00000003/     rows that were written together, never changed afterwards
         rows.jsonl           {"path", "sha256", "size", "mtime_ns"} of every row, in order, and "description"
-                             where the method reads one beside the picture
+                             where the method reads one beside the image
         vectors.npy          [R, D] float32, unit length
-        tokens.npy, mask.npy [R, L, D] float16 and [R, L] bool, for methods whose score needs tokens: as they
-                             hold pictures for it (`Method.held`), such as keys and values, [R, L, 2 D]
-        null.npy             [R, Q] float16, scores with the texts of the null distribution
-        asides.npy           [R, Q] float16, scores with a sentence of each of them
-        spans.npy            [R, Q] float16, scores with a few sentences of each of them
+        tokens.npy, mask.npy [R, L, D] float16 and [R, L] bool, for methods whose score needs tokens
+        precomputed-X.npy    in their place, for methods that compute something beforehand: field X of
+                             `Encoded.precomputed` (`Method.precompute`), such as key and value of a pooling;
+                             float16, or int64 and bool as they are
+        null_texts.npy       [R, Q] float16, scores with the null texts (calibration_texts.py)
+        null_sentences.npy   [R, Q] float16, scores with one sentence of each
+        null_spans.npy       [R, Q] float16, scores with a few sentences of each
         state.json           size and sha256 of each of these, and of itself; "pages": the crc32 of each page
                              of the arrays (store.py)
-      nulls/00000000/        texts.json: the texts of the null distribution; state.json
-        null-vector.npy ...  the texts, and as asides-... and spans-... their sentences, encoded
-      near/00000001/         an inverted file for many pictures, derived from the segments (inverted.py)
-      lock                   held by the process that writes; the system frees it when that process ends
+      calibration/00000000/  texts.json: the null texts; state.json
+        null_texts-X.npy ... field X of the encoded null texts; also null_sentences-X and null_spans-X
+      ann/00000001/          an inverted file for many images, derived from the segments (inverted.py)
+      lock                   locked by the process that writes; the system frees it when that process ends
 
-The manifest holds: `version` of this layout; `model` (path, method, fingerprint of weights and tokenizer);
-`root`, the folder of the pictures; `null` and `segments`, each by name and by the sha256 of its state.json,
-with the numbers of its removed rows (`dead`); `next`, the number that the next folder gets; `damaged`, the
-pictures that could not be used; `left_out`, those that were removed on request; `descriptions`, the files
-that were read last, for a method that reads descriptions.
+The manifest contains: `version` of this layout; `model_id` (path, method, fingerprint of weights and
+tokenizer); `root`, the folder of the images; `calibration` and `segments`, each by name and by the sha256 of
+its state.json, with the numbers of its removed rows (`dead`); `next`, the number of the next folder;
+`corrupt`, the images that could not be decoded; `excluded`, those that the user removed; `descriptions`, the
+files of descriptions that were read last.
 
-A change writes new folders first and then replaces the manifest, in one rename. A process that dies before
-that leaves the old index and some folders that no manifest names; the next writer clears them away.
+A change writes new folders first and then replaces the manifest, in one rename. A process killed before that
+leaves the old index and some folders that no manifest names; the next writer removes them.
 """
 
 import hashlib
 import io
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,27 +49,39 @@ from grainline.files import (
     STATE,
     WRITE_ERRORS,
     Corrupt,
-    aside,
+    check_files,
     clear_leftovers,
     crc32,
     discard,
+    move_into_place,
     page_sums,
-    put,
     read_sealed,
     reason,
     seal,
-    sealed,
+    sealed_json,
+    sync,
+    temporary_path,
     write_text,
 )
 
-VERSION = 4
+VERSION = 6
 NPY = ".npy"  # the arrays, checked page by page; all other files are read and checked whole
-MANIFEST, SEGMENTS, NULLS, NEAR = "manifest.json", "segments", "nulls", "near"
-OURS = (MANIFEST, SEGMENTS, NULLS, NEAR, LOCK)
+MANIFEST, SEGMENTS, CALIBRATION, ANN = "manifest.json", "segments", "calibration", "ann"
+VECTORS, TOKENS, MASK, NULL_TEXTS, NULL_SENTENCES, NULL_SPANS = (
+    "vectors",
+    "tokens",
+    "mask",
+    "null_texts",
+    "null_sentences",
+    "null_spans",
+)
+PRECOMPUTED = "precomputed-"  # before the name of a field of `Encoded.precomputed`
+ROWS = "rows.jsonl"
+OURS = (MANIFEST, SEGMENTS, CALIBRATION, ANN, LOCK)
 
 
-class ModelMark(NamedTuple):
-    """The model that an index was made with."""
+class ModelId(NamedTuple):
+    """The model of an index."""
 
     path: str
     method: str
@@ -82,8 +97,8 @@ class Part(NamedTuple):
     dead: tuple[int, ...] = ()  # rows that were removed or replaced
 
 
-class Spoilt(NamedTuple):
-    """A picture that could not be used, as it was then: it is tried again when it has changed."""
+class CorruptImage(NamedTuple):
+    """An image that could not be decoded; it is tried again when its file changes."""
 
     path: str
     cause: str
@@ -93,15 +108,15 @@ class Spoilt(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What belongs to an index now."""
+    """The contents of an index."""
 
-    model: ModelMark
+    model_id: ModelId
     root: str
-    null: Part
+    calibration: Part
     segments: tuple[Part, ...] = ()
     next: int = 1
-    damaged: tuple[Spoilt, ...] = ()
-    left_out: tuple[str, ...] = ()
+    corrupt: tuple[CorruptImage, ...] = ()
+    excluded: tuple[str, ...] = ()
     descriptions: tuple[str, ...] = ()  # files, where the method reads them
 
 
@@ -134,12 +149,12 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     body = {
         "version": VERSION,
         **manifest._asdict(),
-        "model": manifest.model._asdict(),
-        "null": manifest.null._asdict(),
+        "model_id": manifest.model_id._asdict(),
+        "calibration": manifest.calibration._asdict(),
         "segments": [part._asdict() for part in manifest.segments],
-        "damaged": [spoilt._asdict() for spoilt in manifest.damaged],
+        "corrupt": [image._asdict() for image in manifest.corrupt],
     }
-    write_text(folder / MANIFEST, sealed(body) + "\n")
+    write_text(folder / MANIFEST, sealed_json(body) + "\n")
 
 
 @contextmanager
@@ -148,7 +163,7 @@ def new_part(target: Path, body: Mapping[str, Any]) -> Iterator[Path]:
 
     body  what `seal` writes beside the digests
     """
-    folder = aside(target)
+    folder = temporary_path(target)
     discard(folder)
     discard(target)  # no manifest names it, else it would have another number
     folder.mkdir(parents=True)
@@ -157,7 +172,7 @@ def new_part(target: Path, body: Mapping[str, Any]) -> Iterator[Path]:
         seal(
             folder, {**body, "pages": {path.name: page_sums(path) for path in sorted(folder.glob(f"*{NPY}"))}}
         )
-        put(target)
+        move_into_place(target)
     except OSError:
         discard(folder)
         raise
@@ -169,53 +184,53 @@ def seal_of(folder: Path) -> str:
 
 
 def clear(folder: Path, manifest: Manifest) -> None:
-    """Drop the folders that no manifest names: of changes that never came to be, or that are over."""
-    kept = {manifest.null.name, *(part.name for part in manifest.segments)}
-    for below in (folder / SEGMENTS, folder / NULLS):
+    """Remove the folders that the manifest does not name."""
+    names = {manifest.calibration.name, *(part.name for part in manifest.segments)}
+    for below in (folder / SEGMENTS, folder / CALIBRATION):
         if below.is_dir():
             clear_leftovers(below)
             for path in below.iterdir():
-                if path.name not in kept:
+                if path.name not in names:
                     discard(path)
-    discard(aside(folder / MANIFEST))
+    discard(temporary_path(folder / MANIFEST))
 
 
 class CorruptIndex(UserError):
-    """What is on disk is not what was written."""
+    """A file of an index does not have the bytes that were written."""
 
 
 def corrupt(folder: Path, error: object) -> CorruptIndex:
-    """The error that says that an index cannot be trusted."""
+    """The error for a corrupt index."""
     return CorruptIndex(
-        f"index {folder} is corrupt: {error}; build it anew from its pictures in another folder"
+        f"index {folder} is corrupt: {error}; build it anew from its images in another folder"
     )
 
 
 def cannot_write(folder: Path, error: Exception) -> UserError:
-    """The error of a disk that is full or closed to us."""
+    """The error of a disk that is full or read-only."""
     assert isinstance(error, WRITE_ERRORS)
     return UserError(
-        f"cannot write into {folder}: {reason(error)}; the index is whole, give the command again when mended"
+        f"cannot write into {folder}: {reason(error)}; the index has not changed: run the command again"
     )
 
 
 def inside(path: str) -> str:
-    """A path of a row, once it is known to stay below the root. Raises Corrupt."""
+    """A path of a row, checked to stay below the root. Raises Corrupt."""
     if not path or path.startswith("/") or ".." in path.split("/") or "\0" in path:  # Path takes 5 us more
-        raise Corrupt(f"a row has the path {path!r}, which leaves the folder of pictures")
+        raise Corrupt(f"a row has the path {path!r}, which leaves the folder of images")
     return path
 
 
 def _parsed(body: dict[str, Any]) -> Manifest:
     return Manifest(
-        model=ModelMark(**body["model"]),
+        model_id=ModelId(**body["model_id"]),
         root=str(body["root"]),
-        null=_part(body["null"]),
+        calibration=_part(body["calibration"]),
         segments=tuple(_part(part) for part in body["segments"]),
         next=int(body["next"]),
-        damaged=tuple(Spoilt(**spoilt) for spoilt in body["damaged"]),
-        left_out=tuple(body["left_out"]),
-        descriptions=tuple(body.get("descriptions", ())),  # indexes of before have none
+        corrupt=tuple(CorruptImage(**image) for image in body["corrupt"]),
+        excluded=tuple(body["excluded"]),
+        descriptions=tuple(body["descriptions"]),
     )
 
 
@@ -309,3 +324,116 @@ def _mapped(path: Path, size: int) -> np.ndarray:
         raise Corrupt(f"{path.name} cannot be read ({error})") from None
     mapped.flags.writeable = False
     return mapped
+
+
+# Segments: rows that are written together. A segment is written to a temporary folder, sealed, renamed into
+# place, and never changed.
+
+
+class Row(NamedTuple):
+    """An image as it was when it was encoded."""
+
+    path: str  # below the root, with slashes
+    sha256: str  # of its bytes
+    size: int
+    mtime_ns: int
+    description: str | None = None  # what the model read beside its pixels; None: it reads none
+
+    @property
+    def content(self) -> tuple[str, str | None]:
+        """What its arrays depend on: rows of the same content have the same arrays."""
+        return self.sha256, self.description
+
+
+class Segment(NamedTuple):
+    """An open segment."""
+
+    part: Part
+    rows: tuple[Row, ...]
+    arrays: Mapping[str, Column]  # memory-mapped, [R, ...] each
+
+    @property
+    def live(self) -> np.ndarray:
+        """Rows that were not removed: [R] bool"""
+        live = np.ones(len(self.rows), dtype=bool)
+        live[list(self.part.dead)] = False
+        return live
+
+
+def write_segment(target: Path, rows: Sequence[Row], arrays: Mapping[str, np.ndarray]) -> Part:
+    """Write a segment; it is whole and on the disk when this returns. OSError leaves nothing.
+
+    arrays  [R, ...] by name
+    """
+    assert all(len(array) == len(rows) for array in arrays.values())
+    with new_part(target, {"rows": len(rows)}) as folder:
+        for name, array in arrays.items():
+            save_array(folder / f"{name}.npy", array)
+        _write_rows(folder / ROWS, rows)
+    return Part(target.name, seal_of(target), len(rows))
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """A synced .npy file."""
+    with path.open("wb") as file:
+        np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+    sync(path)
+
+
+def open_segment(target: Path, part: Part, *, thorough: bool = False) -> Segment:
+    """Check and map a segment; raises Corrupt.
+
+    thorough  read the arrays too, which may be many gigabytes; otherwise each page is checked when it is read
+    """
+    sealed_json = check_part(target, part, thorough=thorough)
+    try:
+        lines = (target / ROWS).read_text(encoding="utf-8").splitlines()
+        rows = tuple(Row(**values) for values in json.loads(f"[{','.join(lines)}]"))  # at once: half the time
+    except (OSError, ValueError, TypeError) as error:
+        raise Corrupt(f"segment {part.name} cannot be read ({error})") from None
+    large = [name for name in sorted(sealed_json["files"]) if name.endswith(NPY)]
+    arrays = {name.removesuffix(NPY): Column(target / name, sealed_json) for name in large}
+    for row in rows:
+        inside(row.path)
+    if {len(rows), *(len(array) for array in arrays.values())} != {part.rows} or VECTORS not in arrays:
+        raise Corrupt(f"segment {part.name} does not hold {part.rows} rows")
+    return Segment(part, rows, arrays)
+
+
+def check_part(target: Path, part: Part, *, thorough: bool = False) -> dict[str, Any]:
+    """Check a sealed folder against the manifest that names it; what is sealed. Raises Corrupt.
+
+    thorough  read the arrays too; otherwise only their sizes are checked
+    """
+    name = f"{target.parent.name}/{part.name}"
+    try:
+        if seal_of(target) != part.sha256:
+            raise Corrupt(f"{name} is not the one that was written ({STATE})")
+    except OSError as error:
+        raise Corrupt(f"{name} cannot be read ({error.strerror})") from None
+    try:
+        sealed_json = read_sealed(target / STATE)
+        large = [file for file in sealed_json["files"] if file.endswith(NPY)]
+        check_files(target, sealed_json["files"], () if thorough else large)
+    except Corrupt as error:
+        raise Corrupt(f"{name}/{error}") from None
+    return sealed_json
+
+
+def take(segments: Sequence[Segment], name: str, where: np.ndarray) -> np.ndarray:
+    """Rows of one array, wherever they lie: [K, ...]
+
+    where  [K, 2] number of the segment, and of the row in it
+    """
+    first = segments[int(where[0, 0])].arrays[name]
+    out = np.empty((len(where), *first.shape[1:]), dtype=first.dtype)
+    for number in np.unique(where[:, 0]):
+        in_segment = where[:, 0] == number
+        out[in_segment] = segments[number].arrays[name][where[in_segment, 1]]
+    return out
+
+
+def _write_rows(path: Path, rows: Sequence[Row]) -> None:
+    bodies = [{name: value for name, value in row._asdict().items() if value is not None} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in bodies), encoding="utf-8")
+    sync(path)

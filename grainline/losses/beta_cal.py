@@ -1,8 +1,8 @@
-"""beta-CAL of beta-CLIP (arXiv 2512.12678): every text of a picture with the picture as that text sees it.
+"""beta-CAL of beta-CLIP (arXiv 2512.12678): every text of an image with the image as that text sees it.
 
-Row i of one side is a picture pooled with text i, row i of the other is text i. Their own pair is a positive;
-pairs of a picture with another text of the same picture count by beta, from 0 (apart) to 1 (alike). Rows are
-compared within groups of a fixed number of pictures, as in the code of the authors, where a group is what one
+Row i of one side is an image pooled with text i, row i of the other is text i. Their own pair is a positive;
+pairs of an image with another text of the same image count by beta, from 0 (apart) to 1 (alike). Rows are
+compared within groups of a fixed number of images, as in the code of the authors, where a group is what one
 GPU holds; here it does not depend on the number of processes.
 
 The functions with `dense` in their names take the matrix of logits. The others never form it:
@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from grainline.losses.tiled.pair_loss import Logistic, Normalised, pair_loss
-from grainline.losses.tiled.pair_mask import Blocks, Keys
-from grainline.losses.tiled.scores import Dot, Parts, Pull, Score, add_products
+from grainline.losses.tiled.pair_loss import SigmoidLoss, SoftmaxLoss, pair_loss
+from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
+from grainline.losses.tiled.scores import Dot, Parts, Score, Vjp, add_products
 from grainline.types import Mean, full
 
 
@@ -26,25 +26,25 @@ class Beta(NamedTuple):
     beta: float
     decay: float = 0.0
 
-    def blocks(self, rows: Keys, cols: Keys) -> Blocks:
-        return Blocks(rows, cols, 1.0, self.beta, self.decay)
+    def blocks(self, rows: RowIds, cols: RowIds) -> PairMatrix:
+        return PairMatrix(rows, cols, 1.0, self.beta, self.decay)
 
 
-def slot_keys(item: Tensor, image: Tensor, slots: int, pictures: int | None = None) -> Keys:
-    """Keys of the texts of everyone, `slots` rows for each picture in turn, padding included.
+def slot_keys(item: Tensor, image: Tensor, slots: int, images: int | None = None) -> RowIds:
+    """Keys of the texts of everyone, `slots` rows for each image in turn, padding included.
 
     item, image  [M] as in Encoded
-    pictures     in a group: the first so many of the batch, the next ones, ...; None: all are one group
+    images     in a group: the first so many of the batch, the next ones, ...; None: all are one group
 
     >>> slot_keys(torch.tensor([5, -1, 6, 7]), torch.tensor([0, -1, 1, 1]), 2, 1)[2:]
     (tensor([0, 0, 1, 1]), tensor([0, 1, 0, 1]))
     """
     place = torch.arange(len(item), device=item.device)
-    group = torch.zeros_like(place) if pictures is None else place // (slots * pictures)
-    return Keys(item, image, group, place % slots)
+    group = torch.zeros_like(place) if images is None else place // (slots * images)
+    return RowIds(item, image, group, place % slots)
 
 
-def beta_ce(scaled: Tensor, others: Tensor, mine: Keys, everyone: Keys, weights: Beta) -> Mean:
+def beta_ce(scaled: Tensor, others: Tensor, local: RowIds, gathered: RowIds, weights: Beta) -> Mean:
     """Cross-entropy of my rows against everyone's of the other side.
 
     scaled  [n, D] times [M, D] of the others are the logits; mine [n], everyone [M]: which rows they are
@@ -56,21 +56,21 @@ def beta_ce(scaled: Tensor, others: Tensor, mine: Keys, everyone: Keys, weights:
         value of the group = mean of loss[i]
     value = mean over the groups
 
-    A row that is not padding but of no picture (image = -1) is a candidate and asks for nothing: so padding
+    A row that is not padding but of no image (image = -1) is a candidate and asks for nothing: so padding
     stays in the denominators, as in the code of the authors, if it is given an item.
     """
-    shares = (shares_of(mine, everyone), torch.ones_like(everyone.item))
+    shares = (shares_of(local, gathered), torch.ones_like(gathered.item))
     found = pair_loss(
-        Dot(), Normalised(False), (scaled,), (others,), weights.blocks(mine, everyone), shares=shares
+        Dot(), SoftmaxLoss(False), (scaled,), (others,), weights.blocks(local, gathered), shares=shares
     )
     return found[0]
 
 
-def beta_ce_both(scaled: Tensor, others: Tensor, keys: Keys, weights: Beta) -> tuple[Mean, Mean]:
+def beta_ce_both(scaled: Tensor, others: Tensor, keys: RowIds, weights: Beta) -> tuple[Mean, Mean]:
     """`beta_ce` of all rows, and of all rows of the other side, out of one matrix: half of the products."""
     share = shares_of(keys, keys)
     found = pair_loss(
-        Dot(), Normalised(True), (scaled,), (others,), weights.blocks(keys, keys), shares=(share, share)
+        Dot(), SoftmaxLoss(True), (scaled,), (others,), weights.blocks(keys, keys), shares=(share, share)
     )
     return found[0], found[1]
 
@@ -80,7 +80,7 @@ Divisor = Literal["rows", "pairs", "slots"]
 
 
 def beta_bce(
-    scaled: Tensor, others: Tensor, mine: Keys, everyone: Keys, weights: Beta, divisor: Divisor
+    scaled: Tensor, others: Tensor, local: RowIds, gathered: RowIds, weights: Beta, divisor: Divisor
 ) -> Mean:
     """Binary cross-entropy of my rows with everyone's of the other side; it is the same for both directions.
 
@@ -93,19 +93,19 @@ def beta_bce(
 
     "slots" is the code of the authors. With beta = 0 texts of one image have no loss, rather than repel.
     """
-    share, number = _divided(mine, everyone, divisor)
-    shares = (share, torch.ones_like(everyone.item))
+    share, number = _divided(local, gathered, divisor)
+    shares = (share, torch.ones_like(gathered.item))
     (found,) = pair_loss(
-        Dot(), Logistic(), (scaled,), (others,), weights.blocks(mine, everyone), shares=shares
+        Dot(), SigmoidLoss(), (scaled,), (others,), weights.blocks(local, gathered), shares=shares
     )
     return Mean(found.total, number.to(found.total.dtype))
 
 
-def dense_beta_ce(logits: Tensor, mine: Keys, everyone: Keys, weights: Beta) -> Mean:
+def dense_beta_ce(logits: Tensor, local: RowIds, gathered: RowIds, weights: Beta) -> Mean:
     """`beta_ce` from the logits [n, M] of any score."""
     logits = full(logits)
-    where = weights.blocks(mine, everyone).where(dtype=logits.dtype)
-    share = shares_of(mine, everyone).to(logits.dtype)
+    where = weights.blocks(local, gathered).where(dtype=logits.dtype)
+    share = shares_of(local, gathered).to(logits.dtype)
     mass = where.weight.sum(1)
     asks = mass > 0
     target = where.weight / mass.clamp(min=1e-30)[:, None]
@@ -116,50 +116,50 @@ def dense_beta_ce(logits: Tensor, mine: Keys, everyone: Keys, weights: Beta) -> 
     return Mean((share * losses).sum(), (share * asks).sum())
 
 
-def dense_beta_bce(logits: Tensor, mine: Keys, everyone: Keys, weights: Beta, divisor: Divisor) -> Mean:
+def dense_beta_bce(logits: Tensor, local: RowIds, gathered: RowIds, weights: Beta, divisor: Divisor) -> Mean:
     """`beta_bce` from the logits [n, M] of any score."""
     logits = full(logits)
-    where = weights.blocks(mine, everyone).where(dtype=logits.dtype)
-    share, number = _divided(mine, everyone, divisor)
-    losses = share.to(logits.dtype)[:, None] * Logistic().losses(logits, where)
+    where = weights.blocks(local, gathered).where(dtype=logits.dtype)
+    share, number = _divided(local, gathered, divisor)
+    losses = share.to(logits.dtype)[:, None] * SigmoidLoss().losses(logits, where)
     return Mean(losses.sum(), number.to(logits.dtype))
 
 
-def shares_of(mine: Keys, everyone: Keys) -> Tensor:
+def shares_of(local: RowIds, gathered: RowIds) -> Tensor:
     """1 / the rows of its group that ask for something, for each of mine: [n]; 0 where it asks for nothing"""
     return _one_over_group(
-        mine, mine.real() & (mine.image >= 0), everyone, everyone.real() & (everyone.image >= 0)
+        local, local.real() & (local.image >= 0), gathered, gathered.real() & (gathered.image >= 0)
     )
 
 
-def _divided(mine: Keys, everyone: Keys, divisor: Divisor) -> tuple[Tensor, Tensor]:
+def _divided(local: RowIds, gathered: RowIds, divisor: Divisor) -> tuple[Tensor, Tensor]:
     """What each of my rows [n] is multiplied by, and how many groups they are."""
     if divisor == "slots":
-        one = _one_over_group(mine, mine.group >= 0, everyone, everyone.group >= 0)
+        one = _one_over_group(local, local.group >= 0, gathered, gathered.group >= 0)
     else:
-        one = _one_over_group(mine, mine.real(), everyone, everyone.real())
+        one = _one_over_group(local, local.real(), gathered, gathered.real())
     return one if divisor == "rows" else one.square(), one.sum()
 
 
-def _one_over_group(mine: Keys, counted: Tensor, everyone: Keys, among: Tensor) -> Tensor:
-    size = torch.zeros_like(everyone.group).scatter_add(0, everyone.group.clamp(min=0), among.long())
-    return counted.double() / size[mine.group.clamp(min=0)].clamp(min=1)
+def _one_over_group(local: RowIds, counted: Tensor, gathered: RowIds, among: Tensor) -> Tensor:
+    size = torch.zeros_like(gathered.group).scatter_add(0, gathered.group.clamp(min=0), among.long())
+    return counted.double() / size[local.group.clamp(min=0)].clamp(min=1)
 
 
-# Pictures pooled by texts of other pictures, as further negatives of beta-CAL (arXiv 2512.12678, table 8).
+# Images pooled by texts of other images, as further negatives of beta-CAL (arXiv 2512.12678, table 8).
 #
-# Binary: each such picture is told apart from the text that pooled it. Cross-entropy: the texts join the
-# candidates of pooled pictures once for each other picture that they pool, which adds nothing new to them,
+# Binary: each such image is told apart from the text that pooled it. Cross-entropy: the texts join the
+# candidates of pooled images once for each other image that they pool, which adds nothing new to them,
 # and what they pooled joins the candidates of texts, which does.
 
 
 See = Callable[[Tensor, Tensor, Parts], Tensor]
 """texts [1, K, D], patches [N, L, D] and parameters to scaled cosines of text and what it pooled: [N, K]."""
 
-NOBODY = -2  # the owner of a text that every picture may be compared with
+NOBODY = -2  # the owner of a text that every image may be compared with
 
 
-class Seen(Score):
+class PooledNegatives(Score):
     """Scaled cosines of texts [M, D] with what they pool of patches [N, L, D]; the parameters are shared."""
 
     def __init__(self, see: See) -> None:
@@ -184,77 +184,90 @@ class Repeated(Score):
         (v, image), (t, owner, often) = rows, cols
         return (v @ t.T + often).masked_fill(image[:, None] == owner, -torch.inf)
 
-    def pulled(
+    def forward_with_vjp(
         self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
-    ) -> tuple[Tensor, Pull]:
+    ) -> tuple[Tensor, Vjp]:
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
             add_products(by_logits, (rows[0], cols[0]), (sums[0], sums[2]))  # owners learn nothing
 
         return self.tile(rows, cols, shared) if known is None else known, pull
 
 
-def others_bce(see: See, shared: Parts, patches: Tensor, pictures: Keys, texts: Tensor, keys: Keys) -> Mean:
-    """The mean of log(1 + exp(logit)) over pictures and texts of other pictures of their group.
+def cross_image_bce(
+    see: See, shared: Parts, patches: Tensor, images: RowIds, texts: Tensor, keys: RowIds
+) -> Mean:
+    """The mean of log(1 + exp(logit)) over images and texts of other images of their group.
 
-    patches  [n, L, D] of my pictures, with their keys [n]
+    patches  [n, L, D] of my images, with their keys [n]
     texts    [C, D] of everyone, with their keys [C]
     """
     (found,) = pair_loss(
-        Seen(see), Logistic(), (patches,), (texts,), Blocks(pictures, keys, 0.0, 0.0), shared=shared
+        PooledNegatives(see),
+        SigmoidLoss(),
+        (patches,),
+        (texts,),
+        PairMatrix(images, keys, 0.0, 0.0),
+        shared=shared,
     )
-    met = (pictures.group[:, None] == keys.group) & pictures.real()[:, None] & keys.real()
-    pairs = met & (pictures.image[:, None] != keys.image)
+    met = (images.group[:, None] == keys.group) & images.real()[:, None] & keys.real()
+    pairs = met & (images.image[:, None] != keys.image)
     return Mean(found.total, pairs.sum().to(found.total.dtype))
 
 
 def repeated_ce(
     scaled: Tensor,
     others: Tensor,
-    mine: Keys,
-    everyone: Keys,
+    local: RowIds,
+    gathered: RowIds,
     weights: Beta,
     *,
     chosen: Tensor,
     owner: Tensor,
     size: Tensor,
 ) -> Mean:
-    """`beta_ce` of pooled pictures with texts, where chosen texts are candidates again for other pictures.
+    """`beta_ce` of pooled images with texts, where chosen texts are candidates again for other images.
 
-    chosen  [C] rows of everyone's texts; each stands there once more for every other picture of its group
+    chosen  [C] rows of everyone's texts; each stands there once more for every other image of its group
     owner   [C] ids of their own images, for which they do not count; NOBODY: they count for it too, as in the
             published code
-    size    [groups] pictures
+    size    [groups] images
 
-    With every text chosen and no owners the loss is higher by the log of the number of pictures, and its
+    With every text chosen and no owners the loss is higher by the log of the number of images, and its
     gradient is that of `beta_ce`.
     """
-    group = everyone.group[chosen]
+    group = gathered.group[chosen]
     often = (size[group.clamp(min=0)] - 1).to(scaled.dtype).log()
-    nobody = torch.full_like(everyone.image, NOBODY)
+    nobody = torch.full_like(gathered.image, NOBODY)
     found = pair_loss(
         Repeated(),
-        Normalised(False),
-        (scaled, mine.image),
+        SoftmaxLoss(False),
+        (scaled, local.image),
         (
             torch.cat([others, others[chosen]]),
             torch.cat([nobody, owner]),
             torch.cat([often.new_zeros(len(others)), often]),
         ),
-        weights.blocks(mine, and_negatives(everyone, group)),
-        shares=(shares_of(mine, everyone), torch.ones(len(others) + len(group), device=others.device)),
+        weights.blocks(local, and_negatives(gathered, group)),
+        shares=(shares_of(local, gathered), torch.ones(len(others) + len(group), device=others.device)),
     )
     return found[0]
 
 
 def further_ce(
-    scaled: Tensor, others: Tensor, mine: Keys, everyone: Keys, weights: Beta, further: Tensor, group: Tensor
+    scaled: Tensor,
+    others: Tensor,
+    local: RowIds,
+    gathered: RowIds,
+    weights: Beta,
+    further: Tensor,
+    group: Tensor,
 ) -> Mean:
-    """`beta_ce` of texts with pooled pictures; further ones [F, D] of groups [F] are negatives."""
-    return beta_ce(scaled, torch.cat([others, further]), mine, and_negatives(everyone, group), weights)
+    """`beta_ce` of texts with pooled images; further ones [F, D] of groups [F] are negatives."""
+    return beta_ce(scaled, torch.cat([others, further]), local, and_negatives(gathered, group), weights)
 
 
-def and_negatives(keys: Keys, group: Tensor) -> Keys:
+def and_negatives(keys: RowIds, group: Tensor) -> RowIds:
     """Keys with further rows behind them that are candidates of all rows of their groups [F]."""
     fresh = torch.arange(len(group), device=group.device)
     nothing = torch.full_like(fresh, -1)
-    return Keys(*(torch.cat(both) for both in zip(keys, (fresh, nothing, group, fresh), strict=True)))
+    return RowIds(*(torch.cat(both) for both in zip(keys, (fresh, nothing, group, fresh), strict=True)))

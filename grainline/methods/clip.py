@@ -1,11 +1,11 @@
-"""CLIP: a picture and its caption are one vector each, and each finds the other among the batch.
+"""CLIP: an image and its caption are one vector each, and each finds the other among the batch.
 
 Radford et al., arXiv 2103.00020. In three steps:
-  1. encode picture and caption into unit vectors of one shared space;
+  1. encode image and caption into unit vectors of one shared space;
   2. multiply all cosines of the batch by a learnt, bounded scale;
   3. cross-entropy both ways, half each (figure 3 of the paper).
 
-Differs from the paper's pseudo-code: several captions of one picture are positives of equal weight, a picture
+Differs from the paper's pseudo-code: several captions of one image are positives of equal weight, an image
 that comes twice in a batch is not its own negative, and foils (hard negative captions) join as candidates.
 """
 
@@ -28,10 +28,12 @@ class CLIPConfig(TowersConfig):
 class CLIP(Method):
     """Dual encoder with InfoNCE."""
 
+    config_class = CLIPConfig
+
     def __init__(self, cfg: CLIPConfig) -> None:
         super().__init__(cfg)
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
 
-    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
+    def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
         scale = self.scale()
-        return both_ways(lambda images, texts: scale * dot(images, texts), mine, everyone)
+        return both_ways(lambda images, texts: scale * dot(images, texts), local, gathered)

@@ -1,17 +1,17 @@
-"""HiMo-CLIP: a picture finds its caption, and the part of the caption that sets it apart in the batch.
+"""HiMo-CLIP: contrastive alignment with captions, and with their principal components in the batch.
 
 Wu, Chen et al., arXiv 2511.06653. In four steps:
-  1. encode picture and caption into unit vectors of one shared space, as CLIP does;
+  1. encode image and caption into unit vectors of one shared space, as CLIP does;
   2. HiDe: project the captions of a batch onto the principal components that hold most of their variance
      (equation 1);
-  3. MoLo: cross-entropy both ways between pictures and captions (equation 2), and again between pictures and
+  3. MoLo: cross-entropy both ways between images and captions (equation 2), and again between images and
      the principal parts of captions (equation 3), added up (equation 4);
   4. afterwards nothing of this is left: the model is a CLIP and scores by cosine.
 
 Differs from the authors' code: a group of captions is as large as `group` says, whatever the number of
 processes; every vector learns as a query and as a candidate, unless `detach_keys` says otherwise; the
 gradient through the basis is that of the projector, which is finite where captions repeat. Several captions
-of one picture are positives of equal weight; foils join the first loss only: their principal part is nearly
+of one image are positives of equal weight; foils join the first loss only: their principal part is nearly
 that of the caption that they were made from.
 """
 
@@ -20,11 +20,11 @@ from typing import Literal
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 
-from grainline.distributed import own_rows
+from grainline.distributed import local_rows
 from grainline.encoders.towers import TowersConfig
 from grainline.losses.hide import Principal, principal_part
 from grainline.methods.base import Method, dot
-from grainline.methods.shared import both_ways, constant
+from grainline.methods.shared import both_ways, logged
 from grainline.nn.scale import LogitScale
 from grainline.types import Clock, Encoded, Mean, Pair, Term
 
@@ -38,7 +38,7 @@ class HiMoConfig(TowersConfig):
     component: float = Field(1.0, ge=0)  # weight of the loss over their principal parts: lambda
     threshold: float = Field(0.9, gt=0, le=1)  # share of the variance that components hold: tau
     group: int | None = Field(None, gt=1)  # captions that share a basis; None: all of the global batch
-    sides: Literal["texts", "both"] = "texts"  # "both" takes the principal part of pictures as well
+    sides: Literal["texts", "both"] = "texts"  # "both" takes the principal part of images as well
     unit: bool = False  # bring principal parts to unit length
     detach_basis: bool = False  # components are constants of the backward pass
     smoothing: float = Field(0.0, ge=0, lt=1)  # of labels
@@ -54,60 +54,61 @@ class HiMoConfig(TowersConfig):
 class HiMo(Method):
     """Dual encoder with the monotonicity-aware contrastive loss."""
 
+    config_class = HiMoConfig
     cfg: HiMoConfig
 
     def __init__(self, cfg: HiMoConfig) -> None:
         super().__init__(cfg)
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
 
-    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
-        scale = self.scale().detach()
+    def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
         terms: dict[str, Term] = {}
         if self.cfg.whole > 0:
-            terms |= self._contrast(mine, everyone, self.cfg.whole)
+            terms |= self._contrast(local, gathered, self.cfg.whole)
         if self.cfg.component > 0:
-            texts, found = self._principal(everyone.texts)
-            images = self._principal(everyone.images)[0] if self.cfg.sides == "both" else everyone.images
+            texts, principal = self._principal(gathered.texts)
+            images = self._principal(gathered.images)[0] if self.cfg.sides == "both" else gathered.images
             parts = Pair(images, texts)
-            named = self._contrast(_mine_of(parts, mine, everyone), parts, self.cfg.component)
+            named = self._contrast(_local_rows(parts, local, gathered), parts, self.cfg.component)
             terms |= {f"component {name}": term for name, term in named.items()}
-            terms |= _facts(everyone.texts, texts, found)
-        return terms | {"scale": Term(None, Mean(scale.sum(), scale.new_ones(())))}
+            terms |= _statistics(gathered.texts, texts, principal)
+        return terms | logged(scale=self.scale())
 
-    def _contrast(self, mine: Pair, everyone: Pair, weight: float) -> dict[str, Term]:
+    def _contrast(self, local: Pair, gathered: Pair, weight: float) -> dict[str, Term]:
         """Equations 2 and 3: cross-entropy both ways over scaled dot products."""
-        scale = self.scale()
-        keys = Pair(*map(constant, everyone)) if self.cfg.detach_keys else everyone
-        return both_ways(lambda a, b: scale * dot(a, b), mine, keys, weight, self.cfg.smoothing)
+        scale, cfg = self.scale(), self.cfg
+        return both_ways(
+            lambda a, b: scale * dot(a, b), local, gathered, weight, cfg.smoothing, cfg.detach_keys
+        )
 
     def _principal(self, side: Encoded) -> tuple[Encoded, Principal]:
-        """Equation 1: the principal parts of captions, or of pictures. Foils and padding become padding."""
+        """Equation 1: the principal parts of captions, or of images. Foils and padding become padding."""
         cfg, real = self.cfg, (side.item >= 0) & (side.image >= 0)
-        found = principal_part(
+        principal = principal_part(
             side.vector, real, cfg.threshold, group=cfg.group, detach_basis=cfg.detach_basis
         )
-        rows = F.normalize(found.rows, dim=-1) if cfg.unit else found.rows
-        return side._replace(vector=rows, item=side.item.masked_fill(~real, -1)), found
+        rows = F.normalize(principal.rows, dim=-1) if cfg.unit else principal.rows
+        return side._replace(vector=rows, item=side.item.masked_fill(~real, -1)), principal
 
 
-def _mine_of(parts: Pair, mine: Pair, everyone: Pair) -> Pair:
-    """My rows of the principal parts, which are known only for everyone's rows together."""
-    if mine.images is everyone.images and mine.texts is everyone.texts:  # one process
+def _local_rows(parts: Pair, local: Pair, gathered: Pair) -> Pair:
+    """The local rows of principal parts, which are computed from all gathered rows."""
+    if local.images is gathered.images and local.texts is gathered.texts:  # one process
         return parts
-    return Pair(*(own_rows(part, len(side.item)) for part, side in zip(parts, mine, strict=True)))
+    return Pair(*(local_rows(part, len(side.item)) for part, side in zip(parts, local, strict=True)))
 
 
-def _facts(texts: Encoded, parts: Encoded, found: Principal) -> dict[str, Term]:
-    """What the log tells about a batch: how much the principal parts kept, and how far they moved."""
+def _statistics(texts: Encoded, parts: Encoded, principal: Principal) -> dict[str, Term]:
+    """Statistics of a batch for the log: the variance that principal parts keep, their norms and cosines."""
     real = (parts.item >= 0).float()
     norm = parts.vector.detach().norm(dim=-1)
     cosine = F.cosine_similarity(parts.vector.detach(), texts.vector.detach(), dim=-1)
-    groups = (found.size > 0).float()
+    groups = (principal.size > 0).float()
     return {
         name: Term(None, Mean((value * weight).sum(), weight.sum()))
         for name, value, weight in (
-            ("components", found.kept, groups),
-            ("variance kept", found.share, groups),
+            ("components", principal.kept, groups),
+            ("variance kept", principal.share, groups),
             ("principal norm", norm, real),
             ("principal cosine", cosine, real),
         )

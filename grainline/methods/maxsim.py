@@ -1,14 +1,14 @@
-"""MaxSim: every sentence of a caption looks for its own place in the picture.
+"""MaxSim: every sentence of a caption looks for its own place in the image.
 
 Late interaction as in ColBERT (Khattab & Zaharia, arXiv 2004.12832) and FILIP (Yao et al., arXiv 2111.07783).
 In four steps:
-  1. encode the picture into patches, and each sentence of the caption, read by itself, into one vector;
+  1. encode the image into patches, and each sentence of the caption, read by itself, into one vector;
   2. let each sentence find the patches that fit it best: the mean of its cosines, weighted by their softmax;
-  3. the score of picture and caption is the mean over the sentences;
+  3. the score of image and caption is the mean over the sentences;
   4. cross-entropy both ways over the scores of the batch, and a lighter one over one vector a side, so that
      an index can find candidates by vector.
 
-Differs from FILIP: sentences instead of words, a smooth maximum, and only texts search: a picture holds more
+Differs from FILIP: sentences instead of words, a smooth maximum, and only texts search: an image holds more
 than its caption says, so its patches need not be found in the text.
 """
 
@@ -43,21 +43,24 @@ class MaxSimConfig(TowersConfig):
 class MaxSim(Method):
     """Dual encoder whose pairs are scored sentence by patch."""
 
+    config_class = MaxSimConfig
     gathers = ("vector", "tokens", "mask", "item", "image")
 
     def __init__(self, cfg: MaxSimConfig) -> None:
         super().__init__(cfg)
-        self.pairwise, self.distribution = True, False
+        self.pairwise, self.heat_is_distribution = True, False
         self.parts = cfg.sentences
         self.sharpness, self.coarse = cfg.sharpness, cfg.coarse
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
 
     def encode_images(self, images: Images) -> Encoded:
         """tokens: patches, at length 1"""
-        seen = self.towers.see(images)
-        tokens = unit(self.towers.to_image(seen.patches))
-        vector = unit(self.towers.to_image(seen.pooled))
-        return Encoded(vector, tokens, seen.real(), images.image, images.image, None, seen.places)
+        image_tokens = self.towers.image_tokens(images)
+        tokens = unit(self.towers.to_image(image_tokens.patches))
+        vector = unit(self.towers.to_image(image_tokens.pooled))
+        return Encoded(
+            vector, tokens, image_tokens.real(), images.image, images.image, None, image_tokens.places
+        )
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """tokens: one for each sentence, at length 1; sentences that several texts share are read once"""
@@ -79,10 +82,10 @@ class MaxSim(Method):
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         return late_score(images.tokens, images.mask, texts.tokens, texts.mask, self.sharpness)
 
-    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
+    def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
         scale = self.scale()
-        fine = both_ways(lambda images, texts: scale * self.score(images, texts), mine, everyone)
-        plain = both_ways(lambda images, texts: scale * dot(images, texts), mine, everyone, self.coarse)
+        fine = both_ways(lambda images, texts: scale * self.score(images, texts), local, gathered)
+        plain = both_ways(lambda images, texts: scale * dot(images, texts), local, gathered, self.coarse)
         return fine | {f"coarse {name}": term for name, term in plain.items()}
 
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:

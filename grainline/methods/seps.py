@@ -1,8 +1,8 @@
-"""SEPS: the patches of a picture that a caption and a description call for, against the words of the caption.
+"""SEPS: the patches of an image that a caption and a description call for, against the words of the caption.
 
 Mao et al., arXiv 2511.01390. In five steps:
-  1. encode the picture into patches, the caption into words, and a generated description of the picture into
-     one direction, without gradient (docs/methods/seps.md says why it is a description of the picture);
+  1. encode the image into patches, the caption into words, and a generated description of the image into
+     one direction, without gradient (docs/methods/seps.md says why it is a description of the image);
   2. score each patch by a small network and by its cosines with the caption, or the description, and the mean
      of all patches; a share of them stays, by lot in training and the best elsewhere;
   3. aggregate what stays into fewer tokens, which the branches of caption and description add up;
@@ -24,7 +24,6 @@ from grainline.errors import UserError
 from grainline.losses.triplet import Shares, keep_ratio
 from grainline.methods.base import Method
 from grainline.methods.patch_selection import scoring
-from grainline.methods.patch_selection.inspect import keeps
 from grainline.methods.patch_selection.selector import Selector
 from grainline.methods.patch_selection.training import (
     PatchesConfig,
@@ -33,8 +32,16 @@ from grainline.methods.patch_selection.training import (
     summary,
     triplets,
 )
-from grainline.methods.patch_selection.types import Branches, Choice, Decide, Kept, drawn, told_of
-from grainline.methods.shared import Rule
+from grainline.methods.patch_selection.types import (
+    Branches,
+    Decide,
+    Selection,
+    SelectionConfig,
+    SelectionPrecomputed,
+    gumbel_decisions,
+    selection_texts,
+)
+from grainline.methods.shared import TripletSchedule
 from grainline.nn.hashing import parts_of_rows
 from grainline.nn.runtime import is_static
 from grainline.nn.selection import Matching
@@ -44,13 +51,15 @@ from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts
 class SEPSConfig(PatchesConfig):
     """And aggregation, branches, matching and the loss of the share."""
 
-    aggregate: float | None = Field(0.4, gt=0, lt=1)  # share of those that is left; None: no aggregation
-    branches: Branches = "both"  # all but "sparse" need a description of every picture
+    aggregation_ratio: float | None = Field(
+        0.4, gt=0, lt=1
+    )  # share of those that is left; None: no aggregation
+    branches: Branches = "both"  # all but "sparse" need a description of every image
     decision: Literal["gumbel_st", "hard_topk"] = "gumbel_st"  # in training: by lot, or the best
     beta: float = Field(0.4, ge=0, le=0.5)  # weight of each attention score; 1 - 2 beta: of the predictor
     matching: Matching = "both"
-    best: int = Field(5, gt=0)  # finds that the networks of the matching read
-    leaky: bool = False  # negative cosines are a tenth, as in the code of LAPS
+    top_k: int = Field(5, gt=0)  # finds that the networks of the matching read
+    leaky_cosine: bool = False  # negative cosines are a tenth, as in the code of LAPS
     use_rest: bool = True  # one token of the patches that do not stay
     use_cls: bool = True  # the class token, where the encoder has one
     ratio: float = Field(1.0, ge=0)  # weight of the loss that holds the share
@@ -70,42 +79,44 @@ class SEPSConfig(PatchesConfig):
 class SEPS(Method):
     """Dual encoder whose pairs are scored by the patches that a text and a description choose."""
 
+    config_class = SEPSConfig
     cfg: SEPSConfig
-    gathers = ("vector", "tokens", "mask", "item", "image")
+    gathers = ("vector", "tokens", "mask", "item", "image", "extra")
+    precomputed_class = SelectionPrecomputed
     blockwise = True
 
     def __init__(self, cfg: SEPSConfig) -> None:
         super().__init__(cfg)
-        self.pairwise, self.distribution = True, False
-        self.describes = cfg.branches != "sparse"
+        self.pairwise, self.heat_is_distribution = True, False
+        self.reads_descriptions = cfg.branches != "sparse"
         if self.grid is None:
             raise ValueError("seps needs an image encoder whose patches lie on a grid")
-        choice = Choice(
-            cfg.keep,
-            cfg.aggregate,
+        choice = SelectionConfig(
+            cfg.keep_ratio,
+            cfg.aggregation_ratio,
             cfg.beta,
             cfg.branches,
             cfg.matching,
-            cfg.best,
-            cfg.leaky,
+            cfg.top_k,
+            cfg.leaky_cosine,
             cfg.use_rest,
         )
         self.selector = Selector(choice, self.towers.space, self.grid[0] * self.grid[1])
 
     def encode_images(self, images: Images) -> Encoded:
-        """tokens: patches, the class token and the direction of the description, masked where there is none.
+        """tokens: patches; extra: the class token and the direction of the description.
 
         UserError where a description is needed and missing.
         """
-        told = self._described(images) if self.describes else None
-        return encoded_patches(self.towers, images, told, self.cfg.use_cls)
+        description = self._described(images) if self.reads_descriptions else None
+        return encoded_patches(self.towers, images, description, self.cfg.use_cls)
 
     @torch.no_grad()
     def _described(self, images: Images) -> Tensor:
-        """The direction of the description of each picture: [N, D]. Its parts are read one by one."""
+        """The direction of the description of each image: [N, D]. Its parts are read one by one."""
         if images.dense is None:
             raise UserError(
-                f"seps with branches: {self.cfg.branches} reads a description of every picture, and these "
+                f"seps with branches: {self.cfg.branches} reads a description of every image, and these "
                 "have none; give them, or set model.branches to sparse"
             )
         texts = images.dense
@@ -116,47 +127,49 @@ class SEPS(Method):
         mask = read.mask.unflatten(0, (number, parts)).flatten(1, 2)
         if not is_static() and not bool(mask.any(1).all()):
             lacking = int(images.image[~mask.any(1)][0])
-            raise UserError(f"the description of picture {lacking} is empty; seps needs one of every picture")
+            raise UserError(f"the description of image {lacking} is empty; seps needs one of every image")
         return summary(words, mask)
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """tokens: words in the shared space, not of unit length; vector: the direction of their mean"""
         return encoded_words(self.towers, texts)
 
-    def held(self, images: Encoded) -> Encoded:
-        """tokens: patches with all that is known of them before a text comes; see `Selector.held`"""
-        return self.selector.held(images)
+    def precompute(self, images: Encoded) -> Encoded:
+        """precomputed: a `SelectionPrecomputed`"""
+        return self.selector.precompute(images)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         return scoring.score(self.selector, images, texts)
 
-    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:
-        cfg, rule = self.cfg, Rule.at(clock, self.cfg)
-        decide = drawn(clock) if cfg.decision == "gumbel_st" else self.selector.top
-        terms = triplets(cfg, self.selector, decide, (mine, everyone), rule)
-        return terms | self._ratio(mine.images, everyone.texts, decide, rule)
+    def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:
+        cfg, rule = self.cfg, TripletSchedule.at(clock, self.cfg)
+        decide = gumbel_decisions(clock) if cfg.decision == "gumbel_st" else self.selector.top
+        terms = triplets(cfg, self.selector, decide, (local, gathered), rule)
+        return terms | self._ratio(local.images, gathered.texts, decide, rule)
 
-    def _ratio(self, images: Encoded, texts: Encoded, decide: Decide, rule: Rule) -> dict[str, Term]:
-        """How far from the share that should stay, over all pairs of my pictures; and these shares."""
+    def _ratio(
+        self, images: Encoded, texts: Encoded, decide: Decide, rule: TripletSchedule
+    ) -> dict[str, Term]:
+        """How far from the share that should stay, over all pairs of my images; and these shares."""
         if self.selector.predictor is None:
             return {}
-        seen, told = self.selector.seen(images, decide), told_of(texts)
+        image_side, text_side = self.selector.image_side(images, decide), selection_texts(texts)
         real = (images.item >= 0)[:, None] & (texts.item >= 0)
         number = real.sum()
         means = {}
         if self.selector.sparse:
-            means["kept by texts"] = scoring.staying_shares(self.selector, seen, told, decide)
+            means["kept by texts"] = scoring.keep_shares(self.selector, image_side, text_side, decide)
         if self.selector.dense:
-            means["kept by descriptions"] = seen.kept.mean(-1, keepdim=True)
+            means["kept by descriptions"] = image_side.keep.mean(-1, keepdim=True)
         weights = self.cfg.ratio_weights if len(means) == 2 else (1.0,)
-        off = keep_ratio(self.cfg.keep, tuple(means.values()), weights, self.cfg.ratio_form)
+        off = keep_ratio(self.cfg.keep_ratio, tuple(means.values()), weights, self.cfg.ratio_form)
         facts = {name: Term(None, Mean((x.detach() * real).sum(), number)) for name, x in means.items()}
         return {"ratio": Term(rule.weight * self.cfg.ratio, Mean((off * real).sum(), number))} | facts
 
     def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        """What every patch adds to the score of its row, to first order, decisions held fixed."""
+        """What every patch adds to the score of its row, to first order, with decisions as constants."""
         return scoring.heat(self.selector, images, texts)
 
-    def keeps(self, images: Encoded, texts: Encoded) -> Kept:
-        """The patches that stay for texts and descriptions, and what words find; see `Keeping`"""
-        return keeps(self.selector, images, texts)
+    def select_patches(self, images: Encoded, texts: Encoded) -> Selection:
+        """The patches that text i and the description of image i keep, and the best token of each word."""
+        return scoring.select(self.selector, images, texts)

@@ -1,12 +1,12 @@
-"""SigLIP: every picture and caption of the batch is a yes-or-no question of its own.
+"""SigLIP: binary classification of every pair of image and caption in the batch.
 
 Zhai et al., arXiv 2303.15343. In three steps:
-  1. encode picture and caption into unit vectors of one shared space;
+  1. encode image and caption into unit vectors of one shared space;
   2. scale all cosines of the batch and shift them by a learnt bias;
-  3. a sigmoid loss for each pair, summed over texts and averaged over pictures (equation 1).
+  3. a sigmoid loss for each pair, summed over texts and averaged over images (equation 1).
 
-Differs from the paper: several captions of one picture are all positives; foils join as negatives of every
-picture. The bias starts at -10 as in section 3, because negatives are many.
+Differs from the paper: several captions of one image are all positives; foils join as negatives of every
+image. The bias starts at -10 as in section 3, because negatives are many.
 """
 
 import torch
@@ -14,10 +14,10 @@ from pydantic import Field
 from torch import nn
 
 from grainline.encoders.towers import TowersConfig
-from grainline.losses.contrastive import sigmoid
-from grainline.methods.base import Method, dot
+from grainline.methods.base import Method
+from grainline.methods.shared import sigmoid_loss
 from grainline.nn.scale import LogitScale
-from grainline.types import Clock, Pair, Term, same_image
+from grainline.types import Clock, Pair, Term
 
 
 class SigLIPConfig(TowersConfig):
@@ -31,13 +31,12 @@ class SigLIPConfig(TowersConfig):
 class SigLIP(Method):
     """Dual encoder with the pairwise sigmoid loss."""
 
+    config_class = SigLIPConfig
+
     def __init__(self, cfg: SigLIPConfig) -> None:
         super().__init__(cfg)
         self.scale = LogitScale(cfg.scale or 10.0, cfg.max_scale)
         self.bias = nn.Parameter(torch.full((1,), -10.0 if cfg.bias is None else cfg.bias))
 
-    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
-        logits = self.scale() * dot(mine.images, everyone.texts) + self.bias  # [n, M]
-        real = (mine.images.item >= 0)[:, None] & (everyone.texts.item >= 0)
-        positive = same_image(mine.images, everyone.texts)
-        return {"pairs": Term(1.0, sigmoid(logits, positive, real))}
+    def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
+        return {"pairs": Term(1.0, sigmoid_loss(local, gathered, self.scale(), self.bias))}

@@ -1,36 +1,73 @@
-"""Sub-captions: read each by itself, laid out over all processes, and asked of segments."""
+"""What CAFT and FLAIR share: parts of texts, encoded one by one, and pooling of image tokens by them."""
 
 from typing import NamedTuple
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from grainline.data.chunks import Chunking
-from grainline.distributed import most
-from grainline.encoders.towers import Towers
-from grainline.losses.text_conditioned import kept_for, pooled_scores
-from grainline.losses.tiled.pair_mask import Keys
+from grainline.data.texts import Chunking
+from grainline.distributed import all_reduce_max
+from grainline.encoders.towers import Towers, TowersConfig
+from grainline.losses.text_conditioned import Negatives, kept_for, part_loss, part_pairs, pooled_scores
+from grainline.losses.tiled.pair_mask import RowIds
 from grainline.nn.hashing import equal_texts
 from grainline.nn.late import distinct_rows
-from grainline.nn.pooling import ConditionedPool, Held
-from grainline.types import Encoded, Texts, full
+from grainline.nn.pooling import ConditionedPool, KeyValue
+from grainline.types import Clock, Encoded, Mean, Texts, full, vectors_only
 
 CHUNKING = Chunking(splitter="period_space")
-"""How evaluation cuts a text in CAFT: Table 6 of the paper comes out with it."""
+"""How evaluation splits a text in CAFT: it reproduces table 6 of the paper."""
+
+
+SLOTS = 2**16  # most parts of a text
+
+
+class ConditionedConfig(TowersConfig):
+    """Encoders, text-conditioned pooling and its sigmoid loss."""
+
+    heads: int = Field(8, gt=0)  # of the pooling; CAFT's paper does not say
+    negatives: Negatives = "sampled"  # parts of other images: one of each image, or the mean over all
+    scale: float = Field(1 / 0.07, ge=1)  # of the losses, at the start
+    max_scale: float = Field(100.0, gt=1)
+    bias: float = -10.0  # of the losses, at the start
+
+    learns_tokens = masks_tokens = True
+
+    @model_validator(mode="after")
+    def _fits_pooling(self) -> "ConditionedConfig":
+        if self.width is not None and self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads of the pooling")
+        if self.scale > self.max_scale:
+            raise ValueError(f"scale {self.scale:g} is above max_scale {self.max_scale:g}")
+        return self
 
 
 class Parts(NamedTuple):
-    """Sub-captions as rows of their own, padded to as many as any process has."""
+    """Parts of texts as rows, padded to the largest number of any process."""
 
-    vector: Tensor  # [P, D] as the text encoder leaves them, not of unit length
-    item: Tensor  # [P] int64, an id of its own; -1 = padding
+    vector: Tensor  # [P, D] as the text encoder returns them, not of unit length
+    item: Tensor  # [P] int64, unique ids; -1 = padding
     image: Tensor  # [P] int64, as in Texts
+
+    @classmethod
+    def of(cls, texts: Encoded, keep: Tensor) -> "Parts":
+        """The tokens of the texts with keep [M] bool. Their number is read on the host."""
+        real = texts.mask & keep[:, None]
+        place = real.flatten().nonzero()[:, 0]
+        row, slot = place // real.shape[1], place % real.shape[1]
+        padding = int(all_reduce_max(torch.tensor(len(place), device=place.device))) - len(place)
+        no_id = place.new_full((padding,), -1)
+        item = torch.cat([texts.item[row] * SLOTS + slot, no_id])
+        zeros = texts.tokens.new_zeros(padding, texts.tokens.shape[2])
+        vector = torch.cat([texts.tokens.flatten(0, 1)[place], zeros])
+        return cls(vector, item, torch.cat([texts.image[row], no_id]))
 
 
 def read_parts(towers: Towers, texts: Texts) -> tuple[Tensor, Tensor]:
-    """Every part of every text, read by itself: [M, S, D] not of unit length, 0 without one; [M, S] bool.
+    """Every part of every text, encoded by itself: [M, S, D] not of unit length, 0 for padding; [M, S] bool.
 
-    Parts that several texts share are read once.
+    Parts that several texts share are encoded once.
     """
     mask = texts.mask.any(-1)
     first, back = distinct_rows(texts.ids.masked_fill(~texts.mask, -1).flatten(0, 1))
@@ -41,76 +78,50 @@ def read_parts(towers: Towers, texts: Texts) -> tuple[Tensor, Tensor]:
     return vector.masked_fill(~mask[..., None], 0.0), mask
 
 
-def apart(texts: Encoded, kept: Tensor) -> Parts:
-    """The tokens of texts, of those rows that are kept, as rows.
+class PartPool(ConditionedPool):
+    """A `ConditionedPool` with the loss, scores and attention of images that texts in parts pool."""
 
-    texts  [M] with a token for each part
-    kept   [M] bool
+    precomputed_class = KeyValue
 
-    How many there are is read on the host, and agreed on by all processes.
-    """
-    real = texts.mask & kept[:, None]
-    place = real.flatten().nonzero()[:, 0]
-    row, slot = place // real.shape[1], place % real.shape[1]
-    more = int(most(torch.tensor(len(place), device=place.device))) - len(place)
-    nothing = place.new_full((more,), -1)
-    # Below any number of parts that a text can have, ids of parts are as unique as those of texts.
-    item = torch.cat([texts.item[row] * SLOTS + slot, nothing])
-    vector = torch.cat(
-        [texts.tokens.flatten(0, 1)[place], texts.tokens.new_zeros(more, texts.tokens.shape[2])]
-    )
-    return Parts(vector, item, torch.cat([texts.image[row], nothing]))
+    def loss(
+        self, images: Encoded, parts: Parts, negatives: Negatives, clock: Clock, scale: Tensor, bias: Tensor
+    ) -> Mean:
+        """The sigmoid loss of parts with what they pool of images; see `losses/text_conditioned.py`."""
+        pairs = part_pairs(
+            row_ids(images.item, images.image), row_ids(parts.item, parts.image), negatives, clock
+        )
+        return part_loss(self, (images.tokens, images.mask), parts.vector, pairs, scale, bias)
 
+    def precompute(self, images: Encoded) -> Encoded:
+        """The same images with a `KeyValue` in place of tokens, with gradients if the tokens have them."""
+        if images.precomputed is not None:
+            return images
+        with kept_for(images.tokens):
+            key_values = self.keys(images.tokens, images.mask)
+        return vectors_only(images)._replace(precomputed=key_values)
 
-def attend(pool: ConditionedPool, images: Encoded, texts: Encoded) -> Tensor:
-    """Where each part of text i looks in picture i: [N, S, L + 1], sums to 1; the last one is the empty slot.
+    def cosines(self, images: Encoded, texts: Encoded) -> Tensor:
+        """The mean cosine of the parts of a text with what they pool of an image: [N, M]; 0 without parts
 
-    The mean over the heads, in full precision. A place without a part has zeros.
-    """
-    weight = full(pool(texts.tokens, images.tokens, images.mask).weight)
-    return weight.masked_fill(~texts.mask[..., None], 0.0)
+        images  with tokens, or precomputed
+        """
+        key_values: KeyValue = self.precompute(images).precomputed
+        return pooled_scores(self, key_values, texts.tokens, texts.mask) / texts.mask.shape[1]
 
+    def attention(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Attention of each part of text i over the tokens of image i: [N, S, L + 1], the empty slot last.
 
-def part_heat(pool: ConditionedPool, images: Encoded, texts: Encoded) -> Tensor:
-    """The mean of `attend` over the parts of text i, without the empty slot: [N, L], sums to 1 at most."""
-    number = texts.mask.sum(1, keepdim=True).clamp(min=1)
-    return attend(pool, images, texts)[..., :-1].sum(1) / number
+        The mean over the heads, in full precision. The weights of a part sum to 1, those of padding are 0.
+        """
+        weight = full(self(texts.tokens, images.tokens, images.mask).weight)
+        return weight.masked_fill(~texts.mask[..., None], 0.0)
 
-
-def held(pool: ConditionedPool, images: Encoded) -> Encoded:
-    """The same pictures with keys and values of the pool side by side as tokens: [N, L, 2 D]
-
-    A space has one width for good, so the width of tokens says which of both they are. Gradients are kept for
-    tokens that need one.
-    """
-    if _are_held(pool, images):
-        return images
-    with kept_for(images.tokens):
-        key, value, _ = pool.keys(images.tokens)
-    return images._replace(tokens=torch.cat([x.transpose(1, 2).flatten(2) for x in (key, value)], -1))
+    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
+        """The mean of `attention` over parts of text i, without the empty slot: [N, L], sums to 1 at most."""
+        number = texts.mask.sum(1, keepdim=True).clamp(min=1)
+        return self.attention(images, texts)[..., :-1].sum(1) / number
 
 
-def pooled_cosines(pool: ConditionedPool, images: Encoded, texts: Encoded) -> Tensor:
-    """Cosine of each part of a text with what it pools of a picture, the mean over its parts: [N, M]
-
-    images  with segments as tokens, or as `held` gives them
-
-    0 for a text without parts.
-    """
-    halves = held(pool, images).tokens.chunk(2, -1)
-    key, value = (half.unflatten(-1, (pool.heads, -1)).transpose(1, 2) for half in halves)
-    return pooled_scores(pool, Held(key, value, images.mask), texts.tokens, texts.mask) / texts.mask.shape[1]
-
-
-def _are_held(pool: ConditionedPool, images: Encoded) -> bool:
-    width, found = pool.to_out.in_features, images.tokens.shape[-1]
-    assert found in (width, 2 * width), (found, width)
-    return found == 2 * width
-
-
-SLOTS = 2**16  # parts of a text, at most
-
-
-def keys_of(item: Tensor, image: Tensor) -> Keys:
-    """Keys of rows that are all compared with each other."""
-    return Keys(item, image, torch.zeros_like(item), torch.arange(len(item), device=item.device))
+def row_ids(item: Tensor, image: Tensor) -> RowIds:
+    """Ids of rows that are all compared with each other."""
+    return RowIds(item, image, torch.zeros_like(item), torch.arange(len(item), device=item.device))

@@ -1,4 +1,4 @@
-"""TGT (Text Group Transformer): the tokens of a caption fall into groups that a picture can be found by.
+"""TGT (Text Group Transformer): the tokens of a caption fall into groups that an image can be found by.
 
 "Discovering Meaningful Units with Visually Grounded Semantics from Image Captions", Behjati & Henderson,
 openreview.net/forum?id=kndKGnEOtb. In five steps:
@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from grainline.encoders.base import TextEncoderConfig
 from grainline.encoders.pretrained.adapters import AVERAGED
 from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig
 from grainline.encoders.text import TextTransformer
@@ -30,20 +31,20 @@ from grainline.encoders.towers import TowersConfig, flat_parts
 from grainline.encoders.vit import ViTConfig
 from grainline.errors import UserError
 from grainline.losses.tiled.vocabulary import vocabulary_loss
-from grainline.methods.base import Method, dot
+from grainline.methods.base import Method, TokenGroups, dot
 from grainline.methods.shared import both_ways
 from grainline.nn.pooling import mean_pool, unit
 from grainline.nn.scale import LogitScale
 from grainline.types import FOIL, Clock, Encoded, Images, Mean, Pair, Term, Texts, full
 
 UNSEEN = r"towers\.(image|to_image|to_text)\..*"
-"""What learns nothing where no picture is compared with a text."""
+"""What learns nothing where no image is compared with a text."""
 
 
 class TGTConfig(TowersConfig):
     """Encoders, decoder and both losses. A text side with `groups` is a Grouper, without it the baseline."""
 
-    contrastive: float = Field(1.0, ge=0)  # weight of the loss that compares; 0: pictures are not looked at
+    contrastive: float = Field(1.0, ge=0)  # weight of the loss that compares; 0: images are not looked at
     reconstruction: float = Field(1.0, ge=0)  # weight of the other; 0: there is no decoder
     mean: Literal["tokens", "captions"] = "tokens"  # of reconstruction: over tokens, or of sums over captions
     decoder: DecoderConfig = DecoderConfig()
@@ -62,7 +63,7 @@ class TGTConfig(TowersConfig):
     def _fits(self) -> "TGTConfig":
         if self.contrastive == self.reconstruction == 0:
             raise ValueError("contrastive and reconstruction are both 0: nothing is left to learn")
-        if isinstance(self.text, PretrainedTextConfig):
+        if isinstance(self.text, PretrainedTextConfig | TextEncoderConfig):
             raise ValueError(
                 "the text encoder of tgt is built from scratch: leave text.pretrained out, and name a "
                 "checkpoint as image.pretrained alone"
@@ -76,7 +77,7 @@ class TGTConfig(TowersConfig):
         return self
 
 
-class Told(NamedTuple):
+class TGTExtra(NamedTuple):
     """What only this method reads of texts."""
 
     vectors: Tensor  # [M, K, W] what the decoder reads: groups, or the one vector of the baseline
@@ -89,12 +90,13 @@ class Told(NamedTuple):
 class TGT(Method):
     """Dual encoder whose texts are groups of tokens, with a decoder beside it."""
 
+    config_class = TGTConfig
     cfg: TGTConfig
-    fresh = ("towers.text.groups", "towers.text.stack.blocks.")
+    new_parameters = ("towers.text.groups", "towers.text.stack.blocks.")
 
     def __init__(self, cfg: TGTConfig) -> None:
         super().__init__(cfg)
-        self.sees = cfg.contrastive > 0
+        self.uses_images = cfg.contrastive > 0
         text = self.towers.text
         assert isinstance(text, Grouper | TextTransformer)
         self.scale = LogitScale(cfg.scale, cfg.max_scale) if cfg.learns_scale else None
@@ -109,22 +111,22 @@ class TGT(Method):
 
     def encode_images(self, images: Images) -> Encoded:
         """tokens: image tokens in the shared space; their mean is the vector before it has length 1"""
-        if self.training and not self.sees:
+        if self.training and not self.uses_images:
             return self._unseen(images)
-        seen = self.towers.see(images)
-        real = seen.real()
-        mean = mean_pool(seen.patches, real).vector if self.cfg.reads_tokens else seen.pooled
+        read = self.towers.image_tokens(images)
+        real = read.real()
+        mean = mean_pool(read.patches, real).vector if self.cfg.reads_tokens else read.pooled
         vector = unit(self.towers.to_image(mean))
         keep = 0 if self.training else real.shape[1]
-        tokens = full(self.towers.to_image(seen.patches[:, :keep]))
-        return Encoded(vector, tokens, real[:, :keep], images.image, images.image, None, seen.places)
+        tokens = full(self.towers.to_image(read.patches[:, :keep]))
+        return Encoded(vector, tokens, real[:, :keep], images.image, images.image, None, read.places)
 
     def _unseen(self, images: Images) -> Encoded:
         """Rows without content. UserError where something waits for gradients that cannot come."""
         parts = (self.towers.image, self.towers.to_image, self.towers.to_text)
         if any(p.requires_grad for part in parts for p in part.parameters()):
             raise UserError(
-                "model.contrastive is 0, so pictures teach nothing: freeze what reads them, by a first rule "
+                "model.contrastive is 0, so images teach nothing: freeze what reads them, by a first rule "
                 f"{{pattern: '{UNSEEN}', lr: 0}} in train.optimizer.rules"
             )
         number, like = len(images.image), self.words.weight
@@ -139,33 +141,22 @@ class TGT(Method):
         vector = unit(self.towers.to_text(read.pooled))
         keep = 0 if self.training else read.tokens.shape[1]
         tokens = full(self.towers.to_text(read.tokens[:, :keep]))
-        told = _told(read, mask)
-        return Encoded(vector, tokens, read.mask[:, :keep], texts.item, texts.image, told)
+        extra = _extra(read, mask)
+        return Encoded(vector, tokens, read.mask[:, :keep], texts.item, texts.image, extra)
 
-    def groups(self, texts: Texts) -> Tensor:
-        """How much of each token every group takes: [M, K, L], without noise; see `Grouping`.
-
-        UserError for the baseline, which has none.
-        """
-        if not isinstance(self.towers.text, Grouper):
-            raise UserError(
-                "this tgt is the baseline, whose text encoder has no groups; set model.text.groups"
-            )
-        found: GroupedTokens = self.towers.text(*flat_parts(texts))
-        return found.soft
-
-    def states(self, texts: Texts) -> Tensor:
-        """Tokens as the grouping reads them, or behind the last layer of the baseline: [M, L, W]"""
+    def token_groups(self, texts: Texts) -> TokenGroups:
+        """Groups, and states as the grouping reads them, or after the last layer of the baseline."""
         read: Any = self.towers.text(*flat_parts(texts))
-        found: Tensor = read.states if isinstance(self.towers.text, Grouper) else read.tokens
-        return found
+        if isinstance(read, GroupedTokens):
+            return TokenGroups(read.soft, read.states)
+        return TokenGroups(None, read.tokens)
 
-    def loss(self, mine: Pair, everyone: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
-        if not self.sees:
+    def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
+        if not self.uses_images:
             return {}
         scale = self.cfg.scale if self.scale is None else self.scale()
         return both_ways(
-            lambda images, texts: scale * dot(images, texts), mine, everyone, self.cfg.contrastive
+            lambda images, texts: scale * dot(images, texts), local, gathered, self.cfg.contrastive
         )
 
     def row_loss(self, texts: Texts, encoded: Encoded) -> dict[str, Term]:
@@ -176,18 +167,18 @@ class TGT(Method):
             return terms
         ids, mask = (x[:, : self.context] for x in flat_parts(texts))
         target = ids[:, 1:].masked_fill(~(mask[:, 1:] & true[:, None]), -1)
-        told: Told = encoded.extra
-        known = self.decoder(self.words(ids[:, :-1]), told.vectors, told.used)
+        extra: TGTExtra = encoded.extra
+        known = self.decoder(self.words(ids[:, :-1]), extra.vectors, extra.used)
         found = vocabulary_loss(known.flatten(0, 1), self.words.weight, target.flatten())
         if self.cfg.mean == "captions":
             found = found._replace(number=true.sum())
         return {"reconstruction": Term(self.cfg.reconstruction, found)} | terms
 
 
-def _told(read: Any, mask: Tensor) -> Told:
+def _extra(read: Any, mask: Tensor) -> TGTExtra:
     if not isinstance(read, GroupedTokens):
         nothing = read.pooled.new_zeros(len(mask))
-        return Told(
+        return TGTExtra(
             read.pooled[:, None],
             mask[:, :0].new_ones(len(mask), 1),
             nothing,
@@ -197,15 +188,15 @@ def _told(read: Any, mask: Tensor) -> Told:
     soft = read.soft
     unsure = -(soft * soft.clamp(min=1e-30).log()).sum((1, 2))
     most = nn.functional.one_hot(soft.argmax(1), soft.shape[1]) * mask[..., None]  # [M, L, K]
-    return Told(read.tokens, read.mask, unsure, mask.sum(1).to(soft.dtype), most.sum(1).to(soft.dtype))
+    return TGTExtra(read.tokens, read.mask, unsure, mask.sum(1).to(soft.dtype), most.sum(1).to(soft.dtype))
 
 
-def _facts(told: Told, real: Tensor) -> dict[str, Term]:
+def _facts(extra: TGTExtra, real: Tensor) -> dict[str, Term]:
     """Entropy of each token in nats, tokens of each group that has any, share of empty groups: means."""
-    if not told.taken.shape[1]:
+    if not extra.taken.shape[1]:
         return {}
-    unsure, tokens, taken = (x.detach()[real] for x in (told.unsure, told.tokens, told.taken))
-    taken = taken[told.used[real]]
+    unsure, tokens, taken = (x.detach()[real] for x in (extra.unsure, extra.tokens, extra.taken))
+    taken = taken[extra.used[real]]
     empty = taken == 0
     facts = {
         "entropy": Mean(unsure.sum(), tokens.sum()),

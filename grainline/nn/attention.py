@@ -29,10 +29,10 @@ class Attention(nn.Module):
         q, k, v = (
             self.to_qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         )  # [N, heads, L, W/heads]
-        seen = None
+        attn_mask = None
         if mask is not None and not causal:
-            seen = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # a row of padding sees itself: no NaN
-        return self.to_out(attend(q, k, v, seen, causal).transpose(1, 2).flatten(2))
+            attn_mask = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # no NaN in padding rows
+        return self.to_out(attend(q, k, v, attn_mask, causal).transpose(1, 2).flatten(2))
 
 
 class ValueAttention(Attention):
@@ -69,8 +69,8 @@ class CrossAttention(nn.Module):
             y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for y in (self.to_query(x), self.to_key(tokens), self.to_value(tokens))
         )  # [N, heads, K or L, W/heads]
-        seen = None if mask is None else (mask | ~mask.any(1, keepdim=True))[:, None, None]
-        return self.to_out(attend(q, k, v, seen, causal=False).transpose(1, 2).flatten(2))
+        attn_mask = None if mask is None else (mask | ~mask.any(1, keepdim=True))[:, None, None]
+        return self.to_out(attend(q, k, v, attn_mask, causal=False).transpose(1, 2).flatten(2))
 
 
 def first_attends(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -79,19 +79,19 @@ def first_attends(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat([first, v[:, :, 1:]], 2).transpose(1, 2).flatten(2)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool) -> Tensor:
-    """Softmax attention: q, k, v [N, heads, L, C], seen [N, 1, 1, L] bool or None -> [N, heads, L, C]
+def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, causal: bool) -> Tensor:
+    """Softmax attention: q, k, v [N, heads, L, C], attn_mask [N, 1, 1, L] bool or None -> [N, heads, L, C]
 
     This is SDPA, except for bfloat16 on a CPU. There SDPA's kernel takes 1.8 to 9 times as long, forward and
     backward, as these three lines, at the lengths of captions and patches (docs/performance.md).
     """
     if q.device.type != "cpu" or q.dtype != torch.bfloat16:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=causal)
     fit = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)  # [N, heads, L, L]
     if causal:
-        seen = torch.ones(fit.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if seen is not None:
-        fit = fit.masked_fill(~seen, -torch.inf)
+        attn_mask = torch.ones(fit.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if attn_mask is not None:
+        fit = fit.masked_fill(~attn_mask, -torch.inf)
     return fit.softmax(-1) @ v
 
 

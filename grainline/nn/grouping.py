@@ -1,8 +1,8 @@
 """Many tokens to few: graph pooling of CAST with farthest point sampling, groups of GroupViT.
 
-Graph pooling: many tokens of a picture become few, each the mean of a soft group (CAST, arXiv 2210.00314).
+Graph pooling: many tokens of an image become few, each the mean of a soft group (CAST, arXiv 2210.00314).
 
-N   pictures        L   tokens before        M   groups        W   width
+N   images        L   tokens before        M   groups        W   width
 """
 
 from typing import NamedTuple
@@ -182,7 +182,7 @@ class GraphPool(nn.Module):
 
 
 def taken(x: Tensor, index: Tensor) -> Tensor:
-    """Some tokens of each picture: x [N, L, W], index [N, M] -> [N, M, W]"""
+    """Some tokens of each image: x [N, L, W], index [N, M] -> [N, M, W]"""
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
 

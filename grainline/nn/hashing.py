@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from grainline.types import Clock
 
 
-def lots(clock: Clock, rows: Tensor, cols: Tensor) -> Tensor:
+def hash_pairs(clock: Clock, rows: Tensor, cols: Tensor) -> Tensor:
     """A number for each pair of ids [n] and [G], as if at random in 0..2**63 - 1: [n, G] int64"""
     start = mixed(mixed(torch.full_like(rows[:1], _signed(clock.seed))) ^ clock.step)
     return mixed(mixed(start ^ rows)[:, None] ^ mixed(cols + GOLDEN)) & (2**63 - 1)
@@ -99,7 +99,7 @@ def using(rows: Rows | None) -> Iterator[None]:
 @contextmanager
 def rows_of(clock: Clock, side: int, ids: Tensor) -> Iterator[None]:
     """Layers called inside work on the rows with these ids [N], at this step of a run."""
-    start = lots(clock, ids.new_full((1,), side), ids.new_zeros(1))[0]
+    start = hash_pairs(clock, ids.new_full((1,), side), ids.new_zeros(1))[0]
     with using(Rows(start, mixed(start ^ mixed(ids + GOLDEN)))):
         yield
 
@@ -246,12 +246,12 @@ def _inside(key: Tensor, number: int) -> Tensor:
 def logistic(clock: Clock, image: Tensor, item: Tensor, number: int) -> Tensor:
     """Numbers as if drawn from the logistic distribution: [n, t, number] float32
 
-    image  [n] ids of pictures; item [1, t] or [n, t] ids of texts, or -1 for noise of the picture alone
+    image  [n] ids of images; item [1, t] or [n, t] ids of texts, or -1 for noise of the image alone
 
     They depend on seed, step, both ids and the place alone.
     """
     place = torch.arange(number, device=image.device)
-    of_image = lots(clock, image, image.new_zeros(1))  # [n, 1]
+    of_image = hash_pairs(clock, image, image.new_zeros(1))  # [n, 1]
     key = mixed(of_image ^ mixed(item + GOLDEN))
     share = share_of(mixed(key[..., None] ^ mixed(place + GOLDEN)))
     return share.log() - (-share).log1p()

@@ -1,4 +1,4 @@
-"""Late interaction: tokens of a text look for their places among the tokens of a picture, pair by pair.
+"""Late interaction: tokens of a text look for their places among the tokens of an image, pair by pair.
 
 MaxSim of Khattab & Zaharia (arXiv 2004.12832) in a smooth form: a token takes the mean of its cosines,
 weighted by their softmax, which is their maximum when the softmax is sharp.
@@ -18,15 +18,17 @@ CACHED = 2**18
 """The same on a CPU without gradients: blocks that stay in its cache take half the time."""
 
 
-def late_score(images: Tensor, seen: Tensor, texts: Tensor, told: Tensor, sharpness: float) -> Tensor:
-    """Every picture against every text: [N, M]
+def late_score(
+    images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor, sharpness: float
+) -> Tensor:
+    """Every image against every text: [N, M]
 
-    images  [N, L, D], seen [N, L] bool: unit tokens of pictures, and which are real
-    texts   [M, S, D], told [M, S] bool: unit tokens of texts, and which are real
+    images  [N, L, D], image_mask [N, L] bool: unit tokens of images, and which are real
+    texts   [M, S, D], text_mask [M, S] bool: unit tokens of texts, and which are real
 
     for n, m:
-        for s with told[m, s]:
-            cosine = [images[n, l] @ texts[m, s] for l with seen[n, l]]
+        for s with text_mask[m, s]:
+            cosine = [images[n, l] @ texts[m, s] for l with image_mask[n, l]]
             best[s] = (softmax(sharpness * cosine) * cosine).sum()
         score[n, m] = mean(best)    (0 for a text without tokens)
 
@@ -36,22 +38,24 @@ def late_score(images: Tensor, seen: Tensor, texts: Tensor, told: Tensor, sharpn
     first, back = distinct_rows(flat)
     tokens = flat[first]
     most = BLOCK if torch.is_grad_enabled() or images.device.type != "cpu" else CACHED
-    step = max(1, most // max(1, seen.numel()))
+    step = max(1, most // max(1, image_mask.numel()))
     best = torch.cat(
-        [_best(images, seen, tokens[i : i + step], sharpness) for i in range(0, len(tokens), step)], 1
+        [_best(images, image_mask, tokens[i : i + step], sharpness) for i in range(0, len(tokens), step)], 1
     )
     each = best[:, back].unflatten(1, texts.shape[:2])  # [N, M, S]
-    return each.masked_fill(~told, 0.0).sum(-1) / told.sum(-1).clamp(min=1)
+    return each.masked_fill(~text_mask, 0.0).sum(-1) / text_mask.sum(-1).clamp(min=1)
 
 
-def late_heat(images: Tensor, seen: Tensor, texts: Tensor, told: Tensor, sharpness: float) -> Tensor:
+def late_heat(
+    images: Tensor, image_mask: Tensor, texts: Tensor, text_mask: Tensor, sharpness: float
+) -> Tensor:
     """What every image token adds to the score of its own text: [N, L], rows sum to that score.
 
     Shapes as in `late_score`, with M = N: row i of the texts belongs to row i of the images.
     """
     cosine = torch.einsum("nld,nsd->nsl", images, texts)
-    weight = _weight(cosine, seen[:, None], sharpness) * told[..., None]
-    return (weight * cosine).sum(1) / told.sum(-1, keepdim=True).clamp(min=1)
+    weight = _weight(cosine, image_mask[:, None], sharpness) * text_mask[..., None]
+    return (weight * cosine).sum(1) / text_mask.sum(-1, keepdim=True).clamp(min=1)
 
 
 def distinct_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,18 +94,18 @@ def _same_sums(x: Tensor) -> tuple[Tensor, int]:
     return back, len(sums)
 
 
-def _best(images: Tensor, seen: Tensor, tokens: Tensor, sharpness: float) -> Tensor:
-    """The smooth maximum of every token in every picture: [N, U]"""
+def _best(images: Tensor, image_mask: Tensor, tokens: Tensor, sharpness: float) -> Tensor:
+    """The smooth maximum of every token in every image: [N, U]"""
 
     def compute(images: Tensor, tokens: Tensor) -> Tensor:
         cosine = torch.einsum("nld,ud->nul", images, tokens)
-        return (_weight(cosine, seen[:, None], sharpness) * cosine).sum(-1)
+        return (_weight(cosine, image_mask[:, None], sharpness) * cosine).sum(-1)
 
-    if torch.is_grad_enabled() and len(tokens) * seen.numel() > BLOCK // 2:
+    if torch.is_grad_enabled() and len(tokens) * image_mask.numel() > BLOCK // 2:
         best: Any = checkpoint(compute, images, tokens, use_reentrant=False)
         return best
     return compute(images, tokens)
 
 
-def _weight(cosine: Tensor, seen: Tensor, sharpness: float) -> Tensor:
-    return (sharpness * cosine).masked_fill(~seen, -torch.inf).softmax(-1)
+def _weight(cosine: Tensor, image_mask: Tensor, sharpness: float) -> Tensor:
+    return (sharpness * cosine).masked_fill(~image_mask, -torch.inf).softmax(-1)

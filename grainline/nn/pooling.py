@@ -78,12 +78,12 @@ def unit(x: Tensor) -> Tensor:
 
 # Pooling by a text that may also look at nothing, as in FLAIR (arXiv 2412.03561) and CAFT (2602.02977).
 #
-# A text reads the segments of a picture, or its patches. Beside them stands an empty slot, a key and a value
+# A text reads the segments of an image, or its patches. Beside them stands an empty slot, a key and a value
 # of zeros: a text that finds nothing puts its weight there, and what it pooled shrinks towards a constant.
 
 
-class Held(NamedTuple):
-    """What a picture gives to every text that reads it: computed once, and kept where it is read again."""
+class KeyValue(NamedTuple):
+    """What an image gives to every text that reads it: computed once, and kept where it is read again."""
 
     key: Tensor  # [N, heads, L, D / heads]
     value: Tensor  # [N, heads, L, D / heads]
@@ -91,7 +91,7 @@ class Held(NamedTuple):
 
 
 class ConditionedPool(nn.Module):
-    """Every text reads the segments of a picture and an empty slot, in several heads.
+    """Every text reads the segments of an image and an empty slot, in several heads.
 
     For each head:
         q, k, u = W_q LN_q(t) + b_q, W_k LN_k(v) + b_k, W_v LN_v(v) + b_v
@@ -100,7 +100,7 @@ class ConditionedPool(nn.Module):
     out = W_o (z of all heads side by side) + b_o
 
     This is nn.MultiheadAttention with add_zero_attn behind three LayerNorms, and begins as that does. Nothing
-    of the text itself is added to what it pools, or the picture would hold the text.
+    of the text itself is added to what it pools, or the image would hold the text.
     """
 
     def __init__(self, width: int, heads: int = 8) -> None:
@@ -122,43 +122,43 @@ class ConditionedPool(nn.Module):
         query = self.to_query(self.norm_query(texts)).unflatten(-1, (self.heads, -1))
         return query * query.shape[-1] ** -0.5
 
-    def keys(self, segments: Tensor, mask: Tensor | None = None) -> Held:
+    def keys(self, segments: Tensor, mask: Tensor | None = None) -> KeyValue:
         """segments [N, L, D], mask [N, L] bool -> keys and values, which no text has a part in"""
         key, value = (
             layer(norm(segments)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer, norm in ((self.to_key, self.norm_key), (self.to_value, self.norm_value))
         )
-        return Held(key, value, mask)
+        return KeyValue(key, value, mask)
 
-    def read(self, queries: Tensor, held: Held) -> Pooled:
-        """queries [N, K, heads, d] of the texts of each picture -> Pooled([N, K, D], [N, K, L + 1])
+    def read(self, queries: Tensor, key_values: KeyValue) -> Pooled:
+        """queries [N, K, heads, d] of the texts of each image -> Pooled([N, K, D], [N, K, L + 1])
 
         The weights are means over the heads, the last one is that of the empty slot. Queries [1, K, heads, d]
-        are asked of every picture. A picture without real segments gives `to_out.bias`; its empty slot is 1.
+        are asked of every image. An image without real segments gives `to_out.bias`; its empty slot is 1.
         """
-        fit = full(queries.transpose(1, 2) @ held.key.transpose(-1, -2))  # [N, heads, K, L]
-        if held.mask is not None:
-            fit = fit.masked_fill(~held.mask[:, None, None], -torch.inf)
+        fit = full(queries.transpose(1, 2) @ key_values.key.transpose(-1, -2))  # [N, heads, K, L]
+        if key_values.mask is not None:
+            fit = fit.masked_fill(~key_values.mask[:, None, None], -torch.inf)
         weight = F.pad(fit, (0, 1)).softmax(-1)  # [N, heads, K, L + 1]
-        seen = weight[..., :-1].to(held.value.dtype) @ held.value  # [N, heads, K, d]
+        seen = weight[..., :-1].to(key_values.value.dtype) @ key_values.value  # [N, heads, K, d]
         return Pooled(self.to_out(seen.transpose(1, 2).flatten(2)), weight.mean(1))
 
     def forward(self, texts: Tensor, segments: Tensor, mask: Tensor | None = None) -> Pooled:
-        """The K texts of each picture, or with texts [1, K, D] the same ones of all, with what they pool.
+        """The K texts of each image, or with texts [1, K, D] the same ones of all, with what they pool.
 
         texts [N, K, D], segments [N, L, D], mask [N, L] bool -> as in `read`, nothing of unit length
         """
         return self.read(self.queries(texts), self.keys(segments, mask))
 
 
-# Pooling by a text: the picture as these words see it (the block of beta-CLIP, arXiv 2512.12678).
+# Pooling by a text: the image as these words see it (the block of beta-CLIP, arXiv 2512.12678).
 
 
 class CrossPool(nn.Module):
-    """Every text reads the patches of its picture by attention; an MLP follows.
+    """Every text reads the patches of its image by attention; an MLP follows.
 
         q, k, v = W_q t, W_k p, W_v p        (behind a LayerNorm each, with `input_norm`)
-        o = W_o attention(q, k, v)           (without the text itself: it would leak into the picture)
+        o = W_o attention(q, k, v)           (without the text itself: it would leak into the image)
         out = o + W_2 quick_gelu(W_1 LN(o))
 
     Attention begins as that of nn.MultiheadAttention does: Xavier-uniform over the three projections stacked.
@@ -182,9 +182,9 @@ class CrossPool(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, texts: Tensor, patches: Tensor) -> Tensor:
-        """texts [N, K, D], the K texts of each picture, patches [N, L, D] -> [N, K, D], not of unit length
+        """texts [N, K, D], the K texts of each image, patches [N, L, D] -> [N, K, D], not of unit length
 
-        texts [1, K, D] are asked of every picture. Keys and values are computed once for each patch, whatever
+        texts [1, K, D] are asked of every image. Keys and values are computed once for each patch, whatever
         K is, and queries once for each text.
         """
         keys = values = patches

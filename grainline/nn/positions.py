@@ -1,4 +1,4 @@
-"""Tables of learnt positions, for longer texts and larger pictures than they were learnt on."""
+"""Tables of learnt positions, for longer texts and larger images than they were learnt on."""
 
 from typing import Literal
 

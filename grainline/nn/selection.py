@@ -1,9 +1,7 @@
-"""Which patches stay for a text and how they become fewer, and the score of what stays (SEPS).
-
-Which patches of a picture stay for a text, and how they become fewer: selection and aggregation of SEPS.
+"""Selection and aggregation of patches, and relevance-aware matching (SEPS).
 
 Mao et al., arXiv 2511.01390, section 3.2, after LAPS (Fu et al., CVPR 2024). Shapes: L patches, C slots;
-leading dimensions are free. Decisions are numbers, 1 = the patch stays, so that gradients can pass through.
+leading dimensions are free. Decisions are numbers, 1 = the patch is kept, so that gradients can pass through.
 """
 
 import math
@@ -16,35 +14,35 @@ from torch import Tensor, nn
 from grainline.types import full
 
 EDGE = 1e-6
-"""Scores are kept so far from 0 and 1 before their logarithms are taken."""
+"""Distance from 0 and 1 that scores are clamped to before their logarithms are taken."""
 
 
-def kept_number(patches: int, keep: float) -> int:
-    """How many of the patches stay.
+def number_of_patches(patches: int, keep_ratio: float) -> int:
+    """How many of the patches are kept.
 
-    >>> kept_number(196, 0.5), kept_number(49, 0.8)
+    >>> number_of_patches(196, 0.5), number_of_patches(49, 0.8)
     (98, 40)
     """
-    return max(1, math.ceil(keep * patches - 1e-9))  # 0.1 * 30 is more than 3
+    return max(1, math.ceil(keep_ratio * patches - 1e-9))  # 0.1 * 30 is more than 3
 
 
-def slot_number(patches: int, keep: float, aggregate: float) -> int:
-    """How many tokens the patches that stay become.
+def number_of_slots(patches: int, keep_ratio: float, aggregation_ratio: float) -> int:
+    """How many tokens the kept patches are aggregated into.
 
-    >>> slot_number(196, 0.5, 0.4), slot_number(49, 0.8, 0.6)
+    >>> number_of_slots(196, 0.5, 0.4), number_of_slots(49, 0.8, 0.6)
     (39, 23)
     """
-    return max(1, math.floor(patches * keep * aggregate + 1e-9))
+    return max(1, math.floor(patches * keep_ratio * aggregation_ratio + 1e-9))
 
 
 def stretched(x: Tensor) -> Tensor:
-    """x [..., L] with its least number at 0 and its greatest at 1; zeros where all are equal. ("Norm")"""
+    """x [..., L] scaled to the range 0..1; zeros where all are equal ("Norm" in the paper)."""
     x = full(x)
     low = x.amin(-1, keepdim=True)
     return (x - low) / (x.amax(-1, keepdim=True) - low + 1e-8)
 
 
-def rated(predicted: Tensor | None, attention: Tensor, beta: float) -> Tensor:
+def weighted_score(predicted: Tensor | None, attention: Tensor, beta: float) -> Tensor:
     """(1 - 2 beta) predicted + beta attention, a sum of stretched cosines; None counts as 0"""
     return beta * attention if predicted is None else (1 - 2 * beta) * predicted + beta * attention
 
@@ -63,7 +61,8 @@ def gumbel_st(score: Tensor, noise: Tensor) -> Tensor:
     score  [..., L] in 0..1
     noise  [..., L] from the logistic distribution, which is that of the difference of two Gumbel variables
 
-    A two-class Gumbel softmax for each patch, at temperature 1. Where no patch stays, the best one does.
+    A two-class Gumbel softmax for each patch, at temperature 1. Where it keeps no patch, the best one is
+    kept.
     """
     score = score.clamp(EDGE, 1 - EDGE)
     logit = score.log() - (-score).log1p() + noise
@@ -74,35 +73,35 @@ def gumbel_st(score: Tensor, noise: Tensor) -> Tensor:
     return hard.to(soft.dtype) + (soft - soft.detach())
 
 
-def aggregated(logits: Tensor, values: Tensor, kept: Tensor) -> Tensor:
-    """Means of the patches that stay, one for each slot: [..., C, D]
+def aggregated(logits: Tensor, values: Tensor, keep: Tensor) -> Tensor:
+    """Weighted means of the kept patches, one for each slot: [..., C, D]
 
-    logits  [..., C, L], values [..., L, D], kept [..., L] decisions, at least one of which is 1
+    logits  [..., C, L], values [..., L, D], keep [..., L] decisions, at least one of which is 1
 
     for c:
-        weight[l] = kept[l] * exp(logits[c, l])
+        weight[l] = keep[l] * exp(logits[c, l])
         out[c] = (weight / weight.sum()) @ values
 
-    The greatest logit among kept patches is subtracted first. That of a dropped patch may be greater still:
-    it counts as if it were equal then, which bounds the gradient by its decision.
+    The greatest logit of a kept patch is subtracted first. That of a dropped patch is clamped to it, which
+    bounds the gradient of its decision.
     """
-    dropped = (kept.detach() == 0)[..., None, :]
+    dropped = (keep.detach() == 0)[..., None, :]
     if not torch.is_grad_enabled():  # the same in a third of the passes over [..., C, L]
         return _mixed(logits.masked_fill(dropped, -torch.inf).softmax(-1), values)
     top = logits.detach().masked_fill(dropped, -torch.inf).amax(-1, keepdim=True)
-    weight = (logits - top).clamp(max=0).exp() * kept[..., None, :]
+    weight = (logits - top).clamp(max=0).exp() * keep[..., None, :]
     return _mixed(weight / weight.sum(-1, keepdim=True), values)
 
 
-def rest(score: Tensor, values: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """One token of the patches that do not stay: [..., D], and whether there are any: [...] bool
+def rest_token(score: Tensor, values: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """One token of the dropped patches: [..., D], and whether there are any: [...] bool
 
-    score [..., L], values [..., L, D]: the mean of dropped values, weighted by the softmax of their scores.
+    score [..., L], values [..., L, D]: the mean of the dropped ones, weighted by the softmax of their scores
     """
-    stays = kept.detach() > 0
-    everything = stays.all(-1)
-    weight = score.masked_fill(stays & ~everything[..., None], -torch.inf).softmax(-1)
-    return _mixed(weight[..., None, :], values)[..., 0, :], ~everything
+    kept = keep.detach() > 0
+    all_kept = kept.all(-1)
+    weight = score.masked_fill(kept & ~all_kept[..., None], -torch.inf).softmax(-1)
+    return _mixed(weight[..., None, :], values)[..., 0, :], ~all_kept
 
 
 def _mixed(weight: Tensor, values: Tensor) -> Tensor:
@@ -113,7 +112,7 @@ def _mixed(weight: Tensor, values: Tensor) -> Tensor:
 
 
 class Predictor(nn.Module):
-    """How much a patch matters, whatever the text: [..., L, D] -> [..., L] in 0..1 (equation 1)."""
+    """Score of each patch by itself: [..., L, D] -> [..., L] in 0..1 (equation 1)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -128,9 +127,9 @@ class Predictor(nn.Module):
 
 
 class Slots(nn.Module):
-    """What each patch gives to each slot: [..., L, D] -> logits [..., C, L].
+    """Aggregation logits: patches [..., L, D] -> [..., C, L], one for each slot and patch.
 
-    The last layer has no bias: a softmax over patches does not see it.
+    The last layer has no bias, which a softmax over patches would cancel.
     """
 
     def __init__(self, width: int, slots: int) -> None:
@@ -146,28 +145,28 @@ class Slots(nn.Module):
         return out
 
 
-# The score of a picture and a text from the cosines of their tokens: relevance-aware matching of SEPS.
+# The score of an image and a text from the cosines of their tokens: relevance-aware matching of SEPS.
 #
-# Mao et al., arXiv 2511.01390, equation 5. Every token looks for its best counterpart on the other side; the
-# score is the mean of what they find, both ways, and what a small network makes of the few best finds.
+# Mao et al., arXiv 2511.01390, equation 5. Every token takes its greatest cosine with the other side. The
+# score is the mean of these, both ways, plus the output of a small network on the few greatest of them.
 
 
 Matching = Literal["both", "mean", "topk"]
-"""Which terms a score has: the means, the networks over the best finds, or both."""
+"""Terms of a score: the means, the networks on the best cosines, or both."""
 
 LEAK = 0.1
 """Slope of negative cosines in the code of LAPS, where they pass a LeakyReLU first."""
 
 
-def best_of(found: Tensor, real: Tensor, number: int) -> Tensor:
+def best_of(cosine: Tensor, real: Tensor, number: int) -> Tensor:
     """The greatest values, in descending order: [..., number]
 
-    found [..., P], real [..., P] bool, at least one of them. Where there are fewer than `number`, the least
+    cosine [..., P], real [..., P] bool, at least one of them. Where fewer than `number` are real, the least
     of them is repeated: with zeros the score would depend on the length.
     """
-    top = found.masked_fill(~real, -torch.inf).topk(min(number, found.shape[-1])).values
+    top = cosine.masked_fill(~real, -torch.inf).topk(min(number, cosine.shape[-1])).values
     last = real.sum(-1, keepdim=True).clamp(max=top.shape[-1]) - 1
-    place = torch.arange(number, device=found.device).minimum(last)
+    place = torch.arange(number, device=cosine.device).minimum(last)
     return top.gather(-1, place)
 
 
@@ -175,38 +174,38 @@ class Relevance(nn.Module):
     """Cosines to scores. The networks begin at zero, so learning begins with the means alone."""
 
     def __init__(self, number: int = 5, matching: Matching = "both", leaky: bool = False) -> None:
-        """number  of best finds that a network reads"""
+        """number  of best cosines that a network reads"""
         super().__init__()
         self.number, self.leaky, self.means = number, leaky, matching != "topk"
         networks = matching != "mean"
         self.patches = _network(number, zero=self.means) if networks else None
         self.words = _network(number, zero=self.means) if networks else None
 
-    def forward(self, cosine: Tensor, seen: Tensor, told: Tensor) -> Tensor:
+    def forward(self, cosine: Tensor, weight: Tensor, words: Tensor) -> Tensor:
         """Scores [...]
 
         cosine  [..., P, M] of patches with words
-        seen    [..., P] 1 = real, 0 = not, at least one of them; it may have a gradient
-        told    [..., M] bool, True = real; of a text without real words, whose score nobody reads, the first
-                counts, so that it does not depend on how many there are
+        weight  [..., P] 1 = real, 0 = not, at least one of them; it may have a gradient
+        words   [..., M] bool, True = real. Of a text without real words, whose score is not used, the first
+                counts, so that its score does not depend on the padding
 
         for each pair:
             patch[p] = max(cosine[p, m] for real m), word[m] = max(cosine[p, m] for real p)
             score = mean(patch) + network(best of patch) + mean(word) + network(best of word)
         """
         cosine = F.leaky_relu(cosine, LEAK) if self.leaky else cosine
-        real = seen.detach() > 0
-        first = torch.arange(told.shape[-1], device=told.device) == 0
-        told = told | (first & ~told.any(-1, keepdim=True))
-        patch = cosine.masked_fill(~told[..., None, :], -torch.inf).amax(-1)
+        real = weight.detach() > 0
+        first = torch.arange(words.shape[-1], device=words.device) == 0
+        words = words | (first & ~words.any(-1, keepdim=True))
+        patch = cosine.masked_fill(~words[..., None, :], -torch.inf).amax(-1)
         word = cosine.masked_fill(~real[..., None], -torch.inf).amax(-2)
         terms = []
         if self.means:
-            terms += [(patch * seen).sum(-1) / seen.sum(-1), _mean(word, told)]
+            terms += [(patch * weight).sum(-1) / weight.sum(-1), _mean(word, words)]
         if self.patches is not None and self.words is not None:
-            told = told.expand(word.shape)
+            words = words.expand(word.shape)
             terms.append(self.patches(best_of(patch, real.expand(patch.shape), self.number))[..., 0])
-            terms.append(self.words(best_of(word, told, self.number))[..., 0])
+            terms.append(self.words(best_of(word, words, self.number))[..., 0])
         return torch.stack(terms).sum(0)
 
 

@@ -1,13 +1,13 @@
 """Superpixels under one contract, and the mean of a feature map over them.
 
-A picture of S x S pixels is cut into G x G square cells, G = S / cell. Each cell is the place of one
+An image of S x S pixels is cut into G x G square cells, G = S / cell. Each cell is the place of one
 superpixel, and a pixel belongs to the superpixel of its own cell or of one of the eight cells around it.
 Those nine are numbered row by row, from 0, above and to the left, over 4, its own, to 8, below and to the
-right. So a map of superpixels is nine numbers for each pixel, whatever the size of the picture, and the
+right. So a map of superpixels is nine numbers for each pixel, whatever the size of the image, and the
 mean of features over superpixels needs no scatter: it is nine sums over cells, each shifted by one cell at
 most.
 
-    S   side of the picture in pixels      G   side of the grid of cells
+    S   side of the image in pixels      G   side of the grid of cells
     C   channels of a feature map          h, w   its height and width
 """
 
@@ -25,7 +25,7 @@ OWN = 4  # the neighbour that is the pixel's own cell
 class Cells(NamedTuple):
     """Which superpixels the pixels belong to."""
 
-    association: Tensor  # [N, 9, S, S] >= 0, sums to 1 over the neighbours inside the picture, 0 outside
+    association: Tensor  # [N, 9, S, S] >= 0, sums to 1 over the neighbours inside the image, 0 outside
     label: Tensor  # [N, S, S] int64 in 0..G*G-1, the most associated neighbour
 
 
@@ -60,7 +60,7 @@ def label_of(neighbour: Tensor, cell: int) -> Tensor:
 
 
 def inside(size: int, cell: int, device: torch.device | None = None) -> Tensor:
-    """Which neighbours of each pixel lie inside the picture: [9, S, S] bool"""
+    """Which neighbours of each pixel lie inside the image: [9, S, S] bool"""
     at = torch.arange(size, device=device) // cell
     step = torch.arange(-1, 2, device=device)[:, None]
     there = (at + step >= 0) & (at + step < size // cell)  # [3, S]
@@ -173,8 +173,8 @@ _TO_XYZ: tuple[
     (0.0193339 / 1.08883, 0.1191920 / 1.08883, 0.9503041 / 1.08883),
 )
 _TO_LAB: tuple[Row, Row, Row] = ((0.0, 116.0, 0.0), (500.0, -500.0, 0.0), (0.0, 200.0, -200.0))
-_FAR = -1e30  # the fit of a centre outside the picture
-CHUNK = 64  # pictures at a time: some 300 MB at 224 pixels
+_FAR = -1e30  # the fit of a centre outside the image
+CHUNK = 64  # images at a time: some 300 MB at 224 pixels
 
 
 def lab(pixels: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ def kmeans(pixels: Tensor, cell: int, compactness: float = 10.0, steps: int = 10
 
 
 def _associated(pixels: Tensor, cell: int, compactness: float, steps: int) -> Tensor:
-    """The association of a few pictures: [N, 9, S, S] of zeros and ones"""
+    """The association of a few images: [N, 9, S, S] of zeros and ones"""
     grid = pixels.shape[-1] // cell
     values, apart = _features(lab(pixels), cell, compactness)
     there = inside(grid, 1, pixels.device).permute(1, 2, 0)[..., None]  # [G, G, 9, 1]
@@ -269,7 +269,7 @@ def _mixed(table: tuple[Row, Row, Row], x: Tensor) -> Tensor:
 
 
 def reconstruction(association: Tensor, colour: Tensor, cell: int, compactness: float = 10.0) -> Tensor:
-    """The mean over the pixels of each picture of how far they are from what their superpixels say: [N]
+    """The mean over the pixels of each image of how far they are from what their superpixels say: [N]
 
     association  [N, 9, S, S] as in `Cells`, soft; the gradient flows into it
     colour       [N, 3, S, S] in Lab

@@ -134,7 +134,7 @@ def on_segments(heat: Tensor, places: Tensor, size: tuple[int, int]) -> Tensor:
     >>> on_segments(torch.tensor([[0.25, 1.0]]), torch.tensor([[[0, 1]]]), (1, 2))
     tensor([[[0.2500, 1.0000]]])
     """
-    found = heat.float().gather(1, places.flatten(1).long()).view(places.shape)
-    if size[0] < found.shape[1] and size[1] < found.shape[2]:
-        return F.interpolate(found[:, None], size=size, mode="area")[:, 0]
-    return F.interpolate(found[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+    on_places = heat.float().gather(1, places.flatten(1).long()).view(places.shape)
+    if size[0] < on_places.shape[1] and size[1] < on_places.shape[2]:
+        return F.interpolate(on_places[:, None], size=size, mode="area")[:, 0]
+    return F.interpolate(on_places[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]

@@ -1,8 +1,8 @@
-"""A picture with the sentences of a text beside it: each of them shows its heat when it is pointed at, and so
+"""An image with the sentences of a text beside it: each of them shows its heat when it is pointed at, and so
 does each of the phrases that are listed below their sentence.
 
 No script is needed: sentences and phrases are radio buttons, and the style sheet lays the heat of the
-one that is chosen, focused or hovered over the picture. Without heat it is a picture and a list.
+one that is chosen, focused or hovered over the image. Without heat it is an image and a list.
 """
 
 import re
@@ -16,7 +16,7 @@ from PIL import Image
 
 from grainline.nn.upsample import FLOOR, FULL, NOTHING, place
 from grainline.report.heatmap import Box, dashed, framed, limit_of, outlined, overlay, ruled, scale_bar
-from grainline.report.page import Gone, Section, macro, render, short
+from grainline.report.page import MissingImage, Section, macro, render, short
 
 # Two texts that are compared: the words marked that only one of them has.
 
@@ -39,7 +39,7 @@ def marked(one: str, other: str) -> tuple[Markup, Markup]:
     return first, second
 
 
-LEAST = 224  # pixels of the longer side of a picture in which a box or outline is drawn
+LEAST = 224  # pixels of the longer side of an image in which a box or outline is drawn
 
 
 class Sign(NamedTuple):
@@ -59,8 +59,8 @@ VERDICTS = {
 }
 
 
-class Told(NamedTuple):
-    """A sentence, or a phrase, judged in a picture."""
+class SentenceScore(NamedTuple):
+    """A sentence, or a phrase, judged in an image."""
 
     text: str
     score: float
@@ -68,7 +68,7 @@ class Told(NamedTuple):
     verdict: str = ""  # "shows", "cannot tell" or "does not"; "": not judged
     role: str = ""  # what the text is, where several are compared
     other: str = ""  # the text it is compared with: words that this one lacks are marked
-    phrases: Sequence["Told"] = ()  # in the sentence, in its order; they have text and score alone
+    phrases: Sequence["SentenceScore"] = ()  # in the sentence, in its order; they have text and score alone
 
     @property
     def sign(self) -> Sign:
@@ -82,23 +82,23 @@ class Told(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A picture and what is told of it."""
+    """An image and what is told of it."""
 
-    picture: Image.Image | Gone  # the square that the model sees
-    alt: str  # what the picture is
-    told: Sequence[Told] = ()
-    heat: np.ndarray | None = None  # [S, H, W] signed, one of `texts` each, H and W those of the picture
-    box: Box | None = None  # what the texts speak of, in pixels of the picture
-    outline: np.ndarray | None = None  # [H, W] bool: what the texts speak of, over the picture
+    image: Image.Image | MissingImage  # the square that the model sees
+    alt: str  # what the image is
+    sentences: Sequence[SentenceScore] = ()
+    heat: np.ndarray | None = None  # [S, H, W] signed, one of `texts` each, H and W those of the image
+    box: Box | None = None  # what the texts speak of, in pixels of the image
+    outline: np.ndarray | None = None  # [H, W] bool: what the texts speak of, over the image
     others: Sequence[Box] = ()  # boxes to choose from
     chosen: Box | None = None  # the one that was chosen
     left_out: str = ""  # which sentences and phrases of the text are not shown, in words
     limit: float | None = None  # end of the range of colours; None: the largest size of any heat
     contrast: bool = False  # heat is `nn.upsample.contrast`: its range is that of all such maps
 
-    def texts(self) -> list[Told]:
+    def texts(self) -> list[SentenceScore]:
         """What has heat, if anything has: each sentence, and right behind it its phrases."""
-        return [one for told in self.told for one in (told, *told.phrases)]
+        return [one for told in self.sentences for one in (told, *told.phrases)]
 
     def range(self) -> float:
         """The end of the range of colours of all maps."""
@@ -128,14 +128,14 @@ class Look(NamedTuple):
         limit, unit = self.range(), " times the reach of other texts" * self.contrast
         return f"-{limit:.2g}", scale_bar(floor=self.floor / limit), f"+{limit:.2g}{unit}"
 
-    def shown(self) -> Image.Image | Gone:
-        """The picture with its box or outline, enlarged where it is small: lines must hide little."""
-        return self.picture if isinstance(self.picture, Gone) else self._framed(self.picture)
+    def shown(self) -> Image.Image | MissingImage:
+        """The image with its box or outline, enlarged where it is small: lines must hide little."""
+        return self.image if isinstance(self.image, MissingImage) else self._framed(self.image)
 
     def map(self, heat: np.ndarray, limit: float) -> Image.Image:
-        """The picture with one of the maps, and box and outline laid over it."""
-        assert isinstance(self.picture, Image.Image), "there is a picture"
-        return self._framed(overlay(self.picture, heat, limit, self.floor))
+        """The image with one of the maps, and box and outline laid over it."""
+        assert isinstance(self.image, Image.Image), "there is an image"
+        return self._framed(overlay(self.image, heat, limit, self.floor))
 
     def _framed(self, image: Image.Image) -> Image.Image:
         if self.box is None and self.outline is None and not self.others:
@@ -170,20 +170,20 @@ TITLE = 90  # characters of a query in its heading; a longer one stands below it
 
 
 class Found(NamedTuple):
-    """A picture that was found."""
+    """An image that was found."""
 
-    path: str  # below the folder of pictures
+    path: str  # below the folder of images
     score: float
     p: float
     sure: bool
-    look: Look  # the picture with the sentences of the query
+    look: Look  # the image with the sentences of the query
 
 
 class Answered(NamedTuple):
     """A query with what was found, best first."""
 
-    query: str  # a text, or the name of a picture
-    picture: Image.Image | Gone | None  # the query, if it is a picture
+    query: str  # a text, or the name of an image
+    image: Image.Image | MissingImage | None  # the query, if it is an image
     sure: bool
     notes: Sequence[str]
     found: Sequence[Found]
@@ -202,6 +202,6 @@ def _why(one: Answered) -> str:
         return "Nothing was found."
     share = f"{100 * one.found[0].p:.1f} %"
     said = f"Of queries without a match, {share} score as high."
-    if one.picture is not None:
-        said = f"Of the pictures of the index, {share} have another one as near."
-    return said if one.sure else f"{said} The pictures below are the nearest, not matches."
+    if one.image is not None:
+        said = f"Of the images of the index, {share} have another one as near."
+    return said if one.sure else f"{said} The images below are the nearest, not matches."

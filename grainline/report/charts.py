@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from grainline.report.page import Gone, render
+from grainline.report.page import MissingImage, render
 
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "12 3", "1 3")
 FEW = 30  # so many points are drawn as dots as well: they are measurements, not a curve
@@ -61,7 +61,7 @@ class _Frame(NamedTuple):
         return self.top + (self.y[1] - y) / (self.y[1] - self.y[0]) * inner
 
 
-class _Drawn(NamedTuple):
+class _Curve(NamedTuple):
     """A series as the template needs it; points are "x,y" in pixels."""
 
     words: str  # in the legend
@@ -98,7 +98,7 @@ def line_chart(chart: Chart) -> Markup:
         floor=frame.height - frame.bottom,
         x_ticks=[(round(frame.px(x), 1), number(x)) for x in x_ticks if ends[0] <= x <= ends[1]],
         y_ticks=[(round(frame.py(y), 1), number(y)) for y in y_ticks],
-        drawn=[_drawn(frame, *pair) for pair in zip(series, clean, DASHES, strict=False)],
+        drawn=[_curve(frame, *pair) for pair in zip(series, clean, DASHES, strict=False)],
     )
 
 
@@ -145,19 +145,19 @@ def _finite(series: Series) -> tuple[np.ndarray, np.ndarray]:
     return x[keep], y[keep]
 
 
-def _drawn(frame: _Frame, series: Series, points: tuple[np.ndarray, np.ndarray], dash: str) -> _Drawn:
+def _curve(frame: _Frame, series: Series, points: tuple[np.ndarray, np.ndarray], dash: str) -> _Curve:
     x, y = points
     assert not series.hollow or len(series.hollow) == len(x), "hollow points are all finite"
     words = _spoken(series, points)
     if len(x) == 0:
-        return _Drawn(words, dash)
+        return _Curve(words, dash)
     blocks = np.array_split(np.arange(len(x)), min(len(x), POINTS))
     middle = [(x[b].mean(), y[b].mean()) for b in blocks]
     edge = []
     if len(x) > POINTS:
         edge = [(x[b].mean(), y[b].max()) for b in blocks] + [(x[b].mean(), y[b].min()) for b in blocks[::-1]]
     few = zip(x, y, series.hollow or [False] * len(x), strict=True) if len(x) <= FEW else ()
-    return _Drawn(
+    return _Curve(
         words,
         dash,
         _path(frame, middle),
@@ -172,10 +172,10 @@ def _path(frame: _Frame, points: Sequence[tuple[float, float]]) -> str:
 
 
 def _spoken(series: Series, points: tuple[np.ndarray, np.ndarray]) -> str:
-    """The name with what can be read off the end of the line."""
-    lost = len(series.x) - len(points[0])
+    """The legend entry: name, last value, number of missing points."""
+    missing = len(series.x) - len(points[0])
     last = f", last {points[1][-1]:.3g}" if len(points[1]) else ""
-    return series.name + last + (f", {lost} not finite" if lost else "")
+    return series.name + last + (f", {missing} not finite" if missing else "")
 
 
 def number(value: float) -> str:
@@ -189,19 +189,19 @@ def number(value: float) -> str:
     return f"{round(value, 10):,.10g}"
 
 
-# Score against the number of sentences that are read, for single pictures and several models.
+# Score against the number of sentences that are read, for single images and several models.
 
 
 TIE = "="  # set over two neighbours of equal score
 RULES = (
-    "Every point is the score of the picture with one subtext: the caption from its beginning to there. "
+    "Every point is the score of the image with one subtext: the caption from its beginning to there. "
     "rho is Pearson's correlation of score and number. A ring: the subtext was longer than the model reads, "
     f"and cut. {TIE}: exactly the same score twice."
 )
 
 
 class Line(NamedTuple):
-    """The scores that one model gives the subtexts of a picture."""
+    """The scores that one model gives the subtexts of an image."""
 
     model: str
     scores: Sequence[float]  # [K]
@@ -213,18 +213,18 @@ class Line(NamedTuple):
         return place > 0 and self.scores[place] == self.scores[place - 1]
 
 
-class Rising(NamedTuple):
-    """A picture, its subtexts, and what models make of them."""
+class SubtextScores(NamedTuple):
+    """An image, its subtexts, and the scores of models."""
 
-    picture: Image.Image | Gone
+    image: Image.Image | MissingImage
     name: str
     subtexts: Sequence[str]  # [K]
     lines: Sequence[Line]
 
 
-def rising(shown: Sequence[Rising]) -> Markup:
-    """Picture and chart side by side, and below them a table of what each subtext adds."""
-    return render("rising.html", shown=[(one, line_chart(chart(one)), added(one.subtexts)) for one in shown])
+def subtext_charts(images: Sequence[SubtextScores]) -> Markup:
+    """Image and chart side by side, and below them a table of the words that each subtext adds."""
+    return render("rising.html", shown=[(one, line_chart(chart(one)), added(one.subtexts)) for one in images])
 
 
 def models(rows: Sequence[tuple[str, Mapping[str, str]]]) -> Markup:
@@ -233,7 +233,7 @@ def models(rows: Sequence[tuple[str, Mapping[str, str]]]) -> Markup:
     return render("models.html", rows=rows, names=names)
 
 
-def chart(one: Rising) -> Chart:
+def chart(one: SubtextScores) -> Chart:
     """The lines of all models."""
     number = list(range(1, len(one.subtexts) + 1))
     series = [
@@ -249,7 +249,7 @@ def ties(line: Line) -> list[tuple[float, float, str]]:
 
 
 def added(subtexts: Sequence[str]) -> list[str]:
-    """What each subtext says beyond the one before; dots where it does not simply go on.
+    """The words that each subtext adds to the one before; dots where it does not continue it.
 
     >>> added(["A dog.", "A dog. It is wet.", "A dog, it is wet, and old."])
     ['A dog.', 'It is wet.', '... dog, it is wet, and old.']

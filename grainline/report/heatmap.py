@@ -1,10 +1,8 @@
-"""Images with something laid over them: signed heat in two colours, frames, nested segments.
+"""Overlays on images: signed heat in two colours, boxes, outlines, nested segments.
 
-Signed heat over an image, in two colours that colour-blind readers can tell apart.
-
-Orange is for, blue is against; no heat is no colour, and the image shows in its own colours there. The
-strength of the colour is the size of the heat. The range is symmetric around zero, so that the sign is never
-lost; say it beside the image (`limit_of`).
+Heat is orange where it is positive and blue where it is negative, two hues that colour-blind readers can tell
+apart. The opacity is the absolute value, 0 for no heat. The range is symmetric around zero; print it beside
+the image (`limit_of`).
 """
 
 from collections.abc import Sequence
@@ -67,7 +65,7 @@ def overlay(
 
 
 def framed(image: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
-    """The picture in RGB with a frame around a rectangle: two pixels of black inside, between lines of white.
+    """The image in RGB with a frame around a rectangle: two pixels of black inside, between lines of white.
 
     box  left, top, right, bottom in pixels
     """
@@ -82,7 +80,7 @@ def framed(image: Image.Image, box: tuple[float, float, float, float]) -> Image.
 
 
 def ruled(image: Image.Image, boxes: Sequence[Box]) -> Image.Image:
-    """The picture in RGB with boxes in thin lines of grey. boxes: left, top, right, bottom in pixels"""
+    """The image in RGB with boxes in thin lines of grey. boxes: left, top, right, bottom in pixels"""
     pixels = np.array(image.convert("RGB"))
     for box in boxes:
         pixels[_rim(box, pixels.shape[:2])] = GREY
@@ -90,7 +88,7 @@ def ruled(image: Image.Image, boxes: Sequence[Box]) -> Image.Image:
 
 
 def dashed(image: Image.Image, box: Box) -> Image.Image:
-    """The picture in RGB with a box in two lines of black and white dashes."""
+    """The image in RGB with a box in two lines of black and white dashes."""
     pixels = np.array(image.convert("RGB"))
     size = pixels.shape[:2]
     light = np.add.outer(np.arange(size[0]), np.arange(size[1])) // DASH % 2 == 0
@@ -111,9 +109,9 @@ def _rim(box: Box, size: tuple[int, ...], inset: int = 0) -> np.ndarray:
 
 
 def outlined(image: Image.Image, mask: np.ndarray) -> Image.Image:
-    """The picture in RGB with a line around a mask: a pixel of black inside, a pixel of white outside.
+    """The image in RGB with a line around a mask: a pixel of black inside, a pixel of white outside.
 
-    mask  [H, W] bool, H and W those of the picture
+    mask  [H, W] bool, H and W those of the image
     """
     assert mask.shape == (image.height, image.width), (mask.shape, image.size)
     pixels = np.array(image.convert("RGB"))
@@ -137,7 +135,7 @@ def scale_bar(width: int = 120, height: int = 10, floor: float = 0.0) -> Image.I
     return overlay(Image.new("RGB", (width, height), "white"), ramp, 1.0, floor)
 
 
-# Nested segments of a picture: mean colours with borders, those of coarser stages heavier.
+# Nested segments of an image: mean colours with borders, those of coarser stages heavier.
 
 
 DARK = 128  # luminance below which lines are white, else black
@@ -182,21 +180,21 @@ def mean_colours(pixels: np.ndarray, label: np.ndarray) -> np.ndarray:
     return np.rint(total / number[:, None]).astype(np.uint8)[place].reshape(pixels.shape)
 
 
-def segmented(picture: Image.Image, maps: Sequence[np.ndarray], side: int) -> Image.Image:
-    """The picture as the segments of the first map, with a line around each: RGB of side x side pixels.
+def segmented(image: Image.Image, maps: Sequence[np.ndarray], side: int) -> Image.Image:
+    """The image as the segments of the first map, with a line around each: RGB of side x side pixels.
 
-    picture  S x S
+    image  S x S
     maps     [S, S] integers each, from fine to coarse; later ones join segments of earlier ones
 
     Lines of the first map are one pixel wide, those that a later map still has one more for each map. They
     are black over bright segments and white over dark ones.
     """
-    image = mean_colours(np.asarray(picture.convert("RGB")), maps[0])
-    image = enlarged(image, side)
+    pixels = mean_colours(np.asarray(image.convert("RGB")), maps[0])
+    pixels = enlarged(pixels, side)
     line = np.zeros((side, side), bool)
     for width, label in enumerate(maps, 1):
         line |= borders(enlarged(label, side), width)
-    bright = image @ np.array([0.299, 0.587, 0.114]) >= DARK
+    bright = pixels @ np.array([0.299, 0.587, 0.114]) >= DARK
     return Image.fromarray(
-        np.where(line[..., None], np.where(bright, 0, 255)[..., None], image).astype(np.uint8)
+        np.where(line[..., None], np.where(bright, 0, 255)[..., None], pixels).astype(np.uint8)
     )

@@ -27,11 +27,11 @@ class Section(NamedTuple):
 
     title: str
     body: str  # Markup; a plain string is escaped
-    told: str = ""  # said beside the title in the list of contents
+    detail: str = ""  # beside the title in the list of contents
 
 
-class Gone(NamedTuple):
-    """What stands in the place of a picture that cannot be shown."""
+class MissingImage(NamedTuple):
+    """A placeholder for an image that cannot be shown."""
 
     why: str
 
@@ -73,13 +73,13 @@ def macro(template: str, name: str, *values: Any) -> Markup:
     return Markup(getattr(_environment().get_template(template).module, name)(*values))
 
 
-def data_url(picture: Image.Image, side: int = THUMBNAIL) -> str:
-    """A picture, shrunk to fit a square, as the text of a data URL (JPEG).
+def data_url(image: Image.Image, side: int = THUMBNAIL) -> str:
+    """An image, shrunk to fit a square, as the text of a data URL (JPEG).
 
     >>> data_url(Image.new("RGB", (400, 300)))[:23]
     'data:image/jpeg;base64,'
     """
-    small = picture.convert("RGB")
+    small = image.convert("RGB")
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     file = io.BytesIO()
     small.save(file, "jpeg", quality=88)
@@ -87,32 +87,32 @@ def data_url(picture: Image.Image, side: int = THUMBNAIL) -> str:
 
 
 def summary(values: Mapping[str, str]) -> Markup:
-    """What -> value, the most important first; shown large, but for what stands in further lines."""
+    """Names and values in large type, the most important first; further lines of a value are small."""
     return macro("parts.html", "summary", values)
 
 
 def facts(values: Mapping[str, object], caption: str) -> Markup:
-    """What -> value as a table of two columns."""
+    """Names and values as a table of two columns."""
     return macro("parts.html", "facts", values, caption)
 
 
 def folded(title: str, body: Markup) -> Markup:
-    """HTML that opens when asked for."""
+    """HTML in a <details> element."""
     return macro("parts.html", "folded", title, body)
 
 
 def notes(lines: Iterable[str]) -> Markup:
-    """A list of remarks; nothing where there are none."""
+    """A list of remarks; empty for no lines."""
     return macro("parts.html", "notes", list(lines))
 
 
 def hint(text: str) -> Markup:
-    """A sentence on how to read what follows."""
+    """A sentence of explanation."""
     return macro("parts.html", "hint", text)
 
 
 def card(*parts: Markup) -> Markup:
-    """What stands in one frame."""
+    """Parts in one frame."""
     return macro("parts.html", "card", parts)
 
 
@@ -129,13 +129,13 @@ def short(text: str, most: int) -> str:
 def _environment() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    made = Environment(
+    env = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"data_url": data_url, "short": short}
-    made.tests["gone"] = lambda picture: isinstance(picture, Gone)
-    return made
+    env.filters |= {"data_url": data_url, "short": short}
+    env.tests["gone"] = lambda image: isinstance(image, MissingImage)
+    return env

@@ -1,4 +1,4 @@
-"""Pictures with their segments and with where texts look, in rows of panels: as PNG and for a page.
+"""Rows of panels for `grainline show`: segments, attention of texts, selected patches; as PNG and HTML.
 
 The PNG is drawn with matplotlib (extra `figures`), which is loaded when it is needed.
 """
@@ -39,51 +39,51 @@ WIDE = 200  # characters in a line below all panels
 MOST, PART = 12, 4  # lines of what stands above a panel, and of a paragraph above a row
 
 
-class Signed(NamedTuple):
+class LegendEntry(NamedTuple):
     """A line of a legend."""
 
-    sign: Image.Image
-    alt: str  # what the sign looks like
+    swatch: Image.Image
+    alt: str  # what the swatch looks like
     words: str
 
 
 class Panel(NamedTuple):
-    """A square with words above and below it."""
+    """A square image with text above and below it."""
 
     words: str
     image: Image.Image
     below: str = ""
-    legend: Sequence[Signed] = ()  # below that
-    alt: str = ""  # what it shows, for readers who do not see it; "": what stands above and below
+    legend: Sequence[LegendEntry] = ()  # below that
+    alt: str = ""  # alternative text; "": the text above and below
 
     @property
     def alternative(self) -> str:
-        """What it shows, for readers who do not see it."""
+        """Alternative text."""
         return self.alt or f"{self.words}, {self.below}".rstrip(", ")
 
 
-class Shown(NamedTuple):
-    """A picture and what is shown of it."""
+class ImagePanels(NamedTuple):
+    """An image and its rows of panels."""
 
     name: str
-    picture: Image.Image  # the square that the model sees
+    image: Image.Image  # the square that the model sees
     rows: Sequence[Sequence[Panel]]  # each begins in a line of its own
     heads: Sequence[str] = ()  # what stands above each of these rows; its lines are paragraphs
 
     def listed(self) -> list[tuple[list[str], list[Panel]]]:
-        """The rows of a page, each below its paragraphs; the picture stands in the first one."""
+        """The rows of a page, each with its paragraphs; the first row begins with the image."""
         first, *more = self.rows or [()]
-        rows = ([Panel("as the model sees it", self.picture), *first], *map(list, more))
+        rows = ([Panel("as the model sees it", self.image), *first], *map(list, more))
         heads = self.heads or [""] * len(rows)
         return [(head.splitlines(), row) for head, row in zip(heads, rows, strict=True)]
 
 
-def write_rows(path: str | Path, shown: Sequence[Shown], title: str, rule: str) -> None:
+def write_rows(path: str | Path, images: Sequence[ImagePanels], title: str, rule: str) -> None:
     """Write the figure, whole or not at all. Raises UserError if the place cannot be written.
 
     rule  how to read the colours; "" where there is no heat
     """
-    lines = [line for one in shown for line in _lines(one)]
+    lines = [line for one in images for line in _lines(one)]
     heights = [_above(line) + SIDE + _below(line) for line in lines]
     sheet = Sheet(MAPS_HEAD + sum(heights) + MAPS_FOOT)
     sheet.write(SPACE, 0.28, title, 11)
@@ -102,9 +102,9 @@ def write_rows(path: str | Path, shown: Sequence[Shown], title: str, rule: str) 
         sheet.figure.savefig(beside, format="png")
 
 
-def cards(shown: Sequence[Shown]) -> Markup:
-    """The same as HTML, one picture below the other."""
-    return render("shown.html", shown=shown)
+def cards(images: Sequence[ImagePanels]) -> Markup:
+    """The panels as HTML, one image below the other."""
+    return render("shown.html", shown=images)
 
 
 def ramp(width: int = 120, height: int = 24) -> Image.Image:
@@ -113,14 +113,14 @@ def ramp(width: int = 120, height: int = 24) -> Image.Image:
 
 
 class _Line(NamedTuple):
-    """What stands beside each other, and what is written above it."""
+    """A line of panels and the text above it."""
 
     head: list[str]
     panels: list[Panel | None]
 
 
-def _lines(one: Shown) -> list[_Line]:
-    """The lines of a picture: it stands in front of the first one, a gap in front of all others."""
+def _lines(one: ImagePanels) -> list[_Line]:
+    """The lines of an image. The first one begins with the image, the others with a gap."""
     heads = one.heads or [""] * len(one.rows)
     rows = [
         ("" if i else head, list(row[i : i + MAPS]))
@@ -128,7 +128,7 @@ def _lines(one: Shown) -> list[_Line]:
         for i in range(0, len(row), MAPS)
     ] or [("", [])]
     return [
-        _Line(_paragraphs(head), [None if i else Panel(one.name, one.picture), *row])
+        _Line(_paragraphs(head), [None if i else Panel(one.name, one.image), *row])
         for i, (head, row) in enumerate(rows)
     ]
 
@@ -164,15 +164,13 @@ def _draw(sheet: Sheet, left: float, top: float, panel: Panel) -> None:
     sheet.write(left, top + SIDE + 0.05, panel.below, SMALL, va="top", color=SOFT)
     for i, line in enumerate(panel.legend):
         high = top + SIDE + UNDER + i * SIGN
-        sheet.draw(left, high, (0.8 * SIGN * line.sign.width / line.sign.height, 0.8 * SIGN), line.sign)
+        sheet.draw(left, high, (0.8 * SIGN * line.swatch.width / line.swatch.height, 0.8 * SIGN), line.swatch)
         sheet.write(left + 0.32, high, line.words, SMALL, va="top", color=SOFT)
 
 
-# Patches that stay, over their picture: the others are dark, and stripes say who alone keeps a patch.
-#
-# Nothing is told by colour alone: stripes rise for the text and fall for the description, a line runs around
-# all that stays, and the counts stand beside the signs.
-
+# Selected patches over their image: dropped patches are dark, and stripes mark patches that only one branch
+# selects. Colour is never the only sign: stripes rise for the text and fall for the description, a line
+# surrounds the selected patches, and the legend has their counts.
 
 DIM = 0.3  # brightness that is left to a dropped patch, in grey
 PERIOD, STRIPE = (
@@ -183,77 +181,77 @@ SWATCH = (36, 20)  # pixels
 LIGHT = (225, 225, 225)  # what swatches are drawn over
 
 
-def over(picture: Image.Image, side: int) -> np.ndarray:
-    """A square picture in so many pixels: [side, side, 3] uint8; small ones keep their pixels as squares."""
-    how = Image.Resampling.NEAREST if picture.width < side else Image.Resampling.LANCZOS
-    return np.array(picture.convert("RGB").resize((side, side), how))
+def enlarged_image(image: Image.Image, side: int) -> np.ndarray:
+    """A square image in so many pixels: [side, side, 3] uint8; small ones keep their pixels as squares."""
+    how = Image.Resampling.NEAREST if image.width < side else Image.Resampling.LANCZOS
+    return np.array(image.convert("RGB").resize((side, side), how))
 
 
-def alone(picture: Image.Image, kept: np.ndarray, side: int) -> Image.Image:
-    """The picture with the patches dark that do not stay, and a line around the others.
+def selected_patches(image: Image.Image, mask: np.ndarray, side: int) -> Image.Image:
+    """The image with dropped patches dark, and a line around the selected ones.
 
     kept  [G, G] bool
     """
-    return _lined(_dimmed(over(picture, side), enlarged(kept, side)), enlarged(kept, side))
+    return _lined(_dimmed(enlarged_image(image, side), enlarged(mask, side)), enlarged(mask, side))
 
 
-def together(picture: Image.Image, first: np.ndarray, second: np.ndarray, side: int) -> Image.Image:
-    """The picture with what two choices keep: stripes over what only one of them does, dark what none does.
+def two_selections(image: Image.Image, first: np.ndarray, second: np.ndarray, side: int) -> Image.Image:
+    """The image with two selections: stripes over patches that only one has, dark where none has.
 
     first, second  [G, G] bool; the stripes of the first rise, those of the second fall
     """
-    pixels = over(picture, side)
+    pixels = enlarged_image(image, side)
     a, b = enlarged(first, side), enlarged(second, side)
     pixels = _striped(_striped(pixels, a & ~b, rises=True), b & ~a, rises=False)
     return _lined(_dimmed(pixels, a | b), a | b)
 
 
-def shares(picture: Image.Image, share: np.ndarray, limit: float, side: int) -> Image.Image:
+def shares(image: Image.Image, share: np.ndarray, limit: float, side: int) -> Image.Image:
     """The image with shares of patches in orange, and a frame around the greatest one.
 
     share  [G, G] >= 0; limit: the share that has the full colour
     """
-    image = overlay(Image.fromarray(over(picture, side)), enlarged(share, side), limit)
+    canvas = overlay(Image.fromarray(enlarged_image(image, side)), enlarged(share, side), limit)
     if not share.any():
-        return image
+        return canvas
     row, column = np.unravel_index(share.argmax(), share.shape)
     where = enlarged(np.arange(share.size).reshape(share.shape), side) == row * share.shape[1] + column
     rows, columns = where.any(1).nonzero()[0], where.any(0).nonzero()[0]
-    return framed(image, (float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)))
+    return framed(canvas, (float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)))
 
 
-def legend(first: np.ndarray, second: np.ndarray, names: tuple[str, str]) -> list[Signed]:
-    """How many patches both choices keep, each of them alone, and none; their shares add up to all.
+def legend(first: np.ndarray, second: np.ndarray, names: tuple[str, str]) -> list[LegendEntry]:
+    """Counts of patches in both selections, in one alone, and in none; the shares sum to 1.
 
-    first, second  [G, G] bool; names: what they are kept for
+    first, second  [G, G] bool; names: of the selections
     """
     white = np.full((SWATCH[1], SWATCH[0], 3), LIGHT, np.uint8)
-    every = np.ones(white.shape[:2], bool)
+    whole = np.ones(white.shape[:2], bool)
     looks = (
         (white, "clear", "both", first & second),
-        (_striped(white, every, rises=True), "rising stripes", f"{names[0]} alone", first & ~second),
-        (_striped(white, every, rises=False), "falling stripes", f"{names[1]} alone", second & ~first),
-        (_dimmed(white, ~every), "dark", "neither", ~first & ~second),
+        (_striped(white, whole, rises=True), "rising stripes", f"{names[0]} alone", first & ~second),
+        (_striped(white, whole, rises=False), "falling stripes", f"{names[1]} alone", second & ~first),
+        (_dimmed(white, ~whole), "dark", "neither", ~first & ~second),
     )
     return [
-        Signed(Image.fromarray(x), alt, f"{name} {of.sum()}, {100 * of.mean():.0f}\N{NO-BREAK SPACE}%")
+        LegendEntry(Image.fromarray(x), alt, f"{name} {of.sum()}, {100 * of.mean():.0f}\N{NO-BREAK SPACE}%")
         for x, alt, name, of in looks
     ]
 
 
-def counted(kept: np.ndarray) -> str:
-    """How many patches that is, and which share.
+def patch_count(mask: np.ndarray) -> str:
+    """The number of selected patches and their share, in words.
 
-    >>> counted(np.array([[True, False], [True, True]]))
+    >>> patch_count(np.array([[True, False], [True, True]]))
     '3 of 4 patches, 75 %'
     """
-    return f"{kept.sum()} of {kept.size} patches, {100 * kept.mean():.0f} %"
+    return f"{mask.sum()} of {mask.size} patches, {100 * mask.mean():.0f} %"
 
 
-def _dimmed(pixels: np.ndarray, kept: np.ndarray) -> np.ndarray:
+def _dimmed(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """pixels [H, W, 3], kept [H, W]: where it is False, dark and grey"""
     grey = DIM * (pixels @ np.array([0.299, 0.587, 0.114]))[..., None]
-    return np.where(kept[..., None], pixels, np.rint(grey)).astype(np.uint8)
+    return np.where(mask[..., None], pixels, np.rint(grey)).astype(np.uint8)
 
 
 def _striped(pixels: np.ndarray, where: np.ndarray, *, rises: bool) -> np.ndarray:
@@ -265,5 +263,5 @@ def _striped(pixels: np.ndarray, where: np.ndarray, *, rises: bool) -> np.ndarra
     return np.where((where & (at <= STRIPE + 1))[..., None], stripe, pixels).astype(np.uint8)
 
 
-def _lined(pixels: np.ndarray, kept: np.ndarray) -> Image.Image:
-    return outlined(Image.fromarray(pixels), kept)
+def _lined(pixels: np.ndarray, mask: np.ndarray) -> Image.Image:
+    return outlined(Image.fromarray(pixels), mask)

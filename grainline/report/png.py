@@ -1,8 +1,7 @@
-"""Figures as PNG with matplotlib (extra `figures`), which is loaded when it is needed.
+"""Figures as PNG with matplotlib (extra `figures`), which is imported when a figure is drawn.
 
-Score against subtexts as a PNG, with matplotlib (extra `figures`), which is loaded when it is needed.
-
-A row for each picture: the picture, the chart with all models, and what each subtext adds.
+Scores of subtexts (a row for each image: the image, a chart of all models, the subtexts), heat maps, and
+groups of tokens.
 """
 
 import textwrap
@@ -18,17 +17,17 @@ from grainline.errors import UserError
 from grainline.files import replacing
 from grainline.nn.upsample import NOTHING
 from grainline.nn.upsample import place as where
-from grainline.report.case import Look, Told
-from grainline.report.charts import RULES, Rising, added, ties
-from grainline.report.page import Gone, short
-from grainline.report.tokens import LETTERS, POSITIONS, Tokened, runs
+from grainline.report.case import Look, SentenceScore
+from grainline.report.charts import RULES, SubtextScores, added, ties
+from grainline.report.page import MissingImage, short
+from grainline.report.tokens import LETTERS, POSITIONS, TokenGroups, runs
 from grainline.report.tokens import RULES as STRIPS_RULES
 
 COLOURS = ("#0062a3", "#b84a00", "#00765a", "#8d3f77", "#6b5c00", "#3a3f47")
 STYLES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (1, 2)))
 # In inches: the whole, what stands above and below the rows, a row, and what of it lies below its axes.
 WIDTH, HEAD, FOOT, ROW, GAP = 13.0, 1.0, 0.25, 2.9, 0.75
-PICTURE, CHART, TEXT = (0.25, 2.4), (3.1, 7.4), (7.65, 12.9)  # from left to right
+IMAGE, CHART, TEXT = (0.25, 2.4), (3.1, 7.4), (7.65, 12.9)  # from left to right
 COLUMNS, LINES = 78, 15  # of the text beside a chart
 DPI = 150
 INK, SOFT, GRID = "#1d2129", "#596273", "#d5d9e0"
@@ -43,28 +42,28 @@ def require_matplotlib() -> None:
         raise UserError("--png needs matplotlib: pip install 'grainline[figures]'") from None
 
 
-def write_png(path: str | Path, shown: Sequence[Rising], title: str) -> None:
+def write_png(path: str | Path, images: Sequence[SubtextScores], title: str) -> None:
     """Write the figure, whole or not at all. Raises UserError if the place cannot be written."""
     from matplotlib.figure import Figure
 
-    tall = HEAD + ROW * len(shown) + FOOT
+    tall = HEAD + ROW * len(images) + FOOT
     figure = Figure(figsize=(WIDTH, tall), dpi=DPI, facecolor="white")
-    for i, one in enumerate(shown):
+    for i, one in enumerate(images):
         floor = tall - HEAD - ROW * (i + 1) + GAP
-        picture, chart, texts = (
+        image, chart, texts = (
             figure.add_axes((left / WIDTH, floor / tall, (right - left) / WIDTH, (ROW - GAP) / tall))
-            for left, right in (PICTURE, CHART, TEXT)
+            for left, right in (IMAGE, CHART, TEXT)
         )
-        _picture(picture, one)
-        drawn = _chart(chart, one)
+        _image(image, one)
+        handles = _chart(chart, one)
         _texts(texts, one)
-    names = [line.model for line in shown[0].lines]
-    left = PICTURE[0] / WIDTH
+    names = [line.model for line in images[0].lines]
+    left = IMAGE[0] / WIDTH
     figure.text(left, 1 - 0.12 / tall, title, va="top", fontsize=11, color=INK, parse_math=False)
     figure.text(left, 0.1 / tall, textwrap.fill(RULES, 190), fontsize=SMALL, color=SOFT, parse_math=False)
     legend = figure.legend(
-        drawn, names, loc="upper left", ncols=min(3, len(names)), frameon=False, fontsize=9, handlelength=3.2,
-        bbox_to_anchor=(left - 0.007, 1 - 0.36 / tall), borderaxespad=0.0,
+        handles, names, loc="upper left", ncols=min(3, len(names)), frameon=False, fontsize=9,
+        handlelength=3.2, bbox_to_anchor=(left - 0.007, 1 - 0.36 / tall), borderaxespad=0.0,
     )  # fmt: skip
     for text in legend.get_texts():
         text.set_parse_math(False)
@@ -73,23 +72,23 @@ def write_png(path: str | Path, shown: Sequence[Rising], title: str) -> None:
         figure.savefig(beside, format="png")
 
 
-def _picture(axes: Any, one: Rising) -> None:
+def _image(axes: Any, one: SubtextScores) -> None:
     axes.set_axis_off()
     axes.set_title(short(one.name, 34), fontsize=SMALL, color=SOFT, loc="left", parse_math=False)
-    if isinstance(one.picture, Gone):
-        axes.text(0.5, 0.5, textwrap.fill(one.picture.why, 24), ha="center", va="center", fontsize=SMALL,
+    if isinstance(one.image, MissingImage):
+        axes.text(0.5, 0.5, textwrap.fill(one.image.why, 24), ha="center", va="center", fontsize=SMALL,
                   color=SOFT, parse_math=False)  # fmt: skip
         return
-    axes.imshow(one.picture.convert("RGB"), interpolation="lanczos")
+    axes.imshow(one.image.convert("RGB"), interpolation="lanczos")
 
 
-def _chart(axes: Any, one: Rising) -> list[Any]:
+def _chart(axes: Any, one: SubtextScores) -> list[Any]:
     """The lines of all models; their handles."""
     number = range(1, len(one.subtexts) + 1)
-    drawn = []
+    handles = []
     for i, line in enumerate(one.lines):
         colour = COLOURS[i]
-        drawn += axes.plot(number, line.scores, color=colour, linestyle=STYLES[i], linewidth=1.6)
+        handles += axes.plot(number, line.scores, color=colour, linestyle=STYLES[i], linewidth=1.6)
         for x, y, cut in zip(number, line.scores, line.cut, strict=True):
             axes.plot(x, y, "o", markersize=5, color=colour, markerfacecolor="white" if cut else colour)
         for at, level, sign in ties(line):
@@ -106,10 +105,10 @@ def _chart(axes: Any, one: Rising) -> list[Any]:
     axes.grid(color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    return drawn
+    return handles
 
 
-def _texts(axes: Any, one: Rising) -> None:
+def _texts(axes: Any, one: SubtextScores) -> None:
     axes.set_axis_off()
     axes.text(0.0, 1.0, "\n".join(_lines(added(one.subtexts))), va="top", fontsize=SMALL, color=INK,
               linespacing=1.25, parse_math=False)  # fmt: skip
@@ -117,32 +116,29 @@ def _texts(axes: Any, one: Rising) -> None:
 
 def _lines(texts: Sequence[str]) -> list[str]:
     """Numbered texts in at most LINES lines: long ones are shortened, and the last of too many left out."""
-    kept = list(texts) if len(texts) <= LINES else list(texts[: LINES - 1])
+    texts_ = list(texts) if len(texts) <= LINES else list(texts[: LINES - 1])
     wrapped = [
         textwrap.wrap(text, COLUMNS, initial_indent=f"{i}  ", subsequent_indent="    ")
-        for i, text in enumerate(kept, 1)
+        for i, text in enumerate(texts_, 1)
     ]
     most = max(n for n in range(1, LINES + 1) if n == 1 or sum(min(n, len(w)) for w in wrapped) <= LINES)
     out = []
-    for found in wrapped:
-        whole = len(found) <= most
+    for block in wrapped:
+        whole = len(block) <= most
         out += (
-            found
+            block
             if whole
-            else [*found[: most - 1], found[most - 1][: COLUMNS - 4].rsplit(" ", 1)[0] + " ..."]
+            else [*block[: most - 1], block[most - 1][: COLUMNS - 4].rsplit(" ", 1)[0] + " ..."]
         )
-    return out + [f"... and {len(texts) - len(kept)} more"] * (len(kept) < len(texts))
+    return out + [f"... and {len(texts) - len(texts_)} more"] * (len(texts_) < len(texts))
 
 
-# Heat maps as a PNG, with matplotlib (extra `figures`), which is loaded when it is needed.
-#
-# A block for each picture: the picture with its colour scale, and beside it a map for each text. Where
-# sentences have phrases, a sentence is a row: its words, its own map, and smaller maps of its phrases. All
-# maps of a picture share one range, symmetric around zero.
+# Heat maps. A block for each image: the image with its colour scale, and beside it a map for each text. A
+# sentence with phrases is a row: its words, its map, and smaller maps of its phrases. All maps of an image
+# share one range.
 
-
-MAPS = 5  # in a line, beside the picture
-SIDE, SPACE, WORDS = 2.0, 0.2, 0.85  # in inches: a picture, between two of them, what is written above one
+MAPS = 5  # in a line, beside the image
+SIDE, SPACE, WORDS = 2.0, 0.2, 0.85  # in inches: an image, between two of them, what is written above one
 MAPS_HEAD, MAPS_FOOT = 0.3, 0.6
 MAPS_GAP = 0.06  # between words and the map below them
 MAPS_TEXT = 7.5  # points
@@ -161,9 +157,9 @@ RULE = (
 
 
 class Place(NamedTuple):
-    """Where a map stands beside a picture, and what is written above it."""
+    """Where a map stands beside an image, and what is written above it."""
 
-    left: float  # in inches from what is free beside the picture,
+    left: float  # in inches from what is free beside the image,
     top: float  # and from the upper edge of the block
     side: float
     words: str
@@ -179,7 +175,7 @@ class Sheet:
         self.figure = Figure(figsize=(self.wide, tall), dpi=DPI, facecolor="white")
 
     def draw(self, left: float, top: float, size: tuple[float, float], image: Image.Image) -> None:
-        """A picture, as large as it fits into a rectangle of that width and height."""
+        """An image, as large as it fits into a rectangle of that width and height."""
         wide, tall = size
         place = (left / self.wide, 1 - (top + tall) / self.tall, wide / self.wide, tall / self.tall)
         axes = self.figure.add_axes(place)
@@ -192,19 +188,20 @@ class Sheet:
         self.figure.text(left / self.wide, 1 - foot / self.tall, text, fontsize=size, **at)
 
 
-def write_maps(path: str | Path, shown: Sequence[Look], title: str) -> None:
+def write_maps(path: str | Path, looks: Sequence[Look], title: str) -> None:
     """Write the figure, whole or not at all. Raises UserError if the place cannot be written."""
     blocks = [
-        _rows(one.told) if any(told.phrases for told in one.told) else _cells(one.told) for one in shown
+        _rows(one.sentences) if any(sentence.phrases for sentence in one.sentences) else _cells(one.sentences)
+        for one in looks
     ]
     heights = [max(height, WORDS + SIDE) for _, height in blocks]
     sheet = Sheet(MAPS_HEAD + sum(heights) + MAPS_FOOT)
     sheet.write(SPACE, 0.28, title, 11)
     sheet.write(SPACE, sheet.tall - 0.1, RULE, SMALL, color=SOFT)
     top = MAPS_HEAD
-    for one, (places, _), height in zip(shown, blocks, heights, strict=True):
-        _maps_picture(sheet, top, one)
-        if one.heat is not None and not isinstance(one.picture, Gone):
+    for one, (places, _), height in zip(looks, blocks, heights, strict=True):
+        _maps_image(sheet, top, one)
+        if one.heat is not None and not isinstance(one.image, MissingImage):
             limit = one.range()
             for place, heat in zip(places, one.heat, strict=True):
                 left = 2 * SPACE + SIDE + place.left
@@ -217,49 +214,49 @@ def write_maps(path: str | Path, shown: Sequence[Look], title: str) -> None:
         sheet.figure.savefig(beside, format="png")
 
 
-def _cells(texts: Sequence[Told]) -> tuple[list[Place], float]:
+def _cells(texts: Sequence[SentenceScore]) -> tuple[list[Place], float]:
     """Texts without phrases, some in a line, and how high they are."""
     places = [
         Place(
             i % MAPS * (SIDE + SPACE),
             WORDS + i // MAPS * (SIDE + WORDS),
             SIDE,
-            _words(told, MAPS_COLUMNS, MAPS_LINES),
+            _words(sentence, MAPS_COLUMNS, MAPS_LINES),
         )
-        for i, told in enumerate(texts)
+        for i, sentence in enumerate(texts)
     ]
     return places, -(-len(texts) // MAPS) * (SIDE + WORDS)
 
 
-def _rows(texts: Sequence[Told]) -> tuple[list[Place], float]:
+def _rows(texts: Sequence[SentenceScore]) -> tuple[list[Place], float]:
     """Sentences one below the other, each with its phrases behind it, and how high they are."""
     places: list[Place] = []
     top = 0.0
-    for told in texts:
-        words = _words(told, LONG, 3)
+    for sentence in texts:
+        words = _words(sentence, LONG, 3)
         head = MAPS_GAP + LINE * (words.count("\n") + 1)
         if not places:
-            head = max(head, WORDS)  # as high as the picture
+            head = max(head, WORDS)  # as high as the image
         places.append(Place(0, top + head, LARGE, words))
-        for i, phrase in enumerate(told.phrases):
+        for i, phrase in enumerate(sentence.phrases):
             line, column = divmod(i, IN_LINE)
             left = LARGE + SPACE + column * (SMALLER + BESIDE)
             places.append(Place(left, top + head + line * LARGE + ABOVE, SMALLER, _words(phrase, NARROW, 4)))
-        top += head + max(1, -(-len(told.phrases) // IN_LINE)) * LARGE + BELOW
+        top += head + max(1, -(-len(sentence.phrases) // IN_LINE)) * LARGE + BELOW
     return places, top
 
 
-def _maps_picture(sheet: Sheet, top: float, one: Look) -> None:
-    """The picture, and below it the scale of its maps and what is left out."""
+def _maps_image(sheet: Sheet, top: float, one: Look) -> None:
+    """The image, and below it the scale of its maps and what is left out."""
     sheet.write(
         SPACE, top + WORDS - MAPS_GAP, textwrap.fill(short(one.alt, MAPS_COLUMNS * MAPS_LINES), MAPS_COLUMNS)
     )
-    picture = one.shown()
-    if isinstance(picture, Gone):
+    image = one.shown()
+    if isinstance(image, MissingImage):
         middle = {"ha": "center", "va": "center", "color": SOFT}
-        sheet.write(SPACE + SIDE / 2, top + WORDS + SIDE / 2, textwrap.fill(picture.why, 28), SMALL, **middle)
+        sheet.write(SPACE + SIDE / 2, top + WORDS + SIDE / 2, textwrap.fill(image.why, 28), SMALL, **middle)
         return
-    sheet.draw(SPACE, top + WORDS, (SIDE, SIDE), picture.convert("RGB"))
+    sheet.draw(SPACE, top + WORDS, (SIDE, SIDE), image.convert("RGB"))
     foot = top + WORDS + SIDE + 0.13
     if one.heat is not None:
         low, bar, high = one.scale()
@@ -270,18 +267,15 @@ def _maps_picture(sheet: Sheet, top: float, one: Look) -> None:
     sheet.write(SPACE, foot + 0.15, left_out, MAPS_TEXT, va="top", color=SOFT)
 
 
-def _words(told: Told, columns: int, lines: int) -> str:
+def _words(sentence: SentenceScore, columns: int, lines: int) -> str:
     """What stands above a map: the text, shortened to so many lines less one, and its score in a line."""
-    role = f"{told.role}, " if told.role else ""
-    wrapped = textwrap.wrap(told.text, columns, max_lines=lines - 1, placeholder=" ...")
-    return "\n".join([*wrapped, f"{role}score {told.score:.3f}"])
+    role = f"{sentence.role}, " if sentence.role else ""
+    wrapped = textwrap.wrap(sentence.text, columns, max_lines=lines - 1, placeholder=" ...")
+    return "\n".join([*wrapped, f"{role}score {sentence.score:.3f}"])
 
 
-# Groups of tokens as a PNG, with matplotlib (extra `figures`), which is loaded when it is needed.
-#
-# On top the mean share of each group along a caption, below it some captions: the share of each group in each
-# token, the group that takes most, and brackets for the annotated phrases.
-
+# Groups of tokens: the mean share of each group along a caption, then captions with the share of each group
+# in each token, the strongest group, and brackets for the annotated phrases.
 
 # In inches: the room for names on the left, and a token.
 LEFT, TOKEN, LEAST = 0.8, 0.24, 7.0
@@ -290,24 +284,24 @@ STRIP = 0.35  # height of the strip, in rows of the map; it stands below the las
 BRACKET = 1.35  # where brackets stand below the map, in rows
 
 
-def write_strips(path: str | Path, shown: Sequence[Tokened], mean: np.ndarray, title: str) -> None:
+def write_strips(path: str | Path, captions: Sequence[TokenGroups], mean: np.ndarray, title: str) -> None:
     """Write the figure, whole or not at all. Raises UserError if the place cannot be written.
 
     mean  [K, B] the share of each group along a caption, mean over captions
     """
     from matplotlib.figure import Figure
 
-    columns = max(mean.shape[1], *(len(one.words) for one in shown))
+    columns = max(mean.shape[1], *(len(one.words) for one in captions))
     wide = max(LEAST, LEFT + TOKEN * columns + 0.3)
-    maps = [mean, *(one.soft for one in shown)]
-    below = [0.1, *(STRIPS_BELOW for _ in shown)]  # room for the tokens, which are turned
+    maps = [mean, *(one.soft for one in captions)]
+    below = [0.1, *(STRIPS_BELOW for _ in captions)]  # room for the tokens, which are turned
     heights = [
         STRIPS_ABOVE + STRIPS_ROW * (len(one) + 2) + foot for one, foot in zip(maps, below, strict=True)
     ]
     tall = STRIPS_HEAD + sum(heights) + STRIPS_FOOT
     figure = Figure(figsize=(wide, tall), dpi=DPI, facecolor="white")
     top = STRIPS_HEAD
-    for share, height, foot, one in zip(maps, heights, below, (None, *shown), strict=True):
+    for share, height, foot, one in zip(maps, heights, below, (None, *captions), strict=True):
         box = (LEFT, tall - top - height + foot, TOKEN * share.shape[1], STRIPS_ROW * (len(share) + 2))
         axes = figure.add_axes((box[0] / wide, box[1] / tall, box[2] / wide, box[3] / tall))
         _share(axes, share)
@@ -318,8 +312,8 @@ def write_strips(path: str | Path, shown: Sequence[Tokened], mean: np.ndarray, t
         top += height
     left = 0.15 / wide
     figure.text(left, 1 - 0.12 / tall, title, va="top", fontsize=11, color=INK, parse_math=False)
-    told = textwrap.fill(f"{STRIPS_RULES} {POSITIONS}", int(wide * 16))
-    figure.text(left, 0.1 / tall, told, fontsize=SMALL, color=SOFT, parse_math=False)
+    caption = textwrap.fill(f"{STRIPS_RULES} {POSITIONS}", int(wide * 16))
+    figure.text(left, 0.1 / tall, caption, fontsize=SMALL, color=SOFT, parse_math=False)
     with warnings.catch_warnings(), replacing(Path(path)) as beside:
         warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a script that the font lacks shows as boxes
         figure.savefig(beside, format="png")
@@ -347,10 +341,10 @@ def _positions(axes: Any, share: np.ndarray) -> None:
         axes.text(x, groups + 0.2, word, ha=side, va="top", fontsize=SMALL, color=SOFT)
 
 
-def _tokens(axes: Any, one: Tokened) -> None:
+def _tokens(axes: Any, one: TokenGroups) -> None:
     groups = len(one.soft)
-    axes.set_title(f"{one.told}, {one.name}", fontsize=SMALL, color=INK, loc="left", parse_math=False)
-    for token, group in enumerate(one.taken):
+    axes.set_title(f"{one.summary}, {one.name}", fontsize=SMALL, color=INK, loc="left", parse_math=False)
+    for token, group in enumerate(one.top_group):
         colour = COLOURS[group % len(COLOURS)]
         axes.barh(groups + 0.25 + STRIP, 1, 2 * STRIP, token, color=colour)
     for phrase in one.phrases:

@@ -1,6 +1,6 @@
-"""What stands on a page about measurements: curves, tables with intervals, example retrievals, comparisons.
+"""Parts of a page about results: curves, tables with intervals, example retrievals, comparisons.
 
-Charts are inline SVG. Everything that comes from data or from a user is escaped.
+Charts are inline SVG. All text from data and users is escaped.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,11 +12,11 @@ from PIL import Image
 from grainline.errors import amount
 from grainline.report.case import Look, marked
 from grainline.report.charts import Chart, line_chart, whisker
-from grainline.report.page import Gone, render
+from grainline.report.page import MissingImage, render
 
 
 class Row(Protocol):
-    """What a table shows of a metric."""
+    """The fields of a metric that a table shows."""
 
     @property
     def label(self) -> str:
@@ -44,7 +44,7 @@ class Row(Protocol):
 
 
 class Tabled(Protocol):
-    """What a table shows of a result of `grainline.evaluation`."""
+    """The fields of a result of `grainline.evaluation` that a table shows."""
 
     @property
     def suite(self) -> str: ...
@@ -67,42 +67,42 @@ class Tabled(Protocol):
 class Hit(NamedTuple):
     """One retrieved candidate."""
 
-    what: Image.Image | Gone | str  # a picture, or a text
+    what: Image.Image | MissingImage | str  # an image, or a text
     score: float
     right: bool
     place: int  # among the candidates, 1 = best
-    name: str = ""  # of the picture, for readers who do not see it
+    name: str = ""  # of the image, for readers who do not see it
 
 
 class Example(NamedTuple):
     """A query with the best candidates, best first."""
 
-    query: Image.Image | Gone | str
-    name: str  # of the picture that the query is or describes
+    query: Image.Image | MissingImage | str
+    name: str  # of the image that the query is or describes
     hits: Sequence[Hit]
     rank: int  # of the best right candidate among all, 1 = best
     tied: bool  # a wrong one scores the same
     candidates: int
-    look: Look | None = None  # the right picture with the sentences of the query
+    look: Look | None = None  # the right image with the sentences of the query
 
 
 class Rival(NamedTuple):
-    """A picture that a text is false of."""
+    """An image that a text is false of."""
 
-    picture: Image.Image | Gone
+    image: Image.Image | MissingImage
     name: str
 
 
 class Comparison(NamedTuple):
-    """A picture with a true text and one that is wrong in one thing, or with another picture."""
+    """An image with a true text and one that is wrong in one thing, or with another image."""
 
-    picture: Image.Image | Gone
+    image: Image.Image | MissingImage
     name: str
     kind: str  # what is wrong
     true: str
     false: str
     scores: tuple[float, float]  # of the right pair and of the wrong one
-    rival: Rival | None = None  # the picture that the true text is false of; the false text is the same then
+    rival: Rival | None = None  # the image that the true text is false of; the false text is the same then
 
     @property
     def marked(self) -> tuple[Markup, Markup]:
@@ -110,9 +110,9 @@ class Comparison(NamedTuple):
         return marked(self.true, self.false)
 
 
-def charts(drawn: Sequence[Chart]) -> Markup:
+def charts(charts_: Sequence[Chart]) -> Markup:
     """Charts side by side."""
-    return render("charts.html", drawn=map(line_chart, drawn))
+    return render("charts.html", drawn=map(line_chart, charts_))
 
 
 def tables(results: Iterable[Tabled]) -> Markup:
@@ -125,31 +125,31 @@ def table(result: Tabled) -> Markup:
     shares = [m for m in result.metrics if m.unit == "share"]
     top = max((max(m.high, m.chance or 0.0) for m in shares), default=1.0) or 1.0
     end = min(1.0, -(-top * 10 // 1) / 10)  # up to the next ten per cent
-    size = f"{amount(result.data['pictures'], 'picture')}, {amount(result.data['texts'], 'text')}"
+    size = f"{amount(result.data['images'], 'image')}, {amount(result.data['texts'], 'text')}"
     return render(
         "table.html",
         caption=f"{result.suite}, protocol {result.protocol}: {size}",
         result=result,
-        rows=[(metric, _drawn(metric, end)) for metric in result.metrics],
+        rows=[(metric, _whisker(metric, end)) for metric in result.metrics],
         end=f"0 to {100 * end:.0f} %" if shares else "",
         about={"time": result.time, **result.settings, **result.data, **result.versions},
     )
 
 
-def examples(shown: Sequence[Example], name: str) -> Markup:
+def examples(rows: Sequence[Example], name: str) -> Markup:
     """Retrievals one below the other.
 
     name  letters and digits, another one for each list on a page
     """
-    return render("examples.html", shown=shown, name=name)
+    return render("examples.html", shown=rows, name=name)
 
 
-def comparisons(shown: Sequence[Comparison]) -> Markup:
-    """True text against false text, one picture below the other; the words that differ are marked."""
-    return render("comparisons.html", shown=shown)
+def comparisons(rows: Sequence[Comparison]) -> Markup:
+    """True text against false text, one image below the other; the words that differ are marked."""
+    return render("comparisons.html", shown=rows)
 
 
-def _drawn(metric: Row, end: float) -> Markup:
+def _whisker(metric: Row, end: float) -> Markup:
     if metric.unit != "share" or metric.chance is None:
         return Markup()
     return whisker(metric.value, metric.low, metric.high, metric.chance, (0.0, end))

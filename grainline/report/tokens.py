@@ -1,7 +1,7 @@
-"""What stands on a page about groups of tokens: captions with the share of each group in each token.
+"""Groups of tokens as inline SVG: captions with the assignment of each token to groups.
 
-A caption is a map with a row for each group and a column for each token. Below it stand the group that takes
-most of each token, the annotated phrases as brackets, and the tokens themselves. Drawings are inline SVG.
+A caption is a map with a row for each group and a column for each token. Below it are the strongest group of
+each token, the annotated phrases as brackets, and the tokens.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ POSITIONS = (
 )
 
 
-class Tokened(NamedTuple):
-    """A caption, its phrases and what groups take of its tokens."""
+class TokenGroups(NamedTuple):
+    """A caption, its phrases and the soft assignment of its tokens to groups."""
 
-    name: str  # of its picture
+    name: str  # of its image
     words: Sequence[str]  # [L] tokens
     soft: np.ndarray  # [K, L] columns sum to 1
     phrases: Sequence[tuple[int, ...]]  # the tokens of each
@@ -37,8 +37,8 @@ class Tokened(NamedTuple):
     uniform: float  # tIoU of as many uniform chunks
 
     @property
-    def taken(self) -> list[int]:
-        """The group that takes most of each token, of equals the first."""
+    def top_group(self) -> list[int]:
+        """The strongest group of each token; the first of equal ones."""
         return [int(group) for group in self.soft.argmax(0)]
 
     @property
@@ -52,7 +52,7 @@ class Tokened(NamedTuple):
         return [word if len(word) <= LETTERS else word[: LETTERS - 1] + "…" for word in self.words]
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Both tIoU in words."""
         return f"tIoU {100 * self.tiou:.1f} %, uniform chunks {100 * self.uniform:.1f} %"
 
@@ -72,9 +72,9 @@ def runs(tokens: Sequence[int]) -> list[tuple[int, int]]:
     return out
 
 
-def tokened(shown: Sequence[Tokened]) -> Markup:
+def token_groups(captions: Sequence[TokenGroups]) -> Markup:
     """Captions one below the other."""
-    return render("tokens.html", shown=shown, **_SIZES)
+    return render("tokens.html", shown=captions, **_SIZES)
 
 
 def positions(mean: np.ndarray) -> Markup:

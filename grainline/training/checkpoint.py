@@ -1,12 +1,11 @@
-"""Checkpoints that survive a kill at any moment, and that say so when they are damaged.
+"""Checkpoints: written atomically, sealed with sha256 sums, kept or removed, and read strictly.
 
     OUT/checkpoints/step-00000200/   model.safetensors  optimizer.safetensors  rng.safetensors  state.json
-    OUT/best/  OUT/last/             the same files, hard links to a checkpoint that was marked
+    OUT/best/  OUT/last/             the same files, as hard links
 
-A checkpoint is written to a hidden folder beside its place, every file and the folder are synced to the disk,
-and only then is it renamed. state.json holds the size and sha256 of all files. Nothing is pickled: tensors
-are safetensors, the rest is JSON. Only the first process writes. What is sharded is written whole, so
-that nobody who reads it needs to know.
+A checkpoint is written to a hidden folder, synced to the disk, and then renamed, so a kill at any moment
+leaves whole checkpoints only. state.json holds the size and sha256 of all files. Nothing is pickled: tensors
+are safetensors, the rest is JSON. Only the first process writes, and sharded tensors are written in full.
 """
 
 import json
@@ -29,36 +28,44 @@ from grainline.files import (
     STATE,
     WRITE_ERRORS,
     Corrupt,
-    aside,
     clear_leftovers,
     discard,
+    existing_folder,
     link,
-    name_of,
-    placed,
-    put,
+    move_into_place,
+    original_name,
     reason,
     remove,
     seal,
     sync,
+    temporary_path,
     unseal,
     write_tensors,
 )
-from grainline.training.parallel import on_first, spread
-from grainline.weights import MODEL, fill, listed, misfit, read_weights, state_of, write_weights
+from grainline.training.parallel import full_tensor_on_first, shard_like
+from grainline.weights import (
+    MODEL,
+    fill,
+    plain_state_dict,
+    read_weights,
+    state_dict_mismatch,
+    summarize_names,
+    write_weights,
+)
 
 OPTIMIZER, RNG = "optimizer.safetensors", "rng.safetensors"
 MARKS = "best", "last"
-VERSION = 1  # of the layout; a change that older code cannot read adds one
+VERSION = 2  # of the format; a change that older code cannot read adds one
 
 
 class TrainState(NamedTuple):
-    """Where a run stands, beside its weights and its optimizer's state."""
+    """The state of a run beside weights and optimizer state."""
 
     step: int  # updates made
     rng: tuple[dict[str, Tensor], ...]  # `rng_state()` of every rank, in rank order
-    best: float | None = None  # best value so far of the metric that picks the best checkpoint
+    best: float | None = None  # best value so far of the metric that selects the best checkpoint
     log_lines: int = 0  # lines of the log that were written before this checkpoint
-    extra: Mapping[str, Any] = {}  # whatever else the loop needs, as JSON
+    extra: Mapping[str, Any] = {}  # what else the loop needs, as JSON
 
 
 def save(
@@ -66,19 +73,19 @@ def save(
 ) -> Path:
     """Write OUT/checkpoints/step-NNNNNNNN and return its path; only the last `keep` stay.
 
-    All processes call it, because what is sharded has to be brought together; the first one writes.
+    All processes call it, because sharded tensors have to be gathered; the first one writes.
 
-    method     the bare module, not wrapped by DDP or torch.compile, so that its names are the model's own
+    method     the module itself, not wrapped by DDP or torch.compile, so that its parameters have their names
     optimizer  from `build_optimizer`: its groups carry the names of their parameters
 
-    A checkpoint of the same step is replaced. Those of later steps go, `best` and `last` among them: they
-    belong to a future that a run resumed from an earlier step has left. When writing fails (disk full, no
-    permission) what was there stays, and a UserError names the last good checkpoint.
+    A checkpoint of the same step is replaced. Those of later steps are removed, `best` and `last` too,
+    because a run that resumes from an earlier step will not reach them. When writing fails (disk full, no
+    permission), older checkpoints stay, and a UserError names the last good one.
     """
     assert keep >= 1, "a run keeps at least one checkpoint"
     target = out / "checkpoints" / f"step-{state.step:08d}"
-    saving = aside(target)
-    weights, slots = _whole(state_of(method)), _whole(_slots(optimizer))
+    saving = temporary_path(target)
+    weights, moments = _on_first(plain_state_dict(method)), _on_first(_moments(optimizer))
     if rank() != 0:
         return target
     try:
@@ -86,20 +93,20 @@ def save(
         clear_leftovers(saving.parent)
         saving.mkdir()
         write_weights(saving / MODEL, method, weights)
-        write_tensors(saving / OPTIMIZER, slots, {})
+        write_tensors(saving / OPTIMIZER, moments, {})
         write_tensors(
             saving / RNG, {f"{i}/{k}": x for i, rng in enumerate(state.rng) for k, x in rng.items()}, {}
         )
         seal(saving, _body(optimizer, state))
-        put(target)
+        move_into_place(target)
         steps = _steps(out)
-        kept = [step for step in steps if step <= state.step][-keep:]
-        for step in set(steps) - set(kept):
+        latest = [step for step in steps if step <= state.step][-keep:]
+        for step in set(steps) - set(latest):
             remove(steps[step])
         for name in MARKS:
-            there = marked(out, name)
-            if there is not None and step_of(there) > state.step:
-                remove(there)
+            path = mark_path(out, name)
+            if path is not None and step_of(path) > state.step:
+                remove(path)
     except WRITE_ERRORS as error:
         _cannot_write(error, target)
     return target
@@ -110,47 +117,47 @@ def mark(out: Path, checkpoint: Path, name: str) -> Path:
     target = out / name
     try:
         clear_leftovers(out)
-        aside(target).mkdir()
+        temporary_path(target).mkdir()
         for file in sorted(checkpoint.iterdir()):
-            link(file, aside(target) / file.name)
-        sync(aside(target))
-        put(target)
+            link(file, temporary_path(target) / file.name)
+        sync(temporary_path(target))
+        move_into_place(target)
     except WRITE_ERRORS as error:
         _cannot_write(error, target)
     return target
 
 
-def marked(out: Path, name: str) -> Path | None:
-    """Where OUT/<name> is, even if the process died while replacing it; None if there is none."""
-    return placed(out / name)
+def mark_path(out: Path, name: str) -> Path | None:
+    """The folder OUT/<name>, also after a kill while it was replaced; None if there is none."""
+    return existing_folder(out / name)
 
 
 def step_of(folder: Path) -> int:
-    """The step that a checkpoint was written at; -1 where that cannot be read."""
+    """The step of a checkpoint; -1 if its state.json cannot be read."""
     try:
         return int(json.loads((folder / STATE).read_bytes())["state"]["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return -1
 
 
-def newest(out: Path) -> Path | None:
-    """The checkpoint of the latest step, whole or not; None where there is none."""
+def latest(out: Path) -> Path | None:
+    """The checkpoint of the latest step, intact or not; None without checkpoints."""
     return next(reversed(_steps(out).values()), None)
 
 
 def find(out: Path, name: str) -> Path:
     """The checkpoint that `--checkpoint` names: a step folder such as step-00000200, or best or last."""
-    there = {name_of(step): step for step in _steps(out).values()}
-    there |= {mark: path for mark in MARKS if (path := marked(out, mark)) is not None}
-    if name not in there:  # a path as well, even one that leads to a checkpoint
-        raise UserError(f"no checkpoint {name!r} in {out}; there are: {', '.join(there) or 'none'}")
-    return there[name]
+    folders = {original_name(step): step for step in _steps(out).values()}
+    folders |= {mark: path for mark in MARKS if (path := mark_path(out, mark)) is not None}
+    if name not in folders:  # paths too are refused
+        raise UserError(f"no checkpoint {name!r} in {out}; there are: {', '.join(folders) or 'none'}")
+    return folders[name]
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """What state.json says, after every file's size and sha256 were checked; UserError if one does not fit.
+    """Check format, sizes and sha256 sums of a checkpoint; returns the content of state.json.
 
-    The error offers the newest good checkpoint of the same run, by the options that resume from it.
+    UserError where something does not fit; it names the newest good checkpoint of the run.
     """
     try:
         body = unseal(path)
@@ -158,27 +165,28 @@ def verify(path: Path) -> dict[str, Any]:
         other = _good(_run_of(path))
         offer = "the run has no other good checkpoint: train again into a new folder"
         if other is not None:
-            offer = f"go on from the last good one with --resume --checkpoint {name_of(other)}"
+            offer = f"continue from the last good one with --resume --checkpoint {original_name(other)}"
         raise UserError(f"checkpoint {path} is corrupt: {error}; {offer}") from None
-    if body["version"] != VERSION:
+    if body.get("version") != VERSION:
         raise UserError(
-            f"checkpoint {path} has layout {body['version']}, this grainline reads layout {VERSION}"
+            f"checkpoint {path} has format {body.get('version')}, this grainline reads format {VERSION}: "
+            "train again, or use the version that wrote it"
         )
     return body
 
 
 def load(path: Path, method: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
-    """Put weights and optimizer state back, bit for bit, and return the rest.
+    """Load weights and optimizer state, bit for bit, and return the rest.
 
-    The generators are the caller's to set, each rank its own: `set_rng_state(state.rng[rank])`.
-    Strict: every name, shape and dtype has to fit, and nothing is changed before all of it was checked.
+    Every name, shape and dtype has to fit, and all are checked before anything changes. The caller sets the
+    random number generators, each rank its own: `set_rng_state(state.rng[rank])`.
     """
     body = verify(path)
-    weights, slots = read_weights(path / MODEL, method), load_file(path / OPTIMIZER)
-    _check_slots(path, body, slots, optimizer)
-    mine = state_of(method)
-    fill(method, {name: spread(x, mine[name]) for name, x in weights.items()})
-    _restore(optimizer, slots)
+    weights, moments = read_weights(path / MODEL, method), load_file(path / OPTIMIZER)
+    _check_moments(path, body, moments, optimizer)
+    state = plain_state_dict(method)
+    fill(method, {name: shard_like(x, state[name]) for name, x in weights.items()})
+    _restore(optimizer, moments)
     rng: list[dict[str, Tensor]] = [{} for _ in range(body["ranks"])]
     for key, value in load_file(path / RNG).items():
         number, _, name = key.partition("/")
@@ -187,36 +195,36 @@ def load(path: Path, method: nn.Module, optimizer: torch.optim.Optimizer) -> Tra
 
 
 def _body(optimizer: torch.optim.Optimizer, state: TrainState) -> dict[str, Any]:
-    """What state.json says beside the files."""
+    """The content of state.json beside the list of files."""
     names, parameters = _names(optimizer), _parameters(optimizer)
     return {
         "version": VERSION,
         "state": {key: value for key, value in state._asdict().items() if key != "rng"},
         "ranks": len(state.rng),
         "trained": names,
-        # Trained, but without a gradient so far: AdamW makes state on the first one.
+        # Trained parameters without a gradient so far; AdamW creates their state with the first one.
         "untouched": [name for name, p in zip(names, parameters, strict=True) if p not in optimizer.state],
     }
 
 
 def _cannot_write(error: Exception, target: Path) -> NoReturn:
-    discard(aside(target))
+    discard(temporary_path(target))
     good = _good(_run_of(target))
     last = f"the last good checkpoint is {good}" if good else "there is no earlier checkpoint"
     raise UserError(
-        f"cannot write {target}: {reason(error)}; {last}; mend it and go on with --resume"
+        f"cannot write {target}: {reason(error)}; {last}; mend it and continue with --resume"
     ) from None
 
 
 def _steps(out: Path) -> dict[int, Path]:
-    """The checkpoints by step, in order. One that was moved away counts while nothing has taken its place."""
-    folder, found = out / "checkpoints", {}
+    """The checkpoints by step, in order, with those that a killed process had moved aside."""
+    folder, steps = out / "checkpoints", {}
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = re.fullmatch(r"step-(\d+)", name_of(path))
-        place = placed(folder / name_of(path))
+        match = re.fullmatch(r"step-(\d+)", original_name(path))
+        place = existing_folder(folder / original_name(path))
         if match and place is not None:
-            found[int(match[1])] = place
-    return dict(sorted(found.items()))
+            steps[int(match[1])] = place
+    return dict(sorted(steps.items()))
 
 
 def _run_of(path: Path) -> Path:
@@ -224,7 +232,7 @@ def _run_of(path: Path) -> Path:
 
 
 def _good(out: Path) -> Path | None:
-    """The newest checkpoint that is whole."""
+    """The newest checkpoint that is intact."""
     for path in reversed(_steps(out).values()):
         try:
             unseal(path)
@@ -234,23 +242,20 @@ def _good(out: Path) -> Path | None:
     return None
 
 
-def _check_slots(
-    path: Path, body: Mapping[str, Any], slots: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
+def _check_moments(
+    path: Path, body: Mapping[str, Any], moments: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
-    """The same parameters learn as before, and each has its state in its shape."""
+    """UserError unless the same parameters learn as before and their states have the same shapes."""
     names, before = _names(optimizer), set(body["trained"])
-    wrong = listed({"no longer trained": before - set(names), "newly trained": set(names) - before})
+    wrong = summarize_names({"no longer trained": before - set(names), "newly trained": set(names) - before})
     if not wrong:
         expected: dict[str, Tensor] = {}
         for name, parameter in zip(names, _parameters(optimizer), strict=True):
             if name not in body["untouched"]:
-                own = {
-                    "exp_avg": parameter,
-                    "exp_avg_sq": parameter,
-                    "step": torch.zeros((), dtype=torch.float32),
-                }
-                expected |= {f"{key}/{name}": like.detach() for key, like in own.items()}
-        wrong = misfit(slots, expected)
+                count = torch.zeros((), dtype=torch.float32)
+                state = {"exp_avg": parameter, "exp_avg_sq": parameter, "step": count}
+                expected |= {f"{key}/{name}": like.detach() for key, like in state.items()}
+        wrong = state_dict_mismatch(moments, expected)
     if wrong:
         raise UserError(
             f"the optimizer state of {path} does not fit this run: {wrong}; "
@@ -266,7 +271,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _slots(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state by parameter name: "exp_avg/name" -> tensor."""
     pairs = zip(_names(optimizer), _parameters(optimizer), strict=True)
     return {
@@ -277,26 +282,26 @@ def _slots(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: on_first(x) for name, x in tensors.items()}
+def _on_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: full_tensor_on_first(x) for name, x in tensors.items()}
 
 
-def _restore(optimizer: torch.optim.Optimizer, slots: Mapping[str, Tensor]) -> None:
-    """torch's own loader decides where a step count lives: on the CPU, or if fused on the device."""
+def _restore(optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> None:
+    """Load by `load_state_dict`, which puts step counts on the CPU, or for fused kernels on the device."""
     numbers, parameters = {name: i for i, name in enumerate(_names(optimizer))}, _parameters(optimizer)
     state: dict[int, dict[str, Tensor]] = {}
-    for slot, value in slots.items():
-        key, _, name = slot.partition("/")
+    for full_name, value in moments.items():
+        key, _, name = full_name.partition("/")
         i = numbers[name]
         value = value.clone()  # the memory map of the file goes with the file
-        state.setdefault(i, {})[key] = value if value.dim() == 0 else spread(value, parameters[i])
+        state.setdefault(i, {})[key] = value if value.dim() == 0 else shard_like(value, parameters[i])
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
-# The random number generators of a process as tensors, so that a checkpoint can hold them without pickle.
+# The random number generators of a process as tensors, stored without pickle.
 #
-# Little is drawn from them in training: order, crops, texts and the noise of layers are functions of seed,
-# step and ids (`data/`, `nn/hashing.py`). `drawn_by_process` names what is left.
+# Training rarely uses them: order, crops, texts and the noise of layers are functions of seed, step and ids
+# (`data/`, `nn/hashing.py`). `process_rng_modules` lists the exceptions.
 
 
 def rng_state() -> dict[str, Tensor]:
@@ -314,7 +319,7 @@ def rng_state() -> dict[str, Tensor]:
 
 
 def set_rng_state(state: Mapping[str, Tensor]) -> None:
-    """Put this process's generators where `rng_state` found them. CUDA devices that are not here are skipped.
+    """Restore the generators of this process from `rng_state`. States of absent CUDA devices are skipped.
 
     >>> state = rng_state()
     >>> first = torch.rand(1).item(), random.random(), np.random.rand()
@@ -332,11 +337,11 @@ def set_rng_state(state: Mapping[str, Tensor]) -> None:
             torch.cuda.set_rng_state(state[f"cuda.{i}"], i)
 
 
-def drawn_by_process(model: nn.Module) -> list[str]:
-    """The modules in training mode that draw noise from the generator of their process, by name.
+def process_rng_modules(model: nn.Module) -> list[str]:
+    """Names of the modules in training mode whose noise comes from the generator of their process.
 
-    That is dropout inside attention that the transformers library writes for one model alone (GroupViT), and
-    dropout of adapters outside the encoders. Their noise differs with the number of processes.
+    These are the dropout in the attention of GroupViT (transformers library) and the dropout of adapters
+    outside the encoders. Their noise depends on the number of processes.
     """
     attention = set(draws_by_process(model))
     return [

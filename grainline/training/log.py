@@ -1,11 +1,11 @@
-"""What a run says: OUT/log.jsonl always, a progress bar, and TensorBoard and wandb where they are asked for.
+"""The log of a run: OUT/log.jsonl, a progress bar, and on request TensorBoard and Weights & Biases.
 
-Each line of log.jsonl is one JSON object: `kind` ("train", "validation", "epoch", "damage", "note", ...),
-`step`, `epoch`, `time` (seconds since 1970), and what else was given, such as `terms`, `lr`, `images_per_s`.
+Each line of log.jsonl is one JSON object: `kind` ("train", "validation", "epoch", "corrupt", "note", ...),
+`step`, `epoch`, `time` (seconds since 1970), and further fields such as `terms`, `lr`, `images_per_s`.
 A number that is not finite is null, and `non_finite` says what it was: {"terms.loss": "nan"}.
 
-On resume the file is cut back to the lines that the checkpoint had seen, so that the log is that of an
-uninterrupted run, but for the fields in TIMES, and a "train" line more where a signal stopped it between two.
+On resume the file is truncated to the lines written before the checkpoint. The log is then that of an
+uninterrupted run, except for the fields in TIMES and an additional "train" line where a signal stopped it.
 """
 
 import importlib
@@ -29,19 +29,17 @@ from torch import Tensor
 from grainline.config import Config
 from grainline.errors import UserError
 
-NAME = "log.jsonl"
+LOG_FILE = "log.jsonl"
 TIMES = ("time", "images_per_s")
-"""The fields of a line that differ between two runs that do the same."""
+"""The fields that differ between two runs of the same recipe."""
 
 
 class LogConfig(Config):
-    """What to show of a run beside the log file."""
+    """Where to log beside the file."""
 
     tensorboard: bool = False  # also write OUT/tensorboard; needs the extra `tb`
     wandb: str = ""  # also log to this project of Weights & Biases; needs the extra `wandb`
-    plain_every: float = Field(
-        default=10.0, ge=0
-    )  # seconds between progress lines where the output is no terminal
+    plain_every: float = Field(10.0, ge=0)  # seconds between progress lines if the output is no terminal
 
 
 class Log:
@@ -60,16 +58,16 @@ class Log:
         """Open OUT/log.jsonl.
 
         total  steps of the whole run
-        step   steps already made
-        lines  lines to keep of an earlier part of the run (`TrainState.log_lines`; 0 keeps none);
-               None says that the run is new, and a log that is already there is a UserError
+        step   the step that the run starts from
+        lines  of a resumed run: how many lines of its log to keep (`TrainState.log_lines`);
+               None for a new run, where an existing log is a UserError
         """
-        self.path = out / NAME
+        self.path = out / LOG_FILE
         boards = _boards(cfg)
         try:
             out.mkdir(parents=True, exist_ok=True)
-            self.lines = _cut(self.path, lines)
-            # Unbuffered, so that a line is in the file or not, whatever happens to the process afterwards.
+            self.lines = _truncate(self.path, lines)
+            # Unbuffered, so that a killed process leaves whole lines.
             self._file = self.path.open("ab", buffering=0)
         except OSError as error:
             raise UserError(f"cannot write {self.path}: {error.strerror}; choose another --out") from None
@@ -78,7 +76,7 @@ class Log:
         except BaseException:
             self._file.close()
             raise
-        self._show = _display(console or Console(), total, step, cfg.plain_every)
+        self._show = _Display(console or Console(), total, step, cfg.plain_every)
         if lines is not None and self.lines < lines:
             self.write(
                 "note", step, 0.0, text=f"the log had {self.lines} lines where the checkpoint counts {lines}"
@@ -108,16 +106,16 @@ class Log:
                 board.add(numbers, step)
 
     def note(self, text: str, step: int, epoch: float, kind: str = "note", **fields: Any) -> None:
-        """Add a line with a text and show the text."""
+        """Add a line with a text, and print the text."""
         self.write(kind, step, epoch, text=text, **fields)
         self._show.say(text)
 
     def progress(self, step: int, terms: Mapping[str, float], images_per_s: float) -> None:
-        """Move the bar: `step` steps are made. Cheap enough for every step; writes nothing to the file."""
+        """Move the progress bar to `step`. Writes nothing to the file."""
         self._show.update(step, terms, images_per_s)
 
     def sync(self) -> int:
-        """Wait until all lines are on the disk; returns their number, for the checkpoint to be saved."""
+        """Wait until all lines are on the disk; returns their number, for the checkpoint."""
         with self._writing():
             os.fsync(self._file.fileno())
         return self.lines
@@ -135,45 +133,43 @@ class Log:
             yield
         except OSError as error:
             what = (error.strerror or str(error)).lower()
-            raise UserError(f"cannot write {self.path}: {what}; mend it and go on with --resume") from None
+            raise UserError(f"cannot write {self.path}: {what}; mend it and continue with --resume") from None
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log, from its path or the run's folder. A last line without an end is left out."""
-    path = path / NAME if path.is_dir() else path
+    """The lines of a log, from its path or the run folder. An incomplete last line is left out."""
+    path = path / LOG_FILE if path.is_dir() else path
     try:
         whole, _, _ = path.read_bytes().rpartition(b"\n")
     except OSError as error:
         raise UserError(
-            f"log {path} cannot be read: {error.strerror}; give a run folder or its {NAME}"
+            f"log {path} cannot be read: {error.strerror}; give a run folder or its {LOG_FILE}"
         ) from None
     lines = []
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
             lines.append(dict(json.loads(line)))
         except (ValueError, TypeError):
-            raise UserError(
-                f"log {path} is damaged: line {number} is not a JSON object; remove that line"
-            ) from None
+            raise UserError(f"log {path} is damaged: line {number} is not a JSON object; remove it") from None
     return lines
 
 
 # The file
 
 
-def _cut(path: Path, lines: int | None) -> int:
-    """Keep the first `lines` lines; returns how many there are."""
-    there = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+def _truncate(path: Path, lines: int | None) -> int:
+    """Truncate the file to its first `lines` lines; returns how many it has then."""
+    existing = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     if lines is None:
-        if there:
+        if existing:
             raise UserError(
-                f"{path} is the log of an earlier run: go on with --resume, or choose another --out"
+                f"{path} is the log of an earlier run: continue with --resume, or choose another --out"
             )
         return 0
-    kept = [line for line in there[:lines] if line.endswith(b"\n")]
-    if there:
-        os.truncate(path, sum(map(len, kept)))
-    return len(kept)
+    whole = [line for line in existing[:lines] if line.endswith(b"\n")]
+    if existing:
+        os.truncate(path, sum(map(len, whole)))
+    return len(whole)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -182,7 +178,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _plain(value: Any, where: str, odd: dict[str, str]) -> Any:
-    """The value as JSON can say it. A number that is not finite becomes None and is noted in `odd`."""
+    """The value as JSON. A number that is not finite becomes None, and `odd` says what it was."""
     if isinstance(value, Tensor | np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -213,7 +209,7 @@ class _TensorBoard:
     def __init__(self, out: Path, step: int, _: LogConfig) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What a killed run wrote past its checkpoint is hidden.
+        # TensorBoard hides what a killed run wrote after its checkpoint.
         self.writer = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1)
 
     def add(self, numbers: Mapping[str, float], step: int) -> None:
@@ -240,9 +236,9 @@ class _Wandb:
         try:
             self.run = wandb.init(project=cfg.wandb, name=out.name, id=name, resume="allow", dir=out)
         except wandb.Error as error:
-            said = (str(error).splitlines() or [type(error).__name__])[0]
+            message = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"wandb does not start: {said}; call `wandb login`, set WANDB_MODE=offline, or leave"
+                f"wandb does not start: {message}; call `wandb login`, set WANDB_MODE=offline, or leave"
                 " train.log.wandb out"
             ) from None
         self.run.define_metric("*", step_metric="step")
@@ -256,13 +252,13 @@ class _Wandb:
 
 
 def _boards(cfg: LogConfig) -> list[type[_TensorBoard] | type[_Wandb]]:
-    """What is asked for. UserError where its package is missing, before the log is touched."""
-    asked: list[tuple[bool, type[_TensorBoard] | type[_Wandb], str, str, str, str]] = [
+    """The loggers that the config selects. UserError if a package is missing, before the log is written."""
+    options: list[tuple[bool, type[_TensorBoard] | type[_Wandb], str, str, str, str]] = [
         (cfg.tensorboard, _TensorBoard, "tensorboard=true", "torch.utils.tensorboard", "tensorboard", "tb"),
         (bool(cfg.wandb), _Wandb, f"wandb={cfg.wandb}", "wandb", "wandb", "wandb"),
     ]
     out = []
-    for wanted, board, setting, module, package, extra in asked:
+    for wanted, board, setting, module, package, extra in options:
         if wanted:
             try:
                 importlib.import_module(module)
@@ -275,74 +271,48 @@ def _boards(cfg: LogConfig) -> list[type[_TensorBoard] | type[_Wandb]]:
     return out
 
 
-# What one sees
+# Progress
 
 
-class _Bar:
-    """A bar that redraws itself only when told: rich's own thread and the loader's forks do not mix."""
+class _Display:
+    """The progress of a run: a bar in a terminal, elsewhere a plain line every `every` seconds.
 
-    def __init__(self, console: Console, total: int, step: int) -> None:
-        self.clock, self.drawn = _Clock(total, step), -math.inf
-        columns = (
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed}/{task.total}"),
-            TextColumn("{task.description}"),
-        )
-        self.bar = Progress(*columns, console=console, auto_refresh=False)
-        self.task = self.bar.add_task("", total=total, completed=step)
-        self.bar.start()
+    The bar has no refresh thread, because threads do not survive the forks of the data loader.
+    """
+
+    def __init__(self, console: Console, total: int, step: int, every: float) -> None:
+        self.console, self.total, self.first, self.every = console, total, step, every
+        self.start, self.refreshed = time.monotonic(), -math.inf
+        self.bar: Progress | None = None
+        if console.is_terminal and not console.is_dumb_terminal:
+            texts = TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}")
+            self.bar = Progress(BarColumn(bar_width=24), *texts, console=console, auto_refresh=False)
+            self.every = 0.1
+            self.task = self.bar.add_task("", total=total, completed=step)
+            self.bar.start()
 
     def update(self, step: int, terms: Mapping[str, float], images_per_s: float) -> None:
         now = time.monotonic()
-        if now - self.drawn > 0.1 or step >= self.clock.total:
-            self.drawn = now
-            text = _line(terms, images_per_s, self.clock.left(step))
+        if now - self.refreshed < self.every and step < self.total:
+            return
+        self.refreshed = now
+        left = (now - self.start) / max(step - self.first, 1) * max(self.total - step, 0)
+        text = _line(terms, images_per_s, left)
+        if self.bar is None:
+            self.say(f"step {step}/{self.total}  {text}")
+        else:
             self.bar.update(self.task, completed=step, description=text, refresh=True)
 
     def say(self, text: str) -> None:
-        self.bar.console.print(text, markup=False, highlight=False)
+        if self.bar is not None:
+            self.bar.console.print(text, markup=False, highlight=False)
+        else:
+            self.console.file.write(text + "\n")
+            self.console.file.flush()
 
     def close(self) -> None:
-        self.bar.stop()
-
-
-class _Lines:
-    """A plain line now and then, for files and pipes."""
-
-    def __init__(self, console: Console, total: int, step: int, every: float) -> None:
-        self.console, self.every = console, every
-        self.clock, self.drawn = _Clock(total, step), -math.inf
-
-    def update(self, step: int, terms: Mapping[str, float], images_per_s: float) -> None:
-        now = time.monotonic()
-        if now - self.drawn >= self.every or step >= self.clock.total:
-            self.drawn = now
-            self.say(f"step {step}/{self.clock.total}  {_line(terms, images_per_s, self.clock.left(step))}")
-
-    def say(self, text: str) -> None:
-        self.console.file.write(text + "\n")
-        self.console.file.flush()
-
-    def close(self) -> None:
-        pass
-
-
-class _Clock:
-    """How long the rest will take, at the mean speed of this process so far."""
-
-    def __init__(self, total: int, step: int) -> None:
-        self.total, self.first, self.start = total, step, time.monotonic()
-
-    def left(self, step: int) -> float:
-        """Seconds."""
-        made = max(step - self.first, 1)
-        return (time.monotonic() - self.start) / made * max(self.total - step, 0)
-
-
-def _display(console: Console, total: int, step: int, every: float) -> _Bar | _Lines:
-    if console.is_terminal and not console.is_dumb_terminal:
-        return _Bar(console, total, step)
-    return _Lines(console, total, step, every)
+        if self.bar is not None:
+            self.bar.stop()
 
 
 def _line(terms: Mapping[str, float], images_per_s: float, left: float) -> str:

@@ -1,7 +1,7 @@
-"""The training loop: batches in; steps, checkpoints and a log out. Killed at any moment, it goes on unharmed.
+"""The training loop: it reads batches and makes steps, checkpoints and a log. A killed run can be resumed.
 
-A step never waits for the device: terms are kept and looked at every `log_every` steps and before every
-checkpoint, so that no checkpoint holds weights that came after a loss that was not finite.
+A step never waits for the device. The terms of the loss stay there and are read every `log_every` steps and
+before every checkpoint, so no checkpoint holds weights from after a loss that was not finite.
 """
 
 import math
@@ -16,50 +16,64 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from grainline.data.batches import Account, Batch, load_batches
-from grainline.data.cache import KeptFeatures
+from grainline.data.batches import Batch, CorruptStats, load_batches
+from grainline.data.cache import CachedFeatures
 from grainline.data.dataset import Batches, TrainSet
-from grainline.data.open_source import remarks
-from grainline.distributed import average, everyones, most, rank, wait, world_size
+from grainline.data.formats.joined import remarks
+from grainline.distributed import (
+    all_gather_objects,
+    all_reduce_max,
+    all_reduce_mean,
+    barrier,
+    rank,
+    world_size,
+)
 from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.nn.scale import clamp_scales
 from grainline.stop import Request, Stopped, requests
 from grainline.training import checkpoint
-from grainline.training.checkpoint import TrainState, drawn_by_process, rng_state, set_rng_state
-from grainline.training.config import TrainConfig
+from grainline.training.checkpoint import TrainState, process_rng_modules, rng_state, set_rng_state
 from grainline.training.log import Log
 from grainline.training.lora import add_lora
 from grainline.training.optim import build_optimizer, rates, require_frozen, set_rates, train_mode
-from grainline.training.parallel import Unsharded, clip, dtype_of, part_of_batch, replicated, shard
+from grainline.training.parallel import (
+    ValidationCopy,
+    accumulation_step,
+    clip_grad_norm,
+    data_parallel,
+    dtype_of,
+    shard,
+)
+from grainline.training.recipe import TrainConfig
 from grainline.training.step import Loss, Objective, compile_layers, recompute_layers
 from grainline.types import Clock, to
 
-IMAGE = "towers.image."  # where the parameters of every method's image encoder stand
+IMAGE = "towers.image."  # prefix of the parameters of every method's image encoder
 
 
 class Validation(NamedTuple):
-    """What was measured while training."""
+    """The metrics of one validation during training."""
 
-    metrics: dict[str, float]  # the first one picks the best checkpoint
-    notes: tuple[str, ...] = ()  # what a reader of them has to know
-    images: int | None = None  # among so many; None: not counted
+    metrics: dict[str, float]  # the first one selects the best checkpoint
+    notes: tuple[str, ...] = ()  # remarks for the log
+    images: int | None = None  # number of images; None: not counted
 
 
 class Run(NamedTuple):
-    """What a training run is made of."""
+    """The parts of a training run."""
 
     out: Path
     method: Method
     data: TrainSet
     cfg: TrainConfig
     workers: int
-    damage: float  # share of samples that may be damaged
+    max_corrupt: float  # share of samples that may be corrupt
     validate: Callable[[Method], Validation] | None  # the first process calls it
 
 
-class Kept(NamedTuple):
-    """One step's numbers, still on the device."""
+class StepNumbers(NamedTuple):
+    """Terms, facts and gradient norm of one step, still on the device."""
 
     step: int
     terms: dict[str, Tensor]
@@ -67,212 +81,222 @@ class Kept(NamedTuple):
     norm: Tensor
 
 
-def train(run: Run, device: torch.device, resume: Path | None) -> Path:
-    """Train to the end and return OUT/last. `resume` is the checkpoint to go on from; None begins anew.
+def train_loop(run: Run, device: torch.device, resume: Path | None) -> Path:
+    """Train to the last step and return OUT/last.
+
+    resume  the checkpoint to resume from; None starts at step 0
 
     Under torchrun every process calls it; the result is that of one process with the same global batch.
-
-    SIGINT or SIGTERM to any process saves a checkpoint after the step under way and raises Stopped in all.
+    After SIGINT or SIGTERM to any process, all finish the current step, save a checkpoint and raise Stopped.
     """
     return _Training(run, device).run(resume)
 
 
 class _Training:
-    """One process's part of a run."""
+    """The state of a run in one process."""
 
     def __init__(self, run: Run, device: torch.device) -> None:
         cfg = run.cfg
-        cfg.require_batch(len(run.data), world_size(), run.method.sees)
+        cfg.require_batch(len(run.data), world_size(), run.method.uses_images)
         self.job, self.cfg, self.device = run, cfg, device
         if cfg.lora is not None:
             add_lora(run.method, cfg.lora)
-        sharded = cfg.shard and world_size() > 1
-        self.whole = Unsharded(run.method) if sharded and run.validate is not None else None
+        sharded = cfg.fsdp and world_size() > 1
+        self.validation_copy = ValidationCopy(run.method) if sharded and run.validate is not None else None
         self.method = run.method.to(device)
         if cfg.compile:
             compile_layers(self.method)
-        if cfg.recompute:
+        if cfg.activation_checkpointing:
             recompute_layers(self.method)
         objective = Objective(self.method, dtype_of(cfg.precision, device))
         if sharded:
             shard(objective, device)
         self.optimizer = build_optimizer(self.method, cfg.optimizer)
-        if isinstance(run.data.crop, KeptFeatures):
+        if isinstance(run.data.crop, CachedFeatures):
             require_frozen(self.method, IMAGE, "data.features are of an image encoder that stays as it is")
         self.trained = [p for p in self.method.parameters() if p.requires_grad]
-        self.objective: Any = objective if sharded else replicated(objective, device)
-        self.account = Account(len(run.data), run.damage)
-        self.made = 0  # steps
-        self.kept: list[Kept] = []
+        self.objective: Any = objective if sharded else data_parallel(objective, device)
+        self.corrupt_stats = CorruptStats(len(run.data), run.max_corrupt)
+        self.step = 0  # updates made
+        self.pending: list[StepNumbers] = []
         self.best: float | None = None
         self.log: Log | None = None  # of the first process
         self.request = Request()
-        self.looked = 0, time.monotonic()  # steps made and the time when terms were last read
+        self.last_flush = 0, time.monotonic()  # step and time when terms were last read
 
     def run(self, resume: Path | None) -> Path:
         state = None if resume is None else self._restore(resume)
         batches = self._batches()
         before = world_size() if state is None else len(state.rng)
-        # Weights are made already. Few layers draw from this generator (`drawn_by_process`).
-        torch.manual_seed(Random(f"{self.cfg.seed}/{self.made}/{rank()}").getrandbits(63))
+        # Weights are initialised already. Few layers draw from this generator (`process_rng_modules`).
+        torch.manual_seed(Random(f"{self.cfg.seed}/{self.step}/{rank()}").getrandbits(63))
         if state is not None and before == world_size():
             set_rng_state(state.rng[rank()])
         if rank() == 0:
-            lines = 0 if state is None else state.log_lines  # a run killed before it saved has lines as well
-            self.log = Log(self.job.out, self.cfg.log, self.cfg.steps, step=self.made, lines=lines)
-        answer = (
-            "stopping after this step with a checkpoint; a second signal stops at once" if rank() == 0 else ""
-        )
-        with requests(answer) as self.request, self.log or nullcontext(), closing(batches):
-            if self.log is not None and self.made == 0:
+            lines = (
+                state.log_lines if state is not None else 0
+            )  # 0 drops lines from before a first checkpoint
+            self.log = Log(self.job.out, self.cfg.log, self.cfg.max_steps, step=self.step, lines=lines)
+        answer = "stopping after this step with a checkpoint; a second signal stops at once"
+        with (
+            requests(answer if rank() == 0 else "") as self.request,
+            self.log or nullcontext(),
+            closing(batches),
+        ):
+            if self.log is not None and self.step == 0:
                 for remark in remarks(self.job.data.source):
                     self.log.note(remark, 0, 0.0)
             train_mode(self.method)
             self._note_processes(before)
-            self.looked = self.made, time.monotonic()
-            if state is not None and state.extra.get("unmeasured"):
-                self._save(best=self._measure())
-            while self.made < self.cfg.steps:
+            self.last_flush = self.step, time.monotonic()
+            if state is not None and state.extra.get("validation_pending"):
+                self._save(best=self._validate())
+            while self.step < self.cfg.max_steps:
                 self._step(batches)
                 self._after()
         if rank() == 0:
-            newest = checkpoint.newest(self.job.out)
+            newest = checkpoint.latest(self.job.out)
             assert newest is not None, "the last step saves"
             checkpoint.mark(self.job.out, newest, "last")
-        wait()
+        barrier()
         return self.job.out / "last"
 
     def _note_processes(self, before: int) -> None:
-        """Log another number of processes than before, and noise that differs with their number."""
+        """Log a changed number of processes, and layers whose noise depends on the number of processes."""
         if self.log is None:
             return
         now = world_size()
         if now != before:
-            text = f"goes on from step {self.made} with another number of processes: {now}, before {before}"
-            self.log.note(text, self.made, self._epoch())
-        noise = drawn_by_process(self.method)
-        if noise and (now != before or (now > 1 and self.made == 0)):
+            text = f"resumed at step {self.step} with {now} processes, before {before}"
+            self.log.note(text, self.step, self._epoch())
+        noise = process_rng_modules(self.method)
+        if noise and (now != before or (now > 1 and self.step == 0)):
             which = noise[0] + (f" and {len(noise) - 1} more" if noise[1:] else "")
-            text = f"each process draws the noise of {which} for itself; losses depend on how many they are"
-            self.log.note(text, self.made, self._epoch())
+            text = f"the noise of {which} differs between processes, so losses depend on their number"
+            self.log.note(text, self.step, self._epoch())
 
     def _step(self, batches: Iterator[Batch]) -> None:
-        """One update, from `accumulate` parts."""
+        """One update from `grad_accum` parts of a global batch."""
         cfg = self.cfg
-        clock = Clock(self.made, self._epoch(), cfg.seed)
+        clock = Clock(self.step, self._epoch(), cfg.seed)
         terms: dict[str, Tensor] = {}
         facts: dict[str, Tensor] = {}
-        for part in range(cfg.accumulate):
+        for part in range(cfg.grad_accum):
             batch = next(batches)
-            self.account.add(batch)
+            self.corrupt_stats.add(batch)
             images, texts = to(batch.images, self.device), to(batch.texts, self.device)
-            last = part == cfg.accumulate - 1
-            with part_of_batch(self.objective, last):
-                loss: Loss = self.objective(images, texts, clock, cfg.chunk)
-                (loss.total / cfg.accumulate).backward()
+            last = part == cfg.grad_accum - 1
+            with accumulation_step(self.objective, last):
+                loss: Loss = self.objective(images, texts, clock, cfg.grad_cache_chunk)
+                (loss.total / cfg.grad_accum).backward()
             for sums, values in ((terms, loss.terms), (facts, loss.facts)):
                 for name, value in values.items():
-                    sums[name] = sums.get(name, torch.zeros_like(value)) + value / cfg.accumulate
-        norm = clip(self.trained, cfg.clip or float("inf"))
-        set_rates(self.optimizer, self.made, cfg.steps)
+                    sums[name] = sums.get(name, torch.zeros_like(value)) + value / cfg.grad_accum
+        norm = clip_grad_norm(self.trained, cfg.grad_clip or float("inf"))
+        set_rates(self.optimizer, self.step, cfg.max_steps)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         clamp_scales(self.method)
-        self.kept.append(Kept(self.made, terms, facts, norm))
-        self.made += 1
+        self.pending.append(StepNumbers(self.step, terms, facts, norm))
+        self.step += 1
 
     def _after(self) -> None:
-        """What a number of steps made calls for: a look at the terms, a measurement, a checkpoint.
+        """After a step: flush the log, validate and save where they are due, and obey a signal.
 
-        Where a signal came the measurement is left to the run that goes on: it may take long.
+        After a signal, validation is left to the resumed run, because it may take long.
         """
-        cfg, made = self.cfg, self.made
-        end = made == cfg.steps
+        cfg, step, images = self.cfg, self.step, len(self.job.data)
+        end = step == cfg.max_steps
         measure = (
             cfg.validate_every > 0
             and self.job.validate is not None
-            and (made % cfg.validate_every == 0 or end)
+            and (step % cfg.validate_every == 0 or end)
         )
-        # Of all processes: they have to stop after the same step.
-        asked = int(most(torch.tensor(self.request.number)))
-        save = made % cfg.save_every == 0 or end or bool(asked)
-        epoch_ends = (made * cfg.batch) // len(self.job.data) > ((made - 1) * cfg.batch) // len(self.job.data)
-        if made % cfg.log_every == 0 or measure or save or epoch_ends:
-            self._look()
+        # Agreed between processes, which have to stop after the same step.
+        signal_number = int(all_reduce_max(torch.tensor(self.request.number)))
+        save = step % cfg.save_every == 0 or end or bool(signal_number)
+        batch = cfg.global_batch_size
+        epoch_ends = step * batch // images > (step - 1) * batch // images
+        if step % cfg.log_every == 0 or measure or save or epoch_ends:
+            self._flush_log()
         if epoch_ends or end:
             self._report()
-        better = self._measure() if measure and not asked else False
+        better = self._validate() if measure and not signal_number else False
         if save or better:
-            path = self._save(best=better, unmeasured=measure and bool(asked))
-            if asked:
-                self._stop_for(asked, path)
+            path = self._save(best=better, validation_pending=measure and bool(signal_number))
+            if signal_number:
+                self._stop_for(signal_number, path)
 
-    def _look(self) -> None:
-        """Read the kept terms; stop where one is not finite, else log their mean. Facts may be anything."""
-        self.account.settle()
-        names, facts = [*self.kept[0].terms, "gradient norm"], list(self.kept[0].facts)
-        table = [torch.stack([*k.terms.values(), k.norm.reshape(()), *k.facts.values()]) for k in self.kept]
-        numbers: list[list[float]] = average(torch.stack(table).float()).tolist()
-        for kept, row in zip(self.kept, numbers, strict=True):
-            decides = row[: len(names)]
-            if not all(map(math.isfinite, decides)):
-                self._stop(kept.step, dict(zip(names, decides, strict=True)))
-        self.kept = []
+    def _flush_log(self) -> None:
+        """Read the pending terms and log their means; UserError for a term that is not finite."""
+        self.corrupt_stats.settle()
+        names, facts = [*self.pending[0].terms, "gradient norm"], list(self.pending[0].facts)
+        table = [
+            torch.stack([*p.terms.values(), p.norm.reshape(()), *p.facts.values()]) for p in self.pending
+        ]
+        numbers: list[list[float]] = all_reduce_mean(torch.stack(table).float()).tolist()
+        for pending, row in zip(self.pending, numbers, strict=True):
+            checked = row[: len(names)]
+            if not all(map(math.isfinite, checked)):
+                self._stop_not_finite(pending.step, dict(zip(names, checked, strict=True)))
+        self.pending = []
         columns = [sum(column) / len(column) for column in zip(*numbers, strict=True)]
         means = dict(zip(names, columns, strict=False))
         norm = means.pop("gradient norm")
-        told = dict(zip(facts, columns[len(names) :], strict=True))
-        since, start = self.looked
-        self.looked = self.made, time.monotonic()
-        speed = (self.made - since) * self.cfg.batch / max(time.monotonic() - start, 1e-9)
+        fact_means = dict(zip(facts, columns[len(names) :], strict=True))
+        last_step, start = self.last_flush
+        self.last_flush = self.step, time.monotonic()
+        speed = (self.step - last_step) * self.cfg.global_batch_size / max(time.monotonic() - start, 1e-9)
         if self.log is not None:
             loss = {"loss": sum(means.values())} | (means if len(means) > 1 else {})
             self.log.write(
                 "train",
-                self.made,
+                self.step,
                 self._epoch(),
                 terms=loss,
-                **({"facts": told} if told else {}),
+                **({"facts": fact_means} if fact_means else {}),
                 norm=norm,
                 lr=rates(self.optimizer),
                 images_per_s=round(speed, 1),
             )
-            self.log.progress(self.made, loss, speed)
+            self.log.progress(self.step, loss, speed)
 
     def _stop_for(self, number: int, path: Path) -> None:
         how = "interrupted" if number == signal.SIGINT else "terminated"
         raise Stopped(
             number,
-            f"{how} after step {self.made} of {self.cfg.steps}; the checkpoint {path} is saved; "
-            "go on with --resume",
+            f"{how} after step {self.step} of {self.cfg.max_steps}; the checkpoint {path} is saved; "
+            "continue with --resume",
         )
 
-    def _stop(self, step: int, terms: dict[str, float]) -> None:
-        good = checkpoint.newest(self.job.out)
+    def _stop_not_finite(self, step: int, terms: dict[str, float]) -> None:
+        latest = checkpoint.latest(self.job.out)
         values = ", ".join(f"{name} {value:g}" for name, value in terms.items())
-        offer = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
+        offer = f"the last good checkpoint is {latest}" if latest else "there is no checkpoint yet"
         if self.log is not None:
             self.log.write("not finite", step + 1, self._epoch(), terms=terms)
         raise UserError(
-            f"the loss is not finite at step {step + 1}: {values}; {offer}; begin anew in another --out with "
-            "a lower train.optimizer.lr, a longer warm-up or train.precision=fp32"
+            f"the loss is not finite at step {step + 1}: {values}; {offer}; start again in another --out "
+            "with a lower train.optimizer.lr, a longer warm-up or train.precision=fp32"
         )
 
     def _report(self) -> None:
-        """The account so far, at the end of an epoch and of the run."""
+        """Log the counts of corrupt samples at the end of an epoch and of the run."""
         if self.log is not None:
-            self.log.write("epoch", self.made, self._epoch(), **self.account.report())
-            sentence = self.account.sentence()
+            self.log.write("epoch", self.step, self._epoch(), **self.corrupt_stats.report())
+            sentence = self.corrupt_stats.sentence()
             if sentence:
                 self.log.note(
-                    f"epoch {self._epoch():.2f}: {sentence}", self.made, self._epoch(), kind="damage"
+                    f"epoch {self._epoch():.2f}: {sentence}", self.step, self._epoch(), kind="corrupt"
                 )
 
-    def _measure(self) -> bool:
-        """Validate on the first process; every process learns whether it is the best so far."""
+    def _validate(self) -> bool:
+        """Validate on the first process; returns in every process whether the metric is the best so far."""
         better = torch.zeros((), device=self.device)
         with (
-            self.whole.filled(self.method, self.device) if self.whole else nullcontext(self.method) as method
+            self.validation_copy.filled(self.method, self.device)
+            if self.validation_copy
+            else nullcontext(self.method) as method
         ):
             if self.log is not None:
                 assert self.job.validate is not None
@@ -282,60 +306,60 @@ class _Training:
                 if self.best is None or value > self.best:
                     self.best = value
                     better += 1
-                said = f"validation at step {self.made}: {next(iter(metrics))} {value:.4g}"
-                text = "; ".join([f"{said}, the best so far" if better else said, *notes])
-                self.log.note(text, self.made, self._epoch(), "validation", metrics=metrics, images=images)
-        self.looked = self.made, time.monotonic()
-        return bool(most(better))
+                text = f"validation at step {self.step}: {next(iter(metrics))} {value:.4g}"
+                text = "; ".join([f"{text}, the best so far" if better else text, *notes])
+                self.log.note(text, self.step, self._epoch(), "validation", metrics=metrics, images=images)
+        self.last_flush = self.step, time.monotonic()
+        return bool(all_reduce_max(better))
 
-    def _save(self, best: bool, unmeasured: bool = False) -> Path:
+    def _save(self, best: bool, validation_pending: bool = False) -> Path:
         state = TrainState(
-            step=self.made,
-            rng=tuple(everyones(rng_state())),
+            step=self.step,
+            rng=tuple(all_gather_objects(rng_state())),
             best=self.best,
             log_lines=0 if self.log is None else self.log.sync(),
             extra={
-                "account": self.account.state(),
+                "corrupt": self.corrupt_stats.report(),
                 "best": best,
-                "pictures": len(self.job.data),
-                "unmeasured": unmeasured,
+                "images": len(self.job.data),
+                "validation_pending": validation_pending,
             },
         )
-        path = checkpoint.save(self.job.out, self.method, self.optimizer, state, self.cfg.keep)
+        path = checkpoint.save(self.job.out, self.method, self.optimizer, state, self.cfg.keep_checkpoints)
         if best and rank() == 0:
             checkpoint.mark(self.job.out, path, "best")
-        wait()  # nobody may go on while the first one writes
+        barrier()  # no process may continue while the first one writes
         return path
 
     def _restore(self, path: Path) -> TrainState:
         state = checkpoint.load(path, self.method, self.optimizer)
-        pictures = state.extra["pictures"]
-        if pictures != len(self.job.data):
+        images = state.extra["images"]
+        if images != len(self.job.data):
             raise UserError(
-                f"{path} was trained on {pictures} pictures, the data hold {len(self.job.data)} now; "
+                f"{path} was trained on {images} images, the data hold {len(self.job.data)} now; "
                 "resume with the data it was started with"
             )
-        self.made, self.best = state.step, state.best
+        self.step, self.best = state.step, state.best
         if rank() == 0:
             self._mend_best(path, bool(state.extra["best"]))
-        self.account.restore(dict(state.extra["account"]))
+        self.corrupt_stats.restore(dict(state.extra["corrupt"]))
         return state
 
     def _mend_best(self, path: Path, is_best: bool) -> None:
-        """Mark the best weights where the process died before it could, and forget those of a left future."""
-        there = checkpoint.marked(self.job.out, "best")
-        if is_best and (there is None or checkpoint.step_of(there) != self.made):
+        """Mark the best weights if the process died before it did; drop `best` if a later step set it."""
+        best_path = checkpoint.mark_path(self.job.out, "best")
+        if is_best and (best_path is None or checkpoint.step_of(best_path) != self.step):
             checkpoint.mark(self.job.out, path, "best")
-        elif there is None or checkpoint.step_of(there) > self.made:
-            self.best = None  # its weights are gone: the next measurement is the best there is
+        elif best_path is None or checkpoint.step_of(best_path) > self.step:
+            self.best = None  # its weights are gone, so the next validation is the best
 
     def _batches(self) -> Generator[Batch, None, None]:
-        """The batches from here to the end of the run."""
-        cfg, parts = self.cfg, self.cfg.accumulate
-        steps = range(self.made * parts, cfg.steps * parts)
+        """The batches from the current step to the end of the run."""
+        cfg, parts = self.cfg, self.cfg.grad_accum
+        steps = range(self.step * parts, cfg.max_steps * parts)
         plan = Batches(
             len(self.job.data),
-            cfg.batch // parts,
+            cfg.global_batch_size // parts,
             cfg.seed,
             steps,
             rank=rank(),
@@ -345,4 +369,4 @@ class _Training:
         return load_batches(self.job.data, plan, self.job.workers, pin=self.device.type == "cuda")
 
     def _epoch(self) -> float:
-        return self.made * self.cfg.batch / len(self.job.data)
+        return self.step * self.cfg.global_batch_size / len(self.job.data)

@@ -1,12 +1,12 @@
 """LoRA: small matrices that learn in place of large ones (Hu et al., arXiv 2106.09685), by the library peft.
 
-A linear layer y = W x + b becomes y = W x + b + alpha / rank * B A x. A [rank, in] begins with noise and B
-[out, rank] with zeros, so that training begins at the model as it was.
+A linear layer y = W x + b becomes y = W x + b + alpha / rank * B A x. A [rank, in] is initialised with noise
+and B [out, rank] with zeros, so training starts from the unchanged model.
 
-What learns: A and B of every adapted layer, and what stands in no encoder (projections, scale, bias). All
-else in the encoders is held, whatever the rules say; a rule that decides over nothing else is an error. To
-the rules, in files and in the optimizer's state an adapted layer keeps its names, and its matrices are
-`<layer>.lora_A.weight` and `<layer>.lora_B.weight`.
+A and B of every adapted layer learn, and so do the parameters outside the encoders (projections, scale,
+bias). All other weights of the encoders are frozen, whatever the rules say; a rule that matches only frozen
+weights is an error. In rules, files and the optimizer state an adapted layer keeps its parameter names, and
+the matrices are `<layer>.lora_A.weight` and `<layer>.lora_B.weight`.
 
 `weights.py` adds B A to W when it reads such a file into a model without adapters.
 """
@@ -21,25 +21,24 @@ from grainline.config import Config
 from grainline.encoders.base import Layered
 from grainline.errors import UserError
 from grainline.nn.hashing import drop_by_rows
-from grainline.training.depth import encoders, inside
-from grainline.weights import LORA_SCALE, plain
+from grainline.training.optim import encoder_layers
+from grainline.weights import LORA_SCALE
 
 
 class LoraConfig(Config):
-    """How large the matrices are, how much they count, and which layers get them."""
+    """Rank and scale of the matrices, and the layers that get them."""
 
     rank: int = Field(8, gt=0)
-    alpha: float = Field(16.0, gt=0)  # what is learnt counts alpha / rank times
+    alpha: float = Field(16.0, gt=0)  # B A is multiplied by alpha / rank
     dropout: float = Field(0.0, ge=0, lt=1)  # of the inputs of A, in training
-    targets: str | None = (
-        None  # regular expression for whole names of linear layers; None: those of attention
-    )
+    # Regular expression for whole names of linear layers; None: the projections of attention.
+    targets: str | None = None
 
 
 def add_lora(method: nn.Module, cfg: LoraConfig) -> None:
-    """Give the linear layers that the config means their matrices, in place.
+    """Add the matrices to the linear layers that the config selects, in place.
 
-    UserError without peft, for a bad pattern, and where no layer is meant.
+    UserError without peft, for a wrong pattern, and for one that matches no linear layer.
     """
     targets = _attention(method) if cfg.targets is None else _matching(method, cfg.targets)
     try:
@@ -65,35 +64,24 @@ def add_lora(method: nn.Module, cfg: LoraConfig) -> None:
     method.register_buffer(LORA_SCALE, torch.tensor(cfg.alpha / cfg.rank))
 
 
-def held(model: nn.Module) -> set[str]:
-    """The parameters that adapters keep as they are, by plain name; none in a model without adapters."""
-    names = [name for name, _ in model.named_parameters()]
-    adapted = {name.partition(".lora_A.")[0] for name in names if ".lora_A." in name}
-    if not adapted:
-        return set()
-    places = adapted | {name for name, module in model.named_modules() if isinstance(module, Layered)}
-    base = [name for name in names if ".lora_A." not in name and ".lora_B." not in name]
-    return {plain(name) for name in base if any(inside(name, place) for place in places)}
-
-
 def _linear(method: nn.Module) -> list[str]:
-    """Not those of nn.MultiheadAttention, of a other class: it reads weights and calls no layer."""
+    """Names of the linear layers; those of nn.MultiheadAttention are of another class and never called."""
     return [name for name, module in method.named_modules() if type(module) is nn.Linear]
 
 
 def _attention(method: nn.Module) -> list[str]:
     """The projections of attention in the layers of every encoder."""
-    found = []
-    for place in encoders(method, "train.lora"):
-        pattern = re.compile(rf"{re.escape(place.list)}\.\d+\.(?:{place.encoder.attention})")
-        mine = [name for name in _linear(method) if pattern.fullmatch(name)]
-        if not mine:
+    targets = []
+    for place in encoder_layers(method, "train.lora"):
+        pattern = re.compile(rf"{re.escape(place.path)}\.\d+\.(?:{place.encoder.attention})")
+        names = [name for name in _linear(method) if pattern.fullmatch(name)]
+        if not names:
             raise UserError(
                 f"train.lora finds no projections of attention in {place.name}; name linear layers in "
                 "train.lora.targets"
             )
-        found += mine
-    return found
+        targets += names
+    return targets
 
 
 def _matching(method: nn.Module, targets: str) -> list[str]:
@@ -102,11 +90,11 @@ def _matching(method: nn.Module, targets: str) -> list[str]:
     except re.error as error:
         raise UserError(f"train.lora.targets {targets!r} is not a regular expression: {error}") from None
     names = _linear(method)
-    found = [name for name in names if pattern.fullmatch(name)]
-    if not found:
+    matches = [name for name in names if pattern.fullmatch(name)]
+    if not matches:
         some = ", ".join(names[:: max(1, len(names) // 4)][:4]) or "none"
         raise UserError(
             f"train.lora.targets {targets!r} matches no linear layer: it must match a whole name, "
             f"and this model has {len(names)}, among them {some}"
         )
-    return found
+    return matches

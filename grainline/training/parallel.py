@@ -1,11 +1,11 @@
-"""How training spreads over processes: replicated (DistributedDataParallel) or sharded (FSDP2).
+"""Training on several processes, replicated (DistributedDataParallel) or sharded (FSDP2), and its device.
 
-Replicated, every process holds all weights, gradients and optimizer state. Sharded, it holds its part of each
-of them: a layer is gathered when a pass comes to it and let go behind it, and its gradients are added up over
-the processes into the parts as soon as they are there. Both step as one process with the whole batch does.
+Replicated, every process holds all weights, gradients and optimizer state. Sharded, each holds a part: a
+layer is gathered before its forward or backward pass and freed after it, and its gradients are
+reduce-scattered. Both make the same steps as one process with the global batch.
 
-Sharded, every process must call every layer equally often, because a call exchanges tensors; a process that
-calls one more waits forever. Texts are therefore read in one group, whatever their lengths.
+With FSDP2 every process must call every layer equally often, because each call is a collective; otherwise
+the processes wait forever. Texts are therefore encoded in one group, whatever their lengths.
 """
 
 import copy
@@ -32,8 +32,8 @@ from grainline.nn.runtime import has_bf16
 from grainline.training.step import Objective
 
 
-def replicated(objective: Objective, device: torch.device) -> Any:
-    """The objective, with gradients averaged over processes; after it is known what is frozen."""
+def data_parallel(objective: Objective, device: torch.device) -> Any:
+    """The objective in DistributedDataParallel; call it after `build_optimizer` has frozen parameters."""
     if world_size() == 1:
         return objective
     ids = [device.index] if device.type == "cuda" else None
@@ -41,10 +41,10 @@ def replicated(objective: Objective, device: torch.device) -> Any:
 
 
 def shard(objective: Objective, device: torch.device) -> None:
-    """Leave this process its part of every parameter, in place; before the optimizer is made.
+    """Shard every parameter by FSDP2, in place; call it before `build_optimizer`.
 
-    Each layer of `layer_lists` is gathered by itself. All that is left, such as tables and projections, is
-    gathered for the whole of a step. The first process's weights are everyone's, as with DDP.
+    Each layer of `layer_lists` is one unit. The other parameters, such as tables and projections, stay
+    gathered for a whole step. All processes start from the weights of the first one, as with DDP.
     """
     for x in (*objective.parameters(), *objective.buffers()):
         dist.broadcast(x.detach(), 0)
@@ -57,15 +57,15 @@ def shard(objective: Objective, device: torch.device) -> None:
 
 
 @contextmanager
-def part_of_batch(objective: Any, last: bool) -> Iterator[None]:
-    """Around the passes of one part of an accumulated batch.
+def accumulation_step(objective: Any, last: bool) -> Iterator[None]:
+    """The context of forward and backward of one part of an accumulated batch.
 
-    Replicas exchange gradients once, with the last part. Shards do with each: what waits would be whole.
-    A layer that backward calls once more without gradients, as for descriptions where activations are
-    computed again, would stay whole behind it.
+    DDP reduces gradients with the last part only; FSDP with each part, because unreduced gradients are as
+    large as the unsharded model. Afterwards all layers are resharded: activation checkpointing may gather a
+    layer again during backward.
     """
-    waits = isinstance(objective, DistributedDataParallel) and not last
-    with objective.no_sync() if waits else nullcontext():
+    skip = isinstance(objective, DistributedDataParallel) and not last
+    with objective.no_sync() if skip else nullcontext():
         yield
     modules = objective.modules()
     if isinstance(objective, FSDPModule):
@@ -74,43 +74,42 @@ def part_of_batch(objective: Any, last: bool) -> Iterator[None]:
                 module.reshard()
 
 
-def clip(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
-    """Scale the gradients of all processes down to a largest norm; returns the norm that they had: []"""
-    norm = torch.nn.utils.clip_grad_norm_(parameters, most)
-    return whole(norm)
+def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """`clip_grad_norm_` over the gradients of all processes; returns the norm before clipping: []"""
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    return full_tensor(norm)
 
 
-def whole(x: Tensor) -> Tensor:
-    """A sharded tensor in full, on every process. What is not sharded comes back as it is."""
+def full_tensor(x: Tensor) -> Tensor:
+    """A sharded tensor in full, on every process; other tensors are returned unchanged."""
     if isinstance(x, DTensor):
         full: Tensor = x.full_tensor()
         return full
     return x
 
 
-def on_first(x: Tensor) -> Tensor:
-    """A sharded tensor in full, in the main memory of the first process, which alone keeps it.
+def full_tensor_on_first(x: Tensor) -> Tensor:
+    """A sharded tensor in full, on the CPU of the first process; other tensors are returned unchanged.
 
-    All processes call it; the others get an empty tensor. What is not sharded comes back as it is.
+    All processes call it; those other than the first get an empty tensor.
     """
     if not isinstance(x, DTensor):
         return x
-    full = whole(x.detach())
+    full = full_tensor(x.detach())
     return full.cpu() if rank() == 0 else full.new_empty(0)
 
 
-def spread(x: Tensor, like: Tensor) -> Tensor:
-    """A full tensor cut as `like` is: the way back from `on_first`. All processes call it."""
+def shard_like(x: Tensor, like: Tensor) -> Tensor:
+    """A full tensor sharded as `like` is, the inverse of `full_tensor_on_first`. All processes call it."""
     if not isinstance(like, DTensor):
         return x
     return distribute_tensor(x.to(like.device), like.device_mesh, like.placements)
 
 
-class Unsharded:
-    """A second, whole method on the first process, for measuring: there a forward pass needs nobody else.
+class ValidationCopy:
+    """An unsharded copy of the method on the first process, for validation without the other processes.
 
-    Between measurements it waits in main memory. What evaluates may then call it as often as it likes,
-    while the other processes wait.
+    It lies in CPU memory between validations.
     """
 
     def __init__(self, method: Method) -> None:
@@ -119,12 +118,12 @@ class Unsharded:
 
     @contextmanager
     def filled(self, method: Method, device: torch.device) -> Iterator[Method]:
-        """With the weights of now. All processes enter; only the first may use what it gets."""
-        mine = {} if self.copy is None else self.copy.state_dict()
+        """The copy with the current weights. All processes enter; only the first may use the copy."""
+        state = {} if self.copy is None else self.copy.state_dict()
         for name, x in method.state_dict().items():
-            full = on_first(x)
+            full = full_tensor_on_first(x)
             if self.copy is not None:
-                mine[name].copy_(full)
+                state[name].copy_(full)
         if self.copy is None:
             yield method
             return
@@ -134,7 +133,7 @@ class Unsharded:
             self.copy.cpu()
 
 
-# Where a training process runs: its device, its precision, and its place among those torchrun started.
+# Device, precision and process group.
 
 
 Precision = Literal["auto", "fp32", "bf16"]
@@ -142,19 +141,19 @@ Precision = Literal["auto", "fp32", "bf16"]
 
 @contextmanager
 def process_group() -> Iterator[torch.device]:
-    """The device of this process; joins the others for as long as the block lasts.
+    """The device of this process, and for the length of the block the process group of torchrun.
 
-    torchrun sets RANK, WORLD_SIZE and LOCAL_RANK. Without them this is the only process.
-    nccl carries tensors between GPUs, gloo those between CPUs.
+    torchrun sets RANK, WORLD_SIZE and LOCAL_RANK; without them this is the only process. Collectives use
+    nccl on GPUs and gloo on CPUs.
     """
     device = torch.device("cpu")
-    keep_pages()
+    keep_freed_memory()
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     many = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
     if many:
-        # With GPUs both: what is on the CPU, such as a request to stop, waits for no GPU.
+        # Both with GPUs, because collectives of CPU tensors, such as a signal, need not wait for a GPU.
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         yield device
@@ -163,12 +162,11 @@ def process_group() -> Iterator[torch.device]:
             dist.destroy_process_group()
 
 
-def keep_pages() -> None:
-    """Let glibc keep the memory that tensors free, instead of giving it back and faulting it in again.
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next tensor, as the CUDA allocator does; no effect without glibc.
 
-    The default returns every large temporary to the system at once; a training step on a CPU then spends more
-    time in page faults than in arithmetic. A CUDA allocator caches in the same way. Elsewhere than on glibc
-    this does nothing.
+    By default glibc returns large blocks to the system, and a training step on a CPU then spends more time in
+    page faults than in arithmetic.
     """
     mmap_max, trim_threshold, top_pad = -4, -1, -2  # names of malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -178,7 +176,7 @@ def keep_pages() -> None:
 
 
 def dtype_of(precision: Precision, device: torch.device) -> torch.dtype:
-    """The type that encoders compute in: `auto` is bf16 where the device has instructions for it, or fp32."""
+    """The dtype of the encoders: `auto` is bf16 if the device has instructions for it, else fp32."""
     if precision == "fp32":
         return torch.float32
     if precision == "bf16" or has_bf16(device):

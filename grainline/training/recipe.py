@@ -1,6 +1,6 @@
-"""A recipe: everything that decides a training run, in one YAML file with checked names.
+"""Recipes: all settings of a training run, in one YAML file whose field names are checked.
 
-A file may say `base: NAME` and then only what differs from that recipe. A run keeps it whole.
+A file may give `base: NAME` and then only the fields that differ. The recipe.yaml of a run is complete.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from grainline.build import Description, method_config
-from grainline.config import Config, merged, override, parse, read_yaml
+from grainline.config import Config, deep_merge, override, parse, read_yaml
 from grainline.data.descriptions import Descriptions, require_fit
 from grainline.data.texts import TextsConfig
 from grainline.data.transforms import CropConfig
@@ -21,25 +21,29 @@ from grainline.distributed import usable_cores
 from grainline.errors import UserError
 from grainline.files import write_text
 from grainline.model import Model, find_run
-from grainline.training.config import TrainConfig
+from grainline.training.log import LogConfig
+from grainline.training.lora import LoraConfig
+from grainline.training.optim import OptimizerConfig
+from grainline.training.parallel import Precision
+from grainline.training.schedule import rate
 
 
 class DataConfig(Config):
-    """What to train on and how to read it."""
+    """The training data and how it is read."""
 
     paths: tuple[str, ...] = ()  # sources, as in docs/data.md; `--data` on the command line replaces them
-    images: str | None = None  # folder of the pictures, where a source names only files
-    validation: tuple[str, ...] = ()  # sources that the run measures itself on, never trained on
+    images: str | None = None  # folder of the images, where a source names only files
+    validation: tuple[str, ...] = ()  # validation sources, never trained on
     tokenizer: str | None = None  # a tokenizer to use; None trains a BPE on the training captions
     tokenizer_samples: int = Field(50_000, gt=0)  # records, evenly spread, whose captions train the BPE
     texts: TextsConfig = TextsConfig()
-    crop: CropConfig | None = CropConfig()  # None: pictures as evaluation sees them
+    crop: CropConfig | None = CropConfig()  # None: images as evaluation sees them
     superpixels: str | None = None  # folder of `grainline data superpixels`, for an encoder that reads them
     features: str | None = None  # folder of `grainline data features`, for a frozen image encoder
     descriptions: tuple[str, ...] = ()  # files of `grainline data describe`, or `long`: each record's own
     descriptions_sha256: tuple[str, ...] = ()  # of these files; a run writes it, and another file is an error
-    workers: int = Field(1, ge=0)  # processes that load pictures, for each training process
-    damage: float = Field(0.02, ge=0, le=1)  # share of samples that may be damaged before the run stops
+    workers: int = Field(1, ge=0)  # processes that load images, for each training process
+    max_corrupt: float = Field(0.02, ge=0, le=1)  # share of samples that may be corrupt before the run stops
 
     def require_workers(self) -> None:
         """Raise UserError for more processes than this machine can start and feed."""
@@ -70,22 +74,82 @@ class DataConfig(Config):
         return self
 
 
+class TrainConfig(Config):
+    """Steps, batch size, precision, memory and checkpoints of a run; `optimizer` has the learning rates."""
+
+    max_steps: int = Field(gt=0)
+    global_batch_size: int = Field(gt=0)  # over all processes and accumulated parts
+    optimizer: OptimizerConfig = OptimizerConfig()
+    grad_clip: float | None = Field(1.0, gt=0)  # maximum norm of the gradient; None: no clipping
+    precision: Precision = "auto"
+    grad_accum: int = Field(1, gt=0)  # gradient accumulation: parts of a batch, each with its own loss
+    grad_cache_chunk: int | None = Field(None, gt=0)  # GradCache: rows encoded at a time; None: all
+    lora: LoraConfig | None = None  # adapters instead of the encoders' weights; None: the weights learn
+    activation_checkpointing: bool = False  # of every layer
+    compile: bool = False  # torch.compile every layer
+    fsdp: bool = False  # FSDP2: shard weights, gradients and optimizer state
+    log_every: int = Field(10, gt=0)
+    save_every: int = Field(200, gt=0)
+    validate_every: int = Field(0, ge=0)  # 0: never
+    keep_checkpoints: int = Field(2, gt=0)  # number of newest checkpoints
+    seed: int = Field(0, ge=0, lt=2**31)
+    reshuffle: bool = True  # a new order for each epoch; false repeats that of the first
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _divides(self) -> "TrainConfig":
+        if self.global_batch_size % self.grad_accum:
+            raise ValueError(
+                f"batch {self.global_batch_size} is not a multiple of grad_accum {self.grad_accum}"
+            )
+        if self.fsdp and self.compile:
+            raise ValueError("fsdp and compile do not go together; leave one of them false")
+        schedules = [self.optimizer.schedule, *(rule.schedule for rule in self.optimizer.rules)]
+        for schedule in schedules:
+            if schedule is not None:
+                rate(schedule, 0, self.max_steps)  # complains about a warm-up longer than the run
+        return self
+
+    def require_batch(self, images: int, processes: int, contrastive: bool) -> None:
+        """UserError unless a batch divides into equal parts and the data have enough images.
+
+        contrastive  the loss compares images with texts of others, so each part needs two images
+        """
+        parts = self.grad_accum * processes
+        if self.global_batch_size % parts:
+            part = self.global_batch_size // self.grad_accum
+            largest = next(number for number in range(processes, 0, -1) if part % number == 0)
+            raise UserError(
+                f"train.global_batch_size {self.global_batch_size} is not a multiple of processes x "
+                f"train.grad_accum = {parts}; the largest number of processes that divides it is {largest}"
+            )
+        if self.global_batch_size > images:
+            raise UserError(
+                f"train.global_batch_size {self.global_batch_size} is more than the {images} images of the "
+                "data; lower it"
+            )
+        if contrastive and self.global_batch_size == self.grad_accum:
+            raise UserError(
+                f"train.global_batch_size {self.global_batch_size} with train.grad_accum {self.grad_accum} "
+                f"leaves a contrastive loss one image and nothing to compare it with: give a batch of "
+                f"{2 * self.grad_accum} at least"
+            )
+
+
 class Recipe(Config):
     """One training run."""
 
     method: str
     model: dict[str, Any]  # the config of the method; checked when the recipe is read
-    begin: str | None = (
-        None  # a run whose weights and tokenizer it begins with; its encoders are of these sizes
-    )
+    init_from: str | None = None  # a run with initial weights, and the tokenizer
     data: DataConfig = DataConfig()
     train: TrainConfig
 
     @model_validator(mode="after")
     def _one_tokenizer(self) -> "Recipe":
-        if self.begin and self.data.tokenizer:
+        if self.init_from and self.data.tokenizer:
             raise ValueError(
-                f"the tokenizer comes from {self.begin}, with its weights: leave data.tokenizer out"
+                f"the tokenizer comes from {self.init_from}, with its weights: leave data.tokenizer out"
             )
         return self
 
@@ -103,7 +167,7 @@ def read_recipe(name: str, changes: list[str]) -> Recipe:
 
 
 def find_recipe(name: str) -> Path:
-    """The file behind a recipe's name."""
+    """The file of a recipe."""
     if name.endswith((".yaml", ".yml")):
         path = Path(name)
         if not path.is_file():
@@ -127,27 +191,27 @@ def write_recipe(path: Path, recipe: Recipe) -> None:
 
 
 def with_descriptions(recipe: Recipe) -> tuple[Recipe, Descriptions | None]:
-    """The descriptions that a recipe names, and the recipe with their digests. None where it names none.
+    """The recipe with the digests of its descriptions, and the descriptions; None if it names none.
 
-    Raises UserError where the recipe says another digest already.
+    Raises UserError if the recipe already has other digests.
     """
     data = recipe.data
     if not data.descriptions and not data.descriptions_sha256:
         return recipe, None
     if not data.descriptions:
         raise UserError("data.descriptions_sha256 is set, but data.descriptions names no file: leave it out")
-    found = Descriptions(data.descriptions)
-    if data.descriptions_sha256 not in ((), found.sha256):
+    descriptions = Descriptions(data.descriptions)
+    if data.descriptions_sha256 not in ((), descriptions.sha256):
         raise UserError(
             f"data.descriptions: {', '.join(data.descriptions)} is not what data.descriptions_sha256 says: "
             "give the file that the recipe was written with, or leave the digest out"
         )
-    digested = data.model_copy(update={"descriptions_sha256": found.sha256})
-    return recipe.model_copy(update={"data": digested}), found
+    digested = data.model_copy(update={"descriptions_sha256": descriptions.sha256})
+    return recipe.model_copy(update={"data": digested}), descriptions
 
 
 def descriptions_of(model: str, names: Sequence[str]) -> Descriptions | None:
-    """The descriptions by their names, else those that the recipe of a run was trained with; None: no such.
+    """The descriptions by their names, else those of the recipe of a run; None without any.
 
     model  what `load` takes
     """
@@ -160,25 +224,27 @@ def descriptions_of(model: str, names: Sequence[str]) -> Descriptions | None:
 
 
 def descriptions_for(model: Model, path: str, names: Sequence[str] | None) -> Descriptions | None:
-    """The descriptions that a model reads, as `--descriptions` names them; None where it reads none.
+    """The descriptions for a model, by `--descriptions` or its recipe; None if its method reads none.
 
     path  what the model was loaded from
 
-    Raises UserError where it reads some and there are none, and where it reads none.
+    Raises UserError for missing descriptions, and for descriptions that the method does not read.
     """
-    found = descriptions_of(path, names or ()) if names or model.method.describes else None
-    require_fit(model.description.method, model.method.describes, found, "--descriptions")
-    return found
+    descriptions = descriptions_of(path, names or ()) if names or model.method.reads_descriptions else None
+    require_fit(model.description.method, model.method.reads_descriptions, descriptions, "--descriptions")
+    return descriptions
 
 
 def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    """The fields of a recipe over those of its base, and of the base's base; a path is relative to its file.
+    """The fields of a recipe merged into those of its bases; paths of bases are relative to the file.
 
     above  the recipes that build upon this one, the first first
     """
     chain = (*above, path.resolve())
     if path.resolve() in above:
-        raise UserError(f"recipe {above[0]} builds upon itself: {' -> '.join(map(str, chain))}; drop a base")
+        raise UserError(
+            f"recipe {above[0]} has itself as a base: {' -> '.join(map(str, chain))}; drop a base"
+        )
     values = read_yaml(path)
     if "base" not in values:
         return values
@@ -190,7 +256,7 @@ def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         below = find_recipe(place)
     except UserError as error:
         raise UserError(f"{path}: base: {error}") from None
-    return merged(_whole(below, chain), values)
+    return deep_merge(_whole(below, chain), values)
 
 
 def _folder() -> Path:

@@ -1,32 +1,44 @@
-"""OUT/report.html: what a run did, from its log, its settings and its last validation."""
+"""OUT/report.html: curves, corrupt samples, settings and the last validation of a run."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grainline.evaluation.pages.examples import Measured
-from grainline.evaluation.pages.report import metrics, outcomes
+from grainline.evaluation.measured import Measured
+from grainline.evaluation.suite import load_suite
+from grainline.evaluation.table import metrics_section
 from grainline.report.charts import DASHES, Chart, Series
-from grainline.report.page import Section, card, facts, folded, hint, notes, render_page, summary, write_page
+from grainline.report.page import (
+    Section,
+    card,
+    facts,
+    folded,
+    hint,
+    notes,
+    render_page,
+    short,
+    summary,
+    write_page,
+)
 from grainline.report.table import charts
 from grainline.training.log import read_log
 
-NAME = "report.html"
+REPORT_FILE = "report.html"
 
 Line = dict[str, Any]
 
 
-class Story(NamedTuple):
-    """What the log does not know of a run."""
+class RunSummary(NamedTuple):
+    """Facts about a run that are not in its log."""
 
     title: str
     settings: Mapping[str, Any]  # the fields of the recipe by dotted name
-    pictures: int  # in the training data
+    images: int  # in the training data
     ended: str  # "" where all steps were made, else what stopped it, in words
 
 
-def write_report(out: Path, story: Story, validation: Measured | None) -> None:
+def write_report(out: Path, story: RunSummary, validation: Measured | None) -> None:
     """Write the page of a run.
 
     validation  the last one, with examples where the run has ended well
@@ -34,15 +46,15 @@ def write_report(out: Path, story: Story, validation: Measured | None) -> None:
     Raises UserError if the log cannot be read or the page cannot be written.
     """
     lines = read_log(out)
-    drawn = curves(lines)
-    sections = [Section("Training", charts(drawn) if drawn else hint("No step was logged."))]
+    loss_curves = curves(lines)
+    sections = [Section("Training", charts(loss_curves) if loss_curves else hint("No step was logged."))]
     if validation is not None:
-        sections += [metrics([validation.result])._replace(title="Last validation")]
-        sections += outcomes(validation) if not story.ended else []
+        sections += [metrics_section([validation.result])._replace(title="Last validation")]
+        sections += load_suite("retrieval").sections(validation) if not story.ended else []
     sections += [_data(lines, story), _settings(story)]
     lead = summary(_headline(lines, story)) + notes([f"Stopped: {story.ended}"] if story.ended else [])
-    page = render_page(story.title, lead, sections, [f"Run folder: {out}"])
-    write_page(out / NAME, page)
+    page = render_page(short(story.title, 120), lead, sections, [f"Run folder: {out}"])
+    write_page(out / REPORT_FILE, page)
 
 
 def curves(lines: Sequence[Line]) -> list[Chart]:
@@ -64,7 +76,7 @@ def curves(lines: Sequence[Line]) -> list[Chart]:
 
 
 def _series(lines: Sequence[Line], field: str) -> list[Series]:
-    """One series for each name in a field of the lines, which not every line has to have."""
+    """One series for each name in a field of the lines; lines may lack the field."""
     names = dict.fromkeys(name for line in lines for name in line.get(field, {}))
     return [
         Series(
@@ -77,7 +89,7 @@ def _series(lines: Sequence[Line], field: str) -> list[Series]:
 
 
 def _by_unit(series: Iterable[Series]) -> list[tuple[str, str, list[Series]]]:
-    """Metrics of one unit stand in one chart: recalls, ranks, and whatever else by itself."""
+    """One chart for all recalls, one for all ranks, and one for each other metric."""
     groups: dict[tuple[str, str], list[Series]] = {}
     for one in series:
         kind = (one.name, one.name)
@@ -90,26 +102,26 @@ def _by_unit(series: Iterable[Series]) -> list[tuple[str, str, list[Series]]]:
 
 
 def _by_number(one: Series) -> list[str | int]:
-    """For an order in which R@5 stands before R@10."""
+    """A sort key that puts R@5 before R@10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", one.name)]
 
 
 def _split(title: str, label: str, series: Sequence[Series]) -> list[Chart]:
-    """Charts of as many series as can be told apart."""
+    """Charts with at most as many series as there are dashes."""
     most = len(DASHES)
     parts = [series[i : i + most] for i in range(0, len(series), most)]
     names = [title] if len(parts) == 1 else [f"{title}, part {i}" for i in range(1, len(parts) + 1)]
     return [Chart(name, "step", label, part) for name, part in zip(names, parts, strict=True)]
 
 
-def _headline(lines: Sequence[Line], story: Story) -> dict[str, str]:
+def _headline(lines: Sequence[Line], story: RunSummary) -> dict[str, str]:
     trained = [line for line in lines if line["kind"] == "train"]
-    made = trained[-1]["step"] if trained else 0
-    steps, batch = story.settings["train.steps"], story.settings["train.batch"]
+    done = trained[-1]["step"] if trained else 0
+    steps, batch = story.settings["train.max_steps"], story.settings["train.global_batch_size"]
     out = {
         "Ended": "early" if story.ended else "well",
-        "Steps": f"{made:,} of {steps:,}\nbatch {batch:,}",
-        "Epochs": f"{trained[-1]['epoch']:.2f}\nof {story.pictures:,} pictures" if trained else "0",
+        "Steps": f"{done:,} of {steps:,}\nbatch {batch:,}",
+        "Epochs": f"{trained[-1]['epoch']:.2f}\nof {story.images:,} images" if trained else "0",
         "Method": str(story.settings["method"]),
     }
     if trained:
@@ -122,29 +134,31 @@ def _headline(lines: Sequence[Line], story: Story) -> dict[str, str]:
     return out
 
 
-def _data(lines: Sequence[Line], story: Story) -> Section:
-    """What was read, what was wrong with it, and what the run noted."""
+def _data(lines: Sequence[Line], story: RunSummary) -> Section:
+    """The data, the corrupt samples, and the notes of the run."""
     accounts = [line for line in lines if line["kind"] == "epoch"]
     values: dict[str, object] = {
         "training data": ", ".join(story.settings["data.paths"]),
-        "pictures": f"{story.pictures:,}",
+        "images": f"{story.images:,}",
         "validation data": ", ".join(story.settings["data.validation"]) or "none",
     }
     if accounts:
         last = accounts[-1]
-        damaged = ", ".join(f"{number:,} {cause}" for cause, number in last["damaged"].items())
+        corrupt = ", ".join(f"{number:,} {cause}" for cause, number in last["corrupt"].items())
         values |= {
             "samples drawn": f"{last['samples']:,}",
-            "damaged samples, replaced": damaged or "none",
-            "first damaged files": "; ".join(last["files"]) or "none",
-            "texts cut": f"{last['cut']:,} of {last['texts']:,}",
+            "corrupt samples, replaced": corrupt or "none",
+            "first corrupt files": "; ".join(last["files"]) or "none",
+            "texts truncated": f"{last['truncated']:,} of {last['texts']:,}",
         }
-    said = [f"step {line['step']:,}: {line['text']}" for line in lines if line["kind"] in ("note", "damage")]
-    said += [f"step {line['step']:,}: {_odd(line)}" for line in lines if line["kind"] == "not finite"]
-    return Section("Data and notes", card(facts(values, "Data"), notes(said)))
+    texts = [
+        f"step {line['step']:,}: {line['text']}" for line in lines if line["kind"] in ("note", "corrupt")
+    ]
+    texts += [f"step {line['step']:,}: {_odd(line)}" for line in lines if line["kind"] == "not finite"]
+    return Section("Data and notes", card(facts(values, "Data"), notes(texts)))
 
 
-def _settings(story: Story) -> Section:
+def _settings(story: RunSummary) -> Section:
     values = {name: value for name, value in story.settings.items() if value is not None}
     return Section("Settings", folded("All fields of the recipe", facts(values, "Recipe")))
 
@@ -155,16 +169,16 @@ def _odd(line: Line) -> str:
 
 
 def _number(value: float | None) -> float:
-    """A number of the log, where null stands for one that is not finite."""
+    """A number of the log; null is one that is not finite."""
     return float("nan") if value is None else value
 
 
 def _seconds(trained: Sequence[Line], batch: int) -> float:
-    """Time in training steps: without validation, saving and pauses."""
+    """Seconds in training steps, without validation, saving and pauses."""
     before = [0, *(line["step"] for line in trained[:-1])]
-    made = zip(before, trained, strict=True)
+    pairs = zip(before, trained, strict=True)
     return float(
-        sum((line["step"] - start) * batch / max(line["images_per_s"], 1e-9) for start, line in made)
+        sum((line["step"] - start) * batch / max(line["images_per_s"], 1e-9) for start, line in pairs)
     )
 
 

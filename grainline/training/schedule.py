@@ -1,6 +1,6 @@
-"""How the learning rate moves over a run: warm-up, then cosine, step decay or constant.
+"""Learning rate schedules: a linear warm-up, then cosine, step decay or constant.
 
-A schedule is a pure function of the step, so a resumed run needs to know nothing but where it stands. Steps
+A schedule is a function of the step alone, so a resumed run needs no further state. Steps
 count from 0: `rate(schedule, step, total)` is the factor for the update that turns `step` updates into
 `step + 1`. Spans below 1 are a share of the run, from 1 on they are a number of steps.
 """
@@ -37,7 +37,7 @@ Factor = Annotated[float, Field(ge=0)]
 
 
 class Constant(Config):
-    """The base rate from the end of the warm-up on."""
+    """The base rate after the warm-up."""
 
     kind: Literal["constant"] = "constant"
     warmup: Span = 0.0
@@ -46,8 +46,8 @@ class Constant(Config):
 class Cosine(Config):
     """Half a cosine, from the base rate at the end of the warm-up to `final` times it after the last step.
 
-    Over the whole `run`, it is counted from the first step on, and the warm-up covers its beginning: the rate
-    then drops a little where the warm-up ends, as that of GroupViT's code does.
+    With `over="run"` the cosine starts at step 0 and the warm-up replaces its first part: the rate then drops
+    a little at the end of the warm-up, as in the code of GroupViT.
     """
 
     kind: Literal["cosine"] = "cosine"
@@ -70,7 +70,7 @@ Schedule = Annotated[Constant | Cosine | StepDecay, Field(discriminator="kind")]
 
 
 def rate(schedule: Constant | Cosine | StepDecay, step: int, total: int) -> float:
-    """What to multiply the base rate by for the update made at `step` of a run of `total` steps.
+    """The factor on the base rate for the update at `step` of a run of `total` steps.
 
     The warm-up is a straight line from 1 / warmup at step 0 to 1 at its last step; the step after it has
     factor 1 as well. The last step of a cosine is one step short of `final`, so that no update has rate 0.
@@ -104,7 +104,7 @@ def rate(schedule: Constant | Cosine | StepDecay, step: int, total: int) -> floa
 
 
 def _warming(schedule: Constant | Cosine | StepDecay, step: int, warmup: int) -> float:
-    """The factor at a step of the warm-up. From a given `first` one, 1 is that of the step behind it."""
+    """The factor at a step of the warm-up. With `first`, the factor is 1 at the step after the warm-up."""
     first = schedule.first if isinstance(schedule, Cosine) else None
     return (step + 1) / warmup if first is None else first + (1.0 - first) * step / warmup
 

@@ -1,9 +1,9 @@
 """One training step, and the same step for batches whose activations do not fit in memory.
 
-`cached_step` is GradCache (Gao et al., arXiv 2101.06983): encode without keeping activations, compare the
-whole batch, encode again chunk by chunk to pass the gradients on. Written as recomputation of each chunk, it
-needs no second code path: autocast and losses of single rows are repeated as they were, the noise of layers
-belongs to rows (`nn/hashing.py`), and DistributedDataParallel sees one forward and one backward.
+`cached_step` is GradCache (Gao et al., arXiv 2101.06983): encode without storing activations, compute the
+loss of the whole batch, and encode again chunk by chunk in the backward pass. Each chunk is an activation
+checkpoint, so there is no second code path: autocast and row losses are repeated, the noise of layers depends
+on rows (`nn/hashing.py`), and DistributedDataParallel sees one forward and one backward pass.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from grainline.distributed import finish, gather
+from grainline.distributed import ddp_mean, gather
 from grainline.encoders.base import Layered
 from grainline.errors import UserError
 from grainline.methods.base import Method
@@ -27,17 +27,19 @@ T = TypeVar("T", Images, Texts)
 
 
 class Loss(NamedTuple):
-    """What a step minimises."""
+    """The loss of a step with its terms."""
 
     total: Tensor  # [] with a gradient; averaged over ranks it is the loss of the global batch
     terms: dict[str, Tensor]  # [] each, without gradients, for the log
-    facts: dict[str, Tensor]  # [] each, without gradients: means over the global batch that no total counts
+    facts: dict[
+        str, Tensor
+    ]  # [] each, without gradients: means over the global batch that are not part of the total
 
 
 class Objective(nn.Module):
-    """A method with its loss, from a batch to a number: what DistributedDataParallel wraps.
+    """A method with its loss as one module, which DistributedDataParallel or FSDP2 wraps.
 
-    Encoders run in `precision`, losses always in float32: a scale of 100 on cosines of 8 bits is off by 0.4.
+    Encoders run in `precision`, losses always in float32: the error of bf16 cosines times 100 is 0.4.
     """
 
     def __init__(self, method: Method, precision: torch.dtype = torch.float32) -> None:
@@ -46,51 +48,49 @@ class Objective(nn.Module):
         self.method, self.precision = method, precision
 
     def forward(self, images: Images, texts: Texts, clock: Clock, chunk: int | None = None) -> Loss:
-        """Encode, exchange, compare.
+        """Encode the local rows, gather those of all processes, and compute the loss.
 
-        images, texts  this rank's rows; every rank holds equally many
-        chunk          rows whose activations are kept at a time; None keeps all
+        images, texts  the rows of this process; all processes have equally many
+        chunk          rows whose activations are in memory at a time; None: all
         """
         method = self.method
 
-        def see(part: Images) -> Encoded:
+        def encode_images(part: Images) -> Encoded:
             with rows_of(clock, IMAGES, part.image):
                 return method.encode_images(part)
 
-        def read_some(part: Texts) -> tuple[Encoded, dict[str, Term]]:
+        def encode_texts(part: Texts) -> tuple[Encoded, dict[str, Term]]:
             with rows_of(clock, TEXTS, part.item):
-                return self._read(part)
+                encoded = method.encode_texts(part)
+                return encoded, method.row_loss(part, encoded)
 
         with torch.autocast(images.pixels.device.type, self.precision, self.precision != torch.float32):
-            seen = _in_chunks(see, images, len(images.image), chunk)
-            read = _in_chunks(read_some, texts, len(texts.item), chunk)
-            mine = method.meet(Pair(concat(seen), concat([encoded for encoded, _ in read])))
-        alone = [terms for _, terms in read]
-        everyone = Pair(gather(mine.images, method.gathers), gather(mine.texts, method.gathers))
-        terms = method.loss(mine, everyone, clock) | {
-            name: _summed([t[name] for t in alone]) for name in alone[0]
+            image_chunks = _in_chunks(encode_images, images, len(images.image), chunk)
+            text_chunks = _in_chunks(encode_texts, texts, len(texts.item), chunk)
+            texts_encoded = concat([encoded for encoded, _ in text_chunks])
+            local = method.before_gather(Pair(concat(image_chunks), texts_encoded))
+        row_terms = [terms for _, terms in text_chunks]
+        gathered = Pair(gather(local.images, method.gathers), gather(local.texts, method.gathers))
+        terms = method.loss(local, gathered, clock) | {
+            name: _sum([t[name] for t in row_terms]) for name in row_terms[0]
         }
         values = {
-            name: term.weight * finish(term.mean) for name, term in terms.items() if term.weight is not None
+            name: term.weight * ddp_mean(term.mean) for name, term in terms.items() if term.weight is not None
         }
-        facts = {name: finish(term.mean).detach() for name, term in terms.items() if term.weight is None}
+        facts = {name: ddp_mean(term.mean).detach() for name, term in terms.items() if term.weight is None}
         total = torch.stack(list(values.values())).sum()
         return Loss(total, {name: value.detach() for name, value in values.items()}, facts)
 
-    def _read(self, texts: Texts) -> tuple[Encoded, dict[str, Term]]:
-        encoded = self.method.encode_texts(texts)
-        return encoded, self.method.row_loss(texts, encoded)
-
 
 def step(method: Method, images: Images, texts: Texts, clock: Clock) -> dict[str, Tensor]:
-    """Gradients of one batch, added to `.grad`. Returns the terms of the loss."""
+    """Add the gradients of one batch to `.grad` and return the terms of the loss."""
     loss: Loss = Objective(method)(images, texts, clock)
     loss.total.backward()
     return loss.terms
 
 
 def cached_step(method: Method, images: Images, texts: Texts, clock: Clock, chunk: int) -> dict[str, Tensor]:
-    """The gradients of `step` with the activations of at most `chunk` images or texts at a time."""
+    """`step` with the activations of at most `chunk` images or texts in memory at a time."""
     loss: Loss = Objective(method)(images, texts, clock, chunk)
     loss.total.backward()
     return loss.terms
@@ -103,48 +103,47 @@ def _in_chunks(encode: Callable[[T], Any], batch: T, length: int, chunk: int | N
     return [checkpoint(encode, part, use_reentrant=False) for part in parts]
 
 
-def _summed(terms: list[Term]) -> Term:
+def _sum(terms: list[Term]) -> Term:
     total = torch.stack([term.mean.total for term in terms]).sum()
     number = torch.stack([term.mean.number for term in terms]).sum()
     return Term(terms[0].weight, Mean(total, number))
 
 
-# Layers that keep only their inputs for the backward pass, and layers that are compiled.
+# Activation checkpointing and compilation of layers.
 #
-# Both replace the `forward` of each layer that `nn.attention` finds, in our encoders and in those of
-# libraries. What hangs on the call of a layer, such as the hooks of sharding, stays outside and happens once.
-#
-# The library of Hugging Face has a switch of its own for the first. It is not used: it changes its name from
-# version to version, it does nothing for a layer in evaluation mode although what stands below may learn, and
-# on texts it makes frozen tables ask for gradients.
+# Both replace the `forward` of each layer that `nn.attention` lists. Hooks on the call of a layer, such as
+# those of FSDP2, stay outside and run once. The switch of the transformers library is not used: its name
+# changes between versions, it skips layers in evaluation mode although modules below may learn, and for texts
+# it makes frozen tables require gradients.
 
 
 VARIANTS = 16
-"""How often a layer may be compiled: for training and measuring, the first shapes and then any shape."""
+"""How often a layer may be compiled: for training and validation, static and then dynamic shapes."""
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """From now on the backward pass computes the activations of each layer again, with the same noise.
+    """Activation checkpointing: the backward pass computes each layer again, with the same noise.
 
-    UserError for a model without layers, and for layers with running statistics, which would count twice.
+    UserError for a model without layers, and for layers whose running statistics would count twice.
     """
-    for name, layer in _layers(model, "train.recompute"):
+    for name, layer in _layers(model, "train.activation_checkpointing"):
         if any(isinstance(module, _BatchNorm) for module in layer.modules()):
             raise UserError(
-                f"train.recompute cannot compute {name} twice: its running statistics would count each "
+                f"train.activation_checkpointing cannot compute {name} twice: its running statistics would "
+                f"count each "
                 "batch twice; leave it out"
             )
         _wrap(layer, partial(_recomputed, layer.forward))
 
 
 def compile_layers(model: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
-    """From now on each layer runs as `torch.compile` makes it. To be called before `recompute_layers`.
+    """`torch.compile` every layer. Call it before `recompute_layers`.
 
-    A layer that cannot be compiled as a whole is a UserError when it is called first, not a slower run.
+    A layer that cannot be compiled as a whole is a UserError at its first call.
     """
     layers = _layers(model, "train.compile")
-    # All layers share the library's few lines of code, and each may be compiled for several shapes and modes;
-    # beyond a limit, 8 by default, torch gives up.
+    # All layers share the code of `forward`, and each may be compiled for several shapes and modes; torch
+    # stops compiling at a limit, 8 by default.
     limits: Any = torch._dynamo.config
     limits.cache_size_limit = max(limits.cache_size_limit, VARIANTS * len(layers))
     limits.accumulated_cache_size_limit = max(limits.accumulated_cache_size_limit, VARIANTS * len(layers))
@@ -154,7 +153,7 @@ def compile_layers(model: nn.Module, backend: str | Callable[..., Any] = "induct
 
 
 def _layers(model: nn.Module, option: str) -> list[tuple[str, nn.Module]]:
-    """Every layer by name; each encoder has some, and so has the model."""
+    """Every layer by name. UserError for an encoder, or a model, without a list of layers."""
     lists = layer_lists(model)
     for name, module in model.named_modules():
         if isinstance(module, Layered) and not any(path.startswith(f"{name}.") for path in lists):
@@ -169,10 +168,10 @@ def _wrap(layer: nn.Module, forward: Callable[..., Any]) -> None:
 
 
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Tensors go as positions where the layer was given them so: their device is where noise is repeated."""
+    """Positional tensors stay positional: `checkpoint` reads the device of its noise from them."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    rows = present()  # the backward pass stands outside the block that says which rows they are
+    rows = present()  # the backward pass runs outside the block that sets the rows
 
     def again(*args: Any) -> Any:
         with using(rows):

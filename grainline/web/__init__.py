@@ -1,10 +1,10 @@
 """An index in the browser: `grainline serve INDEX`, a page and a JSON interface. Needs the extra `serve`.
 
-app     The routes: the page, the JSON interface, pictures.
-engine  The index behind the server: opened anew when it changes on disk, asked in batches by one thread.
-guard   What stands before every route: who may ask, how much may be sent, and what every answer carries.
-limits  What the server accepts and holds at most, so that no request can take it down.
-schema  What the JSON interface takes and gives, images included.
-serve   From a folder to a server that listens: what `grainline serve` does.
-server  The program that listens, and its connections: places for them, time limits, an orderly end.
+app     The routes: the page, the JSON interface, images.
+engine  The index behind the server: reopened when it changes on disk, searched in batches by one thread.
+guard   Checks before every route: Host and origin, limits per client, response headers.
+limits  Limits of the server: sizes, times, numbers of requests.
+schema  Requests and responses of the JSON interface, images included.
+serve   `grainline serve`: checks, sockets, and the run of the server.
+server  The uvicorn server: connection limits, time limits, graceful shutdown.
 """

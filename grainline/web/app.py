@@ -1,4 +1,4 @@
-"""The routes: the page, the JSON interface, pictures. What needs the model goes through one queue."""
+"""The routes: the page, the JSON interface, images. Requests that need the model go through one queue."""
 
 import asyncio
 import logging
@@ -17,16 +17,15 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 
 from grainline import __version__
 from grainline.data.captions import sentences
-from grainline.data.record import Damaged
+from grainline.data.record import CorruptSample
 from grainline.errors import UserError
-from grainline.index.calibration import FEWEST
-from grainline.index.calibration_texts import DRAWN
+from grainline.index.calibration import MIN_IMAGES
+from grainline.index.calibration_texts import DEFAULT_SOURCE
 from grainline.index.store import CorruptIndex
-from grainline.web.engine import Batcher, Busy, ByPicture, ByText, Engine, Gone, Where
+from grainline.web.engine import Batcher, Busy, Engine, HeatRequest, ImageGone, ImageSearch, TextSearch
 from grainline.web.guard import Guard, names_of
 from grainline.web.limits import CHARACTERS, HITS, Limits
 from grainline.web.schema import (
-    AnswerOut,
     Error,
     Health,
     HeatOut,
@@ -36,13 +35,14 @@ from grainline.web.schema import (
     Name,
     Number,
     Refused,
+    SearchOut,
     Sentences,
     TextOnly,
     TextQuery,
-    answer_out,
+    decode_upload,
     heat_out,
-    shown,
-    taken,
+    search_out,
+    thumbnail,
 )
 
 PAGE = {
@@ -67,7 +67,7 @@ class Server:
         self.decoders = CapacityLimiter(limits.decoders)
         app = FastAPI(
             title="grainline",
-            description="Search a folder of pictures by long descriptions. Errors are one line.",
+            description="Search a folder of images by long descriptions. Errors are one line.",
             version=__version__,
             docs_url=None,  # FastAPI's pages load their scripts from elsewhere
             redoc_url=None,
@@ -88,48 +88,50 @@ class Server:
         await to_thread.run_sync(self.batcher.close, self.limits.grace)
 
     def _add_questions(self, app: FastAPI) -> None:
-        """What the model answers."""
+        """Routes that need the model."""
 
         @app.post("/api/search")
-        async def search(request: Request, query: TextQuery) -> AnswerOut:
-            """Pictures for a description, each sentence judged in each of them."""
-            self._need_pictures()
-            return answer_out(await self._ask(request, ByText(query.text, query.k)))
+        async def search(request: Request, query: TextQuery) -> SearchOut:
+            """Images for a description, with p of each sentence in each of them."""
+            self._need_images()
+            return search_out(await self._ask(request, TextSearch(query.text, query.k)))
 
         @app.post("/api/search/image")
         async def search_image(
             request: Request, image: Annotated[UploadFile, File()], k: Annotated[Number, Form()] = 12
-        ) -> AnswerOut:
-            """Pictures near to one that is sent."""
-            self._need_pictures()
-            square = partial(taken, await image.read(), self.engine.now.searched.model, self.limits.pixels)
-            picture = await to_thread.run_sync(square, limiter=self.decoders)
-            return answer_out(await self._ask(request, ByPicture(picture, k)))
+        ) -> SearchOut:
+            """Images near to an uploaded one."""
+            self._need_images()
+            square = partial(
+                decode_upload, await image.read(), self.engine.now.image_index.model, self.limits.pixels
+            )
+            query = await to_thread.run_sync(square, limiter=self.decoders)
+            return search_out(await self._ask(request, ImageSearch(query, k)))
 
         @app.post("/api/heat")
         async def heat(request: Request, query: HeatQuery) -> HeatOut:
-            """Where each sentence of a text shows in a picture of the index."""
-            model = self.engine.now.searched.model
-            if not model.method.placed:
+            """Heat of each sentence of a text over an image of the index."""
+            model = self.engine.now.image_index.model
+            if not model.method.has_layout:
                 raise HTTPException(409, "this model cannot show where a sentence lies")
-            found = await self._ask(request, Where(query.picture, query.text))
-            return heat_out(found, squashed=model.transform.resize == "squash")
+            maps = await self._ask(request, HeatRequest(query.image, query.text))
+            return heat_out(maps, squashed=model.transform.resize == "squash")
 
     def _add_facts(self, app: FastAPI) -> None:
-        """What is answered without the model."""
+        """Routes that do not need the model."""
 
         @app.get(
-            "/api/picture/{name}", response_class=Response, responses={200: {"content": {"image/jpeg": {}}}}
+            "/api/image/{name}", response_class=Response, responses={200: {"content": {"image/jpeg": {}}}}
         )
-        async def picture(
+        async def image(
             name: Name, side: Annotated[int, Query(ge=16, le=self.limits.side)] = self.limits.side
         ) -> Response:
-            """A picture of the index as a JPEG whose longer side has at most `side` pixels."""
+            """An image of the index as a JPEG whose longer side has at most `side` pixels."""
 
-            def made() -> bytes:
-                return shown(self.engine.now.read(name), side)
+            def jpeg() -> bytes:
+                return thumbnail(self.engine.now.read(name), side)
 
-            body = await to_thread.run_sync(made, limiter=self.decoders)
+            body = await to_thread.run_sync(jpeg, limiter=self.decoders)
             headers = {"Cache-Control": "private, max-age=86400, immutable"}  # the name is that of the bytes
             return Response(body, media_type="image/jpeg", headers=headers)
 
@@ -140,22 +142,23 @@ class Server:
 
         @app.get("/api/index")
         def index() -> IndexOut:
-            """What is searched, and what the server accepts."""
-            now = self.engine.now.searched
-            mark, pictures = now.opened.manifest.model, len(now)
+            """The index, and the limits of the server."""
+            now = self.engine.now.image_index
+            mark, images = now.reader.manifest.model_id, len(now)
             bounds = LimitsOut(
                 characters=CHARACTERS, hits=HITS, bytes=self.limits.upload, pixels=self.limits.pixels
             )
             return IndexOut(
                 name=self.engine.folder.resolve().name,
-                pictures=pictures,
+                images=images,
                 method=mark.method,
                 model=Path(mark.path).name,
-                heat=now.model.method.placed,
-                calibrated_texts=pictures >= FEWEST and now.opened.null.source != DRAWN,
-                calibrated_pictures=pictures >= FEWEST,
+                heat=now.model.method.has_layout,
+                calibrated_texts=images >= MIN_IMAGES
+                and now.reader.calibration_texts.source != DEFAULT_SOURCE,
+                calibrated_images=images >= MIN_IMAGES,
                 validated=now.validated,
-                notes=list(now.notes()) if pictures else [],
+                notes=list(now.notes()) if images else [],
                 limits=bounds,
             )
 
@@ -165,25 +168,25 @@ class Server:
             problem = self.engine.problem
             return Health(status="stale" if problem else "ok", waiting=len(self.batcher), problem=problem)
 
-    def _need_pictures(self) -> None:
-        if not len(self.engine.now.searched):
-            raise HTTPException(409, "this index holds no pictures yet")
+    def _need_images(self) -> None:
+        if not len(self.engine.now.image_index):
+            raise HTTPException(409, "this index holds no images yet")
 
-    async def _ask(self, request: Request, asked: Any) -> Any:
-        """The answer of the model. Whoever leaves or waits too long is taken out of the queue."""
-        answer = asyncio.wrap_future(self.batcher.submit(asked))
+    async def _ask(self, request: Request, query: Any) -> Any:
+        """The answer of the model. A request is withdrawn on a disconnect or a timeout."""
+        future = asyncio.wrap_future(self.batcher.submit(query))
         left = asyncio.create_task(_left(request))
         try:
             await asyncio.wait(
-                {answer, left}, timeout=self.limits.patience, return_when=asyncio.FIRST_COMPLETED
+                {future, left}, timeout=self.limits.patience, return_when=asyncio.FIRST_COMPLETED
             )
-            if answer.done():
-                return answer.result()
+            if future.done():
+                return future.result()
             if left.done():
                 raise HTTPException(LEFT, "the client has left")
             raise HTTPException(504, f"no answer within {self.limits.patience:g} s; try again")
         finally:
-            answer.cancel()
+            future.cancel()
             left.cancel()
             with suppress(asyncio.CancelledError):
                 await left
@@ -228,7 +231,7 @@ def _add_errors(app: FastAPI) -> None:
     async def busy(_: Request, error: Exception) -> Response:  # noqa: ARG001
         return _failed(503, "the server has too much to do; try again in a moment", {"Retry-After": "1"})
 
-    @app.exception_handler(Damaged)
+    @app.exception_handler(CorruptSample)
     @app.exception_handler(UserError)
     async def wrong(_: Request, error: Exception) -> Response:
         return _failed(400, str(error))
@@ -240,14 +243,14 @@ def _add_errors(app: FastAPI) -> None:
 
 
 def _add_errors_of_images(app: FastAPI) -> None:
-    """Images, sent or indexed, that cannot be used."""
+    """Errors of uploaded and indexed images."""
 
-    @app.exception_handler(Gone)
+    @app.exception_handler(ImageGone)
     async def gone(_: Request, error: Exception) -> Response:
-        assert isinstance(error, Gone)
-        if error.known:
-            return _failed(410, "the picture is no longer what was indexed; refresh the index")
-        return _failed(404, "no such picture in this index")
+        assert isinstance(error, ImageGone)
+        if error.indexed:
+            return _failed(410, "the image is no longer what was indexed; refresh the index")
+        return _failed(404, "no such image in this index")
 
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Exception) -> Response:

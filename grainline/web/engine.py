@@ -1,7 +1,6 @@
-"""The index behind the server: opened anew when it changes on disk, asked in batches by one thread.
+"""The index behind the server: reopened when it changes on disk, searched in batches by one thread.
 
-A picture is named by the start of the sha256 of its bytes. Such a name outlives every refresh of the index,
-means the same bytes for ever, and says nothing about where they lie.
+The name of an image is the start of the sha256 of its bytes. It survives refreshes and reveals no path.
 """
 
 import threading
@@ -15,48 +14,48 @@ from PIL import Image
 from torch import Tensor
 
 from grainline.data.captions import sentences
-from grainline.data.record import Damaged
+from grainline.data.record import CorruptSample
 from grainline.errors import UserError
-from grainline.index.image_files import unchanged
-from grainline.index.reader import Opened
-from grainline.index.results import Answer
+from grainline.index.image_files import read_indexed
+from grainline.index.reader import IndexReader
+from grainline.index.results import QueryHits
 from grainline.index.search import Index, open_index
 from grainline.index.store import MANIFEST, CorruptIndex
 from grainline.model import Model
 
-NAME = 24  # hexadecimal digits of a picture's name
+NAME = 24  # hexadecimal digits of an image's name
 
 
-class ByText(NamedTuple):
-    """Which pictures does a text describe?"""
+class TextSearch(NamedTuple):
+    """A search by text."""
 
     text: str
     k: int
 
 
-class ByPicture(NamedTuple):
-    """Which pictures are near to this one?"""
+class ImageSearch(NamedTuple):
+    """A search by image."""
 
-    picture: Image.Image
+    image: Image.Image
     k: int
 
 
-class Where(NamedTuple):
-    """Where does each sentence of a text show in a picture of the index?"""
+class HeatRequest(NamedTuple):
+    """Heat of each sentence of a text over an image of the index."""
 
     name: str
     text: str
 
 
-class Found(NamedTuple):
-    """What a search found, with the names of the pictures of its hits."""
+class NamedHits(NamedTuple):
+    """The hits of a query, with the names of their images."""
 
-    answer: Answer
+    result: QueryHits
     names: list[str]
 
 
 class Heat(NamedTuple):
-    """Sentences of a text, and where each shows over the square that the model sees."""
+    """Sentences of a text, and the heat of each over the input crop of the model."""
 
     sentences: list[str]  # [S]
     values: Tensor  # [S, rows * columns]
@@ -67,130 +66,136 @@ CELLS = 28
 """Rows and columns of heat where image tokens do not lie on a grid."""
 
 
-class Gone(Exception):
-    """A picture that is not in the index, or whose file is no longer what was indexed."""
+class ImageGone(Exception):
+    """An image that is not in the index, or whose file is no longer what was indexed."""
 
-    def __init__(self, known: bool) -> None:
-        super().__init__(known)
-        self.known = known
+    def __init__(self, indexed: bool) -> None:
+        super().__init__(indexed)
+        self.indexed = indexed
 
 
-class Shown(NamedTuple):
-    """An index as it is now, and its rows by the names of their pictures."""
+class Snapshot(NamedTuple):
+    """An open index, and its rows by the names of their images."""
 
-    searched: Index
+    image_index: Index
     rows: dict[str, list[int]]
 
     def read(self, name: str) -> bytes:
-        """The file of a picture. Raises Gone."""
+        """The file of an image. Raises ImageGone."""
         return self._whole(name)[1]
 
     def row(self, name: str) -> int:
-        """A row of a picture whose file is still as it was. Raises Gone."""
+        """A row of an image whose file is still as it was. Raises ImageGone."""
         return self._whole(name)[0]
 
     def _whole(self, name: str) -> tuple[int, bytes]:
         rows = self.rows.get(name, [])
         for row in rows:
             try:
-                return row, unchanged(self.searched.root, self.searched.opened.rows[row])
-            except Damaged:
+                return row, read_indexed(self.image_index.root, self.image_index.reader.rows[row])
+            except CorruptSample:
                 continue
-        raise Gone(bool(rows))
+        raise ImageGone(bool(rows))
 
 
 class Engine:
-    """Answers requests. `now` may be read by any thread; `answer` and `refresh` belong to one."""
+    """Answers requests. Any thread may read `now`; only one calls `answer` and `refresh`."""
 
     def __init__(self, folder: Path, model: str | Model | None = None, device: str | None = None) -> None:
         """model, device  as for `open_index`. Raises UserError."""
         self.folder, self.problem = folder, ""
         self._stamp = _stamp(folder)
-        self.now = _shown(open_index(folder, model, device=device))
+        self.now = _snapshot(open_index(folder, model, device=device))
 
     def refresh(self) -> None:
-        """Open the index anew if it has changed. If that fails the old one stays, and `problem` says why."""
+        """Reopen the index if it has changed. On an error the old one stays, and `problem` says why."""
         stamp = _stamp(self.folder)
         if stamp == self._stamp:
             return
         self._stamp = stamp
-        model, mark = self.now.searched.model, self.now.searched.opened.manifest.model
+        model, model_id = self.now.image_index.model, self.now.image_index.reader.manifest.model_id
         try:
-            opened = Opened(self.folder)
-            if opened.manifest.model.fingerprint != mark.fingerprint:
+            reader = IndexReader(self.folder)
+            if reader.manifest.model_id.fingerprint != model_id.fingerprint:
                 raise UserError("the index was built anew with another model; start the server again")
-            self.now, self.problem = _shown(Index(opened, model, path=self.now.searched.path)), ""
+            self.now, self.problem = _snapshot(Index(reader, model, path=self.now.image_index.path)), ""
         except Exception as error:  # whatever it is, the old one can still be searched
-            self.problem = self._said(error)
+            self.problem = self._message(error)
 
-    def _said(self, error: Exception) -> str:
-        """What an error says, in one line and without the place of the index: strangers may read it."""
-        said = str(error).replace(str(self.folder), self.folder.name)
-        return " ".join(said.split()) or type(error).__name__
+    def _message(self, error: Exception) -> str:
+        """An error in one line, without the path of the index, which clients must not see."""
+        message = str(error).replace(str(self.folder), self.folder.name)
+        return " ".join(message.split()) or type(error).__name__
 
-    def answer(self, asked: list[Any]) -> list[Any]:
-        """A `Found` for each text and picture, a `Heat` for each `Where`; those of a kind and k together.
+    def answer(self, requests: list[Any]) -> list[Any]:
+        """A `NamedHits` for each search, a `Heat` for each `HeatRequest`, in batches of one kind and k.
 
         Raises CorruptIndex where a file of the index is damaged; `problem` says so from then on.
         """
         try:
-            return self._answer(asked)
+            return self._answer(requests)
         except CorruptIndex as error:
-            self.problem = self._said(error)
+            self.problem = self._message(error)
             raise
 
-    def _answer(self, asked: list[Any]) -> list[Any]:
-        index = self.now.searched
-        out: list[Any] = [None] * len(asked)
-        kinds = {(type(one), one.k if not isinstance(one, Where) else 0): None for one in asked}
+    def _answer(self, requests: list[Any]) -> list[Any]:
+        index = self.now.image_index
+        out: list[Any] = [None] * len(requests)
+        kinds = {(type(one), one.k if not isinstance(one, HeatRequest) else 0): None for one in requests}
         for kind, k in kinds:
-            places = [i for i, one in enumerate(asked) if type(one) is kind and (not k or one.k == k)]
-            mine = [asked[i] for i in places]
+            places = [i for i, one in enumerate(requests) if type(one) is kind and (not k or one.k == k)]
+            group = [requests[i] for i in places]
             answers: Sequence[Any]
-            if kind is Where:
-                answers = self._heat(mine)
-            elif kind is ByText:
-                answers = self._found(index.search([one.text for one in mine], k))
+            if kind is HeatRequest:
+                answers = self._heat(group)
+            elif kind is TextSearch:
+                answers = self._named(index.search([one.text for one in group], k))
             else:
-                answers = self._found(index.search_images([one.picture for one in mine], k))
+                answers = self._named(index.search_images([one.image for one in group], k))
             for i, answer in zip(places, answers, strict=True):
                 out[i] = answer
         return out
 
-    def _found(self, answers: list[Answer]) -> list[Found]:
-        opened = self.now.searched.opened
-        names = ([name_of(opened.hashes[opened.numbers[hit.path]]) for hit in one.hits] for one in answers)
-        return [Found(answer, mine) for answer, mine in zip(answers, names, strict=True)]
+    def _named(self, results: list[QueryHits]) -> list[NamedHits]:
+        opened = self.now.image_index.reader
+        names = ([name_of(opened.hashes[opened.numbers[hit.path]]) for hit in one.hits] for one in results)
+        return [NamedHits(answer, own_names) for answer, own_names in zip(results, names, strict=True)]
 
-    def _heat(self, asked: list[Where]) -> list[Heat]:
-        index = self.now.searched
-        told = [[sentence.text for sentence in sentences(one.text)] for one in asked]
+    def _heat(self, requests: list[HeatRequest]) -> list[Heat]:
+        index = self.now.image_index
+        texts_of = [[sentence.text for sentence in sentences(one.text)] for one in requests]
         grid = index.model.method.grid or (CELLS, CELLS)
-        rows = [self.now.row(one.name) for one in asked]
+        rows = [self.now.row(one.name) for one in requests]
         try:
-            maps = index.heat(list(zip(rows, told, strict=True)), grid)
+            maps = index.heat(list(zip(rows, texts_of, strict=True)), grid)
         except UserError:  # changed just now
-            raise Gone(known=True) from None
-        return [Heat(texts, values.flatten(1), grid) for texts, values in zip(told, maps, strict=True)]
+            raise ImageGone(indexed=True) from None
+        return [Heat(texts, values.flatten(1), grid) for texts, values in zip(texts_of, maps, strict=True)]
 
 
 def name_of(sha256: str) -> str:
-    """The name of a picture."""
+    """The name of an image."""
     return sha256[:NAME]
 
 
-def _shown(index: Index) -> Shown:
+def _snapshot(index: Index) -> Snapshot:
     rows: dict[str, list[int]] = {}
-    for i, sha256 in enumerate(index.opened.hashes):
+    for i, sha256 in enumerate(index.reader.hashes):
         rows.setdefault(name_of(sha256), []).append(i)
     if len(index):  # what every search needs and the first one would have to wait for
-        opened = index.opened
-        _ = index.finder, opened.null_texts, opened.null_sentences, opened.null_images, opened.calibration
-    return Shown(index, rows)
+        reader = index.reader
+        _ = (
+            index.finder,
+            reader.null_text_scores,
+            reader.null_sentence_scores,
+            reader.null_image_scores,
+            reader.calibration,
+        )
+    return Snapshot(index, rows)
 
 
 def _stamp(folder: Path) -> tuple[int, ...]:
-    """What changes when the manifest is replaced."""
+    """A key that changes when the manifest is replaced."""
     try:
         state = (folder / MANIFEST).stat()
     except OSError:
@@ -198,13 +203,8 @@ def _stamp(folder: Path) -> tuple[int, ...]:
     return state.st_ino, state.st_size, state.st_mtime_ns
 
 
-# One thread owns the model; requests that wait while it works are answered together.
-#
-# Nothing waits on purpose: a request that comes alone is answered alone, at once. Those that arrive meanwhile
-# make up the next batch. The queue has an end: beyond it a request is refused, which costs nothing, and as
-# soon as the worker has taken a batch there is room again. A request whose client has left is dropped
-# unanswered.
-
+# One thread owns the model. Requests that arrive while it works form the next batch, however few.
+# A request is refused when the queue is full, and dropped when its client has disconnected.
 
 TICK = 1.0  # seconds between two looks at the index while nobody asks
 
@@ -213,23 +213,18 @@ class Busy(Exception):
     """The queue is full."""
 
 
-class Job(NamedTuple):
-    """A request and the place where its answer goes."""
+class Pending(NamedTuple):
+    """A request and the future of its answer."""
 
-    asked: Any
-    answer: Future[Any]
+    request: Any
+    future: Future[Any]
 
 
 class Batcher:
     """Requests in, futures out. `start` it before use, `close` it afterwards."""
 
     def __init__(
-        self,
-        work: Callable[[list[Any]], list[Any]],
-        between: Callable[[], None],
-        *,
-        batch: int,
-        queue: int,
+        self, work: Callable[[list[Any]], list[Any]], between: Callable[[], None], *, batch: int, queue: int
     ) -> None:
         """
         work     from requests to their answers, in order
@@ -238,7 +233,7 @@ class Batcher:
         queue    requests that may wait
         """
         self.work, self.between, self.batch, self.queue = work, between, batch, queue
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[Pending] = deque()
         self._news = threading.Condition()
         self._closed = False
         self._worker = threading.Thread(target=self._run, name="model", daemon=True)
@@ -246,7 +241,7 @@ class Batcher:
     def __len__(self) -> int:
         """Requests that wait."""
         with self._news:
-            return len(self._living())
+            return len(self._uncancelled())
 
     @property
     def works(self) -> bool:
@@ -263,19 +258,19 @@ class Batcher:
             self._news.notify()
         self._worker.join(patience)
         while self._waiting:
-            self._waiting.popleft().answer.cancel()
+            self._waiting.popleft().future.cancel()
 
-    def submit(self, asked: Any) -> Future[Any]:
-        """The answer to come; cancel it to take the request back. Raises Busy."""
-        job = Job(asked, Future())
+    def submit(self, request: Any) -> Future[Any]:
+        """Queue a request. Cancel the future to withdraw it. Raises Busy."""
+        job = Pending(request, Future())
         with self._news:
             if len(self._waiting) >= self.queue:
-                self._waiting = self._living()
+                self._waiting = self._uncancelled()
             if self._closed or len(self._waiting) >= self.queue:
                 raise Busy
             self._waiting.append(job)
             self._news.notify()
-        return job.answer
+        return job.future
 
     def _run(self) -> None:
         while True:
@@ -285,32 +280,32 @@ class Batcher:
                 if self._closed:
                     return
             self.between()
-            jobs = self._taken()
+            jobs = self._next_batch()
             if jobs:
                 self._answer(jobs)
 
-    def _living(self) -> deque[Job]:
-        return deque(job for job in self._waiting if not job.answer.cancelled())
+    def _uncancelled(self) -> deque[Pending]:
+        return deque(job for job in self._waiting if not job.future.cancelled())
 
-    def _taken(self) -> list[Job]:
-        """The next batch, without those that were taken back."""
-        jobs: list[Job] = []
+    def _next_batch(self) -> list[Pending]:
+        """The next batch, without cancelled requests."""
+        jobs: list[Pending] = []
         with self._news:
             while self._waiting and len(jobs) < self.batch:
                 job = self._waiting.popleft()
-                if job.answer.set_running_or_notify_cancel():
+                if job.future.set_running_or_notify_cancel():
                     jobs.append(job)
         return jobs
 
-    def _answer(self, jobs: list[Job]) -> None:
+    def _answer(self, jobs: list[Pending]) -> None:
         try:
-            answers = self.work([job.asked for job in jobs])
+            answers = self.work([job.request for job in jobs])
         except Exception as error:
             if len(jobs) == 1:
-                jobs[0].answer.set_exception(error)
+                jobs[0].future.set_exception(error)
                 return
             for job in jobs:  # one of them is at fault; the others shall have their answers
                 self._answer([job])
             return
         for job, answer in zip(jobs, answers, strict=True):
-            job.answer.set_result(answer)
+            job.future.set_result(answer)

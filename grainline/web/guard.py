@@ -1,9 +1,9 @@
-"""What stands before every route: who may ask, how much may be sent, and what every answer carries.
+"""Checks before every route: Host and origin, limits per client, response headers.
 
-A server on this machine is within reach of every page that the browser shows. Three checks keep them out:
+Every page in the browser can reach a server on this machine. Three checks keep other sites out:
   1. the Host header must name this machine, so that a foreign name that was pointed at 127.0.0.1 (DNS
      rebinding) gets nothing;
-  2. where the browser says that another site asks (Sec-Fetch-Site, Origin), the interface does not answer;
+  2. requests from other sites, by Sec-Fetch-Site and Origin, are refused;
   3. a body must be of the content type of its route.
 
 When the server ends, `Guard.end` answers every request that still runs with 503.
@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from grainline.web.limits import Limits
 
-# Who uses how much: of connections, requests and bytes one address gets at most a share.
+# Limits per client: one address gets at most a share of connections, requests and bytes.
 #
 # An IPv6 address counts as its network of 64 bits, since one machine can use all addresses of it. A proxy
 # that the user lists speaks for many clients: for its requests the address in X-Forwarded-For counts, from
@@ -142,7 +142,7 @@ HEADERS = {
 
 
 class Refusal(Exception):
-    """A request that is not let in."""
+    """A request that is refused."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -153,13 +153,13 @@ ENDING = Refusal(503, "the server is ending; try again in a moment")
 
 
 class Guard:
-    """Lets requests through to the application, one body in memory each."""
+    """ASGI middleware that checks requests and reads their bodies."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, mine: Callable[[str], bool]) -> None:
-        """mine  whether a host name means this server"""
-        self.app, self.limits, self.mine = app, limits, mine
+    def __init__(self, app: ASGIApp, limits: Limits, is_own_name: Callable[[str], bool]) -> None:
+        """is_own_name  whether a host name means this server"""
+        self.app, self.limits, self.is_own_name = app, limits, is_own_name
         self.requests = Pool(limits.requests, limits.share)
-        self.bytes = Pool(limits.held, limits.share)
+        self.bytes = Pool(limits.buffered, limits.share)
         self.tasks: set[asyncio.Task[Any]] = set()
         self.ending = False
 
@@ -199,11 +199,11 @@ class Guard:
             self.bytes.give(client, sum(sizes))
 
     async def refuse(self, scope: Scope, send: Send, refusal: Refusal) -> None:
-        """Answer with a refusal, without a look at the request."""
+        """Respond with a refusal, without reading the request."""
         await _refuse(_with_headers(send, scope["path"], []), refusal)
 
     def end(self) -> None:
-        """Answer all requests that still run, and all that come, with 503."""
+        """Respond to all running and later requests with 503."""
         self.ending = True
         for task in self.tasks:
             task.cancel()
@@ -214,7 +214,7 @@ class Guard:
             raise ENDING
         headers = Headers(scope=scope)
         host = _name(headers.get("host", ""))
-        if not self.mine(host):
+        if not self.is_own_name(host):
             raise Refusal(421, f"this server does not go by the name {host!r}")
         path = scope["path"]
         if path.startswith("/api/") and not _same_site(headers):
@@ -222,9 +222,9 @@ class Guard:
         if not counted and path != HEALTH:
             raise Refusal(503, "too many requests at a time; try again in a moment")
         if scope["method"] == "POST":
-            wanted = "multipart/form-data" if path == UPLOAD else "application/json"
-            if headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
-                raise Refusal(415, f"the content type must be {wanted}")
+            expected = "multipart/form-data" if path == UPLOAD else "application/json"
+            if headers.get("content-type", "").partition(";")[0].strip().lower() != expected:
+                raise Refusal(415, f"the content type must be {expected}")
 
     async def _body(self, scope: Scope, receive: Receive, client: str, sizes: list[int]) -> bytes:
         """The whole body. sizes  gets the number of bytes of every piece. Raises Refusal."""
@@ -298,7 +298,7 @@ def _name(host: str) -> str:
 
 
 def _same_site(headers: Headers) -> bool:
-    """Whether the page that asks is ours, as far as the browser says; other programs say nothing."""
+    """Whether the browser says that the request is same-origin; other programs send no such header."""
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")

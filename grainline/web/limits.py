@@ -1,4 +1,4 @@
-"""What the server accepts and holds at most, so that no request can take it down."""
+"""Limits of the server: sizes, times, numbers of requests."""
 
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ CHARACTERS = 20_000
 """Of a text: some 200 sentences."""
 
 HITS = 100
-"""Pictures in an answer."""
+"""Images in an answer."""
 
 
 def _network(value: Any) -> IPv4Network | IPv6Network:
@@ -34,12 +34,12 @@ class Limits(Config):
     connections: int = Field(1024, gt=0)  # browsers keep some open between requests
     share: float = Field(0.25, gt=0, le=1)  # of connections, requests and held bytes, for one address
     behind_proxy: tuple[Network, ...] = ()  # proxies whose X-Forwarded-For counts
-    body: int = Field(256 * 2**10, gt=0)  # of a request without a picture
-    upload: int = Field(16 * 2**20, gt=0)  # of a request with a picture
-    held: int = Field(256 * 2**20, gt=0)  # of all bodies together
-    pixels: int = Field(40_000_000, gt=0)  # of a picture that is sent
-    side: int = Field(2048, gt=0)  # of a picture that is shown, longer side in pixels
-    decoders: int = Field(2, gt=0)  # pictures that are decoded at a time
+    body: int = Field(256 * 2**10, gt=0)  # of a request without an image
+    upload: int = Field(16 * 2**20, gt=0)  # of a request with an image
+    buffered: int = Field(256 * 2**20, gt=0)  # of all bodies together
+    pixels: int = Field(40_000_000, gt=0)  # of an image that is sent
+    side: int = Field(2048, gt=0)  # of an image that is shown, longer side in pixels
+    decoders: int = Field(2, gt=0)  # images that are decoded at a time
     idle: float = Field(5.0, gt=0)  # for the first byte of a request, from the first moment on
     headers: float = Field(10.0, gt=0)  # from that byte to the end of the headers
     sending: float = Field(20.0, gt=0)  # for sending the body of a request

@@ -1,4 +1,4 @@
-"""What the JSON interface takes and gives, images included."""
+"""Requests and responses of the JSON interface, images included."""
 
 import io
 from typing import Annotated, Literal
@@ -7,51 +7,51 @@ from PIL import Image
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from grainline.data.decode import FORMATS, decode
-from grainline.data.record import Damaged, Record
+from grainline.data.record import CorruptSample, Record
 from grainline.errors import UserError
 from grainline.index.results import Verdict
 from grainline.model import Model
 from grainline.nn.upsample import FLOOR, FULL
 from grainline.report.heatmap import limit_of
-from grainline.web.engine import Found, Heat
+from grainline.web.engine import Heat, NamedHits
 from grainline.web.limits import CHARACTERS, HITS
 
 LEVELS = 127  # of heat, each way
 
 
-def _told(text: str) -> str:
+def _query_text(text: str) -> str:
     if not text.strip():
         raise ValueError("a search needs a text; this one is empty")
     return text
 
 
-Told = Annotated[str, Field(max_length=CHARACTERS), AfterValidator(_told)]
-Number = Annotated[int, Field(ge=1, le=HITS, description="How many pictures.")]
-Name = Annotated[str, Field(pattern="^[0-9a-f]{24}$", description="Name of a picture, from an answer.")]
+QueryText = Annotated[str, Field(max_length=CHARACTERS), AfterValidator(_query_text)]
+Number = Annotated[int, Field(ge=1, le=HITS, description="How many images.")]
+Name = Annotated[str, Field(pattern="^[0-9a-f]{24}$", description="Name of an image, from an answer.")]
 
 
-class Asked(BaseModel):
-    """Requests name their fields exactly."""
+class StrictModel(BaseModel):
+    """A request without unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class TextQuery(Asked):
+class TextQuery(StrictModel):
     """A description, in one or many sentences."""
 
-    text: Told
+    text: QueryText
     k: Number = 12
 
 
-class HeatQuery(Asked):
-    """A picture of an answer, and the text that found it."""
+class HeatQuery(StrictModel):
+    """An image of an answer, and the text that found it."""
 
-    picture: Name
-    text: Told
+    image: Name
+    text: QueryText
 
 
-class TextOnly(Asked):
-    """A text, whole or not yet."""
+class TextOnly(StrictModel):
+    """A text to split into sentences."""
 
     text: Annotated[str, Field(max_length=CHARACTERS)]
 
@@ -63,7 +63,7 @@ class Sentences(BaseModel):
 
 
 class SentenceOut(BaseModel):
-    """One sentence of the query, judged in a picture."""
+    """A sentence of the query and its score in an image."""
 
     text: str
     score: float
@@ -74,27 +74,27 @@ class SentenceOut(BaseModel):
 
 
 class HitOut(BaseModel):
-    """A picture that was found."""
+    """An image that matches the query."""
 
     name: str
-    path: str = Field(description="File name below the folder of pictures, to be read, not to be followed.")
-    picture: str = Field(description="Where to get it; ?side= says how large.")
+    path: str = Field(description="File name below the folder of images, to be read, not to be followed.")
+    image: str = Field(description="Where to get it; ?side= says how large.")
     score: float
     p: float = Field(description="Share of queries without a match whose best score is as high.")
     sure: bool
     sentences: list[SentenceOut]
 
 
-class AnswerOut(BaseModel):
-    """What was found, best first."""
+class SearchOut(BaseModel):
+    """The hits of a query, best first."""
 
     sure: bool = Field(description="Whether anything matches at all.")
     hits: list[HitOut]
-    notes: list[str] = Field(description="What weakens the answer.")
+    notes: list[str] = Field(description="Limits of the hits, in words.")
 
 
 class HeatMap(BaseModel):
-    """Where one sentence shows more (above 0) or less than other texts, row by row from the top left."""
+    """Heat of one sentence: above 0 where it matches more than other texts; row by row from the top left."""
 
     text: str
     limit: float = Field(
@@ -104,11 +104,11 @@ class HeatMap(BaseModel):
 
 
 class HeatOut(BaseModel):
-    """Heat of all sentences of a text, over a grid on the part of the picture that the model sees."""
+    """Heat of all sentences of a text, over a grid on the input crop of the model."""
 
     rows: int
     columns: int
-    part: Literal["middle", "whole"] = Field(description="The middle square of the picture, or all of it.")
+    part: Literal["middle", "whole"] = Field(description="The middle square of the image, or all of it.")
     floor: float = Field(FLOOR, description="Values below it show nothing, and are not drawn.")
     full: float = Field(FULL, description="Values from here on have the full colour.")
     maps: list[HeatMap]
@@ -124,24 +124,22 @@ class LimitsOut(BaseModel):
 
 
 class IndexOut(BaseModel):
-    """What is searched."""
+    """The index that is searched."""
 
     name: str
-    pictures: int
+    images: int
     method: str
     model: str
     heat: bool = Field(description="Whether the model can show where sentences lie.")
     calibrated_texts: bool = Field(description="Whether `sure` rests on texts given when it was built.")
-    calibrated_pictures: bool = Field(
-        description="Whether there are pictures enough for `sure` to mean much."
-    )
+    calibrated_images: bool = Field(description="Whether there are images enough for `sure` to mean much.")
     validated: str = Field(description="At which rank the model finds right images, from its run; or empty.")
     notes: list[str]
     limits: LimitsOut
 
 
 class Health(BaseModel):
-    """How the server is."""
+    """State of the server."""
 
     status: Literal["ok", "stale"] = Field(
         description="stale: the index on disk cannot be opened, or is damaged."
@@ -151,23 +149,23 @@ class Health(BaseModel):
 
 
 class Error(BaseModel):
-    """Why there is no answer, in one line."""
+    """The reason of an error, in one line."""
 
     error: str
 
 
-def answer_out(found: Found) -> AnswerOut:
-    """An answer, with names in place of files."""
+def search_out(named: NamedHits) -> SearchOut:
+    """The response to a search, with names in place of files."""
     hits = []
-    for hit, name in zip(found.answer.hits, found.names, strict=True):
+    for hit, name in zip(named.result.hits, named.names, strict=True):
         values = hit._asdict() | {
             "name": name,
             "path": hit.path.encode("utf-8", "replace").decode(),
-            "picture": f"/api/picture/{name}",
+            "image": f"/api/image/{name}",
             "sentences": [SentenceOut.model_validate(sentence._asdict()) for sentence in hit.sentences],
         }
         hits.append(HitOut.model_validate(values))
-    return AnswerOut(sure=found.answer.sure, hits=hits, notes=list(found.answer.notes))
+    return SearchOut(sure=named.result.sure, hits=hits, notes=list(named.result.notes))
 
 
 def heat_out(heat: Heat, squashed: bool) -> HeatOut:
@@ -181,50 +179,50 @@ def heat_out(heat: Heat, squashed: bool) -> HeatOut:
     return HeatOut(rows=heat.grid[0], columns=heat.grid[1], part=part, maps=maps)
 
 
-# Pictures that come in, checked before they are decoded, and pictures that go out, made small and plain.
+# Uploaded images, checked before they are decoded, and images of the index as small JPEGs.
 
 
 QUALITY = 88
 
 
 class Refused(Exception):
-    """A picture that is not taken; `status` is that of HTTP."""
+    """An uploaded image that is refused. status: of HTTP"""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
         self.status = status
 
 
-def taken(data: bytes, model: Model, pixels: int) -> Image.Image:
-    """The square that a model sees of a picture that was sent. Raises Refused.
+def decode_upload(data: bytes, model: Model, pixels: int) -> Image.Image:
+    """The input crop of an uploaded image. Raises Refused.
 
-    pixels  the most that the picture may have: known from its header, before anything is decoded
+    pixels  the most that the image may have: known from its header, before anything is decoded
     """
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
-            width, height = picture.size
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         width = height = pixels  # Pillow will not say how large it is
     except Exception:
-        raise Refused(415, f"this is no picture; allowed are {', '.join(FORMATS)}") from None
+        raise Refused(415, f"this is no image; allowed are {', '.join(FORMATS)}") from None
     if width * height > pixels:
-        raise Refused(413, f"the picture is too large; at most {pixels:,} pixels are allowed")
+        raise Refused(413, f"the image is too large; at most {pixels:,} pixels are allowed")
     try:
-        return model.seen(data)
+        return model.cropped(data)
     except UserError as error:
         raise Refused(415, str(error)) from None
 
 
-def shown(data: bytes, side: int) -> bytes:
-    """A picture as a JPEG whose longer side has at most `side` pixels, upright, without its metadata.
+def thumbnail(data: bytes, side: int) -> bytes:
+    """An image as a JPEG whose longer side has at most `side` pixels, upright, without its metadata.
 
-    Raises Damaged.
+    Raises CorruptSample.
     """
-    picture = decode(Record("picture", data, ()), draft=side)
-    picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+    image = decode(Record("image", data, ()), draft=side)
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
     out = io.BytesIO()
     try:
-        picture.save(out, "JPEG", quality=QUALITY)
+        image.save(out, "JPEG", quality=QUALITY)
     except OSError as error:
-        raise Damaged("damaged image", str(error)) from error
+        raise CorruptSample("corrupt image", str(error)) from error
     return out.getvalue()

@@ -1,4 +1,4 @@
-"""From a folder to a server that listens: what `grainline serve` does."""
+"""`grainline serve`: checks, sockets, and the run of the server."""
 
 import os
 import resource
@@ -32,15 +32,15 @@ def serve(folder: Path, model: str | None, host: str, port: int, limits: Limits)
     listener = listening(host, port)  # before the model is loaded, which takes longer
     with listener:
         server = Server(Engine(folder, model), limits, host)
-        shown = f"[{host}]" if ":" in host else host
-        print(f"serving {folder} at http://{shown}:{listener.getsockname()[1]}/ (Ctrl-C ends it)", flush=True)
+        name = f"[{host}]" if ":" in host else host
+        print(f"serving {folder} at http://{name}:{listener.getsockname()[1]}/ (Ctrl-C ends it)", flush=True)
         if few:
             print(
                 f"this system lets few files be open: at most {limits.connections} connections at a time",
                 flush=True,
             )
         if not local(host):
-            print("everyone who can reach this address can search it and see its pictures", flush=True)
+            print("everyone who can reach this address can search it and see its images", flush=True)
         signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn ends in order, then sends itself the signal
         with suppress(KeyboardInterrupt):  # what Ctrl-C has become by then
             Program(server).run(sockets=[listener])
@@ -51,7 +51,7 @@ def serve(folder: Path, model: str | None, host: str, port: int, limits: Limits)
 
 
 def openable(files: int) -> int:
-    """How many files this process may have open, once it has asked for so many."""
+    """Raise the limit of open files, if possible to `files`. Returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < files:  # RLIM_INFINITY is -1, so min() would take it
         soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
@@ -62,7 +62,7 @@ def openable(files: int) -> int:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens. UserError where the address is taken or not ours."""
+    """A socket that listens. UserError if the address is in use or not of this machine."""
     try:
         family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server((host, port), family=family, backlog=128)

@@ -1,4 +1,4 @@
-"""The program that listens, and its connections: places for them, time limits, an orderly end."""
+"""The uvicorn server: connection limits, time limits, graceful shutdown."""
 
 import asyncio
 import math
@@ -16,11 +16,9 @@ from grainline.web.app import Server
 from grainline.web.guard import HEADERS, HEALTH, Guard, Pool, Refusal, counted, is_listed, json_of
 from grainline.web.limits import Limits
 
-# Connections before a request is there: places for them, and time limits that begin with the connection.
-#
-# uvicorn limits the time between two requests alone: for the first one, and within headers, it waits for
-# ever. Here every connection has a deadline: for the first byte of a request, then for the end of its
-# headers, and after an answer again. A client that takes nothing of its answer is dropped.
+# uvicorn limits only the time between two requests: it waits without limit for the first one and for the end
+# of headers. Here every connection has a deadline: for the first byte of a request, for the end of its
+# headers, and again after a response. A client that reads nothing of its response is dropped.
 #
 # A connection takes a place, of which there are so many in all and for one address. Without a place it may
 # ask for /api/health; any other request gets 503. Of connections without a place the SPARE newest stay.
@@ -72,8 +70,8 @@ class Connection(H11Protocol):
     def __init__(self, places: Places, **settings: Any) -> None:
         super().__init__(**settings)
         self.places, self.limits = places, places.limits
-        self.app = self._asked
-        self.begun = False  # a part of the next request has come
+        self.app = self._handle
+        self.started = False  # a part of the next request has come
         self.unsent: float = math.inf  # bytes of answers, at the last look
         self.timer: asyncio.TimerHandle | None = None
 
@@ -84,36 +82,36 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._in(self.limits.idle, self._late)
+        self._set_timer(self.limits.idle, self._timed_out)
         self.places.admit(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._in(None)
+        self._set_timer(None)
         self.places.leave(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self.waits and not self.begun:
-            self.begun = True
-            self._in(self.limits.headers, self._late)
+        if self.waits and not self.started:
+            self.started = True
+            self._set_timer(self.limits.headers, self._timed_out)
         super().data_received(data)
 
     def on_response_complete(self) -> None:
-        self.begun, self.unsent = False, math.inf
-        self._in(self.limits.idle, self._late)
+        self.started, self.unsent = False, math.inf
+        self._set_timer(self.limits.idle, self._timed_out)
         super().on_response_complete()
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self.unsent = math.inf
-        self._in(self.limits.idle, self._late)
+        self._set_timer(self.limits.idle, self._timed_out)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if not self.waits:
-            self._in(None)
+            self._set_timer(None)
 
     def shutdown(self) -> None:
         if not self.transport.is_closing():
@@ -124,29 +122,29 @@ class Connection(H11Protocol):
 
     def close(self, refusal: Refusal | None = None) -> None:
         """Close the connection, and say why to a client that asks, or may be about to for the first time."""
-        asks = self.begun or self.cycle is None
+        asks = self.started or self.cycle is None
         if refusal and asks and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(_bytes_of(refusal))
         self.transport.close()
-        self._in(self.limits.idle, self.transport.abort)
+        self._set_timer(self.limits.idle, self.transport.abort)
 
-    async def _asked(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application, as uvicorn calls it once the headers are there."""
         if not self.flow.write_paused:  # else the client still has to take the answer before
-            self._in(None)
+            self._set_timer(None)
         left = self.transport.is_closing()  # a place would never be given back
         if (not left and self.places.admit(self)) or scope["path"] == HEALTH:
             await self.places.guard(scope, receive, send)
         else:
             await self.places.guard.refuse(scope, send, CROWDED)
 
-    def _in(self, seconds: float | None, act: Callable[[], None] | None = None) -> None:
+    def _set_timer(self, seconds: float | None, act: Callable[[], None] | None = None) -> None:
         """Set the one timer of this connection anew."""
         if self.timer is not None:
             self.timer.cancel()
         self.timer = self.loop.call_later(seconds, act) if seconds is not None and act else None
 
-    def _late(self) -> None:
+    def _timed_out(self) -> None:
         """The deadline is over."""
         unsent = self.transport.get_write_buffer_size()
         if unsent:
@@ -154,10 +152,10 @@ class Connection(H11Protocol):
                 self.transport.abort()
             else:
                 self.unsent = unsent
-                self._in(self.limits.idle, self._late)
+                self._set_timer(self.limits.idle, self._timed_out)
         elif self.waits:
             late = Refusal(408, f"the headers were not sent within {self.limits.headers:g} s")
-            self.close(late if self.begun else None)
+            self.close(late if self.started else None)
 
 
 @lru_cache(maxsize=1)  # of many refusals at once all are alike
@@ -175,7 +173,7 @@ QUEUE = 4096  # connections that wait for that; a client that finds no room ther
 
 
 class Program(uvicorn.Server):
-    """A server that answers the requests under way before it ends: as they deserve, or with 503."""
+    """A uvicorn server that completes running requests before it ends, or responds with 503."""
 
     def __init__(self, server: Server, log_level: str = "warning") -> None:
         self.ours = server
@@ -210,6 +208,6 @@ class Program(uvicorn.Server):
             timer.cancel()
 
     def _drop(self) -> None:
-        """Close connections whose clients take no answer."""
+        """Close connections whose clients do not read their response."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()

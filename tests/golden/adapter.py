@@ -14,24 +14,25 @@ from torch import Tensor, nn
 from golden import inputs
 from golden.inputs import FLOAT, Case, normal
 from grainline.config import parse
-from grainline.distributed import finish
-from grainline.evaluation.collectors.baselines import overlap
+from grainline.distributed import ddp_mean
 from grainline.evaluation.ranks import ranks
+from grainline.evaluation.suites.baselines import overlap
 from grainline.evaluation.suites.monotonicity import correlation
 from grainline.losses.beta_cal import Beta
 from grainline.losses.hide import principal_part
 from grainline.losses.text_conditioned import pooled_scores
 from grainline.methods.base import Method
-from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig, Grained
+from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig, BetaCLIPExtra
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.methods.flair import FLAIR, FLAIRConfig
 from grainline.methods.himo import HiMo, HiMoConfig
 from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.maxsim import MaxSim, MaxSimConfig
 from grainline.methods.patch_selection.training import summary
-from grainline.methods.shared import Rule, both_triplets, both_ways
+from grainline.methods.patch_selection.types import SelectionExtra
+from grainline.methods.shared import TripletSchedule, both_triplets, both_ways
 from grainline.methods.siglip import SigLIP, SigLIPConfig
-from grainline.methods.text_parts import keys_of
+from grainline.methods.text_parts import row_ids
 from grainline.methods.tgt import TGT, TGTConfig
 from grainline.nn.attention import Block, ValueAttention
 from grainline.nn.grouping import GraphPool, GroupingBlock, farthest_points
@@ -103,7 +104,7 @@ def side(
 
 
 def total(terms: dict[str, Term]) -> Tensor:
-    values = [term.weight * finish(term.mean) for term in terms.values() if term.weight is not None]
+    values = [term.weight * ddp_mean(term.mean) for term in terms.values() if term.weight is not None]
     return torch.stack(values).sum()
 
 
@@ -152,9 +153,11 @@ def flair_loss(c: Case) -> Outcome:
     del method.scale.log_scale, method.bias
     method.scale.log_scale, method.bias = scale.log(), bias
     owner = torch.arange(number).repeat_interleave(c["K"])
-    pair = method.meet(Pair(side(unit(vectors), patches), side(unit(texts), texts[:, None], image=owner)))
-    with patch("grainline.losses.tiled.sampled_pairs.lots", lambda *_: batch.negatives):
-        found = finish(method.loss(pair, pair, Clock())[c["term"]].mean)
+    pair = method.before_gather(
+        Pair(side(unit(vectors), patches), side(unit(texts), texts[:, None], image=owner))
+    )
+    with patch("grainline.losses.tiled.sampled_pairs.hash_pairs", lambda *_: batch.negatives):
+        found = ddp_mean(method.loss(pair, pair, Clock())[c["term"]].mean)
     by = [texts, patches] if c["term"] == "pooled" else [vectors, texts]
     return outcome(found, [*by, scale, bias])
 
@@ -171,15 +174,15 @@ def beta_clip(c: Case) -> Outcome:
     level = torch.tensor([CAPTION] + [SENTENCE] * c["S"] + [PHRASE] * c["P"]).repeat(number)
     vectors = unit(by[1]).flatten(0, 1)
     texts = side(vectors, None, row.masked_fill(empty, -1), (row // each).masked_fill(empty, -1))
-    texts = texts._replace(extra=Grained(level, vectors[:, :0]))
-    return outcome(loss(method, method.meet(Pair(side(unit(by[0]), by[2]), texts))), by)
+    texts = texts._replace(extra=BetaCLIPExtra(level, vectors[:, :0]))
+    return outcome(loss(method, method.before_gather(Pair(side(unit(by[0]), by[2]), texts))), by)
 
 
 def triplets(c: Case) -> Outcome:
     (score,) = leaves(0.3 * normal(c["seed"])(12, 12))
     nothing, image = torch.zeros(12, 2), torch.arange(12) // c["share"]
     pair = Pair(side(nothing, item=image, image=image), side(nothing, image=image))
-    rule = Rule(0.2, c["hardest"], 1.0)
+    rule = TripletSchedule(0.2, c["hardest"], 1.0)
     return outcome(total(both_triplets(lambda *_: score, pair, pair, rule, 1.0)), [score])
 
 
@@ -237,7 +240,7 @@ def value_block(c: Case) -> Outcome:
 
 def calibration(c: Case) -> Outcome:
     """Weights of the second to fourth text of an image beside the first, to two decimals as printed."""
-    keys = keys_of(torch.arange(c["K"]), torch.zeros(c["K"], dtype=torch.int64))
+    keys = row_ids(torch.arange(c["K"]), torch.zeros(c["K"], dtype=torch.int64))
     weight = Beta(c["beta"], c["decay"]).blocks(keys, keys).where(dtype=FLOAT).weight
     return Outcome((100 * weight[0, 1:4]).round() / 100)
 
@@ -261,8 +264,8 @@ def laps(c: Case) -> Outcome:
     """Scores of all pairs, by patches, words and both layers of the aggregation."""
     batch, width, number = inputs.laps(c), c["width"], c["patches"]
     method = made(
-        "laps", image={"name": "toy/4", "size": 4 * round(number**0.5)}, width=width, keep=c["keep"],
-        aggregate=c["aggregate"],
+        "laps", image={"name": "toy/4", "size": 4 * round(number**0.5)}, width=width, keep_ratio=c["keep"],
+        aggregation_ratio=c["aggregate"],
     )  # fmt: skip
     slots = method.selector.slots
     norm, first, _, second = slots.mlp
@@ -271,13 +274,10 @@ def laps(c: Case) -> Outcome:
         for parameter, value in zip(own, batch.weights, strict=True):
             parameter.copy_(value)
     patches, words = leaves(batch.patches, batch.words)
-    behind = torch.zeros(4, 2, width, dtype=FLOAT)  # the class token, and a description that there is not
-    mask = torch.ones(4, number + 2, dtype=torch.bool)
-    mask[:, -2:] = False
-    if batch.cls is not None:
-        behind[:, 0], mask[:, -2] = batch.cls, True
-    vector = summary(patches, mask[:, :number])
-    images = side(vector, torch.cat([patches, behind], 1), mask=mask)
+    zeros, mask = torch.zeros(4, width, dtype=FLOAT), torch.ones(4, number, dtype=torch.bool)
+    has_cls = torch.full((4,), batch.cls is not None)
+    extra = SelectionExtra(zeros if batch.cls is None else batch.cls, has_cls, zeros)
+    images = side(summary(patches, mask), patches, mask=mask)._replace(extra=extra)
     texts = side(summary(words, batch.mask), words, mask=batch.mask)
     found = method.score(images, texts)
     return outcome(found, [patches, words, first.weight, second.weight], ramp(found))
@@ -345,7 +345,7 @@ def gradcache(c: Case) -> Outcome:
 def reconstruction(c: Case) -> Outcome:
     method, _, texts = text_groups(c)
     terms = method.row_loss(texts, method.encode_texts(texts))
-    return outcome(finish(terms["reconstruction"].mean), [method.words.weight])
+    return outcome(ddp_mean(terms["reconstruction"].mean), [method.words.weight])
 
 
 # Measures

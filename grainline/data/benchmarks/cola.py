@@ -1,25 +1,18 @@
-"""Items of two pictures and two captions, as the multi-object part of COLA has them.
+"""COLA, multi-object part: items of two images and two captions.
 
     cola:COLA_multiobjects_matching_benchmark.json?images=DIR
 
-Ray et al., arXiv 2305.03689. The file is a JSON list of rows [url, caption, url, caption]: two pictures, each
-with the caption that describes it. A picture is looked for by the file name of its URL. One that stands in
-several rows is one record, with all its captions; `items` says what stands together.
+Ray et al., arXiv 2305.03689. The file is a JSON list of rows [url, caption, url, caption]: two images, each
+with the caption that describes it. An image is found by the file name of its URL. An image of
+several rows is one record with all its captions; `items` holds the rows.
 """
 
 import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from grainline.data.formats.checked import shown, strings
-from grainline.data.formats.common import (
-    FileSource,
-    digest,
-    name_of,
-    read_picture,
-    require_pictures,
-    split_query,
-)
+from grainline.data.formats.checked import brief_json, strings
+from grainline.data.formats.common import FileSource, digest, name_of, read_image, require_images, split_query
 from grainline.data.formats.plain import HELP, load_json
 from grainline.data.record import Record
 from grainline.errors import UserError
@@ -28,19 +21,27 @@ ROW = "[url, caption, url, caption]"
 
 
 class Item(NamedTuple):
-    """Two pictures and their captions: caption i describes picture i."""
+    """Two images and their captions: caption i describes image i."""
 
-    pictures: tuple[str, str]  # keys
+    images: tuple[str, str]  # keys
     captions: tuple[str, str]
 
 
 class Cola(FileSource):
-    """The pictures of a file of items, in the order in which they first stand there. Raises UserError."""
+    """The images of a file of items, in the order in which they first stand there. Raises UserError."""
+
+    images_by_path = True
+
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        """Whether parsed JSON has the form of a file of items; its rows may still be wrong."""
+        rows = content if isinstance(content, list) else []
+        return any(isinstance(row, list) for row in rows) and not any(isinstance(row, dict) for row in rows)
 
     def __init__(self, path: str, images: str | None = None, data: Any = None) -> None:
         file, options = split_query(path, ("images",))
         data = load_json(file) if data is None else data
-        if not is_cola(data):
+        if not self.recognises(data):
             raise UserError(f"{file} is not a file of items: a list of rows {ROW}; {HELP}")
         self.path = path
         self._file = file
@@ -52,7 +53,7 @@ class Cola(FileSource):
             for key, caption in zip(*item, strict=True):
                 captions.setdefault(key, {})[caption] = None
         self._records = [(key, tuple(texts)) for key, texts in captions.items()]
-        require_pictures([[self._place(key)] for key in captions], file, self._root)
+        require_images([[self._place(key)] for key in captions], file, self._root)
 
     def _place(self, key: str) -> str:
         return os.path.join(self._root, key)
@@ -62,31 +63,25 @@ class Cola(FileSource):
 
     def __getitem__(self, index: int) -> Record:
         key, captions = self._records[index]
-        return Record(key, read_picture([self._place(key)], f"{self._file}: {key}"), captions)
+        return Record(key, read_image([self._place(key)], f"{self._file}: {key}"), captions)
 
     def keys(self) -> Iterable[str]:
-        """The file names of the pictures."""
+        """The file names of the images."""
         return (key for key, _ in self._records)
 
     def fingerprint(self) -> str:
-        """sha256 over the rows; pictures are not looked at, so their sizes do not count."""
-        return digest(part for item in self.items for part in (*item.pictures, *item.captions))
-
-
-def is_cola(data: Any) -> bool:
-    """Whether parsed JSON has the form of a file of items; its rows may still be wrong."""
-    rows = data if isinstance(data, list) else []
-    return any(isinstance(row, list) for row in rows) and not any(isinstance(row, dict) for row in rows)
+        """sha256 over the rows; images are not looked at, so their sizes do not count."""
+        return digest(part for item in self.items for part in (*item.images, *item.captions))
 
 
 def _item(row: Any, where: str, urls: dict[str, str]) -> Item:
     texts = strings(row)
     if not isinstance(row, list) or len(row) != 4 or len(texts) != 4:
-        raise UserError(f"{where} is {shown(row)}, not {ROW}, four texts; {HELP}")
+        raise UserError(f"{where} is {brief_json(row)}, not {ROW}, four texts; {HELP}")
     for url in texts[::2]:
         name = name_of(url)
         if not name:
-            raise UserError(f"{where}: {url} has no file name, by which its picture would be found; {HELP}")
+            raise UserError(f"{where}: {url} has no file name, by which its image would be found; {HELP}")
         if urls.setdefault(name, url) != url:
             raise UserError(
                 f"{where}: {url} and {urls[name]} have one file name, by which both would be found; {HELP}"

@@ -3,12 +3,12 @@
     flickr30k-entities:DIR?split=val&images=flickr30k-images/
 
 Plummer et al., arXiv 1505.04870. DIR is the folder of the release:
-    Sentences/ID.txt    the captions of a picture, one a line:
+    Sentences/ID.txt    the captions of an image, one a line:
                         [/EN#283585/people Two people] are [/EN#0/notvisual outside] .
     Annotations/ID.xml  boxes of entities by their numbers, where they were unpacked
-    train.txt, val.txt, test.txt   which pictures are whose
+    train.txt, val.txt, test.txt   which images are whose
 
-A record is a picture ID.jpg with its captions, and a region for every bracket, those of number 0
+A record is an image ID.jpg with its captions, and a region for every bracket, those of number 0
 ("notvisual") and those without a box included; its span says where it stands in which caption. The box of a
 region is the smallest around all boxes of its entity. Without `images` captions can be read alone.
 """
@@ -21,22 +21,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from grainline.data.formats.checked import Fields, Pixels
-from grainline.data.formats.common import (
-    FileSource,
-    digest,
-    read_picture,
-    require_pictures,
-    some,
-    split_query,
-)
+from grainline.data.formats.common import FileSource, digest, read_image, require_images, some, split_query
 from grainline.data.formats.plain import HELP, read_lines, read_plain, read_text
 from grainline.data.record import (
-    DAMAGED_REGION,
-    DAMAGED_TEXT,
+    CORRUPT_REGION,
+    CORRUPT_TEXT,
     MISSING_CAPTION,
     MISSING_IMAGE,
     Box,
-    Damaged,
+    CorruptSample,
     Record,
     Region,
 )
@@ -64,7 +57,9 @@ Marked = tuple[str, int, int]  # number of the entity, and where its words stand
 
 
 class Entities(FileSource):
-    """The pictures of some splits, in the order of their lists. Raises UserError."""
+    """The images of some splits, in the order of their lists. Raises UserError."""
+
+    images_by_path = True
 
     def __init__(self, path: str, images: str | None = None) -> None:
         self._home, options = split_query(path, ("split", "images"))
@@ -72,13 +67,17 @@ class Entities(FileSource):
         if not (Path(self._home) / SENTENCES).is_dir():
             raise UserError(f"{self._home} holds no folder {SENTENCES}, as Flickr30k Entities has; {HELP}")
         self._names = _listed(self._home, options.get("split", "val").split(","))
-        self._told = [_captions(os.path.join(self._home, SENTENCES, f"{name}.txt")) for name in self._names]
-        if all(isinstance(told, Damaged) for told in self._told):
-            raise UserError(f"no caption of {self._home} can be used, the first for {self._told[0]}; {HELP}")
+        self._sentences = [
+            _captions(os.path.join(self._home, SENTENCES, f"{name}.txt")) for name in self._names
+        ]
+        if all(isinstance(captions, CorruptSample) for captions in self._sentences):
+            raise UserError(
+                f"no caption of {self._home} can be used, the first for {self._sentences[0]}; {HELP}"
+            )
         self._root = images or options.get("images")
-        self._pictured = True
+        self._imaged = True
         if self._root is not None:
-            require_pictures([[self._place(name)] for name in self._names], self._home, self._root)
+            require_images([[self._place(name)] for name in self._names], self._home, self._root)
 
     def _place(self, name: str) -> str:
         return os.path.join(self._root or "", f"{name}.jpg")
@@ -87,30 +86,30 @@ class Entities(FileSource):
         return len(self._names)
 
     def __getitem__(self, index: int) -> Record:
-        name, told = self._names[index], self._told[index]
-        if isinstance(told, Damaged):
-            raise Damaged(told.cause, told.where)
-        boxes = self._boxes(name) if self._pictured else {}
+        name, captions = self._names[index], self._sentences[index]
+        if isinstance(captions, CorruptSample):
+            raise CorruptSample(captions.cause, captions.where)
+        boxes = self._boxes(name) if self._imaged else {}
         regions = tuple(
             Region(text[start:end], boxes.get(number), span=(f"captions.{i}", start, end))
-            for i, (text, marked) in enumerate(told)
+            for i, (text, marked) in enumerate(captions)
             for number, start, end in marked
         )
-        return Record(f"{name}.jpg", self._picture(name), tuple(text for text, _ in told), regions=regions)
+        return Record(f"{name}.jpg", self._image(name), tuple(text for text, _ in captions), regions=regions)
 
-    def _picture(self, name: str) -> bytes:
-        if not self._pictured:
+    def _image(self, name: str) -> bytes:
+        if not self._imaged:
             return b""
         if self._root is None:
-            raise Damaged(MISSING_IMAGE, f"{name}.jpg of {self._home} (say where with --images DIR)")
-        return read_picture([self._place(name)], f"{self._home}: {name}")
+            raise CorruptSample(MISSING_IMAGE, f"{name}.jpg of {self._home} (say where with --images DIR)")
+        return read_image([self._place(name)], f"{self._home}: {name}")
 
     def _boxes(self, name: str) -> dict[str, Box]:
         """The box of every entity that has one; none where annotations were not unpacked."""
         file = Path(self._home, ANNOTATIONS, f"{name}.xml")
         if not file.is_file():
             return {}
-        found: dict[str, list[Box]] = {}
+        entity_boxes: dict[str, list[Box]] = {}
         try:
             for thing in ElementTree.fromstring(read_plain(file)).iter("object"):
                 box = thing.find("bndbox")
@@ -118,39 +117,41 @@ class Entities(FileSource):
                     continue
                 left, top, right, bottom = _Sides.of({side.tag: side.text for side in box}).box
                 for number in thing.iter("name"):
-                    found.setdefault(str(number.text).strip(), []).append((left - 1, top - 1, right, bottom))
+                    entity_boxes.setdefault(str(number.text).strip(), []).append(
+                        (left - 1, top - 1, right, bottom)
+                    )
         except (ElementTree.ParseError, ValueError, OSError) as error:
-            raise Damaged(DAMAGED_REGION, f"{file} ({error})") from error
-        return {number: _around(boxes) for number, boxes in found.items()}
+            raise CorruptSample(CORRUPT_REGION, f"{file} ({error})") from error
+        return {number: _around(boxes) for number, boxes in entity_boxes.items()}
 
     def texts_only(self) -> "Entities":
-        """The same captions and phrases, with pictures of no bytes and without boxes."""
+        """The same captions and phrases, with images of no bytes and without boxes."""
         other = copy.copy(self)
-        other._pictured = False
+        other._imaged = False
         return other
 
     def keys(self) -> Iterable[str]:
-        """The file names of the pictures."""
+        """The file names of the images."""
         return (f"{name}.jpg" for name in self._names)
 
     def fingerprint(self) -> str:
-        """sha256 over names, captions and phrases; neither pictures nor boxes are looked at."""
+        """sha256 over names, captions and phrases; neither images nor boxes are looked at."""
         parts: list[str | int] = []
-        for name, told in zip(self._names, self._told, strict=True):
-            parts += [name, len(told)] if isinstance(told, list) else [name, told.cause]
-            for text, marked in told if isinstance(told, list) else ():
+        for name, captions in zip(self._names, self._sentences, strict=True):
+            parts += [name, len(captions)] if isinstance(captions, list) else [name, captions.cause]
+            for text, marked in captions if isinstance(captions, list) else ():
                 parts += [text, len(marked), *(x for one in marked for x in one)]
         return digest(parts)
 
 
-def _captions(file: str) -> list[tuple[str, list[Marked]]] | Damaged:
-    """The captions of a picture, or why there are none."""
+def _captions(file: str) -> list[tuple[str, list[Marked]]] | CorruptSample:
+    """The captions of an image, or why there are none."""
     try:
         lines = enumerate(read_text(file).split("\n"), 1)
-        found = [read_sentence(line, f"line {number} of {file}") for number, line in lines if line.strip()]
+        captions = [read_sentence(line, f"line {number} of {file}") for number, line in lines if line.strip()]
     except UserError as error:
-        return Damaged(DAMAGED_TEXT, str(error).removesuffix(f"; {HELP}"))
-    return found or Damaged(MISSING_CAPTION, file)
+        return CorruptSample(CORRUPT_TEXT, str(error).removesuffix(f"; {HELP}"))
+    return captions or CorruptSample(MISSING_CAPTION, file)
 
 
 def read_sentence(line: str, where: str) -> tuple[str, list[Marked]]:
@@ -185,7 +186,7 @@ def read_sentence(line: str, where: str) -> tuple[str, list[Marked]]:
 
 
 def _listed(home: str, splits: list[str]) -> list[str]:
-    """The names of the pictures of some splits. Raises UserError for a split, or captions, not there."""
+    """The names of the images of some splits. Raises UserError for a split, or captions, not there."""
     names: list[str] = []
     for split in splits:
         file = Path(home, f"{split}.txt")
@@ -193,10 +194,10 @@ def _listed(home: str, splits: list[str]) -> list[str]:
             there = ", ".join(sorted(one.stem for one in Path(home).glob("*.txt"))) or "none"
             raise UserError(f"{home} has no list {split}.txt for split {split}: it has {there}; {HELP}")
         names += [name.removesuffix(".jpg") for name in read_lines(str(file))]
-    gone = [name for name in names if not Path(home, SENTENCES, f"{name}.txt").is_file()]
-    if gone:
+    missing = [name for name in names if not Path(home, SENTENCES, f"{name}.txt").is_file()]
+    if missing:
         raise UserError(
-            f"{home}/{SENTENCES} has no captions of {some(gone)} of split {','.join(splits)}; {HELP}"
+            f"{home}/{SENTENCES} has no captions of {some(missing)} of split {','.join(splits)}; {HELP}"
         )
     if len(set(names)) < len(names):
         twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]

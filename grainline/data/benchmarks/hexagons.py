@@ -3,7 +3,7 @@
     hexagons:dev.jsonl
 
 Lachmy et al., TACL 2022. A row is a procedure: steps of an instruction and the board behind it, 180 digits
-for 10 rows of 18 tiles. A record is the last board as a picture, drawn here; its caption is all instructions.
+for 10 rows of 18 tiles. A record is the last board as an image, drawn here; its caption is all instructions.
 Each instruction is a region: the tiles that its step painted, as far as the last board shows them still.
 """
 
@@ -16,11 +16,11 @@ import numpy as np
 from PIL import Image
 from pydantic import Field
 
-from grainline.data.formats.checked import Fields, shown, strings
+from grainline.data.formats.checked import Fields, brief_json, strings
 from grainline.data.formats.common import FileSource, digest, split_query
 from grainline.data.formats.plain import HELP
-from grainline.data.formats.table import Row, read_rows
-from grainline.data.record import DAMAGED_ROW, Damaged, Record, Region
+from grainline.data.formats.table import Row, first_fields, read_rows
+from grainline.data.record import CORRUPT_ROW, CorruptSample, Record, Region
 from grainline.errors import UserError
 
 ROWS, COLUMNS = 10, 18
@@ -56,6 +56,13 @@ class _Step(NamedTuple):
 class Hexagons(FileSource):
     """The procedures of a file, in its order. Raises UserError."""
 
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        """Whether the first sound row of a file has the form of Hexagons."""
+        first = first_fields(content)
+        steps = first.get(PROCEDURE)
+        return isinstance(steps, list) and bool(steps) and isinstance(steps[0], list)
+
     def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
         file, _ = split_query(path, ())
         if images is not None:
@@ -65,7 +72,7 @@ class Hexagons(FileSource):
         self.path = path
         self._file = file
         self._rows = list(read_rows(file) if rows is None else rows)
-        if not is_hexagons(self._rows):
+        if not self.recognises(self._rows):
             raise UserError(f"{file} is not Hexagons: rows with {PROCEDURE}, a list of steps {STEP}; {HELP}")
 
     def __len__(self) -> int:
@@ -75,7 +82,7 @@ class Hexagons(FileSource):
         row = self._rows[index]
         where = f"{self._file}, row {row.number}"
         if row.error:
-            raise Damaged(DAMAGED_ROW, f"{where} ({row.error})")
+            raise CorruptSample(CORRUPT_ROW, f"{where} ({row.error})")
         blank, *steps = _steps(row.fields.get(PROCEDURE), where)
         last, tiles = steps[-1].board, tile_map()
         regions, at, before = [], 0, blank.board
@@ -87,7 +94,7 @@ class Hexagons(FileSource):
                 regions.append(Region(step.text, None, mask, ("captions.0", at, at + len(step.text))))
             at += len(step.text) + bool(step.text)
         caption = " ".join(step.text for step in steps if step.text)
-        return Record(self._key(row), board_picture(last), (caption,), regions=tuple(regions))
+        return Record(self._key(row), board_image(last), (caption,), regions=tuple(regions))
 
     def keys(self) -> Iterable[str]:
         """`hexagons-` and the index of the procedure, or the row where it has none."""
@@ -100,18 +107,11 @@ class Hexagons(FileSource):
     @staticmethod
     def _key(row: Row) -> str:
         number = row.fields.get("index")
-        return f"hexagons-{f'row-{row.number}' if number is None else shown(number).strip(chr(34))}"
+        return f"hexagons-{f'row-{row.number}' if number is None else brief_json(number).strip(chr(34))}"
 
 
-def is_hexagons(rows: Sequence[Row]) -> bool:
-    """Whether the first sound row of a file has the form of Hexagons."""
-    first = next((row.fields for row in rows if not row.error), {})
-    steps = first.get(PROCEDURE)
-    return isinstance(steps, list) and bool(steps) and isinstance(steps[0], list)
-
-
-def board_picture(board: np.ndarray) -> Image.Image:
-    """A board as a picture. board: [180] uint8, colours of the tiles row by row"""
+def board_image(board: np.ndarray) -> Image.Image:
+    """A board as an image. board: [180] uint8, colours of the tiles row by row"""
     tiles = tile_map()
     pixels = np.concatenate([[GROUND], COLOURS[board]]).astype(np.uint8)[tiles]
     edge = np.zeros_like(tiles, bool)
@@ -133,17 +133,17 @@ def tile_map() -> np.ndarray:
     row, column = place // COLUMNS, place % COLUMNS
     down = np.abs(np.arange(height)[:, None, None] + 0.5 - half * (2 * row + 1 + column % 2))
     across = np.abs(np.arange(width)[None, :, None] + 0.5 - RADIUS * (1 + 1.5 * column))
-    apart = np.maximum(down, across * 3**0.5 / 2 + down / 2)  # of a hexagon, as |x| + |y| is of a diamond
-    return np.where(apart.min(-1) <= half, 1 + apart.argmin(-1), 0)
+    distance = np.maximum(down, across * 3**0.5 / 2 + down / 2)  # of a hexagon, as |x| + |y| is of a diamond
+    return np.where(distance.min(-1) <= half, 1 + distance.argmin(-1), 0)
 
 
 def _steps(value: Any, where: str) -> list[_Step]:
-    """The steps of a procedure, the blank board first. Raises Damaged."""
+    """The steps of a procedure, the blank board first. Raises CorruptSample."""
     try:
-        found = _Procedure.of({PROCEDURE: value}).drawing_procedure
+        procedure = _Procedure.of({PROCEDURE: value}).drawing_procedure
     except ValueError as error:
-        raise Damaged(DAMAGED_ROW, f"{where} (a step is {STEP}: {error})") from None
-    steps = [_Step(" ".join(strings(text)), np.array(board)) for _, text, board in found]
+        raise CorruptSample(CORRUPT_ROW, f"{where} (a step is {STEP}: {error})") from None
+    steps = [_Step(" ".join(strings(text)), np.array(board)) for _, text, board in procedure]
     if len(steps) < 2 or not any(step.text for step in steps[1:]):
-        raise Damaged(DAMAGED_ROW, f"{where} (a procedure is a blank board and instructions)")
+        raise CorruptSample(CORRUPT_ROW, f"{where} (a procedure is a blank board and instructions)")
     return steps

@@ -1,7 +1,7 @@
 """Benchmarks of retrieval with long captions, each read from the files that its authors give out.
 
-densely_captioned_images/      DCI: a folder of JSON files, one a picture: image, short_caption, extra_caption
-docci_descriptions.jsonlines   DOCCI: example_id, split, image_file, description; split=test unless told
+densely_captioned_images/      DCI: a folder of JSON files, one an image: image, short_caption, extra_caption
+docci_descriptions.jsonlines   DOCCI: example_id, split, image_file, description; split=test by default
 Urban1k/                       Urban-1k: caption/NUMBER.txt and image/NUMBER.jpg
 annotations.json               Urban-1k as one file: annotations[] of image_id, image, caption
 share-captioner_....json       ShareGPT4V: a list of rows with image and conversations
@@ -20,35 +20,33 @@ from grainline.data.formats.common import (
     IMAGE_SUFFIXES,
     FileSource,
     digest,
-    read_picture,
-    require_pictures,
+    read_image,
+    require_images,
     split_query,
 )
 from grainline.data.formats.plain import HELP, elements, load_json, read_text
-from grainline.data.formats.table import Row, json_rows, read_rows
-from grainline.data.record import DAMAGED_ROW, MISSING_CAPTION, Damaged, Record
+from grainline.data.formats.table import Row, Table, first_fields, json_rows, read_rows
+from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, CorruptSample, Record
 from grainline.errors import UserError
 
-# What the benchmarks of retrieval with long captions share: pictures with one long text each.
-#
-# A source gives the texts as they stand in its files. What a protocol makes of them, and how many it reads,
-# is said in grainline.evaluation.collectors.long. A picture has one text: where a file names it again, its
-# first text stands.
+# A source gives the texts of its files unchanged; evaluation/suites/long_retrieval.py applies the protocols.
+# An image has one text, the first one in the file.
 
 
 class Pair(NamedTuple):
-    """A picture and its text, or why there is none."""
+    """An image and its text, or why there is none."""
 
     key: str
-    places: tuple[str, ...]  # below the root, where the picture may lie
+    places: tuple[str, ...]  # below the root, where the image may lie
     text: str  # as the file has it, blanks and line breaks included
     short: str = ""  # a caption that the text begins with, where the file has one
-    damage: str = ""
+    error: str = ""
 
 
 class LongCaptions(FileSource):
-    """Abstract: pictures with one long text each."""
+    """Abstract: images with one long text each."""
 
+    images_by_path = True
     benchmark: str  # the name of the set; "" for another part of it than the one that is measured on
 
     def __init__(self, path: str, file: str, root: str, pairs: Iterable[Pair]) -> None:
@@ -60,11 +58,11 @@ class LongCaptions(FileSource):
         self.pairs = tuple(pair for pair in listed if first[pair.key] is pair)
         again = len(listed) - len(self.pairs)
         if again:
-            self.remarks = (f"{again} texts beyond the first of their picture are left out",)
+            self.remarks = (f"{again} texts beyond the first of their image are left out",)
         if not any(pair.text.strip() for pair in self.pairs):
             raise UserError(f"{file} has no text in any of its {len(self.pairs)} rows; {HELP}")
-        places = [self._places(pair) for pair in self.pairs if not pair.damage]
-        require_pictures(places, file, root, f", the folder of the pictures of {type(self).__name__}")
+        places = [self._places(pair) for pair in self.pairs if not pair.error]
+        require_images(places, file, root, f", the folder of the images of {type(self).__name__}")
 
     def _places(self, pair: Pair) -> list[str]:
         return [os.path.join(self._root, place) for place in pair.places]
@@ -78,28 +76,28 @@ class LongCaptions(FileSource):
         return record._replace(captions=(pair.short,), long=record.captions[0]) if pair.short else record
 
     def record(self, index: int, text: str) -> Record:
-        """The record at a position with this text instead of its own. Raises Damaged."""
+        """The record at a position with this text instead of its own. Raises CorruptSample."""
         pair = self.pairs[index]
         where = f"{self._file}: {pair.key}"
-        if pair.damage:
-            raise Damaged(DAMAGED_ROW, f"{where} ({pair.damage})")
+        if pair.error:
+            raise CorruptSample(CORRUPT_ROW, f"{where} ({pair.error})")
         if not text.strip():
-            raise Damaged(MISSING_CAPTION, where)
-        return Record(pair.key, read_picture(self._places(pair), where), (text.strip(),))
+            raise CorruptSample(MISSING_CAPTION, where)
+        return Record(pair.key, read_image(self._places(pair), where), (text.strip(),))
 
     def keys(self) -> Iterable[str]:
-        """The names of the pictures."""
+        """The names of the images."""
         return (pair.key for pair in self.pairs)
 
     def fingerprint(self) -> str:
-        """sha256 over names and texts; pictures are not looked at, so their sizes do not count."""
+        """sha256 over names and texts; images are not looked at, so their sizes do not count."""
         return digest(part for pair in self.pairs for part in (pair.key, pair.text))
 
 
 DCI_FIELDS = ("image", "short_caption", "extra_caption")
 DOCCI_FIELDS = ("example_id", "split", "image_file", "description")
 URBAN_FIELDS = {"image_id", "image", "caption"}
-PARTS = {"aar_": "IIW-400", "test_": "DOCCI_Test", "sa_": "DCI_Test"}  # of ImageInWords, by names of pictures
+PARTS = {"aar_": "IIW-400", "test_": "DOCCI_Test", "sa_": "DCI_Test"}  # of ImageInWords, by names of images
 
 _NUMBER = re.compile(r"\d+\.(jpg|txt)").fullmatch
 
@@ -108,6 +106,11 @@ class DCI(LongCaptions):
     """Densely Captioned Images, all splits: the folder of the archive, or one that holds its JSON files."""
 
     benchmark = "dci"
+
+    @staticmethod
+    def recognises_path(path: str) -> bool:
+        """Whether a folder holds the JSON files of DCI."""
+        return dci_folder(path) is not None
 
     def __init__(self, path: str, images: str | None = None) -> None:
         folder, options = split_query(path, ("images",))
@@ -130,10 +133,15 @@ class DCI(LongCaptions):
 class DOCCI(LongCaptions):
     """The descriptions of one split or several."""
 
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        """Whether the first sound row of a file has the form of DOCCI."""
+        return _texts(_first(content), DOCCI_FIELDS)
+
     def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
         file, options = split_query(path, ("images", "split"))
         rows = read_rows(file) if rows is None else rows
-        if not is_docci(rows):
+        if not self.recognises(rows):
             raise UserError(f"{file} is not DOCCI: rows with {', '.join(DOCCI_FIELDS)}; {HELP}")
         splits = Counter(str(row.fields.get("split")) for row in rows if not row.error)
         wanted = options.get("split", "test").split(",")
@@ -144,15 +152,36 @@ class DOCCI(LongCaptions):
                 f"{file} has no split {unknown[0]}: it has {has}; name one as ?split=NAME; {HELP}"
             )
         self.benchmark = "docci" if wanted == ["test"] else ""
-        kept = [row for row in rows if row.error or row.fields.get("split") in wanted]
-        pairs = (_pair(row, "image_file", "description") for row in kept)
-        super().__init__(path, file, images or options.get("images") or _beside(file), pairs)
+        selected = [row for row in rows if row.error or row.fields.get("split") in wanted]
+        pairs = (_pair(row, "image_file", "description") for row in selected)
+        super().__init__(path, file, images or options.get("images") or _folder_of(file), pairs)
 
 
 class Urban1k(LongCaptions):
     """The folder of Long-CLIP, or one JSON file with all captions."""
 
     benchmark = "urban-1k"
+
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        """Whether parsed JSON has the form of the file of Urban-1k."""
+        rows = content.get("annotations") if isinstance(content, dict) and len(content) == 1 else None
+        return isinstance(rows, list) and any(
+            isinstance(row, dict) and row.keys() == URBAN_FIELDS and _NUMBER(str(row["image"]))
+            for row in rows
+        )
+
+    @staticmethod
+    def recognises_path(path: str) -> bool:
+        """Whether a folder has the form of Urban-1k:
+
+        numbered texts in caption/, numbered images in image/.
+        """
+        folders = [os.path.join(path, name) for name in ("caption", "image")]
+        if not all(map(os.path.isdir, folders)):
+            return False
+        texts, images = (os.listdir(folder) for folder in folders)
+        return bool(texts and images) and all(map(_NUMBER, [*texts, *images]))
 
     def __init__(self, path: str, images: str | None = None, data: Any = None) -> None:
         file, options = split_query(path, ("images",))
@@ -165,12 +194,12 @@ class Urban1k(LongCaptions):
             root = root or os.path.join(file, "image")
         else:
             data = load_json(file) if data is None else data
-            if not is_urban(data):
+            if not self.recognises(data):
                 fields = ", ".join(sorted(URBAN_FIELDS))
                 raise UserError(f"{file} is not Urban-1k: annotations[] of {fields}; {HELP}")
             rows = json_rows(file, data["annotations"])
             pairs = [_pair(row, "image", "caption") for row in rows]
-            root = root or _beside(file)
+            root = root or _folder_of(file)
         super().__init__(path, file, root, pairs)
 
 
@@ -179,16 +208,25 @@ class ShareGPT4V(LongCaptions):
 
     benchmark = "sharegpt4v"
 
+    @staticmethod
+    def recognises_path(path: str) -> bool:
+        """Whether the first row of a path has the form of ShareGPT4V; no more of it is read."""
+        try:
+            first = next(elements(path), None)
+        except UserError:
+            return False
+        return isinstance(first, dict) and not _turns(first, 1).error
+
     def __init__(self, path: str, images: str | None = None) -> None:
         file, options = split_query(path, ("images", "rows"))
-        if not is_sharegpt4v(file):
+        if not self.recognises_path(file):
             raise UserError(f"{file} is not ShareGPT4V: a list of rows with image and conversations; {HELP}")
         most = options.get("rows", "")
         if most and not (most.isdecimal() and int(most)):
             raise UserError(f"rows={most} in {path}: a number of rows from 1 on; {HELP}")
-        found = islice(elements(file), int(most) if most else None)
-        pairs = (_turns(row, number) for number, row in enumerate(found, 1))
-        super().__init__(path, file, images or options.get("images") or _beside(file), pairs)
+        rows = islice(elements(file), int(most) if most else None)
+        pairs = (_turns(row, number) for number, row in enumerate(rows, 1))
+        super().__init__(path, file, images or options.get("images") or _folder_of(file), pairs)
 
 
 class IIW(LongCaptions):
@@ -196,14 +234,20 @@ class IIW(LongCaptions):
 
     benchmark = "iiw"
 
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        """Whether the first sound row of a file has the form of ImageInWords."""
+        first = _first(content)
+        return _texts(first, ("IIW",)) and (_texts(first, ("image/key",)) or _texts(first, ("image",)))
+
     def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
         file, options = split_query(path, ("images",))
         rows = read_rows(file) if rows is None else rows
-        if not is_iiw(rows):
+        if not self.recognises(rows):
             raise UserError(f"{file} is not ImageInWords: rows with IIW and image or image/key; {HELP}")
         name = "image/key" if "image/key" in _first(rows) else "image"
         pairs = (_in_part(_pair(row, name, "IIW")) for row in rows)
-        super().__init__(path, file, images or options.get("images") or _beside(file), pairs)
+        super().__init__(path, file, images or options.get("images") or _folder_of(file), pairs)
 
 
 def dci_folder(path: str) -> str | None:
@@ -215,45 +259,8 @@ def dci_folder(path: str) -> str | None:
     return None
 
 
-def is_urban_folder(path: str) -> bool:
-    """Whether a folder has the form of Urban-1k: numbered texts in caption/, numbered pictures in image/."""
-    folders = [os.path.join(path, name) for name in ("caption", "image")]
-    if not all(map(os.path.isdir, folders)):
-        return False
-    texts, pictures = (os.listdir(folder) for folder in folders)
-    return bool(texts and pictures) and all(map(_NUMBER, [*texts, *pictures]))
-
-
-def is_urban(data: Any) -> bool:
-    """Whether parsed JSON has the form of the file of Urban-1k."""
-    rows = data.get("annotations") if isinstance(data, dict) and len(data) == 1 else None
-    return isinstance(rows, list) and any(
-        isinstance(row, dict) and row.keys() == URBAN_FIELDS and _NUMBER(str(row["image"])) for row in rows
-    )
-
-
-def is_docci(rows: Sequence[Row]) -> bool:
-    """Whether the first sound row of a file has the form of DOCCI."""
-    return _texts(_first(rows), DOCCI_FIELDS)
-
-
-def is_iiw(rows: Sequence[Row]) -> bool:
-    """Whether the first sound row of a file has the form of ImageInWords."""
-    first = _first(rows)
-    return _texts(first, ("IIW",)) and (_texts(first, ("image/key",)) or _texts(first, ("image",)))
-
-
-def is_sharegpt4v(file: str) -> bool:
-    """Whether the first row of a file has the form of ShareGPT4V; no more of it is read."""
-    try:
-        first = next(elements(file), None)
-    except UserError:
-        return False
-    return isinstance(first, dict) and not _turns(first, 1).damage
-
-
 def _first(rows: Sequence[Row]) -> dict[str, Any]:
-    return dict(next((row.fields for row in rows if not row.error), {}))
+    return dict(first_fields(rows))
 
 
 def _texts(fields: Any, names: Sequence[str]) -> bool:
@@ -269,24 +276,24 @@ def _json(file: str) -> Any:
 
 def _names(folder: str, kind: str) -> list[str]:
     """The files of a kind in a folder; numbers stand in their order."""
-    found = [name for name in os.listdir(folder) if name.endswith(f".{kind}") and not name.startswith(".")]
-    return sorted(found, key=lambda name: (len(name), name) if _NUMBER(name) else (0, name))
+    names = [name for name in os.listdir(folder) if name.endswith(f".{kind}") and not name.startswith(".")]
+    return sorted(names, key=lambda name: (len(name), name) if _NUMBER(name) else (0, name))
 
 
-def _beside(file: str) -> str:
+def _folder_of(file: str) -> str:
     return os.path.dirname(os.path.abspath(file))
 
 
 def _pair(row: Row, image: str, text: str) -> Pair:
     name = row.fields.get(image)
     if row.error or not isinstance(name, str) or not name.strip():
-        return Pair(f"row {row.number}", (), "", damage=row.error or f"no {image}")
+        return Pair(f"row {row.number}", (), "", error=row.error or f"no {image}")
     value = row.fields.get(text)
     return Pair(name.strip(), (name.strip(),), printable(value) if isinstance(value, str) else "")
 
 
 def _in_part(pair: Pair) -> Pair:
-    """The places of a picture of ImageInWords; two of its three files name pictures without a suffix."""
+    """The places of an image of ImageInWords; two of its three files name images without a suffix."""
     name = pair.key
     if not name.lower().endswith(tuple(f".{kind}" for kind in IMAGE_SUFFIXES)):
         name += ".jpg"
@@ -300,23 +307,67 @@ def _dci(file: str, name: str) -> Pair:
     """Short and extra caption in two lines, as the class of the authors puts them together."""
     fields = _json(file)
     if not _texts(fields, DCI_FIELDS) or not fields["image"].strip():
-        return Pair(name, (), "", damage=f"no JSON with {', '.join(DCI_FIELDS)}")
+        return Pair(name, (), "", error=f"no JSON with {', '.join(DCI_FIELDS)}")
     image, short, extra = (printable(fields[field]) for field in DCI_FIELDS)
     text = f"{short}\n{extra}" if extra.strip() else short
     return Pair(image.strip(), (image.strip(),), text, short.strip() if extra.strip() else "")
 
 
 def _text_file(folder: str, name: str) -> Pair:
-    picture = os.path.splitext(name)[0] + ".jpg"
+    image = os.path.splitext(name)[0] + ".jpg"
     try:
-        return Pair(picture, (picture,), printable(read_text(os.path.join(folder, name))))
+        return Pair(image, (image,), printable(read_text(os.path.join(folder, name))))
     except UserError as error:
-        return Pair(picture, (picture,), "", damage=str(error))
+        return Pair(image, (image,), "", error=str(error))
 
 
 def _turns(row: Any, number: int) -> Pair:
     fields = row if isinstance(row, dict) else {}
     turns = fields.get("conversations")
     if not isinstance(turns, list) or len(turns) < 2 or not _texts(turns[1], ("value",)):
-        return Pair(f"row {number}", (), "", damage="no second turn in conversations")
+        return Pair(f"row {number}", (), "", error="no second turn in conversations")
     return _pair(Row(number, {"image": fields.get("image"), "text": turns[1]["value"]}), "image", "text")
+
+
+# HiMo-Docci: images of DOCCI with captions cut into cumulative subtexts (HiMo-CLIP, arXiv 2511.06653).
+#
+#     himo_docci_data.json   JSON Lines in spite of its name: img_path, caption (the subtexts), raw_caption
+#
+# The caption of a record is `raw_caption`. Its subtexts are unchanged but for
+# blanks at their ends: they are not always exact beginnings of the next one, nor is the last always the whole
+# caption.
+
+HIMO_FIELDS = {"img_path": str, "caption": list, "raw_caption": str}
+
+
+class HimoDocci(Table):
+    """A table whose rows say their subtexts."""
+
+    which = ", the folder of the images of DOCCI"
+
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        """Whether the first sound row of a file has the form of HiMo-Docci."""
+        first = first_fields(content)
+        return _is_himo_row(first)
+
+    def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
+        file, _ = split_query(path, ("root",))
+        rows = read_rows(file) if rows is None else rows
+        if not self.recognises(rows):
+            raise UserError(f"{file} is not HiMo-Docci: rows with {', '.join(HIMO_FIELDS)}; {HELP}")
+        super().__init__(path, images, [_himo_row(row) for row in rows])
+
+
+def _is_himo_row(fields: Any) -> bool:
+    return all(isinstance(fields.get(name), kind) for name, kind in HIMO_FIELDS.items())
+
+
+def _himo_row(row: Row) -> Row:
+    """The row in the names of `common`; one of another form is corrupt."""
+    if row.error:
+        return row
+    if not _is_himo_row(row.fields):
+        return Row(row.number, {}, f"no {', '.join(HIMO_FIELDS)}")
+    image, subtexts, caption = (row.fields[name] for name in HIMO_FIELDS)
+    return row._replace(fields={"image": image, "caption": caption, "subtexts": subtexts})

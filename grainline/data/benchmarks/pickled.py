@@ -1,7 +1,7 @@
-"""Pickled data without code: lists, dicts, numbers and texts, and nothing that a pickle could call.
+"""Pickles of plain data (lists, dicts, numbers, texts), read without running code.
 
-A pickle is a program that may call anything. Every instruction of it is looked at first; those that name,
-build or call something end the reading, whatever they name.
+A pickle is a program that may call anything. Every opcode is checked first; one that imports, builds or calls
+something is refused.
 """
 
 import pickle
@@ -28,7 +28,7 @@ PLAIN = frozenset(
 """Instructions that make values out of the file alone."""
 _OPCODES = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes}
 
-_DAMAGE = (
+_UNPICKLING_ERRORS = (
     *(ArithmeticError, AttributeError, EOFError, IndexError, KeyError, MemoryError, RecursionError),
     *(TypeError, ValueError, pickle.UnpicklingError),
 )
@@ -45,17 +45,17 @@ def read_pickle(path: str) -> Any:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
     try:
-        told = _refuse_code(data, path)
-        found = _loaded(data)
-        return _with_texts(found, {}) if told else found
-    except _DAMAGE as error:
+        has_bytes = _refuse_code(data, path)
+        content = _loaded(data)
+        return _with_texts(content, {}) if has_bytes else content
+    except _UNPICKLING_ERRORS as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path} is no pickle of plain data: {first}; {HELP}") from None
 
 
 def _refuse_code(data: bytes, path: str) -> bool:
     """Raise UserError for an instruction that is not plain; whether the file has byte strings of Python 3."""
-    told, file = False, BytesIO(data)
+    has_bytes, file = False, BytesIO(data)
     while code := file.read(1):
         opcode = _OPCODES.get(code)
         if opcode is None:
@@ -70,8 +70,8 @@ def _refuse_code(data: bytes, path: str) -> bool:
             raise ValueError("it asks for more memory than its content can need")
         if opcode.name == "STOP":
             break
-        told = told or "BYTES" in opcode.name
-    return told
+        has_bytes = has_bytes or "BYTES" in opcode.name
+    return has_bytes
 
 
 def _argument(opcode: Any, file: BytesIO) -> Any:
@@ -101,8 +101,10 @@ def _with_texts(value: Any, done: dict[int, Any]) -> Any:
         return value
     if id(value) not in done:
         if isinstance(value, dict):
-            found: Any = {_with_texts(name, done): _with_texts(inner, done) for name, inner in value.items()}
+            converted: Any = {
+                _with_texts(name, done): _with_texts(inner, done) for name, inner in value.items()
+            }
         else:
-            found = type(value)(_with_texts(inner, done) for inner in value)
-        done[id(value)] = found
+            converted = type(value)(_with_texts(inner, done) for inner in value)
+        done[id(value)] = converted
     return done[id(value)]

@@ -1,9 +1,9 @@
-"""Boxes that a detector proposes, from a JSON file, as ReCLIP's release has them (arXiv 2204.05991).
+"""Box proposals of a detector, in the JSON of ReCLIP's release (arXiv 2204.05991).
 
     {"581857": [[x, y, width, height], ...], "other.jpg": [{"box": [...], "score": 0.9}, ...]}
     [{"image_id": 581857, "box": [x, y, width, height], "score": 0.9}, ...]
 
-A box is left, top, width and height in pixels of the picture, under `box` or `bbox`. A list may say
+A box is left, top, width and height in pixels of the image, under `box` or `bbox`. A list may say
 `file_name` instead of `image_id`. Scores are not used.
 """
 
@@ -25,7 +25,7 @@ FORM = (
 
 
 class Proposals:
-    """The boxes of each picture, in the order of the file. Raises UserError for anything else.
+    """The boxes of each image, in the order of the file. Raises UserError for anything else.
 
     >>> import json, tempfile
     >>> path = Path(tempfile.mkdtemp(), "boxes.json")
@@ -37,16 +37,16 @@ class Proposals:
     def __init__(self, path: str) -> None:
         self.path = path
         data = load_json(path)
-        found: dict[str, list[Box]] = {}
+        boxes: dict[str, list[Box]] = {}
         for name, value in _rows(data, path):
-            found.setdefault(name, []).append(_box(value, name, path))
-        if not any(found.values()):
+            boxes.setdefault(name, []).append(_box(value, name, path))
+        if not any(boxes.values()):
             raise UserError(f"{path} holds no boxes; expected {FORM}")
-        self._boxes = found
+        self._boxes = boxes
         self.sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
     def of(self, key: str) -> tuple[Box, ...]:
-        """The boxes of a picture, each once; () where the file does not name it."""
+        """The boxes of an image, each once; () where the file does not name it."""
         for name in names(key):
             if name in self._boxes:
                 return tuple(dict.fromkeys(self._boxes[name]))
@@ -54,7 +54,7 @@ class Proposals:
 
 
 def names(key: str) -> Iterator[str]:
-    """What a file of proposals may call a picture: its key, file name, stem, and the number at the end of it.
+    """What a file of proposals may call an image: its key, file name, stem, and the number at the end of it.
 
     >>> list(names("train2014/COCO_train2014_000000000007.jpg"))[1:]
     ['COCO_train2014_000000000007.jpg', 'COCO_train2014_000000000007', '7']
@@ -67,7 +67,7 @@ def names(key: str) -> Iterator[str]:
 
 
 def _rows(data: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Name of a picture and one of its boxes."""
+    """Name of an image and one of its boxes."""
     if isinstance(data, dict):
         for name, boxes in data.items():
             if not isinstance(boxes, list):

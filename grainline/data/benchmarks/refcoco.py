@@ -1,4 +1,4 @@
-"""Referring expressions with masks, as RefCOCO, RefCOCO+ and RefCOCOg have them.
+"""RefCOCO, RefCOCO+ and RefCOCOg: referring expressions with masks.
 
     refcoco:DIR?split=testA&images=train2014/    a folder of the release: refs(unc).p and instances.json
     refcoco:refcocog/refs(umd).p?split=val       one of several files of expressions
@@ -6,8 +6,8 @@
 Yu et al., arXiv 1608.00272; Mao et al., arXiv 1511.02283. The file of expressions, pickled or as JSON, is a
 list of {ref_id, ann_id, image_id, split, sentences: [{sent, raw, sent_id}]}; instances.json beside it has
 images[] and annotations[] with a segmentation, as COCO does, and with image_id and bbox where boxes are asked
-for. A record is a picture with a region for each sentence; it has no caption. `split` may name several, by
-commas, and is `val` unless it is told. `masks=coco` draws polygons with pycocotools, as published code does
+for. A record is an image with a region for each sentence; it has no caption. `split` may name several, by
+commas, and is `val` by default. `masks=coco` draws polygons with pycocotools, as published code does
 (extra `coco`); without it a pixel belongs to a polygon where its centre lies inside.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grainline.data.benchmarks.pickled import read_pickle
-from grainline.data.decode import picture_size
+from grainline.data.decode import image_size
 from grainline.data.formats.checked import (
     Extent,
     Fields,
@@ -33,22 +33,19 @@ from grainline.data.formats.checked import (
     has_rows,
     strings,
 )
-from grainline.data.formats.common import FileSource, digest, read_picture, require_pictures, split_query
+from grainline.data.formats.common import FileSource, digest, read_image, require_images, split_query
 from grainline.data.formats.masks import coco_polygons_mask, polygons_mask, read_mask, require_pycocotools
 from grainline.data.formats.plain import HELP, load_json
-from grainline.data.record import DAMAGED_REGION, DAMAGED_ROW, Box, Damaged, Record, Region
+from grainline.data.record import CORRUPT_REGION, CORRUPT_ROW, Box, CorruptSample, Record, Region
 from grainline.errors import UserError
 
 REF_FIELDS = ("ann_id", "image_id", "split", "sentences")
 INSTANCES = "instances.json"
-INSTANCE_FIELDS = {
-    "images": ("id", "file_name", "width", "height"),
-    "annotations": ("id", "segmentation"),
-}
+INSTANCE_FIELDS = {"images": ("id", "file_name", "width", "height"), "annotations": ("id", "segmentation")}
 
 
 class _Ref(Fields):
-    """What is said of one annotation."""
+    """The expressions of one annotation."""
 
     ann_id: Id
     image_id: Id
@@ -83,12 +80,12 @@ class _Polygons(Fields):
     segmentation: tuple[tuple[Pixels, ...], ...]
 
 
-class _Picture(NamedTuple):
+class _AnnotatedImage(NamedTuple):
     name: str
     size: tuple[int, int]  # width and height
-    asked: list[tuple[str, int | str]]  # text, id of the annotation
+    expressions: list[tuple[str, int | str]]  # text, id of the annotation
     number: int | str  # its id
-    damage: str = ""  # what is wrong with the row; its place in the file is then the name
+    error: str = ""  # what is wrong with the row; its place in the file is then the name
 
 
 class _Notes(NamedTuple):
@@ -96,18 +93,34 @@ class _Notes(NamedTuple):
 
     outline: dict[int | str, Any]  # of those that an expression speaks of, by their ids
     box: dict[int | str, Box | None]  # of the same
-    around: dict[int | str, list[Box | None]]  # of all annotations of a picture, by its id
+    around: dict[int | str, list[Box | None]]  # of all annotations of an image, by its id
 
 
 class RefCoco(FileSource):
-    """The pictures of some splits that have expressions, in the order of the file. Raises UserError."""
+    """The images of some splits that have expressions, in the order of the file. Raises UserError."""
+
+    images_by_path = True
+
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        """Whether content have the form of a file of expressions; its rows may still be wrong."""
+        return (
+            isinstance(content, list)
+            and bool(content)
+            and any(isinstance(row, dict) and all(name in row for name in REF_FIELDS) for row in content)
+        )
+
+    @staticmethod
+    def recognises_path(path: str) -> bool:
+        """Whether a folder holds a file of expressions and the annotations that it speaks of."""
+        return (Path(path) / INSTANCES).is_file() and bool(_files_in(path))
 
     def __init__(self, path: str, images: str | None = None, data: Any = None) -> None:
         place, options = split_query(path, ("images", "split", "instances", "masks"))
         self.path = path
         self._file = _file_of(place)
         refs = _refs(self._file) if data is None else data
-        if not is_refs(refs):
+        if not self.recognises(refs):
             raise UserError(
                 f"{self._file} is no file of expressions: a list of rows with {', '.join(REF_FIELDS)}; {HELP}"
             )
@@ -120,45 +133,47 @@ class RefCoco(FileSource):
         instances = options.get("instances") or os.path.join(beside, INSTANCES)
         self._root = images or options.get("images") or beside
         rows = list(checked(_Ref, refs, "refs"))
-        chosen = _of_split(rows, options.get("split", "val"), self._file)
+        split_refs = _of_split(rows, options.get("split", "val"), self._file)
         self._instances = instances
-        self._pictures, (self._outlines, self._box, self._around) = _read(chosen, instances, self._file)
-        names = [one.name for one in self._pictures if not one.damage]
-        require_pictures([self._places(name) for name in names], self._file, self._root)
+        self._images, (self._outlines, self._box, self._around) = _read(split_refs, instances, self._file)
+        names = [one.name for one in self._images if not one.error]
+        require_images([self._places(name) for name in names], self._file, self._root)
 
     def _places(self, name: str) -> list[str]:
-        """DIR may be the folder of the pictures, or the one above train2014."""
+        """DIR may be the folder of the images, or the one above train2014."""
         return [os.path.join(self._root, place) for place in (name, os.path.join("train2014", name))]
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._images)
 
     def __getitem__(self, index: int) -> Record:
-        name, size, asked, _, damage = self._pictures[index]
+        name, size, expressions, _, error = self._images[index]
         where = f"{self._file}: {name}"
-        if damage:
-            raise Damaged(DAMAGED_ROW, f"{where} ({damage})")
-        record = Record(name, read_picture(self._places(name), where), ())
-        found = picture_size(record)
-        if found != size:
-            told = f"{found[0]} x {found[1]} pixels, its masks are for {size[0]} x {size[1]}"
-            raise Damaged(DAMAGED_REGION, f"{where} ({told})")
-        masks = {number: self._mask(number, size, where) for number in dict.fromkeys(n for _, n in asked)}
+        if error:
+            raise CorruptSample(CORRUPT_ROW, f"{where} ({error})")
+        record = Record(name, read_image(self._places(name), where), ())
+        actual = image_size(record)
+        if actual != size:
+            sizes = f"{actual[0]} x {actual[1]} pixels, its masks are for {size[0]} x {size[1]}"
+            raise CorruptSample(CORRUPT_REGION, f"{where} ({sizes})")
+        masks = {
+            number: self._mask(number, size, where) for number in dict.fromkeys(n for _, n in expressions)
+        }
         return record._replace(
-            regions=tuple(Region(text, self._box[number], masks[number]) for text, number in asked)
+            regions=tuple(Region(text, self._box[number], masks[number]) for text, number in expressions)
         )
 
     def boxes(self, index: int) -> tuple[Box, ...]:
-        """The boxes of all annotations of a picture, in the order of the file. Raises UserError without."""
-        name, number = self._pictures[index].name, self._pictures[index].number
+        """The boxes of all annotations of an image, in the order of the file. Raises UserError without."""
+        name, number = self._images[index].name, self._images[index].number
         here = self._around.get(number, [])
-        found = tuple(box for box in here if box is not None)
-        if len(found) < len(here) or not found:
+        boxes = tuple(box for box in here if box is not None)
+        if len(boxes) < len(here) or not boxes:
             raise UserError(
                 f"{self._instances}: an annotation of {name} has no image_id or no bbox [left, top, width,"
                 f" height]; {HELP}"
             )
-        return found
+        return boxes
 
     def _mask(self, number: int | str, size: tuple[int, int], where: str) -> np.ndarray:
         outline = self._outlines[number]
@@ -169,40 +184,24 @@ class RefCoco(FileSource):
             else:
                 mask = read_mask(outline)
         except ValueError as error:
-            raise Damaged(DAMAGED_REGION, f"{where} (annotation {number}: {error})") from error
+            raise CorruptSample(CORRUPT_REGION, f"{where} (annotation {number}: {error})") from error
         if mask.shape != size[::-1]:
-            told = (
-                f"a mask of {mask.shape[1]} x {mask.shape[0]} pixels, the picture has {size[0]} x {size[1]}"
-            )
-            raise Damaged(DAMAGED_REGION, f"{where} (annotation {number}: {told})")
+            sizes = f"a mask of {mask.shape[1]} x {mask.shape[0]} pixels, the image has {size[0]} x {size[1]}"
+            raise CorruptSample(CORRUPT_REGION, f"{where} (annotation {number}: {sizes})")
         return mask
 
     def keys(self) -> Iterable[str]:
-        """The file names of the pictures."""
-        return (picture.name for picture in self._pictures)
+        """The file names of the images."""
+        return (image.name for image in self._images)
 
     def fingerprint(self) -> str:
-        """sha256 over names, texts and outlines; pictures are not looked at, so they do not count."""
+        """sha256 over names, texts and outlines; images are not looked at, so they do not count."""
         parts: list[str | int] = [self._masks] if self._masks else []
-        for name, _, asked, _, _ in self._pictures:
-            parts += [name, len(asked)]
-            for text, number in asked:
+        for name, _, expressions, _, _ in self._images:
+            parts += [name, len(expressions)]
+            for text, number in expressions:
                 parts += [text, str(self._outlines[number])]
         return digest(parts)
-
-
-def is_refs(data: Any) -> bool:
-    """Whether data have the form of a file of expressions; its rows may still be wrong."""
-    return (
-        isinstance(data, list)
-        and bool(data)
-        and any(isinstance(row, dict) and all(name in row for name in REF_FIELDS) for row in data)
-    )
-
-
-def is_refs_folder(path: str) -> bool:
-    """Whether a folder holds a file of expressions and the annotations that it speaks of."""
-    return (Path(path) / INSTANCES).is_file() and bool(_files_in(path))
 
 
 def _files_in(folder: str) -> list[str]:
@@ -214,11 +213,11 @@ def _file_of(place: str) -> str:
     """The file of expressions that a path means. Raises UserError for a folder with none or several."""
     if not os.path.isdir(place):
         return place
-    found = _files_in(place)
-    if len(found) != 1:
-        has = f"holds {', '.join(found)}: name one of them" if found else "holds no file refs(...).p or .json"
+    files = _files_in(place)
+    if len(files) != 1:
+        has = f"holds {', '.join(files)}: name one of them" if files else "holds no file refs(...).p or .json"
         raise UserError(f"{place} {has}, such as refcoco:{os.path.join(place, 'refs(unc).p')}; {HELP}")
-    return os.path.join(place, found[0])
+    return os.path.join(place, files[0])
 
 
 def _refs(file: str) -> Any:
@@ -240,43 +239,43 @@ def _of_split(
 
 def _read(
     refs: list[tuple[str, _Ref | None, str]], instances: str, file: str
-) -> tuple[list[_Picture], _Notes]:
-    """Pictures with their expressions, each row that is wrong for itself, and what expressions speak of.
+) -> tuple[list[_AnnotatedImage], _Notes]:
+    """Images with their expressions, each row that is wrong for itself, and what expressions speak of.
 
     Raises UserError.
     """
     data = load_json(instances)
     if not all(has_rows(data, name, fields) for name, fields in INSTANCE_FIELDS.items()):
-        told = "; ".join(f"{name}[] with {', '.join(fields)}" for name, fields in INSTANCE_FIELDS.items())
-        raise UserError(f"{instances} is no file of annotations: {told}; {HELP}")
+        form = "; ".join(f"{name}[] with {', '.join(fields)}" for name, fields in INSTANCE_FIELDS.items())
+        raise UserError(f"{instances} is no file of annotations: {form}; {HELP}")
     listed = {row.id: row for _, row, _ in checked(_Image, data["images"], "images") if row}
     rows = checked(_Annotation, data["annotations"], "annotations")
     outlines = {row.id: row.segmentation for _, row, _ in rows if row}
-    pictures: dict[int | str, _Picture] = {}
-    broken: list[_Picture] = []
+    images: dict[int | str, _AnnotatedImage] = {}
+    broken: list[_AnnotatedImage] = []
     for place, ref, wrong in refs:
         if ref and (ref.image_id not in listed or ref.ann_id not in outlines):
             both = f"image {ref.image_id} or annotation {ref.ann_id}"
             ref, wrong = None, f"{both} is not in {instances}, or wrong there"
         if ref is None:
-            broken.append(_Picture(place, (0, 0), [], "", wrong))
+            broken.append(_AnnotatedImage(place, (0, 0), [], "", wrong))
             continue
         image = listed[ref.image_id]
-        new = _Picture(image.file_name, (image.width, image.height), [], image.id)
-        picture = pictures.setdefault(image.id, new)
-        picture.asked.extend((text, ref.ann_id) for text in ref.texts)
-    found = [picture for picture in pictures.values() if picture.asked]
-    if not found:
-        first = "".join(f": {one.name} ({one.damage})" for one in broken[:1])
+        new = _AnnotatedImage(image.file_name, (image.width, image.height), [], image.id)
+        entry = images.setdefault(image.id, new)
+        entry.expressions.extend((text, ref.ann_id) for text in ref.texts)
+    used_images = [entry for entry in images.values() if entry.expressions]
+    if not used_images:
+        first = "".join(f": {one.name} ({one.error})" for one in broken[:1])
         raise UserError(f"{file} has no expressions in these splits{first}; {HELP}")
-    used = {number for picture in found for _, number in picture.asked}
+    used = {number for entry in used_images for _, number in entry.expressions}
     notes = _Notes({number: outlines[number] for number in used}, dict.fromkeys(used), {})
     for row in data["annotations"]:
-        _add_box(row, notes, pictures)
-    return found + broken, notes
+        _add_box(row, notes, images)
+    return used_images + broken, notes
 
 
-def _add_box(row: Any, notes: _Notes, pictures: Mapping[int | str, _Picture]) -> None:
+def _add_box(row: Any, notes: _Notes, images: Mapping[int | str, _AnnotatedImage]) -> None:
     """The box of an annotation, None where it has none that is right."""
     try:
         number = _Annotation.of(row).id
@@ -289,5 +288,5 @@ def _add_box(row: Any, notes: _Notes, pictures: Mapping[int | str, _Picture]) ->
         box, image = None, row.get("image_id")
     if number in notes.box:
         notes.box[number] = box
-    if isinstance(image, int | str) and image in pictures:
+    if isinstance(image, int | str) and image in images:
         notes.around.setdefault(image, []).append(box)

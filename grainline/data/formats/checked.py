@@ -1,4 +1,4 @@
-"""Values of a row or a description, checked once: models whose fields say what is allowed.
+"""Values of a row or a description, validated by pydantic models whose fields say what is allowed.
 
     class Note(Fields):
         id: Id
@@ -29,7 +29,7 @@ _WORDS = (
 
 
 class Fields(BaseModel):
-    """The fields of one object that are read; others are left alone."""
+    """Base of the models: the fields of one object that are read; others are ignored."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
@@ -51,13 +51,13 @@ def strings(value: Any) -> list[str]:
     >>> strings(" A dog. "), strings(["A cat.", None, ""]), strings(7)
     (['A dog.'], ['A cat.'], [])
     """
-    found = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
-    clean = (printable(text.strip()) for text in found if isinstance(text, str))
+    values = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+    clean = (printable(text.strip()) for text in values if isinstance(text, str))
     return [text for text in clean if text]
 
 
 def printable(text: str) -> str:
-    """JSON can hold halves of surrogate pairs, which no tokenizer and no hash accepts; they become `?`."""
+    """The text with `?` for halves of surrogate pairs, which JSON can hold and UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -115,7 +115,7 @@ def around(extent: Box) -> Box:
 
 
 def checked(kind: type[F], rows: Sequence[Any], name: str) -> Iterator[tuple[str, F | None, str]]:
-    """Of each row its place, such as "images[3]", its values or None, and what is wrong with it."""
+    """Validate rows: for each its place, such as "images[3]", its values or None, and the error."""
     for number, row in enumerate(rows):
         try:
             yield f"{name}[{number}]", kind.of(row), ""
@@ -131,17 +131,17 @@ def has_rows(data: Any, name: str, fields: Sequence[str]) -> bool:
     )
 
 
-def shown(value: Any) -> str:
-    """A value as JSON writes it, short enough for a message; what is in a longer list is left out.
+def brief_json(value: Any) -> str:
+    """A value as JSON, shortened for a message.
 
-    >>> shown(None), shown("a" * 99)[:6], shown([3, 0.5, True]), shown({"a": 1})
+    >>> brief_json(None), brief_json("a" * 99)[:6], brief_json([3, 0.5, True]), brief_json({"a": 1})
     ('null', '"aaaaa', '[3, 0.5, true]', 'an object')
     """
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):
         plain = len(value) < 7 and not any(isinstance(one, Mapping | list | tuple) for one in value)
-        return f"[{', '.join(map(shown, value))}]" if plain else f"a list of {len(value)}"
+        return f"[{', '.join(map(brief_json, value))}]" if plain else f"a list of {len(value)}"
     if isinstance(value, int) and value.bit_length() > 64:
         return f"a number of {value.bit_length()} bits"
     try:
@@ -152,7 +152,7 @@ def shown(value: Any) -> str:
 
 
 def _complaint(error: ValidationError, value: Any) -> str:
-    """What is wrong first: "regions.0.box is [3, 0, 1, 1]: a box is left, top, right, bottom"."""
+    """The first error in one line: "regions.0.box is [3, 0, 1, 1]: a box is left, top, right, bottom"."""
     first = error.errors(include_url=False, include_context=False)[0]
     names: list[str] = []
     for part in first["loc"]:
@@ -164,10 +164,10 @@ def _complaint(error: ValidationError, value: Any) -> str:
         names, value = [*names, str(part)], value[part]
     name = ".".join(names)
     if first["type"] == "missing" and isinstance(value, list | tuple):  # a list that ends before this place
-        return f"{'.'.join(names[:-1])} is {shown(value)}: too short, it has {len(value)}"
+        return f"{'.'.join(names[:-1])} is {brief_json(value)}: too short, it has {len(value)}"
     if first["type"] == "missing":
         return f"no {name}"
     message = first["msg"]
     for pattern, word in _WORDS:
         message = pattern.sub(word, message)
-    return f"{name or 'it'} is {shown(value)}: {message[:1].lower()}{message[1:]}"
+    return f"{name or 'it'} is {brief_json(value)}: {message[:1].lower()}{message[1:]}"

@@ -3,7 +3,7 @@
     coco-karpathy:dataset_coco.json?images=DIR&split=test   Karpathy's split, also of Flickr8k and 30k
     coco-val2017:captions_val2017.json?images=DIR           the official annotation file
 
-Both keep exactly the first five captions of a picture, as the field does: in the order of the file for
+Both keep exactly the first five captions of an image, as the field does: in the order of the file for
 Karpathy, by annotation id for the official one. `left_out` counts the others.
 """
 
@@ -14,24 +14,24 @@ from typing import Any, NamedTuple
 
 from grainline.data.formats.checked import Fields, Id, Text, Words, checked, has_rows, strings
 from grainline.data.formats.common import (
+    Captions,
     FileSource,
-    Said,
     digest,
-    read_picture,
-    require_pictures,
+    read_image,
+    require_images,
     split_query,
 )
 from grainline.data.formats.plain import HELP, load_json
-from grainline.data.record import DAMAGED_ROW, MISSING_CAPTION, Damaged, Record
+from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, CorruptSample, Record
 from grainline.errors import UserError
 
 CAPTIONS = 5
 
 
-class _Picture(NamedTuple):
+class _CaptionedImage(NamedTuple):
     places: tuple[str, ...]  # below the root; the first is the key
     captions: list[str]
-    damage: str = ""  # what is wrong with the row; its place in the file is then the key
+    error: str = ""  # what is wrong with the row; its place in the file is then the key
 
 
 class _KarpathyImage(Fields):
@@ -53,59 +53,64 @@ class _Note(Fields):
 
 
 class _Coco(FileSource):
-    """Abstract: pictures with their first captions."""
+    """Abstract: images with their first captions."""
 
-    def __init__(self, path: str, file: str, root: str | None, pictures: Sequence[_Picture]) -> None:
+    images_by_path = True
+
+    def __init__(self, path: str, file: str, root: str | None, entries: Sequence[_CaptionedImage]) -> None:
         self.path = path
         self._file = file
-        self._pictures = [one._replace(captions=one.captions[:CAPTIONS]) for one in pictures]
-        self.left_out = sum(len(one.captions[CAPTIONS:]) for one in pictures)
+        self._images = [one._replace(captions=one.captions[:CAPTIONS]) for one in entries]
+        self.left_out = sum(len(one.captions[CAPTIONS:]) for one in entries)
         self._root = root or os.path.dirname(os.path.abspath(file))
         if self.left_out:
             self.remarks = (
-                f"{self.left_out} captions beyond the first {CAPTIONS} of their picture are left out",
+                f"{self.left_out} captions beyond the first {CAPTIONS} of their image are left out",
             )
-        if not any(picture.captions for picture in self._pictures):
-            raise UserError(f"{file} has no captions in any of its {len(pictures)} pictures; {HELP}")
-        sound = [picture for picture in self._pictures if not picture.damage]
-        require_pictures([self._places(picture) for picture in sound], file, self._root)
+        if not any(image.captions for image in self._images):
+            raise UserError(f"{file} has no captions in any of its {len(entries)} images; {HELP}")
+        sound = [image for image in self._images if not image.error]
+        require_images([self._places(image) for image in sound], file, self._root)
 
-    def _places(self, picture: _Picture) -> list[str]:
-        return [os.path.join(self._root, place) for place in picture.places]
+    def _places(self, image: _CaptionedImage) -> list[str]:
+        return [os.path.join(self._root, place) for place in image.places]
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._images)
 
     def __getitem__(self, index: int) -> Record:
-        picture = self._pictures[index]
-        where = f"{self._file}: {picture.places[0]}"
-        if picture.damage:
-            raise Damaged(DAMAGED_ROW, f"{where} ({picture.damage})")
-        if not picture.captions:
-            raise Damaged(MISSING_CAPTION, where)
-        return Said(tuple(picture.captions)).record(
-            picture.places[0], read_picture(self._places(picture), where)
-        )
+        image = self._images[index]
+        where = f"{self._file}: {image.places[0]}"
+        if image.error:
+            raise CorruptSample(CORRUPT_ROW, f"{where} ({image.error})")
+        if not image.captions:
+            raise CorruptSample(MISSING_CAPTION, where)
+        return Captions(tuple(image.captions)).record(image.places[0], read_image(self._places(image), where))
 
     def keys(self) -> Iterable[str]:
-        """The file names of the pictures."""
-        return (picture.places[0] for picture in self._pictures)
+        """The file names of the images."""
+        return (image.places[0] for image in self._images)
 
     def fingerprint(self) -> str:
-        """sha256 over names and captions; pictures are not looked at, so their sizes do not count."""
+        """sha256 over names and captions; images are not looked at, so their sizes do not count."""
         parts: list[str | int] = []
-        for picture in self._pictures:
-            parts += [picture.places[0], len(picture.captions), *picture.captions]
+        for image in self._images:
+            parts += [image.places[0], len(image.captions), *image.captions]
         return digest(parts)
 
 
 class CocoKarpathy(_Coco):
     """One split of Karpathy's file: images[] with filename, filepath?, split, sentences[].raw."""
 
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        """Whether parsed JSON has the form of Karpathy's files."""
+        return has_rows(content, "images", ("filename", "split", "sentences"))
+
     def __init__(self, path: str, images: str | None = None, data: Any = None) -> None:
         file, options = split_query(path, ("images", "split"))
         data = load_json(file) if data is None else data
-        if not is_karpathy(data):
+        if not self.recognises(data):
             raise UserError(
                 f"{file} is not Karpathy's file: images[] with filename, split and sentences; {HELP}"
             )
@@ -116,66 +121,61 @@ class CocoKarpathy(_Coco):
         if unknown:
             has = ", ".join(f"{name} ({number})" for name, number in sorted(splits.items()))
             raise UserError(f"{file} has no split {unknown[0]}: it has {has}; {HELP}")
-        pictures = [
-            _Picture(_karpathy_places(image), strings([one.get("raw") for one in image.sentences]))
+        entries = [
+            _CaptionedImage(_karpathy_places(image), strings([one.get("raw") for one in image.sentences]))
             if image
-            else _Picture((place,), [], wrong)
+            else _CaptionedImage((place,), [], wrong)
             for place, image, wrong in rows
             if image is None or image.split in wanted
         ]
-        super().__init__(path, file, images or options.get("images"), pictures)
+        super().__init__(path, file, images or options.get("images"), entries)
 
 
 class CocoVal2017(_Coco):
     """An official file: images[] with id and file_name, annotations[] with id, image_id and caption."""
 
+    @staticmethod
+    def recognises(content: Any) -> bool:
+        """Whether parsed JSON has the form of COCO's caption files."""
+        notes = ("id", "image_id", "caption")
+        return has_rows(content, "images", ("id", "file_name")) and has_rows(content, "annotations", notes)
+
     def __init__(self, path: str, images: str | None = None, data: Any = None) -> None:
         file, options = split_query(path, ("images",))
         data = load_json(file) if data is None else data
-        if not is_official(data):
+        if not self.recognises(data):
             raise UserError(
                 f"{file} is not a caption file of COCO: images[] and annotations[] with captions; {HELP}"
             )
-        pictures: list[_Picture] = []
-        of: dict[int | str, _Picture] = {}
+        entries: list[_CaptionedImage] = []
+        of: dict[int | str, _CaptionedImage] = {}
         for place, image, wrong in checked(_Image, data["images"], "images"):
             if image is None or image.id in of:
                 wrong = f"another image has its id {image.id}" if image else wrong
-                pictures.append(_Picture((place,), [], wrong))
+                entries.append(_CaptionedImage((place,), [], wrong))
             else:
-                pictures.append(_Picture(_official_places(image, file), []))
-                of[image.id] = pictures[-1]
+                entries.append(_CaptionedImage(_official_places(image, file), []))
+                of[image.id] = entries[-1]
         notes: list[_Note] = []
         for place, note, wrong in checked(_Note, data["annotations"], "annotations"):
             if note and note.image_id in of:
                 notes.append(note)
             else:
                 wrong = f"image {note.image_id} is not listed, or wrong there" if note else wrong
-                pictures.append(_Picture((place,), [], wrong))
+                entries.append(_CaptionedImage((place,), [], wrong))
         for note in sorted(notes, key=lambda note: (isinstance(note.id, str), note.id)):
             of[note.image_id].captions.extend(strings(note.caption))
-        super().__init__(path, file, images or options.get("images"), pictures)
-
-
-def is_karpathy(data: Any) -> bool:
-    """Whether parsed JSON has the form of Karpathy's files."""
-    return has_rows(data, "images", ("filename", "split", "sentences"))
-
-
-def is_official(data: Any) -> bool:
-    """Whether parsed JSON has the form of COCO's caption files."""
-    notes = ("id", "image_id", "caption")
-    return has_rows(data, "images", ("id", "file_name")) and has_rows(data, "annotations", notes)
+        super().__init__(path, file, images or options.get("images"), entries)
 
 
 def _karpathy_places(image: _KarpathyImage) -> tuple[str, ...]:
-    """DIR may be the folder above val2014 and train2014, or the one that the picture is in."""
+    """DIR may be the folder above val2014 and train2014, or the one that the image is in."""
     name = image.filename
     return (os.path.join(image.filepath, name), name) if image.filepath else (name,)
 
 
 def _official_places(image: _Image, file: str) -> tuple[str, ...]:
-    """DIR may be the folder of the pictures, or the one above it, named as in captions_val2017.json."""
+    """DIR may be the folder of the images, or the one above it, named as in captions_val2017.json."""
     name = image.file_name
     year = os.path.splitext(os.path.basename(file))[0].removeprefix("captions_")
     return (name, os.path.join(year, name))

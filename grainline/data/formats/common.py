@@ -1,6 +1,6 @@
-"""What all sources share: the base class, and how descriptions and picture files are read.
+"""What all sources share: the base class, and how the texts of an image and image files are read.
 
-A description of a picture, in a JSON file beside it or in a row of a table, has these fields:
+A description of an image, in a JSON file beside it or in a row of a table, has these fields:
     caption, captions                 a string or a list of strings
     long, long_caption, description   one longer text
     longs                             a list of further ones
@@ -8,8 +8,7 @@ A description of a picture, in a JSON file beside it or in a row of a table, has
                                       foils?}
     foils                             a list of {text, true, kind}; those of a region need no true
     subtexts                          a list of strings, each longer than the one before
-A mask is what grainline.data.formats.masks reads. Recaptioned data has fields of its own:
-grainline.data.formats.common.
+A mask is what grainline.data.formats.masks reads. Recaptioned data has the fields of DreamLIP, see below.
 """
 
 import glob
@@ -19,18 +18,18 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import unquote
 
 from grainline.data.formats.checked import Fields, Stretch, Text, Upright, Words, strings
 from grainline.data.formats.masks import Mask
 from grainline.data.formats.plain import HELP, parse_json, read_plain, text_of
 from grainline.data.record import (
-    DAMAGED_REGION,
-    DAMAGED_TEXT,
+    CORRUPT_REGION,
+    CORRUPT_TEXT,
     MISSING_IMAGE,
     UNREADABLE_FILE,
-    Damaged,
+    CorruptSample,
     Foil,
     Record,
     Region,
@@ -38,7 +37,7 @@ from grainline.data.record import (
 )
 from grainline.errors import UserError
 
-# Recaptioned data: pictures with short and long captions by three models beside the raw one (DreamLIP).
+# Recaptioned data: images with short and long captions by three models beside the raw one (DreamLIP).
 #
 #     raw_caption, shortIB_captions, longIB_captions, shortSV_captions, longSV_captions, shortLLA_captions,
 #     longLLA_captions
@@ -47,7 +46,6 @@ from grainline.errors import UserError
 # beside an "Image Path", which is a URL, or in the JSON of WebDataset tars; as strings, or as lists of
 # sentences as FLAIR prepares them. Wherever descriptions are read, a look at their fields finds them. The raw
 # caption and the short ones are the captions of a record, the long ones its long descriptions.
-
 
 MODELS = ("IB", "SV", "LLA")
 RAW = "raw_caption"
@@ -68,9 +66,9 @@ def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
     {'captions': ['dog', 'A dog. It runs.'], 'longs': ['A dog.']}
     """
     texts = {name: _whole(fields.get(name)) for name in FIELDS}
-    kept = {name: value for name, value in fields.items() if name not in FIELDS}
+    others = {name: value for name, value in fields.items() if name not in FIELDS}
     return {
-        **kept,
+        **others,
         "captions": [texts[n] for n in (RAW, *SHORT) if texts[n]],
         "longs": [texts[n] for n in LONG if texts[n]],
     }
@@ -86,33 +84,62 @@ def _whole(value: Any) -> str:
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif")
 LONG_FIELDS = ("long", "long_caption", "description")
 
-_PROBES = 10_000  # how many picture paths are looked up, at most, before a set is said to have no pictures
+_PROBES = 10_000  # how many image paths are looked up, at most, before a set is said to have no images
 
 
 class FileSource(ABC):
-    """Abstract: a source that lies on a disk. Fulfils grainline.data.record.Source."""
+    """Abstract: a source on a disk. Fulfils grainline.data.record.Source."""
 
     path: str
-    remarks: tuple[str, ...] = ()  # what was found at opening and is worth knowing, in plain words
+    remarks: tuple[str, ...] = ()  # what a user should know about the data, in plain words
+    images_by_path: ClassVar[bool] = False  # whether images are named by path, so that --images says where
+
+    @classmethod
+    def open(cls, path: str, images: str | None = None, size: int | None = None) -> "FileSource":  # noqa: ARG003
+        """The source at a path. Raises UserError.
+
+        images  folder of the images, where they are named by path
+        size    side of images that are drawn, in pixels
+        """
+        make: Any = cls
+        source: FileSource = make(path, images) if cls.images_by_path else make(path)
+        return source
+
+    @classmethod
+    def from_content(cls, path: str, images: str | None, content: Any) -> "FileSource":
+        """The source of a file whose content, parsed JSON or rows, `recognises` accepted."""
+        make: Any = cls
+        source: FileSource = make(path, images, content)
+        return source
+
+    @staticmethod
+    def recognises(content: Any) -> bool:  # noqa: ARG004
+        """Whether parsed JSON, or a list of rows, has the form of this source; rows may still be wrong."""
+        return False
+
+    @staticmethod
+    def recognises_path(path: str) -> bool:  # noqa: ARG004
+        """Whether a folder, or a file too large to be read whole, has the form of this source."""
+        return False
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def __getitem__(self, index: int) -> Record:
-        """The record at a position; raises Damaged where there is none to be had, IndexError past the end."""
+        """The record at a position. Raises CorruptSample, and IndexError past the end."""
 
     @abstractmethod
     def keys(self) -> Iterable[str]:
-        """The keys of all records in order, without reading any."""
+        """The keys of all records in order, without reading the records."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Hex digest of what the source holds: equal data, equal digest, wherever it lies."""
+        """Hex digest of the content: equal data have equal digests, wherever they lie."""
 
 
-class Said(NamedTuple):
-    """Everything that one description says about its picture."""
+class Captions(NamedTuple):
+    """The texts and regions of one image."""
 
     captions: tuple[str, ...] = ()
     long: str | None = None
@@ -122,7 +149,7 @@ class Said(NamedTuple):
     others: tuple[str, ...] = ()
 
     def record(self, key: str, image: bytes) -> Record:
-        """The record of this description; a long text alone serves as the caption."""
+        """The record with these texts; a long text without captions becomes the caption."""
         assert not self.empty, "no text"
         captions, long = self.captions, self.long
         if long and not captions:
@@ -131,14 +158,14 @@ class Said(NamedTuple):
 
     @property
     def texts(self) -> list[str | int]:
-        """What a fingerprint takes of the texts."""
+        """The texts as parts of a fingerprint."""
         parts: list[str | int] = [len(self.captions), *self.captions, self.long or ""]
         parts += [len(self.subtexts), *self.subtexts] if self.subtexts else []
         return [*parts, "others", len(self.others), *self.others] if self.others else parts
 
     @property
     def silent(self) -> bool:
-        """Whether there is no text of the whole picture."""
+        """Whether there is no text of the whole image."""
         return not self.captions and not self.long
 
     @property
@@ -177,7 +204,7 @@ class _Region(Fields):
 
 
 class _Placed(Fields):
-    """What a description says of parts of its picture."""
+    """What a description says of parts of its image."""
 
     regions: tuple[_Region, ...] = ()
     boxes: tuple[_Region, ...] = ()
@@ -187,19 +214,19 @@ class _Placed(Fields):
 def _placed(fields: Mapping[str, Any], where: str) -> tuple[tuple[Region, ...], tuple[Foil, ...]]:
     given = {name: fields[name] for name in _Placed.model_fields if fields.get(name)}
     try:
-        found = _Placed.of(given) if given else _Placed()
+        placed = _Placed.of(given) if given else _Placed()
     except ValueError as error:
-        raise Damaged(DAMAGED_REGION, f"{where} ({error})") from None
-    foils = tuple(Foil(foil.text, foil.true, foil.kind) for foil in found.foils)
-    return tuple(region.region() for region in found.regions or found.boxes), foils
+        raise CorruptSample(CORRUPT_REGION, f"{where} ({error})") from None
+    foils = tuple(Foil(foil.text, foil.true, foil.kind) for foil in placed.foils)
+    return tuple(region.region() for region in placed.regions or placed.boxes), foils
 
 
-def said(fields: Mapping[str, Any], where: str) -> Said:
-    """Read the fields named at the top of this file. Texts are stripped, empty ones dropped.
+def read_captions(fields: Mapping[str, Any], where: str) -> Captions:
+    """The texts in the fields named at the top of this file. They are stripped, and empty ones dropped.
 
-    Raises Damaged("damaged region"), which names the field.
+    Raises CorruptSample("corrupt region"), which names the field.
 
-    >>> said({"caption": "A dog.", "captions": ["It runs. ", " "], "description": "A wet dog."}, "a.json")[:2]
+    >>> read_captions({"captions": ["A dog.", "It runs. ", " "], "description": "A wet dog."}, "a.json")[:2]
     (('A dog.', 'It runs.'), 'A wet dog.')
     """
     if is_recaptioned(fields):
@@ -209,7 +236,7 @@ def said(fields: Mapping[str, Any], where: str) -> Said:
     long = next((" ".join(texts) for name in LONG_FIELDS if (texts := strings(fields.get(name)))), None)
     longs = ([long] if long else []) + strings(fields.get("longs"))
     regions, foils = _placed(fields, where)
-    return Said(
+    return Captions(
         tuple(captions),
         longs[0] if longs else None,
         regions,
@@ -219,22 +246,22 @@ def said(fields: Mapping[str, Any], where: str) -> Said:
     )
 
 
-def described(data: bytes, where: str) -> Said:
-    """The texts of a JSON file beside a picture; none where it holds no object. Raises Damaged."""
+def described(data: bytes, where: str) -> Captions:
+    """The texts of a JSON file beside an image; none where it holds no object. Raises CorruptSample."""
     fields = beside(lambda data: parse_json(text_of(data, "surrogatepass")), data, where)
-    return said(fields, where) if isinstance(fields, dict) else Said()
+    return read_captions(fields, where) if isinstance(fields, dict) else Captions()
 
 
 def beside(read: Callable[[bytes], Any], data: bytes, where: str) -> Any:
-    """What a reader makes of a file beside a picture. Raises Damaged where it raises ValueError."""
+    """What a reader makes of a file beside an image. Raises CorruptSample where it raises ValueError."""
     try:
         return read(data)
     except ValueError as error:
-        raise Damaged(DAMAGED_TEXT, f"{where} ({error})") from None
+        raise CorruptSample(CORRUPT_TEXT, f"{where} ({error})") from None
 
 
-def read_picture(candidates: Sequence[str], where: str) -> bytes:
-    """The bytes of the first of these paths that exists. Raises Damaged."""
+def read_image(candidates: Sequence[str], where: str) -> bytes:
+    """The bytes of the first of these paths that exists. Raises CorruptSample."""
     for path in candidates:
         try:
             return read_plain(path)
@@ -243,33 +270,33 @@ def read_picture(candidates: Sequence[str], where: str) -> bytes:
         except (OSError, ValueError) as error:  # ValueError: a path with a null character
             why = error.strerror if isinstance(error, OSError) else error
             named = path if where in ("", path) else f"{where}: {path}"
-            raise Damaged(UNREADABLE_FILE, f"{named} ({why})") from error
-    raise Damaged(MISSING_IMAGE, f"{where} (looked for {candidates[0]})")
+            raise CorruptSample(UNREADABLE_FILE, f"{named} ({why})") from error
+    raise CorruptSample(MISSING_IMAGE, f"{where} (looked for {candidates[0]})")
 
 
-def require_pictures(candidates: Sequence[Sequence[str]], source: str, root: str, which: str = "") -> None:
-    """Fail if none of the pictures is there. Each entry lists the paths where one picture may lie.
+def require_images(candidates: Sequence[Sequence[str]], source: str, root: str, which: str = "") -> None:
+    """Fail if none of the images is there. Each entry lists the paths where one image may lie.
 
     which  what else the error says of the folder
     """
     if not os.path.isdir(root):
         raise UserError(
-            f"no folder of pictures at {root}, named for {source}: say where with --images DIR{which}; {HELP}"
+            f"no folder of images at {root}, named for {source}: say where with --images DIR{which}; {HELP}"
         )
     step = max(1, len(candidates) // _PROBES)
     if not any(os.path.isfile(path) for paths in candidates[::step] for path in paths):
         first = next((paths[0] for paths in candidates if paths), root)
         raise UserError(
-            f"none of the {len(candidates)} pictures of {source} is under {root} (the first was looked for at"
+            f"none of the {len(candidates)} images of {source} is under {root} (the first was looked for at"
             f" {first}): say where they lie with --images DIR{which}; {HELP}"
         )
 
 
 def split_query(path: str, allowed: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Take "file.csv?image=photo&root=pictures" apart. A file whose name holds a question mark stays whole.
+    """Path and options of "file.csv?image=photo&root=images". A file may have a question mark in its name.
 
-    >>> split_query("rows.csv?image=photo&root=my%20pictures", ("image", "root"))
-    ('rows.csv', {'image': 'photo', 'root': 'my pictures'})
+    >>> split_query("rows.csv?image=photo&root=my%20images", ("image", "root"))
+    ('rows.csv', {'image': 'photo', 'root': 'my images'})
     """
     base, query = divide(path)
     if not query:
@@ -296,13 +323,13 @@ def divide(path: str) -> tuple[str, str]:
 
 
 def name_and_size(folder: str, name: str) -> list[str | int]:
-    """What a fingerprint takes of a picture file; a size of -1 where it is gone."""
+    """Name and size of an image file, for a fingerprint; size -1 where it is missing."""
     path = os.path.join(folder, name)
     return [name, os.path.getsize(path) if os.path.exists(path) else -1]
 
 
 def digest(parts: Iterable[str | int]) -> str:
-    """sha256 over a list of values; where one ends and the next begins counts.
+    """sha256 over a list of values and their lengths.
 
     >>> digest(["ab", "c"]) == digest(["a", "bc"])
     False
@@ -325,9 +352,7 @@ def some(names: Sequence[str], number: int = 3) -> str:
     return ", ".join(names[:number]) + (f" and {rest} more" if rest > 0 else "")
 
 
-# Patterns of paths: braces as in WebDataset ({0000..0004}, {a,b}) and the wildcards of the shell; and what a
-# URL is called on a disk.
-
+# Patterns of paths: braces as in WebDataset ({0000..0004}, {a,b}) and wildcards of the shell.
 
 _MOST = 1_000_000  # a typing mistake in a range shall not fill the memory
 
@@ -345,15 +370,15 @@ def expand(path: str) -> list[str]:
     """The paths that a pattern stands for, wildcards sorted. Raises UserError if one is not there."""
     if not is_pattern(path):
         return [path]
-    found: list[str] = []
+    paths: list[str] = []
     missing: list[str] = []
     for one in braces(path):
         matches = sorted(glob.glob(one)) if glob.has_magic(one) and not os.path.exists(one) else [one]
-        found += matches
+        paths += matches
         missing += [one] if not matches or not os.path.exists(matches[0]) else []
     if missing:
         raise UserError(f"{path} stands for {some(missing)}, where nothing is (from {os.getcwd()}); {HELP}")
-    return found
+    return paths
 
 
 def braces(path: str) -> list[str]:

@@ -1,10 +1,10 @@
-"""A folder of pictures, subfolders included, each with its texts in a file of the same name beside it.
+"""A folder of images, subfolders included, each with its texts in a file of the same name beside it.
 
     cats/a.jpg   cats/a.txt    one caption per line that is not empty
     cats/b.png   cats/b.json   the fields of grainline.data.formats.common; its texts win if both are there
 
-Keys are the paths of the pictures below the folder, in sorted order. Hidden files and folders are left alone.
-A bare folder holds pictures without any text beside them: there is nothing to train on, but much to encode.
+Keys are the paths of the images below the folder, in sorted order. Hidden files and folders are left alone.
+A bare folder holds images without any text beside them: there is nothing to train on, but much to encode.
 """
 
 import os
@@ -13,51 +13,52 @@ from collections.abc import Iterable, Sequence
 from grainline.data.formats.checked import strings
 from grainline.data.formats.common import (
     IMAGE_SUFFIXES,
+    Captions,
     FileSource,
-    Said,
     beside,
     described,
     digest,
+    expand,
     name_and_size,
-    read_picture,
+    read_image,
     some,
 )
 from grainline.data.formats.plain import HELP, read_plain, text_of
-from grainline.data.record import MISSING_CAPTION, UNREADABLE_FILE, Damaged, Record
+from grainline.data.record import MISSING_CAPTION, UNREADABLE_FILE, CorruptSample, Record
 from grainline.errors import UserError
 
 _TEXT_SUFFIXES = ("json", "txt")
 
 
 class Folder(FileSource):
-    """The pictures below a folder, or the given ones of them (paths relative to it).
+    """The images below a folder, or the given ones of them (paths relative to it).
 
-    `remarks` names texts that have no picture.
+    `remarks` names texts that have no image.
     """
 
     def __init__(self, path: str, files: Sequence[str] | None = None, *, allow_bare: bool = False) -> None:
-        """allow_bare  a picture may lack a text: its record has no captions. Else it is damaged."""
+        """allow_bare  an image without a text is a record without captions; otherwise it is corrupt"""
         self.allow_bare = allow_bare
         self.path = path
         listed = list(files) if files is not None else files_below(path)
         self._names = sorted(name for name in listed if suffix(name) in IMAGE_SUFFIXES)
         if not self._names:
             kinds = sorted({suffix(name) for name in listed})
-            found = f"{len(listed)} files of the kinds {some(kinds, 8)}" if listed else "nothing"
+            contents = f"{len(listed)} files of the kinds {some(kinds, 8)}" if listed else "nothing"
             raise UserError(
-                f"{path} holds no pictures ({', '.join(IMAGE_SUFFIXES)}), no tars and no parquet files,"
-                f" but {found}; {HELP}"
+                f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)}), no tars and no parquet files,"
+                f" but {contents}; {HELP}"
             )
         beside = {name for name in listed if suffix(name) in _TEXT_SUFFIXES}
         stems = {os.path.splitext(name)[0] for name in self._names}
         if files is None:
             if not allow_bare and not any(os.path.splitext(name)[0] in stems for name in beside):
                 raise UserError(
-                    f"{path} holds {len(self._names)} pictures without captions: put NAME.txt or NAME.json"
+                    f"{path} holds {len(self._names)} images without captions: put NAME.txt or NAME.json"
                     f" beside NAME.{suffix(self._names[0])}, or name a table (jsonl, csv); {HELP}"
                 )
             alone = sorted(name for name in beside if os.path.splitext(name)[0] not in stems)
-            self.remarks = (f"{len(alone)} texts have no picture: {some(alone)}",) if alone else ()
+            self.remarks = (f"{len(alone)} texts have no image: {some(alone)}",) if alone else ()
 
     def __len__(self) -> int:
         return len(self._names)
@@ -67,13 +68,13 @@ class Folder(FileSource):
         texts = self._texts(name)
         path = os.path.join(self.path, name)
         if texts.silent and not self.allow_bare:
-            raise Damaged(MISSING_CAPTION, path)
-        picture = read_picture([path], path)
-        return Record(name, picture, ()) if texts.silent else texts.record(name, picture)
+            raise CorruptSample(MISSING_CAPTION, path)
+        image = read_image([path], path)
+        return Record(name, image, ()) if texts.silent else texts.record(name, image)
 
-    def _texts(self, name: str) -> Said:
+    def _texts(self, name: str) -> Captions:
         stem = os.path.join(self.path, os.path.splitext(name)[0])
-        texts = Said()
+        texts = Captions()
         fields = _beside(stem, "json")
         if fields is not None:
             texts = described(fields, f"{stem}.json")
@@ -85,19 +86,19 @@ class Folder(FileSource):
         return texts
 
     def keys(self) -> Iterable[str]:
-        """The paths of the pictures below the folder."""
+        """The paths of the images below the folder."""
         return iter(self._names)
 
     def fingerprint(self) -> str:
-        """sha256 over names and sizes of the pictures, and their texts; reads every text file."""
+        """sha256 over names and sizes of the images, and their texts; reads every text file."""
         parts: list[str | int] = []
         for name in self._names:
             parts += name_and_size(self.path, name)
             try:
                 texts = self._texts(name)
                 parts += texts.texts
-            except Damaged as damaged:
-                parts.append(damaged.cause)
+            except CorruptSample as error:
+                parts.append(error.cause)
         return digest(parts)
 
 
@@ -112,7 +113,7 @@ def suffix(name: str) -> str:
 
 def files_below(path: str) -> list[str]:
     """Paths of all files below a folder, relative to it, sorted. Links are followed, circles are not."""
-    found: list[str] = []
+    relative: list[str] = []
     visited: set[tuple[int, int]] = set()
     for folder, below, files in os.walk(path, onerror=_refuse, followlinks=True):
         state = os.stat(folder)
@@ -122,8 +123,10 @@ def files_below(path: str) -> list[str]:
         visited.add((state.st_dev, state.st_ino))
         below[:] = sorted(name for name in below if not name.startswith("."))
         inside = os.path.relpath(folder, path)
-        found += [os.path.normpath(os.path.join(inside, name)) for name in files if not name.startswith(".")]
-    return sorted(found)
+        relative += [
+            os.path.normpath(os.path.join(inside, name)) for name in files if not name.startswith(".")
+        ]
+    return sorted(relative)
 
 
 def _refuse(error: OSError) -> None:
@@ -133,41 +136,54 @@ def _refuse(error: OSError) -> None:
 
 
 def _beside(stem: str, kind: str) -> bytes | None:
-    """A file that may be absent, its suffix in small letters or capitals. Raises Damaged where it is there
-    and cannot be read."""
+    """The bytes of STEM.kind or STEM.KIND; None if neither exists. Raises CorruptSample if unreadable."""
     for path in (f"{stem}.{kind}", f"{stem}.{kind.upper()}"):
         try:
             return read_plain(path)
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise Damaged(UNREADABLE_FILE, f"{path} ({error.strerror})") from error
+            raise CorruptSample(UNREADABLE_FILE, f"{path} ({error.strerror})") from error
     return None
 
 
-# A folder with one subfolder for each class, for classification: `classes:DIR`.
+def files_of(path: str, kind: str) -> list[str]:
+    """The files of a kind that a path, a pattern or a folder stands for. Raises UserError."""
+    if os.path.isdir(path):
+        files = [os.path.join(path, name) for name in files_below(path) if suffix(name) == kind]
+        if not files:
+            raise UserError(f"{path} holds no .{kind} files; {HELP}")
+        return files
+    files = expand(path)
+    others = [name for name in files if suffix(name) != kind]
+    if len(files) > 1 and others:
+        raise UserError(f"{path} stands for {some(others)} too, which is no .{kind}; {HELP}")
+    return files
+
+
+# `classes:DIR`: a folder with one subfolder for each class, for classification.
 #
 #     photos/great_white_shark/a.jpg      caption "great white shark"
 #     photos/great_white_shark/x/b.jpg    the same: the folder below DIR decides
 #
-# The caption of a picture is the name of its folder, with blanks for underscores. Texts beside the pictures
+# The caption of an image is the name of its folder, with blanks for underscores. Texts beside the images
 # are not read.
 
 
 class Classes(FileSource):
-    """The pictures in the subfolders of a folder. `remarks` names those that lie in none."""
+    """The images in the subfolders of a folder. `remarks` names those that lie in none."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        found = sorted(name for name in files_below(path) if suffix(name) in IMAGE_SUFFIXES)
-        self._names = [name for name in found if os.path.dirname(name)]
+        images = sorted(name for name in files_below(path) if suffix(name) in IMAGE_SUFFIXES)
+        self._names = [name for name in images if os.path.dirname(name)]
         if not self._names:
             raise UserError(
-                f"{path} holds no pictures ({', '.join(IMAGE_SUFFIXES)}) in subfolders, of which each is a"
-                f" class, and {len(found)} beside them; {HELP}"
+                f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)}) in subfolders, of which each is a"
+                f" class, and {len(images)} beside them; {HELP}"
             )
-        loose = [name for name in found if not os.path.dirname(name)]
-        self.remarks = (f"{len(loose)} pictures lie in no subfolder: {some(loose)}",) if loose else ()
+        loose = [name for name in images if not os.path.dirname(name)]
+        self.remarks = (f"{len(loose)} images lie in no subfolder: {some(loose)}",) if loose else ()
 
     def __len__(self) -> int:
         return len(self._names)
@@ -175,19 +191,19 @@ class Classes(FileSource):
     def __getitem__(self, index: int) -> Record:
         name = self._names[index]
         path = os.path.join(self.path, name)
-        return Record(name, read_picture([path], path), (label(name),))
+        return Record(name, read_image([path], path), (label(name),))
 
     def keys(self) -> Iterable[str]:
-        """The paths of the pictures below the folder."""
+        """The paths of the images below the folder."""
         return iter(self._names)
 
     def fingerprint(self) -> str:
-        """sha256 over names and sizes of the pictures; the names hold the classes."""
+        """sha256 over names and sizes of the images; the names hold the classes."""
         return digest(part for name in self._names for part in name_and_size(self.path, name))
 
 
 def label(name: str) -> str:
-    """The class of a picture by its path below the folder.
+    """The class of an image by its path below the folder.
 
     >>> label(os.path.join("great_white_shark", "x", "b.jpg"))
     'great white shark'

@@ -1,7 +1,4 @@
-"""Sources made of sources: several as one, and one without some of its captions.
-
-Several sources as one, and what stands over a single one.
-"""
+"""Sources over other sources: several joined into one, and one without some of its captions."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -10,12 +7,21 @@ from pathlib import Path
 
 from grainline.data.formats.common import FileSource, digest, divide
 from grainline.data.formats.plain import HELP
-from grainline.data.record import MISSING_CAPTION, Box, Boxed, Damaged, Record, Source, boxes_of, keys_of
+from grainline.data.record import (
+    MISSING_CAPTION,
+    Box,
+    Boxed,
+    CorruptSample,
+    Record,
+    Source,
+    boxes_of,
+    keys_of,
+)
 from grainline.errors import UserError
 
 
 class Joined(FileSource):
-    """One source after the other. If two of them share a key, or might, all keys are prefixed.
+    """Several sources as one, in their order. If two of them share a key, or might, all keys are prefixed.
 
     A source that cannot list its keys (scenes) might share any, so then all are prefixed.
     """
@@ -43,7 +49,7 @@ class Joined(FileSource):
         return number, index - self._ends[number] + len(self.sources[number])
 
     def boxes(self, index: int) -> tuple[Box, ...]:
-        """The boxes of the things in a picture, as `boxes_of` finds them in its own source."""
+        """The boxes of the things in an image, as `boxes_of` finds them in its own source."""
         number, place = self._place(index)
         source = self.sources[number]
         return source.boxes(place) if isinstance(source, Boxed) else boxes_of(source, place, source[place])
@@ -58,8 +64,8 @@ class Joined(FileSource):
         return digest(source.fingerprint() for source in self.sources)
 
 
-class Over(FileSource):
-    """A source over another one: the same records in the same order, but for what subclasses change."""
+class SourceWrapper(FileSource):
+    """Base of a source over another one, with the same records in the same order."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.path, self.remarks = source, source.path, remarks(source)
@@ -80,14 +86,14 @@ class Over(FileSource):
 
 
 def parts_of(source: Source) -> list[Source]:
-    """The sources of which a source is made: those that were joined, and what stands below another one."""
+    """The sources below a source: those that are joined, and the one that is wrapped."""
     if isinstance(source, Joined):
         return [part for one in source.sources for part in parts_of(one)]
-    return parts_of(source.source) if isinstance(source, Over) else [source]
+    return parts_of(source.source) if isinstance(source, SourceWrapper) else [source]
 
 
 def remarks(source: Source) -> tuple[str, ...]:
-    """What a source found at opening and is worth knowing."""
+    """The remarks of a source when it was opened."""
     return source.remarks if isinstance(source, FileSource) else ()
 
 
@@ -103,16 +109,14 @@ def _prefixes(sources: Sequence[Source]) -> list[str]:
     return [f"{name}/" for name in names]
 
 
-# Captions held back: `PATH?skip=0,1`, any source without some of the captions of each of its records.
-#
-# A picture whose description is made of two of its captions is learnt from, and found by, the other ones.
-
+# `PATH?skip=0,1`: a source without some of the captions of each record, for example those that its
+# descriptions are made of.
 
 OPTION = "skip"
 
 
-class HeldBack(Over):
-    """A source without the captions of some numbers, which count from 0. A record left without is damaged."""
+class WithoutCaptions(SourceWrapper):
+    """A source without the captions of some numbers, from 0. A record without any left is corrupt."""
 
     def __init__(self, source: Source, skip: tuple[int, ...]) -> None:
         super().__init__(source)
@@ -120,37 +124,37 @@ class HeldBack(Over):
         self.path = f"{source.path} without captions {', '.join(map(str, skip))}"
 
     def __getitem__(self, index: int) -> Record:
-        """The record at a position. Raises Damaged where no caption is left."""
+        """The record at a position. Raises CorruptSample where no caption is left."""
         record = self.source[index]
-        kept = tuple(text for number, text in enumerate(record.captions) if number not in self.skip)
-        if not kept:
-            raise Damaged(MISSING_CAPTION, f"{record.key} (all its captions are held back)")
-        return _renumbered(record._replace(captions=kept), record.captions, self.skip)
+        captions = tuple(text for number, text in enumerate(record.captions) if number not in self.skip)
+        if not captions:
+            raise CorruptSample(MISSING_CAPTION, f"{record.key} (all its captions are skipped)")
+        return _renumbered(record._replace(captions=captions), record.captions, self.skip)
 
     def fingerprint(self) -> str:
-        """sha256 over that of the source, and what is held back."""
+        """sha256 over that of the source and the numbers of the captions."""
         return digest([self.source.fingerprint(), OPTION, *self.skip])
 
 
 def _renumbered(record: Record, before: tuple[str, ...], skip: tuple[int, ...]) -> Record:
-    """With the regions and foils of what is left alone; spans count the captions that are."""
-    kept = [number for number in range(len(before)) if number not in skip]
-    name = {f"captions.{old}": f"captions.{new}" for new, old in enumerate(kept)}
+    """The record with the regions and foils of the remaining captions, whose spans are renumbered."""
+    remaining = [number for number in range(len(before)) if number not in skip]
+    name = {f"captions.{old}": f"captions.{new}" for new, old in enumerate(remaining)}
     regions = []
     for region in record.regions:
         if region.span is None or not region.span[0].startswith("captions."):
             regions.append(region)
         elif region.span[0] in name:
             regions.append(region._replace(span=(name[region.span[0]], *region.span[1:])))
-    gone = {before[old] for old in skip if old < len(before)} - {*record.captions, *record.longs}
-    foils = tuple(foil for foil in record.foils if foil.true not in gone)
+    removed = {before[old] for old in skip if old < len(before)} - {*record.captions, *record.longs}
+    foils = tuple(foil for foil in record.foils if foil.true not in removed)
     return record._replace(regions=tuple(regions), foils=foils)
 
 
-def held_back(path: str) -> tuple[str, tuple[int, ...]]:
-    """A path without the option, and the numbers that it gives. Raises UserError.
+def split_skip(path: str) -> tuple[str, tuple[int, ...]]:
+    """A path without the option `skip`, and its numbers. Raises UserError.
 
-    >>> held_back("a-*.tar?skip=0,1"), held_back("scenes:dev?count=5&skip=2"), held_back("a.csv?image=x")
+    >>> split_skip("a-*.tar?skip=0,1"), split_skip("scenes:dev?count=5&skip=2"), split_skip("a.csv?image=x")
     (('a-*.tar', (0, 1)), ('scenes:dev?count=5', (2,)), ('a.csv?image=x', ()))
     """
     base, query = divide(path)

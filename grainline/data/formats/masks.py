@@ -1,4 +1,4 @@
-"""Masks as JSON, in the forms that COCO's files have:
+"""Masks as JSON, in the forms of COCO's files:
 
 rows of 0 and 1
 {size: [height, width], counts: [zeros, ones, zeros, ...]}   a run-length code down the columns
@@ -27,7 +27,7 @@ class _Runs(Fields):
 
 
 def read_mask(value: Any) -> np.ndarray:
-    """[H, W] bool from rows or from a run-length code. Raises ValueError."""
+    """A mask [H, W] bool from rows or from a run-length code. Raises ValueError."""
     if isinstance(value, Mapping):
         code = _Runs.of(value)
         height, width = code.size
@@ -93,7 +93,7 @@ def unpacked(text: str | bytes) -> list[int]:
 def polygons_mask(polygons: Sequence[Sequence[float]], height: int, width: int) -> np.ndarray:
     """The pixels whose centres lie inside any of some polygons: [H, W] bool. Raises ValueError, TypeError.
 
-    polygons  each x, y, x, y, ... in pixels, from the upper left corner of the picture; closed by itself
+    polygons  each x, y, x, y, ... in pixels, from the upper left corner of the image; closed by itself
 
     A polygon that crosses itself is empty where it is wound twice. Pillow draws outlines too, so that a
     square of side 10 would have 121 pixels.
@@ -121,7 +121,7 @@ def coco_polygons_mask(polygons: Sequence[Sequence[float]], height: int, width: 
     polygons_mask(polygons, 0, 0)  # refuses what is no polygon
     far = max((abs(x) for polygon in polygons for x in polygon), default=0.0)
     if far > 4 * max(height, width):
-        raise ValueError("a polygon reaches far beyond the picture")
+        raise ValueError("a polygon reaches far beyond the image")
     if not polygons:
         return np.zeros((height, width), bool)
     codes = mask.frPyObjects([list(map(float, polygon)) for polygon in polygons], height, width)

@@ -1,7 +1,7 @@
-"""Parquet files with pictures inside, or with paths of pictures. Needs the extra `data` (pyarrow).
+"""Parquet files with images inside, or with paths of images. Needs the extra `data` (pyarrow).
 
 Columns are found by name as in grainline.data.formats.table (image and text columns), or named with
-`file.parquet?image=COL&caption=COL&long=COL&root=DIR`. A picture is bytes, a struct of {bytes, path} as the
+`file.parquet?image=COL&caption=COL&long=COL&root=DIR`. An image is bytes, a struct of {bytes, path} as the
 `datasets` library writes it, or a path.
 
 Parquet has no access to single rows: a row group is read whole, and the last two are kept. That is fast in
@@ -17,20 +17,22 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from grainline.data.formats.common import (
+    Captions,
     FileSource,
-    Said,
     digest,
-    read_picture,
-    require_pictures,
-    said,
+    divide,
+    read_captions,
+    read_image,
+    require_images,
     split_query,
 )
+from grainline.data.formats.folder import files_of
 from grainline.data.formats.plain import HELP, regular
 from grainline.data.formats.table import FURTHER, OPTIONS, SPOTS, choose_columns, fields_of
-from grainline.data.record import MISSING_CAPTION, MISSING_IMAGE, UNREADABLE_FILE, Damaged, Record
+from grainline.data.record import MISSING_CAPTION, MISSING_IMAGE, UNREADABLE_FILE, CorruptSample, Record
 from grainline.errors import UserError
 
-KEPT_GROUPS = 2
+CACHED_GROUPS = 2
 
 
 class _Group(NamedTuple):
@@ -42,6 +44,8 @@ class _Group(NamedTuple):
 
 class Parquet(FileSource):
     """The rows of one or more parquet files, file after file. Keys are "NAME:ROW"."""
+
+    images_by_path = True
 
     def __init__(self, paths: Sequence[str], path: str | None = None, images: str | None = None) -> None:
         self.path = paths[0] if path is None else path
@@ -75,7 +79,14 @@ class Parquet(FileSource):
         self._forget()
         _require_fitting(schema, self._columns, self._files[0])
         if _is_path(schema.field(self._columns["image"]).type):
-            self._require_pictures()
+            self._require_images()
+
+    @classmethod
+    def open(cls, path: str, images: str | None = None, size: int | None = None) -> "Parquet":  # noqa: ARG003
+        """The Parquet files of a path, a pattern or a folder."""
+        base, query = divide(path)
+        files = [f"{file}?{query}" if query else file for file in files_of(base, "parquet")]
+        return cls(files, path, images)
 
     def _forget(self) -> None:
         """Nothing is open and nothing read: the state in which a process starts."""
@@ -85,12 +96,12 @@ class Parquet(FileSource):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_cache": OrderedDict()}
 
-    def _require_pictures(self) -> None:
+    def _require_images(self) -> None:
         try:
             names = [row[self._columns["image"]] for row in self._rows(0)]
-        except (OSError, ValueError):  # its rows are damaged, each for itself
+        except (OSError, ValueError):  # each of its rows is corrupt
             return
-        require_pictures([[os.path.join(self._root, name)] for name in names if name], self.path, self._root)
+        require_images([[os.path.join(self._root, name)] for name in names if name], self.path, self._root)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -104,22 +115,22 @@ class Parquet(FileSource):
         try:
             fields = self._rows(group)[row]
         except (OSError, ValueError) as error:  # pyarrow's own errors derive from these two
-            raise Damaged(UNREADABLE_FILE, f"{where} ({error})") from error
-        texts = self._said(fields, where)
+            raise CorruptSample(UNREADABLE_FILE, f"{where} ({error})") from error
+        texts = self._captions(fields, where)
         if texts.silent:
-            raise Damaged(MISSING_CAPTION, where)
+            raise CorruptSample(MISSING_CAPTION, where)
         return texts.record(key, self._image(fields[self._columns["image"]], where))
 
-    def _said(self, fields: dict[str, Any], where: str) -> Said:
-        return said(fields_of(fields, self._columns), where)
+    def _captions(self, fields: dict[str, Any], where: str) -> Captions:
+        return read_captions(fields_of(fields, self._columns), where)
 
     def _image(self, value: Any, where: str) -> bytes:
         if isinstance(value, dict):
             value = value["bytes"] if value.get("bytes") else value.get("path")
         if not value:
-            raise Damaged(MISSING_IMAGE, where)
+            raise CorruptSample(MISSING_IMAGE, where)
         return (
-            value if isinstance(value, bytes) else read_picture([os.path.join(self._root, str(value))], where)
+            value if isinstance(value, bytes) else read_image([os.path.join(self._root, str(value))], where)
         )
 
     def _key(self, group: int, row: int) -> str:
@@ -131,7 +142,7 @@ class Parquet(FileSource):
             self._forget()
         if group not in self._cache:
             self._cache[group] = _read(self._groups[group], [*self._columns.values(), *self._further])
-            while len(self._cache) > KEPT_GROUPS:
+            while len(self._cache) > CACHED_GROUPS:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(group)
         return self._cache[group]
@@ -142,7 +153,7 @@ class Parquet(FileSource):
             yield from (self._key(number, row) for row in range(group.rows))
 
     def fingerprint(self) -> str:
-        """sha256 over keys and texts, read without the pictures; their sizes do not count."""
+        """sha256 over keys and texts, read without the images; their sizes do not count."""
         wanted = [name for role, name in self._columns.items() if role != "image"]
         wanted += [name for name in self._further if name not in SPOTS]
         parts: list[str | int] = list(self.keys())
@@ -153,7 +164,7 @@ class Parquet(FileSource):
                 parts.append(UNREADABLE_FILE)
                 continue
             for fields in rows:
-                texts = said(fields_of(fields, self._columns), self.path)
+                texts = read_captions(fields_of(fields, self._columns), self.path)
                 parts += texts.texts
         return digest(parts)
 

@@ -1,7 +1,6 @@
-"""Files as bytes, text and JSON: only regular files are read, and JSON says what is wrong with it.
+"""Files as bytes, text and JSON. Only regular files are read.
 
-A named pipe has no end until somebody writes into it, and /dev/zero never has one. Both are refused before
-they are opened.
+Named pipes and devices, which may have no end, are refused before they are opened.
 """
 
 import errno
@@ -97,11 +96,11 @@ def parse_json(text: str) -> Any:
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON. Raises ValueError for a key that comes twice: one value would vanish."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         name, times = Counter(name for name, _ in pairs).most_common(1)[0]
         raise ValueError(f"one object has the key {name[:40]!r} {times} times")
-    return found
+    return fields
 
 
 def whole(digits: str) -> float:
@@ -109,18 +108,17 @@ def whole(digits: str) -> float:
     return int(digits) if len(digits) <= _DIGITS else math.copysign(math.inf, -digits.startswith("-"))
 
 
-# The elements of a JSON list one by one, so that the first rows of a file of gigabytes are cheap.
-
+# The elements of a JSON list one by one: the first rows of a file of gigabytes are cheap.
 
 PIECE = 2**20  # characters read at a time
-MOST = 16 * PIECE  # characters of one element: a longer one is taken for damage, so that it fills no memory
+MOST = 16 * PIECE  # characters of one element: a longer one is an error, a bound on memory
 
 _SIGN = re.compile(r"\s*(\S)\s*")
 _decode = json.JSONDecoder(object_pairs_hook=once, parse_int=whole).raw_decode
 
 
 def elements(path: str) -> Iterator[Any]:
-    """The elements in order; what stands behind the last one that is asked for is not looked at.
+    """The elements of a JSON list in order, read as they are needed.
 
     Raises UserError where the file cannot be read, is no list, or breaks off.
     """
@@ -131,16 +129,16 @@ def elements(path: str) -> Iterator[Any]:
             text, at = file.read(PIECE), 0
             while True:
                 try:
-                    found = _element(text, at, "," if number else "[")
+                    element = _element(text, at, "," if number else "[")
                 except EOFError as error:
                     more = file.read(PIECE)
                     if not more or len(text) - at > MOST:
                         raise ValueError(str(error)) from error
                     text, at = text[at:] + more, 0
                     continue
-                if found is None:
+                if element is None:
                     return
-                value, at = found
+                value, at = element
                 number += 1
                 yield value
     except UnicodeDecodeError as error:

@@ -1,9 +1,9 @@
-"""Tables whose rows name a picture and its texts: JSON Lines, CSV, TSV, or a JSON list of rows.
+"""Tables whose rows name an image and its texts: JSON Lines, CSV, TSV, or a JSON list of rows.
 
-Columns are found by name (`COLUMNS`), or named: `file.csv?image=photo&caption=sentence&root=pictures`. Paths
-of pictures are relative to the table's folder, to `root`, or to the folder given with --images. Rows with the
-same picture become one record with all their captions; its key is the path of the picture as the table writes
-it. A URL stands for the picture of its file name. JSON rows may have the further fields of
+Columns are found by name (`COLUMNS`), or named: `file.csv?image=photo&caption=sentence&root=images`. Paths
+of images are relative to the table's folder, to `root`, or to the folder given with --images. Rows with the
+same image become one record with all their captions; its key is the path of the image as the table writes
+it. A URL stands for the image of its file name. JSON rows may have the further fields of
 grainline.data.formats.common. The whole table is held in memory.
 """
 
@@ -14,22 +14,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grainline.data.formats.checked import shown
+from grainline.data.formats.checked import brief_json
 from grainline.data.formats.common import FIELDS as RECAPTIONED
 from grainline.data.formats.common import (
     LONG_FIELDS,
+    Captions,
     FileSource,
-    Said,
     digest,
     name_of,
-    read_picture,
-    require_pictures,
-    said,
+    read_captions,
+    read_image,
+    require_images,
     some,
     split_query,
 )
 from grainline.data.formats.plain import HELP, parse_json, read_text
-from grainline.data.record import DAMAGED_ROW, MISSING_CAPTION, MISSING_IMAGE, Damaged, Record
+from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, MISSING_IMAGE, CorruptSample, Record
 from grainline.errors import UserError
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -57,69 +57,76 @@ FURTHER = (*SPOTS, "subtexts", "longs", *RECAPTIONED)  # fields that are called 
 
 
 class Row(NamedTuple):
-    """One line of a table, or why there is none."""
+    """One row of a table, or its error."""
 
     number: int  # of its line or place, from 1
     fields: Mapping[str, Any]
     error: str = ""
 
 
-class _Picture(NamedTuple):
+class _Image(NamedTuple):
     row: int  # the first that names it
     key: str
     path: str  # as the table writes it; empty where no row names one
-    said: Said
-    damage: tuple[str, str] | None = None  # cause and where
+    captions: Captions
+    error: tuple[str, str] | None = None  # cause and where
 
 
 class Table(FileSource):
-    """The pictures of a table in the order of their first rows."""
+    """The images of a table in the order of their first rows."""
 
-    which = ""  # pictures are meant, for an error
+    images_by_path = True
+    which = ""  # images are meant, for an error
 
     def __init__(self, path: str, images: str | None = None, rows: Sequence[Row] | None = None) -> None:
         self.path = path
         self._file, options = split_query(path, OPTIONS)
-        found = read_rows(self._file) if rows is None else rows
-        columns = choose_columns({name for row in found for name in row.fields}, options, self._file)
+        table_rows = read_rows(self._file) if rows is None else rows
+        columns = choose_columns({name for row in table_rows for name in row.fields}, options, self._file)
         folder = os.path.dirname(os.path.abspath(self._file))
         self._root = os.path.abspath(images) if images else os.path.join(folder, options.get("root", ""))
-        self._pictures = list(_merge(found, columns, self._file))
-        if all(picture.said.empty for picture in self._pictures if not picture.damage):
+        self._images = list(_merge(table_rows, columns, self._file))
+        if all(image.captions.empty for image in self._images if not image.error):
             raise UserError(
                 f"{self._file} has no text in any row (column {columns.get('caption', '')}); {HELP}"
             )
-        _refuse_shared([picture.path for picture in self._pictures if "://" in picture.path], self._file)
-        places = [self._places(picture) for picture in self._pictures if picture.path]
-        require_pictures(places, self._file, self._root, self.which)
+        _refuse_shared([image.path for image in self._images if "://" in image.path], self._file)
+        places = [self._places(image) for image in self._images if image.path]
+        require_images(places, self._file, self._root, self.which)
 
-    def _places(self, picture: _Picture) -> list[str]:
-        return [os.path.join(self._root, name_of(picture.path) if "://" in picture.path else picture.path)]
+    def _places(self, image: _Image) -> list[str]:
+        return [os.path.join(self._root, name_of(image.path) if "://" in image.path else image.path)]
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._images)
 
     def __getitem__(self, index: int) -> Record:
-        picture = self._pictures[index]
-        where = f"{self._file}: row {picture.row}"
-        if picture.damage:
-            raise Damaged(*picture.damage)
-        if not picture.path:
-            raise Damaged(MISSING_IMAGE, where)
-        if picture.said.empty:
-            raise Damaged(MISSING_CAPTION, where)
-        return picture.said.record(picture.key, read_picture(self._places(picture), where))
+        image = self._images[index]
+        where = f"{self._file}: row {image.row}"
+        if image.error:
+            raise CorruptSample(*image.error)
+        if not image.path:
+            raise CorruptSample(MISSING_IMAGE, where)
+        if image.captions.empty:
+            raise CorruptSample(MISSING_CAPTION, where)
+        return image.captions.record(image.key, read_image(self._places(image), where))
 
     def keys(self) -> Iterable[str]:
-        """The paths of the pictures, as the table writes them."""
-        return (picture.key for picture in self._pictures)
+        """The paths of the images, as the table writes them."""
+        return (image.key for image in self._images)
 
     def fingerprint(self) -> str:
-        """sha256 over names and texts; pictures are not looked at, so their sizes do not count."""
+        """sha256 over names and texts; images are not looked at, so their sizes do not count."""
         parts: list[str | int] = []
-        for picture in self._pictures:
-            parts += [picture.key, *picture.said.texts]
+        for image in self._images:
+            parts += [image.key, *image.captions.texts]
         return digest(parts)
+
+
+def first_fields(rows: Any) -> Mapping[str, Any]:
+    """The fields of the first valid row; none of what is no list of rows."""
+    rows = rows if isinstance(rows, list) else ()
+    return next((row.fields for row in rows if isinstance(row, Row) and not row.error), {})
 
 
 def _refuse_shared(urls: Iterable[str], file: str) -> None:
@@ -134,7 +141,7 @@ def _refuse_shared(urls: Iterable[str], file: str) -> None:
             )
 
 
-def choose_columns(found: Iterable[str], options: Mapping[str, str], file: str) -> dict[str, str]:
+def choose_columns(columns: Iterable[str], options: Mapping[str, str], file: str) -> dict[str, str]:
     """Which column is the image, the caption and the long text. Raises UserError.
 
     >>> choose_columns(["id", "Filename", "title"], {}, "a.csv")
@@ -142,30 +149,33 @@ def choose_columns(found: Iterable[str], options: Mapping[str, str], file: str) 
     >>> choose_columns(["photo", "title"], {"image": "photo"}, "a.csv")
     {'image': 'photo', 'caption': 'title'}
     """
-    present = sorted(found)
+    present = sorted(columns)
     lower = {name.lower(): name for name in reversed(present)}
-    chosen: dict[str, str] = {}
+    roles: dict[str, str] = {}
     for role, names in COLUMNS.items():
         if role in options:
             if options[role] not in present:
                 raise UserError(
                     f"{file} has no column {options[role]}; its columns are {some(present, 12)}; {HELP}"
                 )
-            chosen[role] = options[role]
+            roles[role] = options[role]
         else:
             known = [lower[name] for name in names if name in lower]
-            chosen |= {role: known[0]} if known else {}
+            roles |= {role: known[0]} if known else {}
     for role in ("image", "caption"):
-        if role not in chosen and not (role == "caption" and "long" in chosen):
+        if role not in roles and not (role == "caption" and "long" in roles):
             raise UserError(
                 f"{file} has no {role} column among {some(present, 12) or 'no columns'}: call it one of"
                 f" {', '.join(COLUMNS[role])}, or name it with ?{role}=COLUMN; {HELP}"
             )
-    return chosen
+    return roles
 
 
 def fields_of(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """A row in the field names of `said`. A caption column may hold a JSON list of strings."""
+    """The fields of a row by the names of `read_captions`.
+
+    A caption column may hold a JSON list of strings.
+    """
     fields = {name: row[name] for name in FURTHER if row.get(name)}
     fields["caption"] = _unpacked(row.get(columns.get("caption", "")))
     fields["long"] = row.get(columns.get("long", ""))
@@ -182,35 +192,35 @@ def _unpacked(value: Any) -> Any:
     return several if isinstance(several, list) and all(isinstance(text, str) for text in several) else value
 
 
-def _merge(rows: Sequence[Row], columns: Mapping[str, str], file: str) -> Iterator[_Picture]:
-    """One picture for all rows that name it, in the order of first rows; damaged rows stay alone."""
-    pictures: dict[str, _Picture] = {}
+def _merge(rows: Sequence[Row], columns: Mapping[str, str], file: str) -> Iterator[_Image]:
+    """One image for all rows that name it, in their order; each corrupt row stands alone."""
+    images: dict[str, _Image] = {}
     for row in rows:
         line = f"row {row.number}"
         path = row.fields.get(columns["image"])
         if row.error:
-            pictures[line] = _Picture(
-                row.number, line, "", Said(), (DAMAGED_ROW, f"{file}: {line} ({row.error})")
+            images[line] = _Image(
+                row.number, line, "", Captions(), (CORRUPT_ROW, f"{file}: {line} ({row.error})")
             )
         elif not isinstance(path, str) or not path.strip():
-            pictures[line] = _Picture(row.number, line, "", Said())
+            images[line] = _Image(row.number, line, "", Captions())
         else:
             path = path.strip()
             place = os.path.normpath(path)
-            pictures[place] = _joined(
-                pictures.get(place) or _Picture(row.number, path, path, Said()), row, columns, file
+            images[place] = _joined(
+                images.get(place) or _Image(row.number, path, path, Captions()), row, columns, file
             )
-    yield from pictures.values()
+    yield from images.values()
 
 
-def _joined(picture: _Picture, row: Row, columns: Mapping[str, str], file: str) -> _Picture:
+def _joined(image: _Image, row: Row, columns: Mapping[str, str], file: str) -> _Image:
     try:
-        new = said(fields_of(row.fields, columns), f"{file}: row {row.number}")
-    except Damaged as damaged:
-        return picture._replace(damage=(damaged.cause, damaged.where))
-    old = picture.said
-    return picture._replace(
-        said=Said(
+        new = read_captions(fields_of(row.fields, columns), f"{file}: row {row.number}")
+    except CorruptSample as error:
+        return image._replace(error=(error.cause, error.where))
+    old = image.captions
+    return image._replace(
+        captions=Captions(
             old.captions + new.captions,
             old.long or new.long,
             old.regions + new.regions,
@@ -233,7 +243,7 @@ def read_rows(file: str) -> list[Row]:
 
 
 def json_lines(file: str, text: str) -> list[Row]:
-    """The rows of JSON Lines. A line that is no JSON object is one damaged row, unless all are."""
+    """The rows of JSON Lines. A line that is no JSON object is one corrupt row, unless all are."""
     rows = [_json_row(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if all(row.error for row in rows):
         raise UserError(f"{file} is not JSON Lines: {rows[0].error}; one object a line is needed; {HELP}")
@@ -253,22 +263,22 @@ def json_or_rows(file: str, text: str) -> Any:
 
 def json_rows(file: str, data: Any) -> list[Row]:
     """Rows from a list of objects, or from an object whose only list is one. Raises UserError."""
-    found = data
+    rows = data
     if isinstance(data, dict):
         lists = [value for value in data.values() if isinstance(value, list)]
-        found = lists[0] if len(lists) == 1 else None
-        if found and not any(isinstance(row, dict) for row in found):
-            found = [data]  # JSON Lines of one line
-    if not isinstance(found, list) or not found:
-        what = f"an object with {some(list(data), 8)}" if isinstance(data, dict) else shown(data)
+        rows = lists[0] if len(lists) == 1 else None
+        if rows and not any(isinstance(row, dict) for row in rows):
+            rows = [data]  # JSON Lines of one line
+    if not isinstance(rows, list) or not rows:
+        what = f"an object with {some(list(data), 8)}" if isinstance(data, dict) else brief_json(data)
         raise UserError(
             f"{file} holds {what}: allowed are COCO's and Karpathy's files, and lists of rows; {HELP}"
         )
-    if isinstance(found[0], Row):
-        return found
+    if isinstance(rows[0], Row):
+        return rows
     return [
         Row(number, row) if isinstance(row, dict) else Row(number, {}, _no_object(row))
-        for number, row in enumerate(found, 1)
+        for number, row in enumerate(rows, 1)
     ]
 
 
@@ -281,7 +291,7 @@ def _json_row(number: int, line: str) -> Row:
 
 
 def _no_object(row: Any) -> str:
-    return f"{shown(row)}, not an object"
+    return f"{brief_json(row)}, not an object"
 
 
 def _csv_rows(file: str, text: str) -> Iterator[Row]:

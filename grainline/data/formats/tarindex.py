@@ -1,11 +1,11 @@
-"""Where everything lies in a tar: found by reading its headers only, and kept in the user's cache folder.
+"""The index of a tar: where its members lie, read from its headers and cached in the user's cache folder.
 
-`members` reads the three formats in use (POSIX ustar with its name prefix, GNU with long names, pax) and says
-why it stopped early, where it did. Archives that were simply concatenated are read to their real end. `Shard`
-groups the members into samples: all with the same name up to the first dot of the last path component.
-`load_shard` caches it in $XDG_CACHE_HOME/grainline/index (else ~/.cache/grainline/index), one file per tar,
-valid as long as the tar's size and modification time stay the same. A folder that cannot be written means no
-cache, and a cache file that is not what was written is built again. Needs a POSIX system (os.pread).
+`members` reads the three formats in use (POSIX ustar with its name prefix, GNU with long names, pax) and
+reports a truncated archive. Archives that were simply concatenated are read to their real end. `Shard` groups
+the members into samples: all with the same name up to the first dot of the last path component. `load_shard`
+caches it in $XDG_CACHE_HOME/grainline/index (else ~/.cache/grainline/index), one file per tar, valid as long
+as the tar's size and modification time stay the same. A folder that cannot be written means no cache, and a
+cache file that is not what was written is built again. Needs a POSIX system (os.pread).
 """
 
 import contextlib
@@ -23,11 +23,8 @@ from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.plain import HELP, regular
 from grainline.errors import UserError
 
-# Keys as names of members: what comes before the first dot of a name is all that a tar can say of a key.
-#
-# A tar of `grainline data pack` says in its global header that its names are quoted, with percent signs as in
-# URLs, so that any key comes back. Other programs see the quoted names.
-
+# The key of a sample is the name of its members up to the first dot. A tar of `grainline data pack` says in
+# its global header that names are percent-quoted as in URLs, so that any key can be restored.
 
 HEADER = {"GRAINLINE.keys": "quoted"}
 
@@ -73,8 +70,8 @@ class Members(NamedTuple):
     """The files of a tar in order; the last one may reach beyond the end of the tar."""
 
     files: list[Member]
-    flaw: str  # why reading stopped before a proper end; empty if it did not
-    lost: bool  # whether samples may follow that nobody can see
+    flaw: str  # why reading stopped early; "" if it did not
+    truncated: bool  # whether further samples are missing
     quoted: bool = False  # whether names are as grainline.data.formats.tarindex makes them
 
 
@@ -87,7 +84,7 @@ class Shard(NamedTuple):
     keys: list[str]
     spans: array  # SPANS numbers a sample: offset and size of image, json, txt; ABSENT where there is none
     flaw: str
-    lost: bool  # then the last sample is the cut one, or a mere key that stands for what was lost
+    truncated: bool  # the last sample is incomplete, or a key that stands for missing samples
 
 
 class _Header(NamedTuple):
@@ -98,8 +95,8 @@ class _Header(NamedTuple):
 
 def members(path: str) -> Members:
     """All files of a tar, from its headers. Raises UserError for what is no tar, or a packed one."""
-    found: list[Member] = []
-    flaw, lost = "ends without an end mark", False
+    files: list[Member] = []
+    flaw, truncated = "ends without an end mark", False
     regular(path)
     with open(path, "rb", buffering=0) as file:
         handle, end = file.fileno(), os.fstat(file.fileno()).st_size
@@ -118,7 +115,7 @@ def members(path: str) -> Members:
             more = None if header is None else _extension(handle, header, position + _BLOCK)
             if header is None or more is None:
                 flaw = f"has a cut or damaged header at byte {position}"
-                return Members(found, flaw, True, common.items() >= HEADER.items())
+                return Members(files, flaw, True, common.items() >= HEADER.items())
             flaw = "ends without an end mark"
             size = header.size
             if header.kind == b"g":
@@ -126,19 +123,19 @@ def members(path: str) -> Members:
             elif header.kind in (b"x", b"L", b"K"):
                 extra.update(more)
             else:
-                size = _add(found, header, common | extra, position + _BLOCK, path)
+                size = _add(files, header, common | extra, position + _BLOCK, path)
                 extra = {}
             position += _BLOCK + -(-size // _BLOCK) * _BLOCK
-    if found and found[-1].offset + found[-1].size > end:
-        flaw = f"ends inside {found[-1].name}"
+    if files and files[-1].offset + files[-1].size > end:
+        flaw = f"ends inside {files[-1].name}"
     elif extra:
-        flaw, lost = f"ends behind the header of a member at byte {end}", True
+        flaw, truncated = f"ends behind the header of a member at byte {end}", True
     elif end == 0:
-        flaw, lost = "is empty", True
-    return Members(found, flaw, lost, common.items() >= HEADER.items())
+        flaw, truncated = "is empty", True
+    return Members(files, flaw, truncated, common.items() >= HEADER.items())
 
 
-def _add(found: list[Member], header: _Header, extra: dict[str, str], offset: int, path: str) -> int:
+def _add(files: list[Member], header: _Header, extra: dict[str, str], offset: int, path: str) -> int:
     """Append a member if it is a file; how many bytes of data follow its header."""
     name = extra.get("path", header.name)
     if header.kind == b"S" or "GNU.sparse.major" in extra:
@@ -147,7 +144,7 @@ def _add(found: list[Member], header: _Header, extra: dict[str, str], offset: in
         return 0 if header.kind in b"123456" else header.size  # links, devices and folders have no data
     size = int(extra.get("size", header.size))
     if not name.endswith("/"):
-        found.append(Member(name, offset, size))
+        files.append(Member(name, offset, size))
     return size
 
 
@@ -184,7 +181,7 @@ def _number(field: bytes) -> int:
 
 
 def _extension(handle: int, header: _Header, offset: int) -> dict[str, str] | None:
-    """What a header that speaks of the next one says of it; None if its data are cut or damaged."""
+    """The attributes that an extension header gives the next member; None if its data are incomplete."""
     if header.kind not in (b"x", b"g", b"L", b"K"):
         return {}
     data = os.pread(handle, min(header.size, _LONGEST + 1), offset)
@@ -194,16 +191,16 @@ def _extension(handle: int, header: _Header, offset: int) -> dict[str, str] | No
         return {"path": _text(data)}
     if header.kind == b"K":
         return {}
-    said: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     while data and data[0]:
         digits, _, _ = data.partition(b" ")
         if not digits.isdigit() or len(digits) > 8 or not len(digits) < int(digits) <= len(data):
             return None
         name, _, value = data[len(digits) + 1 : int(digits) - 1].partition(b"=")
-        said[_text(name)] = value.decode("utf-8", "surrogateescape")
+        attributes[_text(name)] = value.decode("utf-8", "surrogateescape")
         data = data[int(digits) :]
-    size = said.get("size", "0")
-    return said if size.isascii() and size.isdigit() and len(size) < 19 else None
+    size = attributes.get("size", "0")
+    return attributes if size.isascii() and size.isdigit() and len(size) < 19 else None
 
 
 def load_shard(path: str) -> Shard:
@@ -212,9 +209,9 @@ def load_shard(path: str) -> Shard:
     try:
         state = os.stat(path)
         cache = _cache_file(path)
-        kept = None if cache is None else _read_cache(cache, path, state)
-        if kept is not None:
-            return kept
+        cached = None if cache is None else _read_cache(cache, path, state)
+        if cached is not None:
+            return cached
         shard = group(path, members(path), state)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
@@ -223,15 +220,15 @@ def load_shard(path: str) -> Shard:
     return shard
 
 
-def group(path: str, found: Members, state: os.stat_result) -> Shard:
+def group(path: str, listing: Members, state: os.stat_result) -> Shard:
     """Members to samples. A second file of the same kind under the same key opens a sample of its own."""
     samples: dict[str, dict[str, Member]] = {}
     newest: dict[str, str] = {}  # from a name to the key of its latest sample, for names that come again
-    for member in found.files:
+    for member in listing.files:
         name, kind = _split(member.name)
         if not name or not kind:
             continue
-        name = unquoted(name) if found.quoted else name
+        name = unquoted(name) if listing.quoted else name
         key = newest.get(name, name)
         if kind in samples.get(key, {}):
             key = newest[name] = next(
@@ -240,14 +237,14 @@ def group(path: str, found: Members, state: os.stat_result) -> Shard:
         samples.setdefault(key, {})[kind] = member
     spans = array("q", (number for sample in samples.values() for number in _spans(sample)))
     keys = list(samples)
-    if found.lost and _complete(spans[-SPANS:]):
+    if listing.truncated and _complete(spans[-SPANS:]):
         keys.append(f"{Path(path).name} after {keys[-1]}" if keys else Path(path).name)
         spans.extend([ABSENT] * SPANS)
-    return Shard(path, state.st_size, state.st_mtime_ns, keys, spans, found.flaw, found.lost)
+    return Shard(path, state.st_size, state.st_mtime_ns, keys, spans, listing.flaw, listing.truncated)
 
 
 def _complete(spans: array) -> bool:
-    """Whether the last sample has a picture and a text: what is lost is not its own. True of nothing."""
+    """Whether the last sample has an image and a text: what is lost is not its own. True of nothing."""
     return not spans or (spans[0] != ABSENT and (spans[2] != ABSENT or spans[4] != ABSENT))
 
 
@@ -293,8 +290,8 @@ def _read_cache(cache: Path, path: str, state: os.stat_result) -> Shard | None:
         return None
     if [version, *fields[:3]] != [VERSION, path, state.st_size, state.st_mtime_ns]:
         return None
-    _, size, mtime_ns, keys, spans, flaw, lost = fields
-    return Shard(path, size, mtime_ns, keys, array("q", spans), flaw, lost)
+    _, size, mtime_ns, keys, spans, flaw, truncated = fields
+    return Shard(path, size, mtime_ns, keys, array("q", spans), flaw, truncated)
 
 
 def _write_cache(cache: Path, shard: Shard) -> None:

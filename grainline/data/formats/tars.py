@@ -1,4 +1,4 @@
-"""WebDataset tars with random access: every sample is one or two reads at a known place, whatever the order.
+"""WebDataset tars with random access: a sample is one or two reads at a known place.
 
 A sample is an image and its texts under one name: KEY.jpg (jpeg, png, webp, gif, bmp) with KEY.json, KEY.txt
 or both. The texts of the JSON win where it has any (fields: grainline.data.formats.common), else the .txt is
@@ -17,7 +17,8 @@ from itertools import accumulate, chain
 from pathlib import Path
 
 from grainline.data.formats.checked import strings
-from grainline.data.formats.common import FileSource, Said, beside, described, digest
+from grainline.data.formats.common import Captions, FileSource, beside, described, digest
+from grainline.data.formats.folder import files_of
 from grainline.data.formats.plain import HELP, text_of
 from grainline.data.formats.tarindex import ABSENT, SPANS, Shard, load_shard
 from grainline.data.record import (
@@ -25,7 +26,7 @@ from grainline.data.record import (
     MISSING_IMAGE,
     TRUNCATED_TAR,
     UNREADABLE_FILE,
-    Damaged,
+    CorruptSample,
     Record,
 )
 from grainline.errors import UserError, amount
@@ -49,6 +50,11 @@ class Tars(FileSource):
         )
         self._require_samples(paths)
 
+    @classmethod
+    def open(cls, path: str, images: str | None = None, size: int | None = None) -> "Tars":  # noqa: ARG003
+        """The tars of a path, a pattern or a folder."""
+        return cls(files_of(path, "tar"), path)
+
     def _require_samples(self, paths: Sequence[str]) -> None:
         images = any(offset != ABSENT for shard in self._shards for offset in shard.spans[::SPANS])
         texts = any(
@@ -57,12 +63,12 @@ class Tars(FileSource):
             for offset in chain(shard.spans[2::SPANS], shard.spans[4::SPANS])
         )
         flaws = "".join(f" ({remark})" for remark in self.remarks[:1])
-        found = f"{self.path} ({amount(len(paths), 'tar')}, {amount(len(self), 'sample')})"
+        content = f"{self.path} ({amount(len(paths), 'tar')}, {amount(len(self), 'sample')})"
         if not images:
-            raise UserError(f"{found} holds no KEY.jpg, .jpeg, .png, .webp, .gif or .bmp{flaws}; {HELP}")
+            raise UserError(f"{content} holds no KEY.jpg, .jpeg, .png, .webp, .gif or .bmp{flaws}; {HELP}")
         if not texts:
             raise UserError(
-                f"{found} holds pictures but no KEY.json or KEY.txt with their captions{flaws}; {HELP}"
+                f"{content} holds images but no KEY.json or KEY.txt with their captions{flaws}; {HELP}"
             )
 
     def __len__(self) -> int:
@@ -77,18 +83,18 @@ class Tars(FileSource):
         image, image_size, first, first_size, second, second_size = shard.spans[
             row * SPANS : (row + 1) * SPANS
         ]
-        # The last sample of a tar that ends too early lacks what was cut off.
-        cut = bool(shard.flaw) and row == len(shard.keys) - 1
+        # the last sample of a truncated tar is incomplete
+        truncated = bool(shard.flaw) and row == len(shard.keys) - 1
         if image == ABSENT:
-            raise Damaged(TRUNCATED_TAR if cut else MISSING_IMAGE, where)
-        texts = Said()
+            raise CorruptSample(TRUNCATED_TAR if truncated else MISSING_IMAGE, where)
+        texts = Captions()
         if first != ABSENT:
             texts = described(_read(shard, first, first_size, where), f"{where}.json")
         if second != ABSENT and texts.silent:
             captions = beside(text_of, _read(shard, second, second_size, where), f"{where}.txt")
             texts = texts._replace(captions=tuple(strings(captions)))
         if texts.empty:
-            raise Damaged(TRUNCATED_TAR if cut else MISSING_CAPTION, where)
+            raise CorruptSample(TRUNCATED_TAR if truncated else MISSING_CAPTION, where)
         return texts.record(self._prefixes[number] + shard.keys[row], _read(shard, image, image_size, where))
 
     def keys(self) -> Iterable[str]:
@@ -140,14 +146,14 @@ def _open(path: str, size: int, mtime_ns: int) -> _Handle:
 
 
 def _read(shard: Shard, offset: int, size: int, where: str) -> bytes:
-    """These bytes of a tar. Raises Damaged."""
+    """These bytes of a tar. Raises CorruptSample."""
     if offset + size > shard.size:
-        raise Damaged(TRUNCATED_TAR, where)
+        raise CorruptSample(TRUNCATED_TAR, where)
     try:
         handle = _open(shard.path, shard.size, shard.mtime_ns)
         data = os.pread(handle.number, size, offset)
     except OSError as error:
-        raise Damaged(UNREADABLE_FILE, f"{where} ({error})") from error
+        raise CorruptSample(UNREADABLE_FILE, f"{where} ({error})") from error
     if len(data) < size:
-        raise Damaged(TRUNCATED_TAR, where)
+        raise CorruptSample(TRUNCATED_TAR, where)
     return data

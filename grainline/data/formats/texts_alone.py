@@ -1,9 +1,9 @@
-"""Captions without pictures: `texts:FILE`, for what learns from texts alone.
+"""Captions without images: `texts:FILE`, for methods that learn from texts alone.
 
 FILE is JSON Lines or a JSON list whose rows have a caption or several and perhaps a long text, or, with any
-other suffix, plain text with one caption a line; with `.gz` behind it, it is read packed. Each row is one
-record. Its picture is a grey square that stands for none: training refuses such data for a method that looks
-at pictures.
+other suffix, plain text with one caption a line; a suffix `.gz` is unpacked. Each row is one
+record. Its image is a grey square: training refuses such data for a method that reads
+images.
 """
 
 import gzip
@@ -13,11 +13,11 @@ from collections.abc import Iterable
 
 from PIL import Image
 
-from grainline.data.formats.common import FileSource, Said, digest, said
+from grainline.data.formats.common import Captions, FileSource, digest, read_captions
 from grainline.data.formats.joined import parts_of
 from grainline.data.formats.plain import HELP, read_plain, read_text, text_of
 from grainline.data.formats.table import Row, json_lines, json_or_rows, json_rows
-from grainline.data.record import DAMAGED_ROW, MISSING_CAPTION, Damaged, Record, Source
+from grainline.data.record import CORRUPT_ROW, MISSING_CAPTION, CorruptSample, Record, Source
 from grainline.errors import UserError
 
 SIDE = 8  # of the grey square, in pixels
@@ -33,8 +33,8 @@ class TextsAlone(FileSource):
     def __init__(self, path: str) -> None:
         self.path = path
         self._rows = _rows(path)
-        self.remarks = ("captions without pictures: a grey square stands for each",)
-        if all(row.error or _said(row, path).silent for row in self._rows):
+        self.remarks = ("captions without images: a grey square stands for each",)
+        if all(row.error or _captions(row, path).silent for row in self._rows):
             raise UserError(
                 f"{path} has no text in any row; a row has one of {', '.join(COLUMNS['caption'])}; {HELP}"
             )
@@ -46,11 +46,13 @@ class TextsAlone(FileSource):
         row = self._rows[index]
         where = f"{self.path}: row {row.number}"
         if row.error:
-            raise Damaged(DAMAGED_ROW, f"{where} ({row.error})")
-        found = _said(row, self.path)
-        if found.silent:
-            raise Damaged(MISSING_CAPTION, where)
-        return found.record(str(row.number), b"")._replace(image=Image.new("RGB", (SIDE, SIDE), (128,) * 3))
+            raise CorruptSample(CORRUPT_ROW, f"{where} ({row.error})")
+        captions = _captions(row, self.path)
+        if captions.silent:
+            raise CorruptSample(MISSING_CAPTION, where)
+        return captions.record(str(row.number), b"")._replace(
+            image=Image.new("RGB", (SIDE, SIDE), (128,) * 3)
+        )
 
     def keys(self) -> Iterable[str]:
         """The numbers of the rows."""
@@ -60,12 +62,12 @@ class TextsAlone(FileSource):
         """sha256 over the texts."""
         parts: list[str | int] = []
         for row in self._rows:
-            parts += [row.number, *(() if row.error else _said(row, self.path).texts)]
+            parts += [row.number, *(() if row.error else _captions(row, self.path).texts)]
         return digest(parts)
 
 
-def without_pictures(source: Source) -> str:
-    """The path of the first of the parts of a source that has no pictures; "" if all have."""
+def without_images(source: Source) -> str:
+    """The path of the first part of a source without images; "" if all have images."""
     return next((part.path for part in parts_of(source) if isinstance(part, TextsAlone)), "")
 
 
@@ -83,11 +85,11 @@ def _rows(path: str) -> list[Row]:
     return [Row(number, {"caption": line}) for number, line in lines if line.strip()]
 
 
-def _said(row: Row, path: str) -> Said:
+def _captions(row: Row, path: str) -> Captions:
     fields = {
         role: next((row.fields[x] for x in names if x in row.fields), None) for role, names in COLUMNS.items()
     }
-    return said(fields, f"{path}: row {row.number}")
+    return read_captions(fields, f"{path}: row {row.number}")
 
 
 def _unpacked(path: str) -> str:

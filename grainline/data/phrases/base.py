@@ -1,4 +1,4 @@
-"""What every provider of phrases gives, and what it may be asked."""
+"""The interface of a provider of phrases."""
 
 from typing import Literal, NamedTuple, Protocol
 

@@ -24,7 +24,6 @@ from grainline.data.phrases import lexicon
 
 # ruff: noqa: RUF001 (typographic quotation marks are what this file is about)
 
-
 NAMEABLE = frozenset("nsgdNRAE")  # what can follow a word that describes it
 
 _WORD = re.compile(r"\w")
@@ -95,14 +94,14 @@ REACH = 60  # words that a look back or ahead takes in at most, so that time gro
 class Sentence:
     """The letters of one sentence, decided from left to right."""
 
-    def __init__(self, found: list[Word]) -> None:
-        self.words = found
-        self.letters = [alone(word, i == 0) for i, word in enumerate(found)]
+    def __init__(self, words: list[Word]) -> None:
+        self.words = words
+        self.letters = [alone(word, i == 0) for i, word in enumerate(words)]
         self.finite = False  # whether the clause has its verb
         self.outer: list[bool] = []  # the same of the clauses around it
         self.commas = 0
         self.resumed = -1  # the comma that last ended a clause inside another
-        for i in range(len(found)):
+        for i in range(len(words)):
             self.letters[i] = self.decided(i)
             self.follow(i)
 
@@ -253,8 +252,8 @@ class Sentence:
     def wanted(self, i: int, j: int) -> bool:
         """A verb that the clause waits for: behind a plural, or joined to another verb."""
         low, after = self.low(i), self.at(i + 1)
-        asked = after in "DPOIBM." or low in lexicon.PLAIN_VERBS
-        if self.plural_subject(j) and not self.finite and asked and not self.later(i):
+        verb_like = after in "DPOIBM." or low in lexicon.PLAIN_VERBS
+        if self.plural_subject(j) and not self.finite and verb_like and not self.later(i):
             return True
         both = low in lexicon.PLAIN_VERBS and self.at(self.opening(i) - 1) == "C" and not self.finite
         if both and self.at(i - 1) in "NR" and after in "DPIOB":

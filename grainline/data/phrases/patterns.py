@@ -1,4 +1,4 @@
-"""From a tagged text to its phrases, and from its phrases to those that are worth a row.
+"""From a tagged text to its phrases, and the selection of phrases for training.
 
 Section 4.1 of beta-CLIP (Zohra et al., arXiv 2512.12678) and its published code, in this order:
   1. noun chunks, and matches of DET? (ADJ|NOUN|PROPN)+ ADP the? SIDE of?; of those that overlap the longest
@@ -40,8 +40,8 @@ def extract(tagged: Tagged) -> list[Phrase]:
     )
     return [
         Phrase(kind, tokens[first].start, tokens[end - 1].end)
-        for kind, found in kinds
-        for first, end in found
+        for kind, spans in kinds
+        for first, end in spans
     ]
 
 
@@ -51,7 +51,7 @@ def extended(tokens: Sequence[Token], words: Sequence[str]) -> list[tuple[int, i
     Going back from the preposition, the longest match begins where the nominal words begin, or at the
     determiner before them.
     """
-    found = []
+    spans = []
     for i in range(1, len(tokens) - 1):
         if tokens[i].pos != "ADP" or tokens[i - 1].pos not in NOMINAL:
             continue
@@ -62,8 +62,8 @@ def extended(tokens: Sequence[Token], words: Sequence[str]) -> list[tuple[int, i
         while first > 0 and tokens[first - 1].pos in NOMINAL:
             first -= 1
         first -= first > 0 and tokens[first - 1].pos == "DET"
-        found.append((first, side + 1 + (words[side + 1 : side + 2] == ["of"])))
-    return found
+        spans.append((first, side + 1 + (words[side + 1 : side + 2] == ["of"])))
+    return spans
 
 
 def longest(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -72,19 +72,19 @@ def longest(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     >>> longest([(0, 2), (3, 5), (0, 6), (7, 9), (8, 10)])
     [(0, 6), (7, 9)]
     """
-    kept: list[tuple[int, int]] = []
+    disjoint: list[tuple[int, int]] = []
     order = sorted(set(spans), key=lambda span: (span[0] - span[1], span[0]))
-    taken = bytearray(max((end for _, end in order), default=0))
+    covered = bytearray(max((end for _, end in order), default=0))
     for first, end in order:
-        if taken.find(1, first, end) < 0:
-            kept.append((first, end))
-            taken[first:end] = b"\x01" * (end - first)
-    return sorted(kept)
+        if covered.find(1, first, end) < 0:
+            disjoint.append((first, end))
+            covered[first:end] = b"\x01" * (end - first)
+    return sorted(disjoint)
 
 
 def relations(tokens: Sequence[Token], words: Sequence[str]) -> list[tuple[int, int]]:
     """ "next to", and ADP DET? PLACE of?; a word belongs to one relation at most."""
-    found = []
+    spans = []
     i = 0
     while i < len(tokens) - 1:
         end = 0
@@ -95,13 +95,13 @@ def relations(tokens: Sequence[Token], words: Sequence[str]) -> list[tuple[int, 
             if place < len(words) and words[place] in PLACES:
                 end = place + 1 + (words[place + 1 : place + 2] == ["of"])
         if end:
-            found.append((i, end))
+            spans.append((i, end))
         i = end or i + 1
-    return found
+    return spans
 
 
 def select(text: str, phrases: Iterable[Phrase], keep: Keep = "content") -> list[Phrase]:
-    """The phrases that are worth a row, each once, in the order given.
+    """The phrases that are worth training on, each once, in the given order.
 
     official  leaves out "the", "the image" and "image", as the published code does
     paper     leaves out what has fewer than three letters, or nothing but stop words: relations too, because
@@ -117,15 +117,15 @@ def select(text: str, phrases: Iterable[Phrase], keep: Keep = "content") -> list
     ['the image', 'a cat']
     ['a cat', 'on top of']
     """
-    kept: dict[str, Phrase] = {}
+    selected: dict[str, Phrase] = {}
     for phrase in phrases:
-        said = words_of(text, phrase)
-        spared = keep == "official" or (keep == "content" and phrase.kind == "relation")
-        dull = not spared and (len(said) < SHORTEST or all(word in STOP for word in said.lower().split()))
-        named = keep != "paper" and said in BARRED
+        words = words_of(text, phrase)
+        exempt = keep == "official" or (keep == "content" and phrase.kind == "relation")
+        dull = not exempt and (len(words) < SHORTEST or all(word in STOP for word in words.lower().split()))
+        named = keep != "paper" and words in BARRED
         if not dull and not named:
-            kept.setdefault(said, phrase)
-    return list(kept.values())
+            selected.setdefault(words, phrase)
+    return list(selected.values())
 
 
 SHORTEST = 3  # characters
@@ -138,5 +138,5 @@ def words_of(text: str, phrase: Phrase) -> str:
     >>> words_of("On the left a CAT sits.", Phrase("relation", 0, 11))
     'on the left'
     """
-    said = text[phrase.start : phrase.end]
-    return said.lower() if phrase.kind == "relation" else said
+    words = text[phrase.start : phrase.end]
+    return words.lower() if phrase.kind == "relation" else words

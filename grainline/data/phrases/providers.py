@@ -9,7 +9,7 @@ from grainline.data.phrases import lexicon
 from grainline.data.phrases.base import Phrase, Provider, Tagged, Token
 from grainline.data.phrases.context import Sentence, Word
 from grainline.data.phrases.patterns import extract
-from grainline.data.phrases.stored import Stored
+from grainline.data.phrases.stored import StoredPhrases
 from grainline.errors import UserError
 
 # Phrases by rule: words of closed classes, endings of the others, and neighbours. Nothing to download.
@@ -19,7 +19,6 @@ from grainline.errors import UserError
 
 
 # ruff: noqa: RUF001 (typographic apostrophes)
-
 
 POS = {
     **{"D": "DET", "P": "PRON", "O": "PRON", "M": "NUM", "A": "ADJ", "B": "ADV", "I": "ADP", "C": "CCONJ"},
@@ -65,14 +64,14 @@ def tagged(text: str) -> Tagged:
     tokens: list[Token] = []
     chunks: list[tuple[int, int]] = []
     for sentence in sentences(text):
-        found = [
+        words = [
             Word(m.group(), m.group().lower(), sentence.start + m.start(), sentence.start + m.end())
             for m in _TOKEN.finditer(sentence.text)
         ]
-        letters = "".join(Sentence(found).letters)
+        letters = "".join(Sentence(words).letters)
         first = len(tokens)
         tokens += [
-            Token(w.text, w.start, w.end, POS[letter]) for w, letter in zip(found, letters, strict=True)
+            Token(w.text, w.start, w.end, POS[letter]) for w, letter in zip(words, letters, strict=True)
         ]
         chunks += [(first + m.start(), first + m.end()) for m in CHUNK.finditer(letters)]
     return Tagged(tokens, chunks)
@@ -122,9 +121,9 @@ class Pipeline:
 
 def tagged_by(doc: Any) -> Tagged:
     """What a Doc of spaCy says, without its tokens of blanks."""
-    kept = [token for token in doc if token.pos_ != "SPACE"]
-    place = {token.i: i for i, token in enumerate(kept)}
-    tokens = [Token(token.text, token.idx, token.idx + len(token.text), token.pos_) for token in kept]
+    words = [token for token in doc if token.pos_ != "SPACE"]
+    place = {token.i: i for i, token in enumerate(words)}
+    tokens = [Token(token.text, token.idx, token.idx + len(token.text), token.pos_) for token in words]
     chunks = []
     for chunk in doc.noun_chunks:
         inside = [place[i] for i in range(chunk.start, chunk.end) if i in place]
@@ -145,7 +144,7 @@ def open_provider(name: str) -> Provider:
     if kind == "spacy" and rest:
         return Pipeline(rest)
     if name.endswith(".jsonl"):
-        return Stored(Path(name))
+        return StoredPhrases(Path(name))
     raise UserError(
         f"no provider of phrases {name!r}; there are rules, spacy:PIPELINE (such as spacy:en_core_web_sm) "
         "and FILE.jsonl, made by `grainline data phrases`"

@@ -1,4 +1,4 @@
-"""Phrases that were made before, in a file of JSON Lines.
+"""Phrases of a file of JSON Lines, which `grainline data phrases` writes.
 
 The first line says what the file is; then there is one line for each record of the source, in its order:
 
@@ -6,8 +6,8 @@ The first line says what the file is; then there is one line for each record of 
     {"record": 0, "key": "a", "texts": {"<digest>": [["noun", 0, 5], ["relation", 9, 20]]}}
     {"record": 1, "skipped": "missing-caption", "where": "b.json"}
 
-A text is known by its digest, so a caption that has changed since is noticed; its words are not in the file.
-Phrases stand as their provider gave them, nothing filtered.
+A text is identified by its digest, so that a changed caption is noticed; the file does not hold the words.
+Phrases are unfiltered.
 """
 
 import hashlib
@@ -29,24 +29,24 @@ _DIGEST = re.compile(rb'"([0-9a-f]{32})"\s*:\s*\[')
 
 
 def digest(text: str) -> str:
-    """What a text is known by: 32 hexadecimal digits of its sha256."""
+    """The id of a text: 32 hexadecimal digits of its sha256."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-class Stored:
+class StoredPhrases:
     """A provider that looks texts up. Opening it reads the file once; 16 bytes a text stay in memory."""
 
     def __init__(self, path: Path) -> None:
         """Raises UserError where the file cannot be read or is no file of phrases."""
         self.path = path
-        self.name = str(header(path)["provider"])
+        self.name = str(read_header(path)["provider"])
         digests, offsets = [], []
         with path.open("rb") as file:
             offset = len(file.readline())
             for line in file:
-                found = [int(match[1][:16], 16) for match in _DIGEST.finditer(line)]
-                digests += found
-                offsets += [offset] * len(found)
+                halves = [int(match[1][:16], 16) for match in _DIGEST.finditer(line)]
+                digests += halves
+                offsets += [offset] * len(halves)
                 offset += len(line)
         order = np.argsort(np.array(digests, dtype=np.uint64), kind="stable")
         self.digests = np.array(digests, dtype=np.uint64)[order]  # [texts] sorted, the first half of each
@@ -62,7 +62,7 @@ class Stored:
             if name in texts:
                 return self.read(texts[name], text)
         raise UserError(
-            f"{self.path} has no phrases of the text {_shown(text)}: the data has changed; {AGAIN}"
+            f"{self.path} has no phrases of the text {_excerpt(text)}: the data has changed; {AGAIN}"
         )
 
     def line(self, offset: int) -> dict[str, Any]:
@@ -73,26 +73,26 @@ class Stored:
         try:
             return dict(json.loads(line)["texts"])
         except (ValueError, KeyError, TypeError):
-            self.damaged(f"the line at byte {offset}")
+            self.unreadable(f"the line at byte {offset}")
 
     def read(self, rows: Any, text: str) -> list[Phrase]:
         """Phrases as they stand in a line, checked against their text."""
         try:
-            found = [Phrase(kind, start, end) for kind, start, end in rows]
+            phrases = [Phrase(kind, start, end) for kind, start, end in rows]
         except (ValueError, TypeError):
-            self.damaged(f"what it says of {_shown(text)}")
-        for kind, start, end in found:
+            self.unreadable(f"what it says of {_excerpt(text)}")
+        for kind, start, end in phrases:
             whole = isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)
             if kind not in ("noun", "action", "relation") or not whole:
-                self.damaged(f"the phrase {[kind, start, end]} of {_shown(text)}")
-        return found
+                self.unreadable(f"the phrase {[kind, start, end]} of {_excerpt(text)}")
+        return phrases
 
-    def damaged(self, what: str) -> NoReturn:
+    def unreadable(self, what: str) -> NoReturn:
         """Say what cannot be read."""
         raise UserError(f"{self.path}: {what} cannot be read; {AGAIN}")
 
 
-def header(path: Path) -> dict[str, Any]:
+def read_header(path: Path) -> dict[str, Any]:
     """The first line of a file of phrases; UserError where there is none."""
     try:
         regular(path)
@@ -112,5 +112,5 @@ def header(path: Path) -> dict[str, Any]:
     return first
 
 
-def _shown(text: str) -> str:
+def _excerpt(text: str) -> str:
     return repr(text if len(text) < 60 else text[:60] + "...")

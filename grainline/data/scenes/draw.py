@@ -1,7 +1,7 @@
-"""A scene as a picture and as a map of labels, at any resolution.
+"""A scene as an image and as a map of labels, at any resolution.
 
 Shapes are drawn once per (shape, pattern, size in pixels), several times larger than needed, reduced, and
-kept; a picture is a background and one or two pastes per object. Edges are smooth in the picture; in the map
+kept; an image is a background and one or two pastes per object. Edges are smooth in the image; in the map
 a pixel belongs to the topmost object that covers at least half of it.
 """
 
@@ -45,11 +45,11 @@ WHITE = (255, 255, 255)
 HORIZON = 0.5  # share of the height that is sky
 
 
-def picture(scene: Scene, size: int) -> Image.Image:
-    """The scene as an RGB picture of size x size pixels.
+def render(scene: Scene, size: int) -> Image.Image:
+    """The scene as an RGB image of size x size pixels.
 
     >>> from grainline.data.scenes.world import sample
-    >>> picture(sample(0, "dev", 0), 64).size
+    >>> render(sample(0, "dev", 0), 64).size
     (64, 64)
     """
     image = _background(scene.background, size).copy()
@@ -161,7 +161,7 @@ def _white(pattern: str, inside: np.ndarray, fine: int) -> np.ndarray:
     """Where the pattern is white instead of the object's colour, never at the rim. [side, side] bool.
 
     inside  [side, side] bool, the shape
-    fine    side of a pixel of the picture: stripes, cells and dots are whole pixels, or small ones would blur
+    fine    side of a pixel of the image: stripes, cells and dots are whole pixels, or small ones would blur
     """
     if pattern == "solid":
         return np.zeros_like(inside)
@@ -195,7 +195,7 @@ def _eroded(mask: np.ndarray, width: int) -> np.ndarray:
 @lru_cache(maxsize=128)
 def _background(background: Background, size: int) -> Image.Image:
     kind, first, second = background
-    rows = np.arange(size)[:, None, None] / size + 0.5 / size  # [size, 1, 1] height in the picture
+    rows = np.arange(size)[:, None, None] / size + 0.5 / size  # [size, 1, 1] height in the image
     columns = np.arange(size)[None, :, None] / size + 0.5 / size
     if kind == "horizon":
         pixels = np.where(rows < HORIZON, SKY[first], GROUND[second]).astype(float)

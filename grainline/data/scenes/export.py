@@ -1,9 +1,9 @@
 """Scenes as files: WebDataset tars that any reader of KEY.png and KEY.json understands.
 
-    KEY.png        the picture
+    KEY.png        the image
     KEY.json       captions, long, foils {text, true, kind}, regions {phrase, span, box, mask, thing},
                    things (the attributes of every object), background
-    KEY.masks.png  palette picture, pixel = thing + 1, 0 for the background
+    KEY.masks.png  palette image, pixel = thing + 1, 0 for the background
 
 A mask is a run-length code down the columns, {size: [height, width], counts: [zeros, ones, zeros, ...]}.
 """
@@ -33,10 +33,10 @@ def export(source: Scenes, out: Path, samples_per_shard: int = 1000) -> list[Pat
         raise UserError(f"{samples_per_shard} samples per shard: it must be at least 1")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        found = sorted(out.glob(f"{source.split}-*.tar"))
-        if found:
+        existing = sorted(out.glob(f"{source.split}-*.tar"))
+        if existing:
             raise UserError(
-                f"{out} already holds {found[0].name}: name an empty folder, or delete the old tars"
+                f"{out} already holds {existing[0].name}: name an empty folder, or delete the old tars"
             )
         starts = range(0, len(source), samples_per_shard)
         return [_shard(source, out, number, start, samples_per_shard) for number, start in enumerate(starts)]
@@ -66,12 +66,12 @@ def _members(source: Scenes, index: int) -> list[tuple[str, bytes]]:
 
 
 def _facts(source: Scenes, index: int, labels: np.ndarray) -> dict[str, Any]:
-    scene, told = source.scene(index), source.told(index)
+    scene, description = source.scene(index), source.description(index)
     codes = [run_lengths(labels == k + 1) for k in range(len(scene.things))]
     return {
-        "captions": [told.short],
-        "long": told.long,
-        "foils": [foil._asdict() for foil in told.foils],
+        "captions": [description.short],
+        "long": description.long,
+        "foils": [foil._asdict() for foil in description.foils],
         "regions": [
             {
                 "phrase": r.phrase,
@@ -80,7 +80,7 @@ def _facts(source: Scenes, index: int, labels: np.ndarray) -> dict[str, Any]:
                 "mask": codes[mention.thing],
                 "thing": mention.thing,
             }
-            for r, mention in zip(regions(told, labels), told.mentions, strict=True)
+            for r, mention in zip(regions(description, labels), description.mentions, strict=True)
         ],
         "things": [{**thing._asdict(), "position": thing.position} for thing in scene.things],
         "background": scene.background._asdict(),

@@ -121,8 +121,10 @@ def _other(rng: random.Random, scene: Scene, lines: list[Line], k: int, name: st
         return pick(rng, [pattern for pattern in PATTERNS if pattern != value])
     if name == "position":
         introduced = [line for line in lines if line.kind == "object"]
-        taken = [scene.things[introduced[i].things[0]].position for i, _ in _pieces(introduced, _SLOTS[name])]
-        return pick(rng, [position for position in POSITIONS if position not in taken])
+        occupied = [
+            scene.things[introduced[i].things[0]].position for i, _ in _pieces(introduced, _SLOTS[name])
+        ]
+        return pick(rng, [position for position in POSITIONS if position not in occupied])
     others = [getattr(other, name) for i, other in enumerate(scene.things) if i != k]
     while True:
         new = draw_value(rng, COLOURS if name == "colour" else SHAPES, others)

@@ -1,4 +1,4 @@
-"""Sentences in the making: pieces of text that know what they state, and how they become text."""
+"""Sentences as pieces of text that know what they state."""
 
 import random
 import re
@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A sentence in the making."""
+    """A sentence as pieces."""
 
     pieces: list[Piece]
     kind: str

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from grainline.data.record import Box, Foil, Record, Region, box_of
-from grainline.data.scenes import SPLITS, VERSION, Scene, Told, label_map, picture, sample, tell
+from grainline.data.scenes import SPLITS, VERSION, Scene, SceneDescription, label_map, render, sample, tell
 from grainline.data.scenes.foils import of_phrase
 from grainline.data.scenes.phrases import matches, stated
 from grainline.errors import UserError
@@ -27,15 +27,6 @@ SIZE = 224
 COUNT = {"train": 50_000, "dev": 1_000, "test": 1_000, "compose": 1_000}
 _LIMITS = {"count": (1, 10**9), "size": (32, 2048), "seed": (0, 2**31 - 1), "regions": (0, 2)}
 _USE = "such as scenes:dev?count=500&size=96&seed=1"
-
-
-def is_scenes(path: str) -> bool:
-    """Whether a data path means this source.
-
-    >>> is_scenes("scenes:dev"), is_scenes("scenes/"), is_scenes("./scenes")
-    (True, False, False)
-    """
-    return re.match(r"scenes(?![^:?])", path) is not None
 
 
 class Scenes:
@@ -51,6 +42,8 @@ class Scenes:
     (2, (64, 64), 'scenes-dev-0-000001')
     """
 
+    images_by_path = False
+
     def __init__(self, path: str, size: int | None = None) -> None:
         self.path = path
         self.split, given = _parse(path)
@@ -62,28 +55,37 @@ class Scenes:
         self.regions = given.get("regions", 0) > 0
         self.hard = given.get("regions", 0) > 1
         self.sole = False  # regions are the expressions that name exactly one object
-        self.drawn = True  # records have pictures, and regions their masks
+        self.with_images = True  # records have images, and regions their masks
+
+    @classmethod
+    def open(cls, path: str, images: str | None = None, size: int | None = None) -> "Scenes":  # noqa: ARG003
+        """The scenes of a path."""
+        return cls(path, size)
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> Record:
-        """The record at a position: picture, a short and a long caption, six foils, regions if asked for."""
+        """The record at a position: image, a short and a long caption, six foils, regions if asked for."""
         scene = self.scene(index)
-        told = tell(scene)
-        if not self.drawn:
-            return self._texts(told, index)
-        found: tuple[Region, ...] = ()
+        description = tell(scene)
+        if not self.with_images:
+            return self._texts(description, index)
+        phrase_regions: tuple[Region, ...] = ()
         if self.regions:
             labels = label_map(scene, self.size)
-            found = expressions(scene, told, labels) if self.sole else regions(told, labels)
+            phrase_regions = (
+                expressions(scene, description, labels) if self.sole else regions(description, labels)
+            )
         return Record(
             key=self._key(index),
-            image=picture(scene, self.size),
-            captions=(told.short,),
-            long=told.long,
-            regions=_foiled(scene, told, found) if self.hard and not self.sole else found,
-            foils=told.foils,
+            image=render(scene, self.size),
+            captions=(description.short,),
+            long=description.long,
+            regions=_foiled(scene, description, phrase_regions)
+            if self.hard and not self.sole
+            else phrase_regions,
+            foils=description.foils,
         )
 
     def keys(self) -> Iterable[str]:
@@ -93,20 +95,21 @@ class Scenes:
     def boxes(self, index: int) -> tuple[Box, ...]:
         """The boxes of all objects of which a pixel is seen, in the order of the scene."""
         labels = self.labels(index)
-        seen = (labels == thing + 1 for thing in range(len(self.scene(index).things)))
-        return tuple(box_of(mask) for mask in seen if mask.any())
+        masks = (labels == thing + 1 for thing in range(len(self.scene(index).things)))
+        return tuple(box_of(mask) for mask in masks if mask.any())
 
     def _key(self, index: int) -> str:
         return f"scenes-{self.split}-{self.seed}-{index:06d}"
 
-    def _texts(self, told: Told, index: int) -> Record:
+    def _texts(self, description: SceneDescription, index: int) -> Record:
         marked = tuple(
-            Region(told.long[m.start : m.end], span=("long", m.start, m.end)) for m in told.mentions
+            Region(description.long[m.start : m.end], span=("long", m.start, m.end))
+            for m in description.mentions
         )
-        return Record(self._key(index), b"", (told.short,), told.long, marked)
+        return Record(self._key(index), b"", (description.short,), description.long, marked)
 
     def scene(self, index: int) -> Scene:
-        """All that is true of the picture at a position."""
+        """All that is true of the image at a position."""
         if not 0 <= index < self.count:
             raise IndexError(f"scene {index} of {self.count}")
         return sample(self.seed, self.split, index)
@@ -115,8 +118,8 @@ class Scenes:
         """Whose pixel is it: [size, size] uint8, 0 for the background, k + 1 for scene(index).things[k]."""
         return label_map(self.scene(index), self.size)
 
-    def told(self, index: int) -> Told:
-        """What is said about the picture at a position, with the place of every sentence and noun phrase."""
+    def description(self, index: int) -> SceneDescription:
+        """What is said about the image at a position, with the place of every sentence and noun phrase."""
         return tell(self.scene(index))
 
     def with_foils(self) -> "Scenes":
@@ -132,9 +135,9 @@ class Scenes:
         return other
 
     def texts_only(self) -> "Scenes":
-        """The same scenes with their captions and noun phrases, and with pictures of no bytes."""
+        """The same scenes with their captions and noun phrases, and with images of no bytes."""
         other = copy.copy(self)
-        other.drawn = False
+        other.with_images = False
         return other
 
     def fingerprint(self) -> str:
@@ -145,15 +148,17 @@ class Scenes:
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
-def regions(told: Told, labels: np.ndarray) -> tuple[Region, ...]:
+def regions(description: SceneDescription, labels: np.ndarray) -> tuple[Region, ...]:
     """The noun phrases of the long caption with the pixels of their objects, in the order of the text.
 
     labels  [H, W] uint8, as label_map gives it
     """
-    return _regions(told, labels, [(thing, start, end) for thing, start, end, _ in told.mentions])
+    return _regions(
+        description, labels, [(thing, start, end) for thing, start, end, _ in description.mentions]
+    )
 
 
-def expressions(scene: Scene, told: Told, labels: np.ndarray) -> tuple[Region, ...]:
+def expressions(scene: Scene, description: SceneDescription, labels: np.ndarray) -> tuple[Region, ...]:
     """What of the long caption names exactly one object, each text once, in the order of the text.
 
     These are the noun phrases, and the sentences that introduce an object, that all they state fits no other
@@ -161,33 +166,37 @@ def expressions(scene: Scene, told: Told, labels: np.ndarray) -> tuple[Region, .
 
     labels  [H, W] uint8, as label_map gives it
     """
-    named = [(m.thing, m.start, m.end, stated(m.pieces)) for m in told.mentions]
-    named += [(s.things[0], s.start, s.end, s.stated) for s in told.sentences if s.kind == "object"]
+    named = [(m.thing, m.start, m.end, stated(m.pieces)) for m in description.mentions]
+    named += [(s.things[0], s.start, s.end, s.stated) for s in description.sentences if s.kind == "object"]
     once: dict[str, tuple[int, int, int]] = {}
     for k, start, end, given in sorted(named, key=lambda one: one[1:3]):
         facts = {name: getattr(scene.things[k], name) for name in given}
         if sum(matches(thing, facts) for thing in scene.things) == 1:
-            once.setdefault(told.long[start:end].lower(), (k, start, end))
-    return _regions(told, labels, list(once.values()))
+            once.setdefault(description.long[start:end].lower(), (k, start, end))
+    return _regions(description, labels, list(once.values()))
 
 
-def _regions(told: Told, labels: np.ndarray, places: list[tuple[int, int, int]]) -> tuple[Region, ...]:
+def _regions(
+    description: SceneDescription, labels: np.ndarray, places: list[tuple[int, int, int]]
+) -> tuple[Region, ...]:
     """places: for each region its object, and where its words begin and end in the long caption"""
     masks = {}
     for thing in {thing for thing, _, _ in places}:
         mask = labels == thing + 1
         masks[thing] = (mask, box_of(mask))
     return tuple(
-        Region(told.long[start:end], masks[thing][1], masks[thing][0], ("long", start, end))
+        Region(description.long[start:end], masks[thing][1], masks[thing][0], ("long", start, end))
         for thing, start, end in places
     )
 
 
-def _foiled(scene: Scene, told: Told, found: tuple[Region, ...]) -> tuple[Region, ...]:
+def _foiled(
+    scene: Scene, description: SceneDescription, phrase_regions: tuple[Region, ...]
+) -> tuple[Region, ...]:
     """The regions of `told` with foils, which begin with a capital where their phrase does."""
     rng = random.Random(f"regions of {scene.speech}")
     out = []
-    for region, mention in zip(found, told.mentions, strict=True):
+    for region, mention in zip(phrase_regions, description.mentions, strict=True):
         capital = region.phrase[0].isupper()
         foils = tuple(
             Foil(foil.text[0].upper() + foil.text[1:] if capital else foil.text, region.phrase, foil.kind)

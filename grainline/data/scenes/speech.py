@@ -1,4 +1,4 @@
-"""What people might say about a scene: a long caption, a short one, and captions that are wrong in one thing.
+"""The captions of a scene: a long one, a short one, and foils that are wrong in one thing.
 
 The long caption has one sentence for every object, in the order of scene.things, one or two about relations,
 and one about the background, first or last. It is built of pieces that know what they state; a foil is the
@@ -56,8 +56,8 @@ class Sentence(NamedTuple):
     stated: tuple[str, ...] = ()  # of its object, if it introduces one: fields of Thing and "position"
 
 
-class Told(NamedTuple):
-    """All that is said about a scene."""
+class SceneDescription(NamedTuple):
+    """All texts of a scene."""
 
     long: str
     short: str
@@ -66,8 +66,8 @@ class Told(NamedTuple):
     foils: tuple[Foil, ...]
 
 
-def tell(scene: Scene) -> Told:
-    """Put a scene into words.
+def tell(scene: Scene) -> SceneDescription:
+    """Describe a scene.
 
     >>> from grainline.data.scenes.world import sample
     >>> told = tell(sample(0, "dev", 1))
@@ -121,27 +121,27 @@ def _related(rng: random.Random, things: Sequence[Thing]) -> list[tuple[int, int
     caption would tell that "far" is the likelier word.
     """
     clear = [
-        (i, j, said)
+        (i, j, names)
         for i, j in permutations(range(len(things)), 2)
-        if (said := relations(things[i], things[j])) and said[0] in ("left", "right", "above", "below")
+        if (names := relations(things[i], things[j])) and names[0] in ("left", "right", "above", "below")
     ]
     tries = [pick(rng, clear) for _ in range(3)]
-    a, b, said = max(tries, key=lambda p: _apart(things[p[0]], things[p[1]]))
-    chosen = [(a, b, said[0])]
+    a, b, names = max(tries, key=lambda p: _distance(things[p[0]], things[p[1]]))
+    pairs = [(a, b, names[0])]
     if rng.random() < 0.3:
         near, far = ([p for p in clear if name in p[2]] for name in ("near", "far"))
         if near and far:
-            a, b, said = pick(rng, near if rng.random() < 0.5 else far)
-            chosen = [(a, b, said[1])]
+            a, b, names = pick(rng, near if rng.random() < 0.5 else far)
+            pairs = [(a, b, names[1])]
     if len(things) >= 6 and rng.random() < 0.6:
         more = [p for p in clear if p[0] not in (a, b)]
         if more:
-            i, j, said = pick(rng, more)
-            chosen.append((i, j, said[0]))
-    return chosen
+            i, j, names = pick(rng, more)
+            pairs.append((i, j, names[0]))
+    return pairs
 
 
-def _apart(a: Thing, b: Thing) -> float:
+def _distance(a: Thing, b: Thing) -> float:
     return max(abs(a.x - b.x), abs(a.y - b.y))
 
 
@@ -216,7 +216,7 @@ def _gist(rng: random.Random, scene: Scene, ground: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _rendered(rng: random.Random, scene: Scene, lines: list[Line], short: str) -> Told:
+def _rendered(rng: random.Random, scene: Scene, lines: list[Line], short: str) -> SceneDescription:
     texts: list[str] = []
     mentions: list[Mention] = []
     sentences: list[Sentence] = []
@@ -238,4 +238,4 @@ def _rendered(rng: random.Random, scene: Scene, lines: list[Line], short: str) -
         return Foil(" ".join([*texts[:where], sentence_of(pieces)[0], *texts[where + 1 :]]), long, kind)
 
     foils = tuple(foil(kind, *altered(rng, scene, lines, kind)) for kind in KINDS)
-    return Told(long, short, tuple(mentions), tuple(sentences), foils)
+    return SceneDescription(long, short, tuple(mentions), tuple(sentences), foils)

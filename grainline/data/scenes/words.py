@@ -6,6 +6,11 @@ backgrounds. Names of one attribute fit into the same slot, so a foil reads like
 
 Names = dict[str, tuple[str, ...]]
 
+
+def _split(texts: str) -> tuple[str, ...]:
+    return tuple(" ".join(text.split()) for text in texts.split("|"))
+
+
 NOUNS: Names = {
     "circle": ("circle", "disc", "round shape"),
     "square": ("square", "box"),
@@ -88,104 +93,43 @@ RELATIONS: Names = {
     "far": ("far from", "well away from", "a long way from", "nowhere near"),
 }
 
-VERBS = (
-    *(
-        "sits",
-        "lies",
-        "stands",
-        "rests",
-        "appears",
-        "is placed",
-        "can be seen",
-        "is drawn",
-        "is shown",
-        "is found",
-    ),
-    *("hangs", "floats", "shows up", "is painted", "has been put", "is visible", "is located", "is printed"),
-    *("waits", "hovers", "stays", "is pinned", "is set", "is stuck", "dwells", "is positioned"),
+VERBS = _split(
+    """sits | lies | stands | rests | appears | is placed | can be seen | is drawn | is shown | is found |
+    hangs | floats | shows up | is painted | has been put | is visible | is located | is printed | waits |
+    hovers | stays | is pinned | is set | is stuck | dwells | is positioned"""
 )
-RELATION_VERBS = (
-    "is",
-    "is",
-    "sits",
-    "lies",
-    "stands",
-    "rests",
-    "is placed",
-    "appears",
-    "is found",
-    "is located",
+RELATION_VERBS = _split(
+    """is | is | sits | lies | stands | rests | is placed | appears | is found | is located"""
 )
 
 # {np} is the object, {place} and {area} its position.
-PLACED = (
-    "{np} {verb} {place}",
-    "{np} {verb} {place}",
-    "{place} {verb} {np}",
-    "{place} there is {np}",
-    "there is {np} {place}",
-    "we see {np} {place}",
-    "{place} you can make out {np}",
-    "someone has drawn {np} {place}",
-    "{np} has its spot {place}",
-    "{area} holds {np}",
-    "{area} is taken by {np}",
-    "{area} belongs to {np}",
-    "{area} shows {np}",
-    "look {place} for {np}",
-    "the artist put {np} {place}",
-    "{np} has found room {place}",
-    "your eye meets {np} {place}",
-    "{np} marks {area}",
-    "{np} decorates {area}",
-    "{place} one finds {np}",
+PLACED = _split(
+    """{np} {verb} {place} | {np} {verb} {place} | {place} {verb} {np} | {place} there is {np} |
+    there is {np} {place} | we see {np} {place} | {place} you can make out {np} |
+    someone has drawn {np} {place} | {np} has its spot {place} | {area} holds {np} | {area} is taken by {np}
+    | {area} belongs to {np} | {area} shows {np} | look {place} for {np} | the artist put {np} {place} |
+    {np} has found room {place} | your eye meets {np} {place} | {np} marks {area} | {np} decorates {area} |
+    {place} one finds {np}"""
 )
-UNPLACED = (
-    "there is {np}",
-    "the picture contains {np}",
-    "{np} is part of the scene",
-    "you can spot {np} here",
-    "among the shapes is {np}",
-    "one of the figures is {np}",
-    "we can recognise {np}",
-    "{np} catches the eye",
-    "do not miss {np}",
-    "the drawing includes {np}",
-    "here we have {np}",
-    "one item is {np}",
-    "{np} is on view",
-    "{np} plays a part",
-    "notice {np}",
+UNPLACED = _split(
+    """there is {np} | the picture contains {np} | {np} is part of the scene | you can spot {np} here |
+    among the shapes is {np} | one of the figures is {np} | we can recognise {np} | {np} catches the eye |
+    do not miss {np} | the drawing includes {np} | here we have {np} | one item is {np} | {np} is on view |
+    {np} plays a part | notice {np}"""
 )
-UNPLACED_LATER = (
-    *UNPLACED,
-    "there is also {np}",
-    "{np} appears as well",
-    "{np} can be seen too",
-    "{np} joins in",
-    "next comes {np}",
-    "another figure is {np}",
-    "in addition there is {np}",
-    "the artist added {np}",
-    "{np} is there as well",
-    "then there is {np}",
-    "besides, we find {np}",
+UNPLACED_LATER = UNPLACED + _split(
+    """there is also {np} | {np} appears as well | {np} can be seen too | {np} joins in | next comes {np} |
+    another figure is {np} | in addition there is {np} | the artist added {np} | {np} is there as well |
+    then there is {np} | besides, we find {np}"""
 )
-RELATED = (
-    "{a} {verb} {relation} {b}",
-    "{a} {verb} {relation} {b}",
-    "{relation} {b} {verb} {a}",
-    "seen from the front, {a} {verb} {relation} {b}",
-    "note that {a} {verb} {relation} {b}",
-    "in this arrangement, {a} {verb} {relation} {b}",
-    "we find {a} {relation} {b}",
+RELATED = _split(
+    """{a} {verb} {relation} {b} | {a} {verb} {relation} {b} | {relation} {b} {verb} {a} |
+    seen from the front, {a} {verb} {relation} {b} | note that {a} {verb} {relation} {b} |
+    in this arrangement, {a} {verb} {relation} {b} | we find {a} {relation} {b}"""
 )
-RELATED_IT = (
-    "it {verb} {relation} {b}",
-    "it {verb} {relation} {b}",
-    "this one {verb} {relation} {b}",
-    "its place is {relation} {b}",
-    "you will find it {relation} {b}",
+RELATED_IT = _split(
+    """it {verb} {relation} {b} | it {verb} {relation} {b} | this one {verb} {relation} {b} |
+    its place is {relation} {b} | you will find it {relation} {b}"""
 )
 
 PALE: Names = {
@@ -208,70 +152,43 @@ SKIES: Names = {
     "cloud": ("an overcast sky", "a cloudy sky", "a dull grey sky"),
 }
 BACKDROPS: Names = {  # {c} is a pale colour, {d} a second one
-    "plain": (
-        "a {c} background",
-        "a {c} sheet of paper",
-        "a bare {c} wall",
-        "a smooth {c} canvas",
-        "a flat {c} surface",
-        "a {c} card",
-        "a blank {c} page",
-        "a {c} tablecloth",
+    "plain": _split(
+        """a {c} background | a {c} sheet of paper | a bare {c} wall | a smooth {c} canvas |
+        a flat {c} surface | a {c} card | a blank {c} page | a {c} tablecloth"""
     ),
-    "gradient": (
-        "a background fading from {c} down to {d}",
-        "a wash that turns from {c} into {d}",
-        "a soft gradient from {c} at the top to {d}",
-        "a blurred backdrop that melts from {c} into {d}",
-        "a haze changing gradually from {c} to {d} below",
+    "gradient": _split(
+        """a background fading from {c} down to {d} | a wash that turns from {c} into {d} |
+        a soft gradient from {c} at the top to {d} | a blurred backdrop that melts from {c} into {d} |
+        a haze changing gradually from {c} to {d} below"""
     ),
-    "grid": (
-        "a {c} sheet of graph paper",
-        "a {c} grid",
-        "a {c} tiled floor",
-        "a {c} page ruled into squares",
-        "a {c} mesh of thin lines",
+    "grid": _split(
+        """a {c} sheet of graph paper | a {c} grid | a {c} tiled floor | a {c} page ruled into squares |
+        a {c} mesh of thin lines"""
     ),
-    "bands": (
-        "a {c} wallpaper with broad vertical bands",
-        "a {c} curtain with upright stripes",
-        "a {c} fabric with wide columns",
-        "a {c} wall of upright planks",
+    "bands": _split(
+        """a {c} wallpaper with broad vertical bands | a {c} curtain with upright stripes |
+        a {c} fabric with wide columns | a {c} wall of upright planks"""
     ),
-    "horizon": (
-        "{ground} under {sky}",
-        "{ground} that meets {sky}",
-        "{ground} beneath {sky}",
-        "{ground} with {sky} overhead",
-        "a landscape of {ground} and {sky}",
+    "horizon": _split(
+        """{ground} under {sky} | {ground} that meets {sky} | {ground} beneath {sky} |
+        {ground} with {sky} overhead | a landscape of {ground} and {sky}"""
     ),
 }
 NUMBERS = {3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
 ALL = ("shapes", "figures", "objects", "items", "things")
-SETTING = (
-    "the background is {ground}",
-    "the backdrop is {ground}",
-    "behind everything is {ground}",
-    "the setting is {ground}",
-    "everything is set against {ground}",
-    "everything is laid out on {ground}",
-    "the whole scene plays out against {ground}",
-    "in total, {n} {all} share {ground}",
-    "{n} {all} are scattered across {ground}",
-    "{n} {all} are spread over {ground}",
-    "altogether {n} {all} decorate {ground}",
-    "the image shows {n} {all} in front of {ground}",
-    "this illustration has {n} {all} against {ground}",
-    "{ground} serves as the setting",
-    "{ground} forms the background",
-    "{ground} carries {n} {all} in all",
+SETTING = _split(
+    """the background is {ground} | the backdrop is {ground} | behind everything is {ground} |
+    the setting is {ground} | everything is set against {ground} | everything is laid out on {ground} |
+    the whole scene plays out against {ground} | in total, {n} {all} share {ground} |
+    {n} {all} are scattered across {ground} | {n} {all} are spread over {ground} |
+    altogether {n} {all} decorate {ground} | the image shows {n} {all} in front of {ground} |
+    this illustration has {n} {all} against {ground} | {ground} serves as the setting |
+    {ground} forms the background | {ground} carries {n} {all} in all"""
 )
-GIST = (  # the short caption
-    "{n} {all} on {ground}, among them {a} and {b}.",
-    "{n} {all} including {a} and {b} on {ground}.",
-    "{a} and {b} among {n} {all} on {ground}.",
-    "a picture of {n} {all} with {a} and {b} on {ground}.",
-    "{a} with {b} and {others} on {ground}.",
+GIST = _split(  # the short caption
+    """{n} {all} on {ground}, among them {a} and {b}. | {n} {all} including {a} and {b} on {ground}. |
+    {a} and {b} among {n} {all} on {ground}. | a picture of {n} {all} with {a} and {b} on {ground}. |
+    {a} with {b} and {others} on {ground}."""
 )
 OTHERS = {  # those that the short caption does not describe
     1: "one other shape",

@@ -1,6 +1,6 @@
 """What is in a scene: its objects, its background, and what is true between them.
 
-All geometry is in units of the picture's side, x to the right and y down, so a scene does not depend on the
+All geometry is in units of the image's side, x to the right and y down, so a scene does not depend on the
 resolution at which it is drawn. A scene is a function of (seed, split, index) and of nothing else.
 
 Every object has a cell of the thirds grid to itself (which is what position words speak of) and no two
@@ -13,47 +13,22 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-VERSION = (
-    1  # goes up whenever equal parameters no longer give equal pictures and words; part of the fingerprint
-)
+VERSION = 1  # raised when equal parameters give other images or words; part of the fingerprint
 
 SHAPES = (
-    "circle",
-    "square",
-    "triangle",
-    "star",
-    "ring",
-    "cross",
-    "heart",
-    "crescent",
-    "arrow",
-    "diamond",
-    "drop",
-    "hourglass",
+    *("circle", "square", "triangle", "star", "ring", "cross"),
+    *("heart", "crescent", "arrow", "diamond", "drop", "hourglass"),
 )
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "black")
 PATTERNS = ("solid", "striped", "dotted", "checkered", "outlined")
 RADIUS = {"small": 0.075, "medium": 0.108, "large": 0.153}
 SIZES = tuple(RADIUS)
 POSITIONS = (  # row by row
-    "upper left",
-    "top",
-    "upper right",
-    "left",
-    "centre",
-    "right",
-    "lower left",
-    "bottom",
-    "lower right",
+    *("upper left", "top", "upper right"),
+    *("left", "centre", "right"),
+    *("lower left", "bottom", "lower right"),
 )
-PALE = (
-    "cream",
-    "blue",
-    "grey",
-    "mint",
-    "peach",
-    "lavender",
-)  # colours of backgrounds, all lighter than any object
+PALE = ("cream", "blue", "grey", "mint", "peach", "lavender")  # of backgrounds, lighter than any object
 GROUNDS = ("grass", "sea", "sand", "snow")
 SKIES = ("day", "dusk", "cloud")
 BACKGROUNDS = ("plain", "gradient", "horizon", "grid", "bands")
@@ -61,12 +36,10 @@ BACKGROUNDS = ("plain", "gradient", "horizon", "grid", "bands")
 SPLITS = ("train", "dev", "test", "compose")
 FEWEST, MOST = 3, 8  # objects in a scene
 
-SIZE_DRAWN_FROM = ("small", "small", "medium", "large", "large")
+SIZE_CHOICES = ("small", "small", "medium", "large", "large")
 FRESH = 0.7  # chance that a shape or a colour is drawn among those that the scene does not hold yet
 
-_MARGIN = (
-    0.03  # centres keep this distance from the borders of the thirds, so no position word is a close call
-)
+_MARGIN = 0.03  # of centres from the borders of the thirds, so that position words are unambiguous
 _GAP = 0.01  # between the disks around two objects
 
 T = TypeVar("T")
@@ -85,7 +58,7 @@ class Thing(NamedTuple):
 
     @property
     def position(self) -> str:
-        """The third of the picture that holds the centre, as one of POSITIONS.
+        """The third of the image that holds the centre, as one of POSITIONS.
 
         >>> Thing("star", "red", "small", "solid", 0.9, 0.2, 0.07).position
         'upper right'
@@ -106,7 +79,7 @@ class Background(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """Everything there is to know about a picture. The caption speaks of the objects in this order."""
+    """Everything there is to know about an image. The caption speaks of the objects in this order."""
 
     split: str
     things: tuple[Thing, ...]
@@ -141,7 +114,7 @@ def sample(seed: int, split: str, index: int) -> Scene:
     kinds: list[tuple[str, str, str, str]] = []
     for shape, colour in pairs:
         while True:
-            kind = (shape, colour, pick(rng, SIZE_DRAWN_FROM), pick(rng, PATTERNS))
+            kind = (shape, colour, pick(rng, SIZE_CHOICES), pick(rng, PATTERNS))
             if kind not in kinds:
                 break
         kinds.append(kind)
@@ -165,9 +138,9 @@ def pick(rng: random.Random, values: Sequence[T]) -> T:
     return values[int(rng.random() * len(values))]
 
 
-def _pairs(rng: random.Random, number: int, held: int) -> list[tuple[str, str]]:
+def _pairs(rng: random.Random, number: int, held_out_pairs: int) -> list[tuple[str, str]]:
     """(shape, colour) of every object, `held` of them held-out pairs at random places."""
-    places = set(rng.sample(range(number), held))
+    places = set(rng.sample(range(number), held_out_pairs))
     pairs: list[tuple[str, str]] = []
     for i in range(number):
         if i in places:
@@ -242,12 +215,8 @@ def direction(a: tuple[float, float], b: tuple[float, float]) -> str:
 
 
 OPPOSITE = {
-    "left": "right",
-    "right": "left",
-    "above": "below",
-    "below": "above",
-    "near": "far",
-    "far": "near",
+    **{"left": "right", "right": "left", "above": "below", "below": "above"},
+    **{"near": "far", "far": "near"},
 }
 
 
@@ -260,15 +229,15 @@ def holds(relation: str, a: Thing, b: Thing) -> bool:
     >>> holds("left", a, b), holds("right", a, b), holds("near", a, b)
     (True, False, False)
     """
-    apart = math.hypot(a.x - b.x, a.y - b.y)
+    distance = math.hypot(a.x - b.x, a.y - b.y)
     if relation == "near":
-        return apart - a.radius - b.radius < 0.1
+        return distance - a.radius - b.radius < 0.1
     if relation == "far":
-        return apart > 0.62
+        return distance > 0.62
     return {"left": a.x < b.x, "right": a.x > b.x, "above": a.y < b.y, "below": a.y > b.y}[relation]
 
 
 def relations(a: Thing, b: Thing) -> list[str]:
     """What can be said of a, seen from b, for certain: at most one direction and one of near and far."""
-    said = direction((a.x, a.y), (b.x, b.y))
-    return ([said] if said else []) + [name for name in ("near", "far") if holds(name, a, b)]
+    side = direction((a.x, a.y), (b.x, b.y))
+    return ([side] if side else []) + [name for name in ("near", "far") if holds(name, a, b)]

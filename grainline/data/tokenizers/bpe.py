@@ -74,9 +74,9 @@ def count_words(texts: Iterable[str]) -> Counter[str]:
     chunks: Counter[str] = Counter()
     for text in texts:
         chunks.update(clean(text).lower().split())
-    cut, words = splitter(), Counter[str]()
+    pre_tokenizer, words = splitter(), Counter[str]()
     for chunk, number in chunks.items():
-        for word, _ in cut.pre_tokenize_str(chunk):
+        for word, _ in pre_tokenizer.pre_tokenize_str(chunk):
             if word not in (BEGIN, END) and len(word) <= LONGEST:
                 words[word] += number
     return words

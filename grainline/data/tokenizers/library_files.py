@@ -101,12 +101,12 @@ def _settings(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        settings = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{file} is no JSON: {error}; fetch it again") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{file} holds a {type(found).__name__}, not settings by name; fetch it again")
-    return found
+    if not isinstance(settings, dict):
+        raise UserError(f"{file} holds a {type(settings).__name__}, not settings by name; fetch it again")
+    return settings
 
 
 def _backend(text: str, where: str) -> tokenizers.Tokenizer:
@@ -140,13 +140,13 @@ def _check_called(kind: str, config: Mapping[str, Any], file: Path) -> None:
 def _bert(
     backend: tokenizers.Tokenizer, content: Mapping[str, Any], config: Mapping[str, Any], where: str
 ) -> None:
-    kept = content.get("normalizer") or {}
-    lower = config.get("do_lower_case", kept.get("lowercase", True))
-    chinese = config.get("tokenize_chinese_chars", kept.get("handle_chinese_chars", True))
+    original = content.get("normalizer") or {}
+    lower = config.get("do_lower_case", original.get("lowercase", True))
+    chinese = config.get("tokenize_chinese_chars", original.get("handle_chinese_chars", True))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=chinese,
-        strip_accents=config.get("strip_accents", kept.get("strip_accents")),
+        strip_accents=config.get("strip_accents", original.get("strip_accents")),
         lowercase=lower,
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -165,14 +165,14 @@ def _siglip(
     among them leave a second one. What begins with that blank has been read in Python already.
     """
     mark = rf"[\s{re.escape(string.punctuation)}]"
-    found = backend.normalizer if not content else _precompiled(content.get("normalizer"))
+    charsmap = backend.normalizer if not content else _precompiled(content.get("normalizer"))
     steps: list[Any] = [normalizers.Lowercase()] if config.get("do_lower_case", True) else []
     steps += [
         normalizers.Replace(Regex(rf"\A{mark}*\s{mark}*(?!{mark}|\z)"), f"{BLANK} "),
         normalizers.Replace(Regex(f"[{re.escape(string.punctuation)}]"), ""),
         normalizers.Replace(Regex(r"\s+"), " "),
         normalizers.Strip(),
-        *([] if found is None else [found]),
+        *([] if charsmap is None else [charsmap]),
         normalizers.Replace(Regex(" {2,}"), " "),  # some characters become a blank and another one
     ]
     backend.normalizer = normalizers.Sequence(steps)
@@ -206,8 +206,8 @@ _ASSEMBLE = {"bert": _bert, "siglip": _siglip, "siglip2": _siglip2}
 
 def _token(config: Mapping[str, Any], key: str, usual: str) -> str:
     """The name of a special token; settings give it as a string or with its properties."""
-    found = config.get(f"{key}_token") or usual
-    return str(found["content"] if isinstance(found, dict) else found)
+    token = config.get(f"{key}_token") or usual
+    return str(token["content"] if isinstance(token, dict) else token)
 
 
 def _frame(backend: tokenizers.Tokenizer, begin: str | None, end: str | None, where: str) -> None:
@@ -234,8 +234,8 @@ def _precompiled(normalizer: Any) -> normalizers.Normalizer | None:
         return None
     if normalizer.get("type") == "Precompiled":
         return normalizers.Precompiled(base64.b64decode(normalizer["precompiled_charsmap"]))
-    found = (_precompiled(one) for one in normalizer.get("normalizers", []))
-    return next((one for one in found if one is not None), None)
+    tables = (_precompiled(one) for one in normalizer.get("normalizers", []))
+    return next((one for one in tables if one is not None), None)
 
 
 # --- older files ---

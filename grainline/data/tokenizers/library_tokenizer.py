@@ -16,7 +16,7 @@ import tokenizers
 from grainline.data.captions import clean
 from grainline.data.tokenizers.library_files import BLANK, Pipeline
 from grainline.data.tokenizers.tokenized import (
-    Hiding,
+    MaskTokens,
     TextTokenizer,
     Tokenized,
     by_word,
@@ -32,14 +32,14 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class _Fed(NamedTuple):
-    """What the pipeline is given of a text."""
+    """The input of the pipeline for a text."""
 
     text: str
     places: list[int | None]  # of each of its characters in the cleaned text; None for a blank
 
 
 class LibraryTokenizer:
-    """Text to ids and back. Final, read-only, and cheap to send to another process."""
+    """A tokenizer of the tokenizers library. Read-only, and cheap to pickle."""
 
     def __init__(self, pipeline: Pipeline, where: str = "the tokenizer") -> None:
         """where  what the pipeline comes from, for error messages"""
@@ -51,7 +51,7 @@ class LibraryTokenizer:
         self.begin = frame.ids[0] if frame.special_tokens_mask[0] else None
         self.end = frame.ids[-1] if frame.special_tokens_mask[-1] else None
         self.around = sum(frame.special_tokens_mask)
-        self.hiding = _hiding(self._backend)
+        self.mask_tokens = _mask_tokens(self._backend)
         steps = self._backend.normalizer
         self._lower = steps is not None and steps.normalize_str("A") == "a"
 
@@ -59,15 +59,15 @@ class LibraryTokenizer:
         return _again, (self.kind, self._backend.to_str())
 
     def encode(self, texts: Sequence[str], context: int) -> Tokenized:
-        """Cleaned and encoded texts, cut to `context` tokens; the end token is always kept."""
+        """Cleaned and encoded texts, truncated to `context` tokens; the end token stays."""
         assert not isinstance(texts, str)
         check_context(context, self.around)
         room = context - self.around
-        found = self._backend.encode_batch_fast(
+        encodings = self._backend.encode_batch_fast(
             [self._read(text) for text in texts], add_special_tokens=False
         )
-        ids = [self._framed(encoding.ids[:room]) for encoding in found]
-        return Tokenized(ids, [max(len(encoding.ids) - room, 0) for encoding in found])
+        ids = [self._framed(encoding.ids[:room]) for encoding in encodings]
+        return Tokenized(ids, [max(len(encoding.ids) - room, 0) for encoding in encodings])
 
     def cleaned(self, text: str) -> str:
         """The text in which spans count."""
@@ -80,24 +80,24 @@ class LibraryTokenizer:
         spans at the ends; bytes of one character share its span.
         """
         fed = self._fed(text)
-        found = self._backend.encode(fed.text, add_special_tokens=False).offsets
-        kept = found[: context - self.around]
+        offsets = self._backend.encode(fed.text, add_special_tokens=False).offsets
+        included = offsets[: context - self.around]
         spans, last = [], 0
-        for start, end in kept:
+        for start, end in included:
             places = [place for place in fed.places[start:end] if place is not None]
             first, last = (places[0], places[-1] + 1) if places else (last, last)
             spans.append((first, last))
-        if len(kept) == len(found):
+        if len(included) == len(offsets):
             last = len(clean(text))
         return [(0, 0)] * (self.begin is not None) + spans + [(last, last)] * (self.end is not None)
 
     def words(self, text: str) -> list[list[int]]:
         """The ids of a text, word by word. A mark is a word in BERT, in SigLIP 2 a part of one."""
-        found = self._backend.encode(self._read(text), add_special_tokens=False)
+        encoding = self._backend.encode(self._read(text), add_special_tokens=False)
         if self.kind != "siglip2":
-            return by_word(found)
+            return by_word(encoding)
         words: list[list[int]] = []
-        for number, piece in zip(found.ids, found.tokens, strict=True):
+        for number, piece in zip(encoding.ids, encoding.tokens, strict=True):
             if not words or piece.startswith(BLANK):
                 words.append([])
             words[-1].append(number)
@@ -128,7 +128,7 @@ class LibraryTokenizer:
         return [*begin, *ids, *([] if self.end is None else [self.end])]
 
     def _read(self, text: str) -> str:
-        """What the pipeline is given of a text. For SigLIP that is `canonicalize_text` of the library.
+        """The input of the pipeline for a text. For SigLIP that is `canonicalize_text` of the library.
 
         As there, a blank stands before the text from the start, so that punctuation that goes from its
         beginning can leave a second one. Only a text of nothing else has none.
@@ -155,15 +155,15 @@ class LibraryTokenizer:
         return _Fed(read, [None if letter in (" ", BLANK) else next(letters) for letter in read])
 
 
-def _hiding(backend: tokenizers.Tokenizer) -> Hiding | None:
+def _mask_tokens(backend: tokenizers.Tokenizer) -> MaskTokens | None:
     vocabulary = backend.get_vocab()
     special = {added.content for added in backend.get_added_tokens_decoder().values() if added.special}
     if _MASK not in special:
         return None
-    told = (
+    ordinary = (
         number for piece, number in vocabulary.items() if piece not in special and not _PLACEHOLDER(piece)
     )
-    return Hiding(vocabulary[_MASK], tuple(sorted(told)))
+    return MaskTokens(vocabulary[_MASK], tuple(sorted(ordinary)))
 
 
 def _again(kind: str, content: str) -> LibraryTokenizer:
@@ -178,7 +178,7 @@ def write_settings(tokenizer: TextTokenizer, folder: Path, *, context: int, pad:
 
     context  longest text of the model; transformers cuts at no other place
     pad      id that fills up texts
-    masked   whether the model is told which tokens are padding; one that has learnt to read it must not be
+    masked   whether the model gets a padding mask; one that has learnt to read padding must not
     """
     content = settings(tokenizer, context=context, pad=pad, masked=masked)
     write_text(folder / "tokenizer_config.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")

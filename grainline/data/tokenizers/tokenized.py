@@ -1,4 +1,4 @@
-"""What the rest of the package asks of a tokenizer, and what all tokenizers share: files and checks."""
+"""The interface of a tokenizer, and what all tokenizers share: files and checks."""
 
 import hashlib
 import json
@@ -23,22 +23,22 @@ CONTENT, META = "tokenizer.json", "tokenizer_meta.json"
 
 
 class Tokenized(NamedTuple):
-    """Ids of some texts, each from its begin token to its end token, and what was cut off."""
+    """Token ids of some texts, each from its begin token to its end token, and how many were truncated."""
 
     ids: list[list[int]]
-    lost: list[int]  # tokens of each text that did not fit
+    truncated_tokens: list[int]  # tokens of each text that did not fit
 
     @property
-    def cut(self) -> list[bool]:
+    def truncated(self) -> list[bool]:
         """Which texts were longer than the context."""
-        return [number > 0 for number in self.lost]
+        return [number > 0 for number in self.truncated_tokens]
 
 
-class Hiding(NamedTuple):
-    """What may stand in place of a word that a model has to do without."""
+class MaskTokens(NamedTuple):
+    """The tokens that may replace a word in word dropout."""
 
-    mask: int  # the token that stands for a hidden piece
-    pieces: tuple[int, ...]  # those that texts are made of: no special token, no placeholder
+    mask: int  # the mask token
+    pieces: tuple[int, ...]  # the tokens of texts: no special token, no placeholder
 
 
 class TextTokenizer(Protocol):
@@ -54,14 +54,14 @@ class TextTokenizer(Protocol):
 
     @property
     def end(self) -> int | None:
-        """The token behind every text, kept when a text is cut; None: there is none."""
+        """The token behind every text, kept when a text is truncated; None: there is none."""
 
     @property
     def around(self) -> int:
-        """How many of the two there are."""
+        """The number of begin and end tokens around a text."""
 
     def encode(self, texts: Sequence[str], context: int) -> Tokenized:
-        """Cleaned and encoded texts, cut to `context` tokens. UserError if none fits."""
+        """Cleaned and encoded texts, truncated to `context` tokens. UserError if none fits."""
 
     def cleaned(self, text: str) -> str:
         """The text in which spans count."""
@@ -79,8 +79,8 @@ class TextTokenizer(Protocol):
         """
 
     @property
-    def hiding(self) -> Hiding | None:
-        """What may stand in place of a word; None: the vocabulary has no mask."""
+    def mask_tokens(self) -> MaskTokens | None:
+        """What may replace a word; None: the vocabulary has no mask token."""
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Entries of the vocabulary, as they stand there."""
@@ -98,9 +98,9 @@ class TextTokenizer(Protocol):
         """Write `tokenizer.json` and `tokenizer_meta.json`. Equal tokenizers write equal bytes."""
 
 
-def by_word(found: tokenizers.Encoding) -> list[list[int]]:
+def by_word(encoding: tokenizers.Encoding) -> list[list[int]]:
     """Ids of an encoding without begin and end tokens, word by word, as the library found words."""
-    pairs = zip(found.word_ids, found.ids, strict=True)
+    pairs = zip(encoding.word_ids, encoding.ids, strict=True)
     return [[number for _, number in word] for _, word in groupby(pairs, key=itemgetter(0))]
 
 
@@ -120,7 +120,7 @@ def meta_text(tokenizer: TextTokenizer, content: bytes | None) -> str:
 
 
 def check_full(vocabulary: Mapping[str, int], where: str) -> None:
-    """UserError if so few tokens were read that something went wrong before."""
+    """Raises UserError for a vocabulary too small to be complete."""
     if len(vocabulary) < SMALLEST:
         raise UserError(
             f"{where} holds only {len(vocabulary)} tokens, a real vocabulary at least {SMALLEST}; "
@@ -129,7 +129,7 @@ def check_full(vocabulary: Mapping[str, int], where: str) -> None:
 
 
 def check_context(context: int, around: int) -> None:
-    """UserError if a text cut to the context would hold nothing of the text."""
+    """Raises UserError for a context that leaves no room for a token of the text."""
     if context < around + 1:
         frame = {2: "begin, one token, end", 1: "one token, end", 0: "one token"}[around]
         raise UserError(f"the context is {context} tokens; it must be at least {around + 1} ({frame})")

@@ -8,7 +8,7 @@ CLIP-shaped means, in this order:
 Every text has ids: the alphabet (`bpe.py`) holds all 256 bytes twice, inside a word and at its end.
 
 Whatever file a vocabulary comes from, steps 1 to 3 are ours. The tokenizers of the transformers library leave
-out most of the cleaning, and captions written by language models are full of what it mends.
+out most of the cleaning, which captions written by language models need.
 """
 
 import gzip
@@ -42,8 +42,7 @@ from grainline.data.tokenizers.tokenized import (
 )
 from grainline.errors import UserError
 
-# Where the files of a tokenizer are: in a folder, on the Hugging Face hub, inside an open_clip_torch.
-
+# Files of a tokenizer: in a folder, on the Hugging Face hub, or inside an installed open_clip_torch.
 
 NAMES = ("tokenizer.json", "vocab.json", "spiece.model", "vocab.txt")
 """Files of which one is enough (vocab.json has its merges.txt); the first that is there is read."""
@@ -52,15 +51,15 @@ _SUFFIXES = (".json", ".gz", ".txt", ".model")  # of files, not of names on the 
 _BESIDE = ("merges.txt", "tokenizer_config.json", "config.json")
 
 
-def held_in(folder: Path) -> Path | None:
-    """The file of a folder that is to be read; None if it holds none."""
+def find_file(folder: Path) -> Path | None:
+    """The tokenizer file of a folder; None without one."""
     return next((folder / name for name in NAMES if (folder / name).is_file()), None)
 
 
-def located(path: str | Path) -> Path:
-    """The file that a path or a name on the hub means. UserError if there is none."""
+def resolve_file(path: str | Path) -> Path:
+    """The tokenizer file of a path or of a name on the hub. Raises UserError without one."""
     place = Path(path) if Path(path).exists() else _on_hub(str(path))
-    file = held_in(place) if place.is_dir() else place
+    file = find_file(place) if place.is_dir() else place
     if file is not None:
         return file
     if (place / "tokenizer.model").is_file():
@@ -103,7 +102,7 @@ _ROUND, _FILLED = 8, 128  # a table filled up to a round size: a multiple of the
 
 
 class Tokenizer:
-    """Text to ids and back. Final, read-only, and cheap to send to another process."""
+    """CLIP's tokenizer. Read-only, and cheap to pickle."""
 
     def __init__(
         self, vocabulary: Mapping[str, int], merges: bpe.Merges, where: str = "the vocabulary"
@@ -120,14 +119,14 @@ class Tokenizer:
         self._words: dict[str, list[int]] = {}
         self.vocab = len(vocabulary)
         self.begin, self.end, self.around = vocabulary[BEGIN], vocabulary[END], 2
-        self.hiding = None
+        self.mask_tokens = None
         self.pad = 0  # a real token as well, as in CLIP: masks come from lengths, never from ids
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer.from_json, (self.to_json(),)
 
     def encode(self, texts: Sequence[str], context: int) -> Tokenized:
-        """Cleaned, lower-cased and encoded texts, cut to `context` tokens; the end token is always kept.
+        """Cleaned, lower-cased and encoded texts, truncated to `context` tokens; the end token stays.
 
         >>> toy = Tokenizer.train(["a cat sat on a mat"] * 2, vocab=530)
         >>> ids, lost = toy.encode(["A CAT sat", "a"], context=4)
@@ -135,21 +134,22 @@ class Tokenizer:
         ([['a</w>', 'cat</w>', '<|endoftext|>'], ['a</w>', '<|endoftext|>']], [1, 0])
         """
         assert not isinstance(texts, str)
-        check_context(context, self.around)
+        if context <= self.around:
+            check_context(context, self.around)
         lines = [clean(text).lower().split(" ") for text in texts]
         known = self._known(lines)
-        ids, lost = [], []
+        ids, truncated = [], []
         for line in lines:
             row = [self.begin]
             for word in line:
                 row += known[word]
-            over = len(row) + 1 - context
-            if over > 0:
+            overflow = len(row) + 1 - context
+            if overflow > 0:
                 del row[context - 1 :]
             row.append(self.end)
             ids.append(row)
-            lost.append(max(over, 0))
-        return Tokenized(ids, lost)
+            truncated.append(max(overflow, 0))
+        return Tokenized(ids, truncated)
 
     def cleaned(self, text: str) -> str:
         """The text in which spans count."""
@@ -161,10 +161,10 @@ class Tokenizer:
         Begin and end tokens are empty spans at the ends; bytes of one character share its span.
         """
         cleaned = self.cleaned(text)
-        found = self._backend.encode(cleaned, add_special_tokens=False).offsets
-        kept = found[: context - 2]
-        last = kept[-1][1] if len(kept) < len(found) else len(cleaned)
-        return [(0, 0), *kept, (last, last)]
+        offsets = self._backend.encode(cleaned, add_special_tokens=False).offsets
+        included = offsets[: context - 2]
+        last = included[-1][1] if len(included) < len(offsets) else len(cleaned)
+        return [(0, 0), *included, (last, last)]
 
     def words(self, text: str) -> list[list[int]]:
         """The ids of a text, word by word: runs of letters, single digits, runs of other marks.
@@ -236,10 +236,10 @@ class Tokenizer:
     @staticmethod
     def load(path: str | Path) -> "Tokenizer":
         """A CLIP-shaped one, as `read_tokenizer` finds it."""
-        found = read_tokenizer(path)
-        if not isinstance(found, Tokenizer):
-            raise _unlike_clip(str(path), f"it is of the kind {found.meta()['kind']}")
-        return found
+        tokenizer = read_tokenizer(path)
+        if not isinstance(tokenizer, Tokenizer):
+            raise _unlike_clip(str(path), f"it is of the kind {tokenizer.meta()['kind']}")
+        return tokenizer
 
     # --- training ---
 
@@ -263,21 +263,21 @@ def read_tokenizer(path: str | Path) -> TextTokenizer:
     Files are tokenizer.json, vocab.json beside merges.txt or a .txt.gz of CLIP, spiece.model of SigLIP,
     vocab.txt of BERT. Raises UserError for what cannot be read, or was saved as another tokenizer.
     """
-    file = located(path)
+    file = resolve_file(path)
     meta = file.with_name(META)
     if file.name != CONTENT or not meta.is_file():
         return _read(file)
     try:
-        found, said = _read(file), meta.read_bytes()
+        tokenizer, meta_bytes = _read(file), meta.read_bytes()
         contents = file.read_bytes(), None  # None: as older versions wrote it
     except (OSError, UserError) as error:  # `save` wrote it whole
         raise UserError(f"the tokenizer {file} is damaged; copy it and {meta.name} again") from error
-    if said not in [meta_text(found, content).encode() for content in contents]:
+    if meta_bytes not in [meta_text(tokenizer, content).encode() for content in contents]:
         raise UserError(
             f"{file} and {meta.name} beside it are not of one tokenizer: one is damaged or was changed; "
             "copy both again"
         )
-    return found
+    return tokenizer
 
 
 def load_tokenizer(
@@ -292,9 +292,9 @@ def load_tokenizer(
                 up to a round size (a multiple of 8, less than 128 rows more) passes, and a warning says so.
     """
     if path is not None:
-        found, where = read_tokenizer(path), str(path)
-    elif checkpoint is not None and held_in(Path(checkpoint)) is not None:
-        found, where = read_tokenizer(checkpoint), str(checkpoint)
+        tokenizer, where = read_tokenizer(path), str(path)
+    elif checkpoint is not None and find_file(Path(checkpoint)) is not None:
+        tokenizer, where = read_tokenizer(checkpoint), str(checkpoint)
     else:
         file = in_open_clip()
         if file is None:
@@ -303,19 +303,19 @@ def load_tokenizer(
                 "holds tokenizer.json, or vocab.json and merges.txt, or put CLIP's vocabulary in reach with "
                 "`pip install --no-deps open_clip_torch`"
             )
-        found, where = read_tokenizer(file), "the vocabulary of open_clip_torch"
-    if vocab is not None and found.vocab != vocab:
-        if vocab % _ROUND or not 0 < vocab - found.vocab < _FILLED:
+        tokenizer, where = read_tokenizer(file), "the vocabulary of open_clip_torch"
+    if vocab is not None and tokenizer.vocab != vocab:
+        if vocab % _ROUND or not 0 < vocab - tokenizer.vocab < _FILLED:
             raise UserError(
-                f"{where} has {found.vocab} tokens, the model {vocab}; "
+                f"{where} has {tokenizer.vocab} tokens, the model {vocab}; "
                 "name the tokenizer that the model was trained with"
             )
         warnings.warn(
-            f"{where} has {found.vocab} tokens and the model a table of {vocab} rows: "
+            f"{where} has {tokenizer.vocab} tokens and the model a table of {vocab} rows: "
             "taken for a table filled up to a round size",
             stacklevel=2,
         )
-    return found
+    return tokenizer
 
 
 def _read(file: Path) -> TextTokenizer:

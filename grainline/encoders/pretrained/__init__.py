@@ -2,7 +2,7 @@
 
 Only this folder knows names of other programs' parameters, classes and settings. In three steps:
   1. read a Hugging Face folder or name, or a state dict of OpenAI, open_clip or Long-CLIP;
-  2. fit its positions to the wanted size of pictures and length of texts;
+  2. fit its positions to the wanted size of images and length of texts;
   3. build the modules of the transformers library and fill them strictly: every tensor has its place and
      every place its tensor. Heads that no encoder has (a classifier, say) are left out by name and listed.
 
@@ -20,10 +20,10 @@ finished as the summary, and the logit scale is a tensor of shape [1].
                 vectors.
     hf          Hugging Face folders and names: weights and settings of one of KINDS, read strictly.
     hub         The Hugging Face hub and the transformers library, both loaded late, their errors in one line.
-    llava       Descriptions by LLaVA, through the transformers library: pictures to texts, drawn, but the
+    llava       Descriptions by LLaVA, through the transformers library: images to texts, drawn, but the
                 same each time.
     openclip    State dicts with the names of OpenAI: those of OpenAI itself, of open_clip and of Long-CLIP.
-    preprocess  How a checkpoint wants its pictures: mean and spread, the filter, and how any picture becomes
+    preprocess  How a checkpoint wants its images: mean and spread, the filter, and how any image becomes
                 a square.
 """
 
@@ -67,14 +67,14 @@ def load_pretrained(
 
     name        a Hugging Face folder or name; a folder of open_clip; a file with a state dict of OpenAI,
                 open_clip or Long-CLIP
-    size        side of the pictures, another than that of the checkpoint: positions become a finer or coarser
+    size        side of the images, another than that of the checkpoint: positions become a finer or coarser
                 grid (`to_grid`)
     context     longest text: positions are stretched ("keep" or "linear", see `to_context`) or cut
     quick_gelu  x * sigmoid(1.702 x) in place of GELU in a CLIP. Weights do not tell. Unless said here,
                 folders say it themselves, and of files those of OpenAI (TorchScript), those of Long-CLIP and
                 those with "quickgelu" in their name have it. Other files do not: say True for OpenAI's
                 weights in a file of another kind.
-    resize      how a picture becomes a square, in another way than the checkpoint says: its short side and
+    resize      how an image becomes a square, in another way than the checkpoint says: its short side and
                 the middle ("crop"), or all of it, whatever its shape ("squash"); both without a margin
     """
     source = _read(name, quick_gelu)
@@ -94,7 +94,7 @@ def _fitted(
     context: int | None,
     stretch: Stretch,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Architecture and state dict for another size of pictures and another length of texts."""
+    """Architecture and state dict for another size of images and another length of texts."""
     architecture, state = json.loads(json.dumps(architecture)), dict(state)
     kind, sides = KINDS[architecture["kind"]], sides_of(architecture)
     if size is not None and kind.image is not None:

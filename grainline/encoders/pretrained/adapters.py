@@ -38,7 +38,7 @@ class ImageEncoder(LibraryEncoder):
         super().__init__()
         self.model, self.kind, self.read = model, kind, IMAGE_READERS[kind]
         self.size, self.grid = config["image_size"], _grid(kind, config)
-        self.segmented = kind == "groupvit"  # outside training its groups have places in the picture
+        self.segmented = kind == "groupvit"  # outside training its groups have places in the image
         stages = len(config["depths"]) if kind == "swin" else 1  # each stage of Swin doubles the width
         self.width = config["embed_dim"] << (stages - 1) if kind == "swin" else config["hidden_size"]
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
@@ -88,14 +88,14 @@ def group_places(maps: Sequence[Tensor], size: int) -> Tensor:
     side = math.isqrt(share.shape[2])
     small = torch.uint8 if share.shape[1] <= 256 else torch.int64
     found = share.new_empty(len(share), size, size, dtype=small)
-    for few in torch.arange(len(share), device=share.device).split(PICTURES):  # maps of pixels are large
+    for few in torch.arange(len(share), device=share.device).split(IMAGES):  # maps of pixels are large
         spread = F.interpolate(share[few].unflatten(2, (side, side)), (size, size), mode="bilinear")
         found[few] = spread.argmax(1).to(small)
     return found
 
 
-PICTURES = 16
-"""Pictures whose maps are laid over pixels at a time: 26 MB for 8 groups at 224 pixels."""
+IMAGES = 16
+"""Images whose maps are laid over pixels at a time: 26 MB for 8 groups at 224 pixels."""
 
 
 class ValueOnly(nn.Module):
@@ -235,9 +235,9 @@ IMAGE_READERS: dict[str, Callable[[Any, Tensor], ImageTokens]] = {
     "groupvit": _read_patches,
 }
 AVERAGED = tuple(kind for kind, read in IMAGE_READERS.items() if read is _read_patches)
-"""Kinds whose summary of a picture is the mean of its tokens."""
+"""Kinds whose summary of an image is the mean of its tokens."""
 CLASSED = tuple(kind for kind, read in IMAGE_READERS.items() if read in (_read_clip_image, _read_vit))
-"""Kinds whose summary of a picture is its class token."""
+"""Kinds whose summary of an image is its class token."""
 TEXT_READERS: dict[str, Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "clip": _read_causal,
     "siglip": _read_siglip_text,

@@ -64,7 +64,7 @@ def to_open_clip(towers: Pretrained, file: str | Path) -> None:
     told = {name: towers.architecture[name] for name in preprocess.KNOWN["clip"]}
     if json.dumps(told) != json.dumps(preprocess.KNOWN["clip"]):
         raise UserError(
-            "pictures are made for this CLIP in another way than for OpenAI's, which a state dict does not "
+            "images are made for this CLIP in another way than for OpenAI's, which a state dict does not "
             "tell; write a Hugging Face folder instead"
         )
     with replacing(Path(file)) as place:
@@ -72,7 +72,7 @@ def to_open_clip(towers: Pretrained, file: str | Path) -> None:
 
 
 def parity(towers: Pretrained, place: str | Path, *, rows: int = 4, seed: int = 0) -> Parity:
-    """Towers against what was written of them, on seeded random pictures and texts of random lengths.
+    """Towers against what was written of them, on seeded random images and texts of random lengths.
 
     The activation is taken from the towers: a state dict does not tell.
     """
@@ -86,15 +86,15 @@ def parity(towers: Pretrained, place: str | Path, *, rows: int = 4, seed: int = 
 
 @torch.no_grad()
 def vectors(towers: Pretrained, rows: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Unit vectors [rows, D] of random pictures and of random texts, the same for the same seed."""
+    """Unit vectors [rows, D] of random images and of random texts, the same for the same seed."""
     assert towers.image is not None
     assert towers.text is not None
     g = torch.Generator().manual_seed(seed)
-    pictures = torch.rand(rows, 3, towers.image.size, towers.image.size, generator=g)
+    images = torch.rand(rows, 3, towers.image.size, towers.image.size, generator=g)
     ids = torch.randint(0, towers.text.vocab, (rows, towers.text.context), generator=g)
     lengths = torch.randint(1, towers.text.context + 1, (rows, 1), generator=g)
     mask = torch.arange(towers.text.context) < lengths
-    image, text = towers.image(pictures).pooled, towers.text(ids, mask).pooled
+    image, text = towers.image(images).pooled, towers.text(ids, mask).pooled
     return _projected(image, towers.image_projection), _projected(text, towers.text_projection)
 
 

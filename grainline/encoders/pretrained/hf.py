@@ -12,7 +12,7 @@ from grainline.encoders.pretrained.build import HEADLESS, KINDS, Source, sides_o
 from grainline.encoders.pretrained.hub import library, quiet, readable
 from grainline.encoders.pretrained.preprocess import of_hugging_face
 from grainline.errors import UserError
-from grainline.weights import listed
+from grainline.weights import summarize_names
 
 
 def from_hugging_face(folder: Path, quick_gelu: bool | None) -> Source:
@@ -34,7 +34,7 @@ def from_hugging_face(folder: Path, quick_gelu: bool | None) -> Source:
             name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **headless
         )
     unread = {key for key in report["unexpected_keys"] if re.fullmatch(KINDS[kind].left_out, key)}
-    wrong = listed(
+    wrong = summarize_names(
         {
             "missing": report["missing_keys"],
             "unknown": set(report["unexpected_keys"]) - unread,
@@ -58,24 +58,22 @@ def _kind_of(name: str, config: Mapping[str, Any]) -> str:
     kind = str(config.get("model_type"))
     if kind == "siglip2":
         raise UserError(
-            f"{name} is a SigLIP 2 for pictures of any shape (NaFlex), which is not supported; "
+            f"{name} is a SigLIP 2 for images of any shape (NaFlex), which is not supported; "
             "give one of fixed size, such as google/siglip2-base-patch16-224"
         )
     if kind not in KINDS:
         raise UserError(f"{name} is a {kind}; models that can be loaded are {', '.join(KINDS)}")
     if kind == "siglip" and not config["vision_config"].get("vision_use_head", True):
-        raise UserError(
-            f"{name} has no attention pool (vision_use_head is false), so no vector for a picture"
-        )
+        raise UserError(f"{name} has no attention pool (vision_use_head is false), so no vector for an image")
     return kind
 
 
 def _square(name: str, config: dict[str, Any]) -> None:
-    """Sides of pictures and patches as one number each; some configs write [224, 224]."""
+    """Sides of images and patches as one number each; some configs write [224, 224]."""
     for key in {"image_size", "patch_size"} & config.keys():
         sides = config[key] if isinstance(config[key], list) else [config[key]]
         if len(set(sides)) != 1:
-            raise UserError(f"{key} of {name} is {sides}; only square pictures and patches can be read")
+            raise UserError(f"{key} of {name} is {sides}; only square images and patches can be read")
         config[key] = sides[0]
 
 

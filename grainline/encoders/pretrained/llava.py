@@ -1,6 +1,6 @@
-"""Descriptions by LLaVA, through the transformers library: pictures to texts, drawn, but the same each time.
+"""Descriptions by LLaVA, through the transformers library: images to texts, drawn, but the same each time.
 
-Liu et al., arXiv 2304.08485 and 2310.03744. Tokens are drawn with top-p 0.9 at temperature 0.2. Every picture
+Liu et al., arXiv 2304.08485 and 2310.03744. Tokens are drawn with top-p 0.9 at temperature 0.2. Every image
 has random numbers of its own, so neither batch nor order changes what is drawn, but for the rounding of
 products of other shapes. Prompts are padded on the left; what the model was asked is no part of the answer.
 """
@@ -25,7 +25,7 @@ KIND = "llava"
 
 
 class Generated(NamedTuple):
-    """What was said of a picture."""
+    """What was said of an image."""
 
     text: str
     n_tokens: int  # without the end token
@@ -33,7 +33,7 @@ class Generated(NamedTuple):
 
 
 class Llava:
-    """A LLaVA and its processor, for reading pictures one batch at a time."""
+    """A LLaVA and its processor, for reading images one batch at a time."""
 
     def __init__(self, name: str, device: str | None = None) -> None:
         """
@@ -67,15 +67,15 @@ class Llava:
 
     @torch.no_grad()
     def describe(
-        self, pictures: Sequence[Image.Image], seeds: Sequence[int], prompt: str, tokens: int
+        self, images: Sequence[Image.Image], seeds: Sequence[int], prompt: str, tokens: int
     ) -> list[Generated]:
-        """What is said of each picture: at most so many tokens, drawn by its own seed."""
+        """What is said of each image: at most so many tokens, drawn by its own seed."""
         content = [{"type": "image"}, {"type": "text", "text": prompt}]
         asked = self.processor.apply_chat_template(
             [{"role": "user", "content": content}], add_generation_prompt=True
         )
         given = self.processor(
-            images=list(pictures), text=[asked] * len(pictures), padding=True, return_tensors="pt"
+            images=list(images), text=[asked] * len(images), padding=True, return_tensors="pt"
         ).to(self.device)
         given["pixel_values"] = given["pixel_values"].to(self.model.dtype)
         drawing = library().LogitsProcessorList([drawn(seeds)])

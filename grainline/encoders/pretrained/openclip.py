@@ -19,7 +19,7 @@ from grainline.encoders.pretrained.hub import library
 from grainline.encoders.pretrained.preprocess import of_open_clip
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP
-from grainline.weights import misfit
+from grainline.weights import state_dict_mismatch
 
 _NAMES = (  # theirs, those of transformers; the first that a name begins with decides
     ("visual.transformer.resblocks.", "vision_model.encoder.layers."),
@@ -64,7 +64,7 @@ def from_file(file: Path, quick_gelu: bool | None, settings: Mapping[str, Any]) 
         raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of that model")
     quick = script or long or "quickgelu" in file.name.lower() if quick_gelu is None else quick_gelu
     architecture = _deduced(file, state, quick, settings)
-    wrong = misfit(state, to_open_clip_names(fresh_model(architecture).state_dict()))
+    wrong = state_dict_mismatch(state, to_open_clip_names(fresh_model(architecture).state_dict()))
     if wrong:
         raise UserError(
             f"{file} is not the CLIP that its shapes speak of: {wrong}; give a complete state dict"

@@ -1,8 +1,8 @@
-"""How a checkpoint wants its pictures: mean and spread, the filter, and how any picture becomes a square.
+"""How a checkpoint wants its images: mean and spread, the filter, and how any image becomes a square.
 
 An architecture holds it as `mean`, `spread`, `resize` ("crop": the short side is resized and the middle cut
-out; "squash": the whole picture becomes a square), `filter` (a name of Pillow's) and `margin` (how many times
-as large as the square the picture is made before the middle is cut out; nearly always 1).
+out; "squash": the whole image becomes a square), `filter` (a name of Pillow's) and `margin` (how many times
+as large as the square the image is made before the middle is cut out; nearly always 1).
 """
 
 from collections.abc import Callable, Mapping
@@ -37,13 +37,13 @@ KNOWN: dict[str, dict[str, Any]] = {  # of each kind, where a checkpoint does no
 
 def of_hugging_face(kind: str, found: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The settings of an image processor of transformers as ours; what it leaves out is that of its kind."""
-    if kind not in KNOWN:  # a model without pictures
+    if kind not in KNOWN:  # a model without images
         return {}
     return _checked(lambda: _settings(KNOWN[kind], found, where), where)
 
 
 def _checked(read: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
-    """Settings that pictures can be prepared by; UserError for others, and for what cannot be read."""
+    """Settings that images can be prepared by; UserError for others, and for what cannot be read."""
     try:
         out = read()
         mean, spread = (torch.tensor(out[name], dtype=torch.float64) for name in ("mean", "spread"))
@@ -55,7 +55,7 @@ def _checked(read: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
         why = repr(error)
     if why:
         raise UserError(
-            f"{where} says how pictures are prepared in a form that is not known ({why}); "
+            f"{where} says how images are prepared in a form that is not known ({why}); "
             "fetch its settings again"
         )
     return out
@@ -107,7 +107,7 @@ def of_open_clip(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The `preprocess_cfg` of open_clip as ours."""
     mode = found.get("resize_mode", "shortest")
     if mode not in ("shortest", "squash"):
-        raise UserError(f"{where} resizes pictures by resize_mode {mode!r}; known are shortest and squash")
+        raise UserError(f"{where} resizes images by resize_mode {mode!r}; known are shortest and squash")
     filter = found.get("interpolation", "bicubic")
     known = KNOWN["clip"]
     values = known | {
@@ -118,7 +118,7 @@ def of_open_clip(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
     if values["filter"] not in _FILTERS:
         raise UserError(
-            f"{where} resizes pictures by interpolation {filter!r}; known are {', '.join(_FILTERS)}"
+            f"{where} resizes images by interpolation {filter!r}; known are {', '.join(_FILTERS)}"
         )
     return _checked(lambda: values, where)
 
@@ -126,5 +126,5 @@ def of_open_clip(found: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _side(size: Mapping[str, int], where: str) -> int:
     sides = {int(size[name]) for name in ("shortest_edge", "height", "width") if size.get(name)}
     if len(sides) != 1:
-        raise UserError(f"{where} makes pictures of size {dict(size)}; only squares can be read")
+        raise UserError(f"{where} makes images of size {dict(size)}; only squares can be read")
     return sides.pop()

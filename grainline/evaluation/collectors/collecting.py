@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.data.record import Damaged
+from grainline.data.record import CorruptSample
 from grainline.errors import UserError
 from grainline.types import Encoded, concat
 
@@ -64,7 +64,7 @@ def _padded(part: Encoded, length: int) -> Encoded:
 
 
 def numbered(encoded: Encoded, owner: Sequence[int] | None = None) -> Encoded:
-    """The rows with ids of their own: 0, 1, ... and the picture that each belongs to."""
+    """The rows with ids of their own: 0, 1, ... and the image that each belongs to."""
     item = torch.arange(len(encoded.vector), device=encoded.vector.device)
     image: Tensor = item if owner is None else torch.tensor(owner, device=item.device)
     return encoded._replace(item=item, image=image)
@@ -86,15 +86,16 @@ class Skipped:
 
     def __init__(self, samples: int, share: float, path: str) -> None:
         self._samples, self._share, self._path = samples, share, path
-        self._failed: list[tuple[str, str]] = []  # cause, text: an exception would keep its picture in memory
+        self._failed: list[tuple[str, str]] = []  # cause, text: an exception would keep its image in memory
 
-    def add(self, error: Damaged) -> None:
+    def add(self, error: CorruptSample) -> None:
         """The next one. Raises UserError where it is one too many, naming the first of them."""
         self._failed.append((error.cause, str(error)))
         if len(self._failed) > self._share * self._samples:
             raise UserError(
-                f"at least {len(self._failed)} of {self._samples} samples in {self._path} are damaged;"
-                f" allowed are {self._share:.0%} of them (--damage, or data.damage of a recipe); the first: "
+                f"at least {len(self._failed)} of {self._samples} samples in {self._path} are corrupt;"
+                f" allowed are {self._share:.0%} of them (--max-corrupt, or data.max_corrupt of a recipe);"
+                f" the first: "
                 f"{'; '.join(self.first())}"
             )
 

@@ -2,7 +2,7 @@
 
 Cumulative subtexts of a caption: its first sentences, then more of them, at last all of it.
 
-A picture should fit each of them better than the one before, because each says more that is true of it
+An image should fit each of them better than the one before, because each says more that is true of it
 (HiMo-CLIP, arXiv 2511.06653). Three sequences are taken of a caption of n sentences:
 
     HiMo@2  two subtexts: the first half of the sentences, and all
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from grainline.data.captions import sentences
-from grainline.data.chunks import Parted
 from grainline.data.formats.common import digest
+from grainline.data.texts import TokenizedParts
 from grainline.types import Encoded
 
 HALVES, THIRDS, EACH = "HiMo@2", "HiMo@3", "HiMo@K"
@@ -26,13 +26,13 @@ PARTS = {HALVES: 2, THIRDS: 3}
 
 
 class Subtexts(NamedTuple):
-    """The subtexts of N pictures, encoded."""
+    """The subtexts of N images, encoded."""
 
     strings: tuple[str, ...]  # [T] each once
     cut: tuple[bool, ...]  # [T] longer than the model reads
     row: Tensor  # [T] int64, row of `texts`; strings that the model reads alike share one, so they tie
     texts: Encoded  # [U] `image` is -1
-    of: dict[str, tuple[tuple[int, ...], ...]]  # sequence -> for each picture the places in `strings`
+    of: dict[str, tuple[tuple[int, ...], ...]]  # sequence -> for each image the places in `strings`
 
 
 def boundaries(n: int, parts: int) -> list[int]:
@@ -78,13 +78,13 @@ def sequences(caption: str, own: Sequence[str] = ()) -> dict[str, tuple[str, ...
 
 
 class Gathered:
-    """Subtexts of one picture after the other, each queued for encoding once.
+    """Subtexts of one image after the other, each queued for encoding once.
 
     read  what the model reads of texts
     add   queues a text for encoding; its row
     """
 
-    def __init__(self, read: Callable[[Sequence[str]], Parted], add: Callable[[str], int]) -> None:
+    def __init__(self, read: Callable[[Sequence[str]], TokenizedParts], add: Callable[[str], int]) -> None:
         self._read, self._add = read, add
         self._place: dict[str, int] = {}
         self._cut: list[bool] = []
@@ -94,7 +94,7 @@ class Gathered:
         self.spared = 0  # texts that are cut and need no encoding, because another one reads alike
 
     def add(self, told: Mapping[str, Sequence[str]]) -> None:
-        """The sequences of the next picture."""
+        """The sequences of the next image."""
         every = dict.fromkeys(text for texts in told.values() for text in texts)
         self._queue([text for text in every if text not in self._place])
         for name, texts in told.items():
@@ -109,7 +109,7 @@ class Gathered:
         if not texts:
             return
         found = self._read(texts)
-        for text, ids, cut in zip(texts, found.ids, found.cut, strict=True):
+        for text, ids, cut in zip(texts, found.ids, found.truncated, strict=True):
             read = tuple(map(tuple, ids))
             if read not in self._row_of:
                 self._row_of[read] = self._add(text)
@@ -120,10 +120,10 @@ class Gathered:
             self._cut.append(cut)
 
 
-# Sentences that have nothing to do with any picture, and where they are put into a text.
+# Sentences that have nothing to do with any image, and where they are put into a text.
 #
-# Everything that is drawn depends on the seed, the key of the picture and the subtext alone: not on the order
-# of the pictures, nor on what else is measured.
+# Everything that is drawn depends on the seed, the key of the image and the subtext alone: not on the order
+# of the images, nor on what else is measured.
 
 
 PLAIN, NOISY = "without noise", "with noise"
@@ -171,11 +171,11 @@ SENTENCES = (
     "Unpaid invoices are passed on to a collection agency.",
     "The hypothesis was rejected at the usual level of significance.",
 )
-"""Written for this purpose: about what no picture shows, so that no caption can profit from one."""
+"""Written for this purpose: about what no image shows, so that no caption can profit from one."""
 
 
 class Drawn(NamedTuple):
-    """The subtexts of a picture with its sentence of noise in each."""
+    """The subtexts of an image with its sentence of noise in each."""
 
     sentence: int  # which of SENTENCES
     at: tuple[int, ...]  # for each subtext the number of its sentences before the noise
@@ -184,7 +184,7 @@ class Drawn(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """The subtexts of N pictures without and with noise, encoded."""
+    """The subtexts of N images without and with noise, encoded."""
 
     seed: int
     told: Subtexts  # sequences PLAIN and NOISY
@@ -192,9 +192,9 @@ class Noise(NamedTuple):
 
 
 def drawn(seed: int, key: str, texts: Sequence[str]) -> Drawn:
-    """One sentence for a picture, and for each of its subtexts a place: any with equal chance.
+    """One sentence for an image, and for each of its subtexts a place: any with equal chance.
 
-    key  of the picture
+    key  of the image
     """
     sentence = number_of([seed, "sentence", key]) % len(SENTENCES)
     pieces = [[piece.text for piece in sentences(text)] for text in texts]

@@ -1,6 +1,6 @@
 """Images as `grainline show` draws them: segments, where texts look, patches that stay.
 
-Pictures as `grainline show` draws them: their segments, and where the parts of texts look in them.
+Images as `grainline show` draws them: their segments, and where the parts of texts look in them.
 
 A map that is stretched to its own range hides that a text looks at nothing, so all maps are drawn on one
 scale, and the weight of the empty slot stands below each.
@@ -14,18 +14,24 @@ import torch
 from PIL import Image
 
 from grainline.errors import UserError
-from grainline.evaluation.collectors.text_attention import Part, attending, looks
-from grainline.evaluation.pages.tokened import pieces
-from grainline.methods.base import Attending, Keeping
-from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Kept
-from grainline.model import ImageLike, Model, given
+from grainline.evaluation.suites.phrases import pieces
+from grainline.evaluation.text_attention import attention_maps, require_attention
+from grainline.methods.base import HasAttention
+from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
+from grainline.model import Model, given
 from grainline.nn.upsample import place
 from grainline.report.heatmap import enlarged, overlay, segmented
-from grainline.report.panels import PIXELS, Panel, Shown, alone, counted, legend, shares, together
+from grainline.report.panels import (
+    PIXELS,
+    ImagePanels,
+    Panel,
+    legend,
+    patch_count,
+    selected_patches,
+    shares,
+    two_selections,
+)
 from grainline.types import Images, each, rows
-
-TIMES = 8
-"""The end of the scale, as a multiple of the weight that all tokens would have if they shared alike."""
 
 
 def segmentations(model: Model, square: Image.Image) -> list[np.ndarray]:
@@ -47,29 +53,21 @@ def refuse_unshown(model: Model, texts: Sequence[str]) -> None:
     blank = [i for i, text in enumerate(texts, 1) if not text.strip()]
     if blank:
         raise UserError(f"--text number {blank[0]} has no words; give words to look for")
-    if isinstance(method, Keeping):
+    if isinstance(method, SelectsPatches):
         if not texts:
             raise UserError(f"{name} keeps patches for a text; give --text, to show which ones")
         return
-    if not isinstance(method, Attending) and not method.segmented:
-        heat = "; its heat is drawn by `grainline evaluate MODEL --data DATA --png FILE`" * method.placed
+    if not isinstance(method, HasAttention) and not method.segmented:
+        heat = "; its heat is drawn by `grainline evaluate MODEL --data DATA --png FILE`" * method.has_layout
         raise UserError(f"{name} has neither segments nor texts that look at image tokens{heat}")
     if texts:
-        attending(method, name, "--text")
+        require_attention(method, name, "--text")
     elif not method.segmented:
         raise UserError(f"this {name} sees patches, not segments; give --text, to show where it looks")
 
 
-def end_of_scale(model: Model, square: ImageLike) -> float:
-    """The weight that has the full colour, the same for all pictures of a model."""
-    grid = model.method.grid
-    if isinstance(model.method, Keeping) and grid is not None:
-        return min(1.0, TIMES / (grid[0] * grid[1]))
-    return min(1.0, TIMES / model.encode(images=[square]).tokens.shape[1])
-
-
-def shown(model: Model, name: str, square: Image.Image, texts: Sequence[str], limit: float) -> Shown:
-    """A picture as its segments of all stages, and where each part of each text looks.
+def shown(model: Model, name: str, square: Image.Image, texts: Sequence[str], limit: float) -> ImagePanels:
+    """An image as its segments of all stages, and where each part of each text looks.
 
     square  as `model.seen` has it
     limit   the weight that has the full colour
@@ -85,25 +83,13 @@ def shown(model: Model, name: str, square: Image.Image, texts: Sequence[str], li
     drawn = _texts(model, square, texts, limit) if texts else []
     if not stages and all(len(panels) == 1 for panels in drawn):
         drawn = [[panel for panels in drawn for panel in panels]]
-    return Shown(name, square, ([stages] if stages else []) + drawn)
-
-
-def mapped(model: Model, square: ImageLike, texts: Sequence[str]) -> list[list[tuple[Part, np.ndarray]]]:
-    """Where the parts of each text look in a square: each with its weights over the pixels, [S, S]"""
-    method, size = model.method, (model.method.size, model.method.size)
-    images = model.encode(images=[square])
-    same = rows(images, torch.zeros(len(texts), dtype=torch.int64, device=model.device))
-    out = []
-    for parts in looks(method, same, model.encode(texts=texts), texts):
-        heat = [method.on_pixels(images, part.weight[None, :-1].to(model.device), size)[0] for part in parts]
-        out.append([(part, one.cpu().numpy()) for part, one in zip(parts, heat, strict=True)])
-    return out
+    return ImagePanels(name, square, ([stages] if stages else []) + drawn)
 
 
 def _texts(model: Model, square: Image.Image, texts: Sequence[str], limit: float) -> list[list[Panel]]:
     """The panels of each text, one for each of its parts."""
     out = []
-    for i, found in enumerate(mapped(model, square, texts), 1):
+    for i, found in enumerate(attention_maps(model, square, texts), 1):
         panels = []
         for part, heat in found:
             image = enlarged(np.asarray(overlay(square, heat, limit)), PIXELS)
@@ -122,10 +108,10 @@ def _numbered(panels: list[Panel], number: int, texts: int) -> list[Panel]:
     return out
 
 
-# What methods that choose patches keep of a picture, as `grainline show` draws it: for a caption, for the
-# description, and together; and for each word of the caption the token of the picture that it finds.
+# What methods that choose patches keep of an image, as `grainline show` draws it: for a caption, for the
+# description, and together; and for each word of the caption the token of the image that it finds.
 #
-# All of it is what scores are made of (`Keeping.keeps`): nothing is chosen here.
+# All of it is what scores are made of (`SelectsPatches.select_patches`): nothing is chosen here.
 
 
 WORDS = 40  # of a caption whose finds are shown: the first ones
@@ -133,7 +119,7 @@ CAPTION, DESCRIPTION = "caption", "description"
 
 
 class Match(NamedTuple):
-    """A token of the picture, and the words of a caption that find it."""
+    """A token of the image, and the words of a caption that find it."""
 
     token: str  # what it is
     words: list[tuple[str, float]]  # with their cosines
@@ -142,11 +128,11 @@ class Match(NamedTuple):
 
 def kept(
     model: Model, name: str, square: Image.Image, told: tuple[Sequence[str], str | None], limit: float
-) -> Shown:
-    """A picture with what stays of it for each of some captions, and what their words find.
+) -> ImagePanels:
+    """An image with what stays of it for each of some captions, and what their words find.
 
     square  as `model.seen` has it
-    told    captions, and the description of the picture where the method reads one
+    told    captions, and the description of the image where the method reads one
     limit   the share of a patch in a token that has the full colour
     """
     texts, description = told
@@ -157,24 +143,24 @@ def kept(
         number = f" {i + 1}" if len(texts) > 1 else ""
         before = f"Description: {description}\n" if description and not i else ""
         heads.append(f"{before}Caption{number}, score {float(one.score[0]):.3f}: {text}")
-        lines.append(stays(one, square, model.method.grid, joint=model.method.describes))
-        words = pieces(model, text, one.told[0].nonzero()[:, 0].tolist())
+        lines.append(stays(one, square, model.method.grid, joint=model.method.reads_descriptions))
+        words = pieces(model, text, one.words[0].nonzero()[:, 0].tolist())
         heads.append(summed(one, len(words)))
         lines.append([drawn(match, square, limit) for match in matches(one, words, model.method.grid)])
-    return Shown(name, square, lines, heads)
+    return ImagePanels(name, square, lines, heads)
 
 
-def kept_of(model: Model, square: Image.Image, texts: Sequence[str], description: str | None) -> Kept:
+def kept_of(model: Model, square: Image.Image, texts: Sequence[str], description: str | None) -> Selection:
     """What stays of a square for each text, and what words find: [M] rows, on the CPU"""
     method = model.method
-    assert isinstance(method, Keeping), "ask `refuse_unshown` first"
+    assert isinstance(method, SelectsPatches), "ask `refuse_unshown` first"
     image = model.encode(images=[given(square, description)])
     same = rows(image, torch.zeros(len(texts), dtype=torch.int64, device=model.device))
-    return each(lambda x: x.cpu(), method.keeps(same, model.encode(texts=texts)))
+    return each(lambda x: x.cpu(), method.select_patches(same, model.encode(texts=texts)))
 
 
-def stays(found: Kept, square: Image.Image, grid: tuple[int, int] | None, *, joint: bool) -> list[Panel]:
-    """The picture with the patches that stay, for each choice that there is, and for both together.
+def stays(found: Selection, square: Image.Image, grid: tuple[int, int] | None, *, joint: bool) -> list[Panel]:
+    """The image with the patches that stay, for each choice that there is, and for both together.
 
     found  one row
     joint  whether a lone choice of the caption knows the description too
@@ -185,36 +171,41 @@ def stays(found: Kept, square: Image.Image, grid: tuple[int, int] | None, *, joi
     if joint and DESCRIPTION not in maps:
         names[CAPTION] = "kept for caption and description, which choose by one score"
     panels = [
-        Panel(names[what], alone(square, one, PIXELS), counted(one), alt=f"{names[what]}: {place(one * 1.0)}")
+        Panel(
+            names[what],
+            selected_patches(square, one, PIXELS),
+            patch_count(one),
+            alt=f"{names[what]}: {place(one * 1.0)}",
+        )
         for what, one in maps.items()
     ]
     if len(maps) == 2:
         first, second = maps.values()
-        image = together(square, first, second, PIXELS)
+        image = two_selections(square, first, second, PIXELS)
         lines = legend(first, second, (CAPTION, DESCRIPTION))
-        panels.append(Panel("kept for both together", image, counted(first | second), legend=lines))
+        panels.append(Panel("kept for both together", image, patch_count(first | second), legend=lines))
     return panels
 
 
-def matches(found: Kept, words: Sequence[str], grid: tuple[int, int] | None) -> list[Match]:
+def matches(found: Selection, words: Sequence[str], grid: tuple[int, int] | None) -> list[Match]:
     """The tokens that the first WORDS words find, in the order of the words, each token once.
 
     found  one row
     words  all words that it compares
     """
-    real = found.told[0]
+    real = found.words[0]
     out: dict[int, Match] = {}
-    each_word = zip(words, found.token[0][real].tolist(), found.found[0][real].tolist(), strict=True)
+    each_word = zip(words, found.token[0][real].tolist(), found.cosine[0][real].tolist(), strict=True)
     for word, token, cosine in list(each_word)[:WORDS]:
-        share = _laid(found.made_of[0, token, :-1], grid)
+        share = _laid(found.shares[0, token], grid)
         match = out.setdefault(token, Match(_named(found.kind, token, share), [], share))
         match.words.append((word, cosine))
     return list(out.values())
 
 
-def summed(found: Kept, number: int) -> str:
+def summed(found: Selection, number: int) -> str:
     """What stands above the tokens that words find. number: of words"""
-    mean = float(found.found[0][found.told[0]].mean())
+    mean = float(found.cosine[0][found.words[0]].mean())
     left = f", of which the first {WORDS} are shown" if number > WORDS else ""
     return (
         f"What its words and pieces of words find: cosines, whose mean over all {number} is {mean:.3f}{left}"

@@ -1,7 +1,8 @@
-"""Multi-object accuracy, as COLA measures it: does each of two captions find its own of two pictures?
+"""Multi-object accuracy, as COLA measures it: does each of two captions find its own of two images?
 
-Ray et al., arXiv 2305.03689: 210 items of two pictures and two captions that share their objects. An item is
-right where each caption scores higher with its own picture than with the other one; a coin gets a quarter.
+Ray et al., arXiv 2305.03689: 210 items of two images and two captions that share their objects. An item is
+right where each caption scores higher with its own image than with the other one; a coin gets a quarter. A
+tie is wrong. The reverse question, whether each image finds its caption, is another metric.
 """
 
 from collections.abc import Sequence
@@ -11,21 +12,103 @@ import numpy as np
 import torch
 from markupsafe import Markup
 from PIL import Image
+from torch import Tensor
 
 from grainline.data.benchmarks.cola import ROW, Cola
 from grainline.data.record import Source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.probes import Items, apart, item_scores, matched
-from grainline.evaluation.encode import Encodings
-from grainline.evaluation.intervals import replicates, wilson
-from grainline.evaluation.outcome import Cell, Options, only_plain, result_of
-from grainline.evaluation.result import Result
-from grainline.evaluation.score import Scorer
+from grainline.evaluation.encode import Collector, Encodings
+from grainline.evaluation.measured import SHOWN, Measured
+from grainline.evaluation.ranks import refuse_nan
+from grainline.evaluation.score import Scorer, pair_scores
+from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, accuracy
+from grainline.model import Model
 from grainline.report.case import marked
-from grainline.report.page import Gone, render
+from grainline.report.page import MissingImage, Section, hint, render
+from grainline.types import Encoded, rows
 
-COLA, MULTI = "cola", "multi-object accuracy"
+MULTI = "multi-object accuracy"
 CHANCE = 0.25  # two coins
+
+
+class Items(NamedTuple):
+    """P items whose images are both there."""
+
+    number: tuple[int, ...]  # [P] place in the file, 0 .. all - 1
+    images: Tensor  # [P, 2] int64, rows of the encoded images
+    texts: Tensor  # [P, 2] int64, rows of the encoded texts: caption i describes image i
+    all: int  # items in the file
+
+
+class ColaSuite(Suite[NoOptions]):
+    """The share of items of which both captions score higher with their own image."""
+
+    name = "cola"
+    captions = ("each",)
+    reads = "every caption, each of its own image"
+    title = "COLA"
+    headline = (MULTI,)
+
+    def check(self, model: Model, source: Source) -> None:
+        super().check(model, source)
+        items_file(source)
+
+    def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
+        return ItemCollector(items_file(source), settings.max_corrupt)
+
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        items: Items = self.collected(data)
+        score = item_scores(scorer, data.images, data.texts, items)
+        refuse_nan(int(score.isnan().sum()), score.numel())
+        margin = margins(score)
+        queries = {
+            "keys": list(data.keys),
+            "item": list(items.number),
+            "images": items.images.tolist(),
+            "right": (margin > 0).int().tolist(),
+            "tied": (margin == 0).int().tolist(),
+        }
+        skipped = items.all - len(items.number)
+        notes = []
+        if skipped:
+            notes.append(f"{skipped} of {items.all} items were skipped: an image of theirs cannot be used")
+        groups = len(np.unique(connected(items.images.numpy())))
+        if groups < len(items.number):
+            notes.append(
+                f"{len(items.number)} items share images: the interval draws {groups} groups of them that"
+                " share none; Wilson's interval in the JSON takes items for independent"
+            )
+        return Outcomes(queries, tuple(notes), data={"items": items.all, "items_left_out": skipped})
+
+    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
+        """The accuracy; the bootstrap draws groups of items that share no image."""
+        right, ties = [run["right"] for run in runs], int(np.sum([run["tied"] for run in runs]))
+        return {MULTI: accuracy(right, connected(np.array(runs[0]["images"])), CHANCE, ties, settings)}
+
+    def sections(self, on: Measured) -> list[Section]:
+        order = "By the lesser of the two differences: the own image of a caption less the other one."
+        return [
+            Section("Items: most wrong", hint(f"{order} {on.how_shown()}") + _html(self._crossed(on, 1))),
+            Section("Items: most right", hint(order) + _html(self._crossed(on, -1))),
+        ]
+
+    def _crossed(self, on: Measured, sign: int) -> list["Crossed"]:
+        """The items with the smallest margin (sign 1) or the largest (-1)."""
+        items, data = self.collected(on.data), on.data
+        score = item_scores(on.model.method, data.images, data.texts, items).cpu()
+        out = []
+        for i in (sign * margins(score)).argsort(stable=True)[:SHOWN].tolist():
+            images, texts = items.images[i].tolist(), items.texts[i].tolist()
+            out.append(
+                Crossed(
+                    items.number[i] + 1,
+                    [on.image(row) for row in images],
+                    [data.keys[row] for row in images],
+                    [data.strings[row] for row in texts],
+                    score[i].tolist(),
+                )
+            )
+        return out
 
 
 def items_file(source: Source) -> Cola:
@@ -37,102 +120,85 @@ def items_file(source: Source) -> Cola:
     return source
 
 
-def with_items(data: Encodings, source: Cola, most_lost: float = 0.0) -> Encodings:
-    """The encodings of a file of items, with its items. Those that lack a picture are left out.
+class ItemCollector(Collector):
+    """Finds the rows of all items once the images are encoded. Items that lack an image are left out.
 
-    most_lost  share of the items that may be left out
-
-    Raises UserError beyond that, and where none is left.
+    max_corrupt  share of the items that may be left out
     """
-    if data.captions != "each":
-        raise UserError(f"captions is {data.captions!r}; items need every caption by itself (captions: each)")
-    owner = [data.keys[row] for row in data.texts.image.tolist()]
-    picture_row = {key: row for row, key in enumerate(data.keys)}
-    text_row = {named: row for row, named in enumerate(zip(owner, data.strings, strict=True))}
-    kept = [i for i, item in enumerate(source.items) if all(key in picture_row for key in item.pictures)]
-    lost = len(source.items) - len(kept)
-    if not kept or lost > most_lost * len(source.items):
-        first = "; ".join(data.damaged_first)
-        raise UserError(
-            f"{lost} of {len(source.items)} items of {source.path} lack a picture; allowed are"
-            f" {most_lost:.0%} of them (--damage); the first: {first}"
+
+    def __init__(self, source: Cola, max_corrupt: float) -> None:
+        self.source, self.max_corrupt = source, max_corrupt
+
+    def result(self, data: Encodings) -> Items:
+        """Raises UserError where too many items are left out, or none is left."""
+        items = self.source.items
+        owner = [data.keys[row] for row in data.texts.image.tolist()]
+        image_row = {key: row for row, key in enumerate(data.keys)}
+        text_row = {pair: row for row, pair in enumerate(zip(owner, data.strings, strict=True))}
+        number = [i for i, item in enumerate(items) if all(key in image_row for key in item.images)]
+        skipped = len(items) - len(number)
+        if not number or skipped > self.max_corrupt * len(items):
+            raise UserError(
+                f"{skipped} of {len(items)} items of {data.path} lack an image; allowed are"
+                f" {self.max_corrupt:.0%} of them (--max-corrupt); the first: {'; '.join(data.damaged_first)}"
+            )
+        usable = [items[i] for i in number]
+        return Items(
+            tuple(number),
+            torch.tensor([[image_row[key] for key in item.images] for item in usable]),
+            torch.tensor([[text_row[pair] for pair in zip(*item, strict=True)] for item in usable]),
+            len(items),
         )
-    found = [source.items[i] for i in kept]
-    return data._replace(
-        items=Items(
-            tuple(kept),
-            torch.tensor([[picture_row[key] for key in item.pictures] for item in found]),
-            torch.tensor([[text_row[named] for named in zip(*item, strict=True)] for item in found]),
-            len(source.items),
-        )
-    )
 
 
-def cola_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: B008
-    """The share of items of which both captions score higher with their own picture.
+def item_scores(method: Scorer, images: Encoded, texts: Encoded, items: Items) -> Tensor:
+    """Scores of both images of every item with both of its captions: [P, image 2, caption 2]."""
+    image = items.images[:, :, None].expand(-1, 2, 2).reshape(-1)  # [4P]
+    text = items.texts[:, None, :].expand(-1, 2, 2).reshape(-1)  # [4P]
+    return pair_scores(method, images, rows(texts, text), image).view(-1, 2, 2)
 
-    Raises UserError if the data were encoded without items, for a protocol of retrieval, and for NaN scores.
+
+def margins(score: Tensor) -> Tensor:
+    """By how much the caption that is surer of the wrong image prefers its own: [P], right above zero.
+
+    score  [P, image 2, caption 2]
+
+    >>> margins(torch.tensor([[[0.25, 0.25], [0.25, 0.5]], [[0.5, 0.5], [0.25, 0.25]]]))
+    tensor([ 0.0000, -0.2500])
     """
-    items = data.items
-    if items is None:
-        raise UserError(f"{data.path} was encoded without items; the cola suite needs a file of them")
-    only_plain(options, COLA)
-    found = matched(item_scores(method, data.images, data.texts, items))
-    queries = {
-        "keys": list(data.keys),
-        "item": list(items.number),
-        "pictures": items.pictures.tolist(),
-        "right": found.right.int().tolist(),
-        "tied": found.tied.int().tolist(),
-    }
-    result = result_of(COLA, data, options, cola_cells([queries], options), queries, _notes(items))
-    return result._replace(data=result.data | {"items": items.all, "items_left_out": _lost(items)})
+    first, second = score[:, 0, 0] - score[:, 1, 0], score[:, 1, 1] - score[:, 0, 1]
+    return torch.minimum(first, second)
 
 
-def cola_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:
-    """The accuracy from outcomes; the bootstrap draws groups of items that share no picture."""
-    right = np.mean([run["right"] for run in runs], axis=0)  # [P] share of the runs that were right
-    groups = apart(np.array(runs[0]["pictures"]))
-    drawn = replicates(right, groups, resamples=options.resamples, seed=options.seed)
-    alone = wilson(int(right.sum()), len(right), options.level) if len(runs) == 1 else None
-    ends = None if alone is None else (alone.low, alone.high)
-    ties = int(np.sum([run["tied"] for run in runs]))
-    return {MULTI: Cell(float(right.mean()), drawn, right.size * len(runs), CHANCE, ties, "share", ends)}
+def connected(images: np.ndarray) -> np.ndarray:
+    """The group of each item [P], such that no two groups share an image.
 
+    images  [P, 2] number of each image
 
-def _lost(items: Items) -> int:
-    return items.all - len(items.number)
-
-
-def _notes(items: Items) -> tuple[str, ...]:
-    """What a reader of the accuracy has to know."""
-    notes = []
-    if _lost(items):
-        notes.append(f"{_lost(items)} of {items.all} items were skipped: a picture of theirs cannot be used")
-    groups = len(np.unique(apart(items.pictures.numpy())))
-    if groups < len(items.number):
-        notes.append(
-            f"{len(items.number)} items share pictures: the interval draws {groups} groups of them that share"
-            " none; Wilson's interval in the JSON takes items for independent"
-        )
-    return tuple(notes)
-
-
-# What stands on a page about items: two pictures, two captions and the four scores between them.
+    >>> connected(np.array([[0, 1], [2, 3], [4, 1], [4, 5]])).tolist()
+    [0, 2, 0, 0]
+    """
+    label = np.arange(images.max() + 1)  # of each image: the lowest that it is linked with
+    while True:
+        lowest = label.copy()
+        np.minimum.at(lowest, images, label[images].min(1, keepdims=True))
+        if np.array_equal(lowest, label):
+            return label[images[:, 0]]
+        label = lowest
 
 
 class Crossed(NamedTuple):
-    """An item: caption i describes picture i, and is compared with both."""
+    """An item on the page: caption i describes image i, and is compared with both."""
 
     number: int  # in the file, from 1
-    pictures: Sequence[Image.Image | Gone]  # two
-    names: Sequence[str]  # of the pictures
+    images: Sequence[Image.Image | MissingImage]  # two
+    names: Sequence[str]  # of the images
     captions: Sequence[str]
-    scores: Sequence[Sequence[float]]  # [picture 2, caption 2]
+    scores: Sequence[Sequence[float]]  # [image 2, caption 2]
 
     @property
     def leads(self) -> tuple[float, float]:
-        """By how much each caption prefers its own picture."""
+        """By how much each caption prefers its own image."""
         (a, b), (c, d) = self.scores
         return a - c, d - b
 
@@ -142,6 +208,5 @@ class Crossed(NamedTuple):
         return marked(*self.captions)
 
 
-def crossed(shown: Sequence[Crossed]) -> Markup:
-    """Items one below the other, the words marked that only one of the captions has."""
+def _html(shown: Sequence[Crossed]) -> Markup:
     return render("items.html", shown=shown)

@@ -1,99 +1,232 @@
-"""Inactivity: does a text that has nothing to do with a picture look at nothing?
+"""Inactivity: does a text that has nothing to do with an image attend to nothing?
 
-For methods whose texts look at image tokens or at an empty slot beside them, as in FLAIR and CAFT (Woo et
+For methods whose texts attend to image tokens or to an empty slot beside them, as in FLAIR and CAFT (Woo et
 al., arXiv 2602.02977, whose figures show it). In three steps:
-  1. ask each picture for the parts of its own text, and for those of a text of another picture;
+  1. score each image with the parts of its own text, and with those of a text of another image;
   2. take the weight of the empty slot of each part;
   3. AUROC: the share of pairs of a foreign and an own part in which the foreign one has the larger weight.
 
 A pair that is equal counts one half. The other text is the next one in a fixed random order of all distinct
-texts, so that texts are asked about as often as foreign ones as they are asked about as own ones. A part that
-both texts have is true of the picture, and not asked as a foreign one.
+texts, so that each text serves as a foreign one as often as it serves as an own one. A part that both texts
+have is true of the image, and does not count as a foreign one.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from markupsafe import Markup
 
 from grainline.data.formats.common import digest
-from grainline.data.record import Damaged, Source
+from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.text_attention import SEED
-from grainline.evaluation.encode import Captions, Encodings, texts_of
+from grainline.evaluation.encode import Captions, Collector, Encodings, texts_of
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.outcome import Cell, Options, only_plain, result_of
+from grainline.evaluation.measured import SHOWN, Measured
 from grainline.evaluation.ranks import refuse_nan
-from grainline.evaluation.result import Result
 from grainline.evaluation.score import Scorer
-from grainline.report.case import Look
-from grainline.report.page import render
+from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
+from grainline.evaluation.text_attention import (
+    Part,
+    attention_maps,
+    attention_of,
+    end_of_scale,
+    parts_of,
+    require_attention,
+)
+from grainline.methods.base import Method
+from grainline.model import Model
+from grainline.report.case import Look, SentenceScore
+from grainline.report.page import MissingImage, Section, hint, render
+from grainline.types import Encoded, rows
 
-INACTIVITY = "inactivity"
-AUROC, WITHIN = "AUROC of the empty slot", "AUROC within a picture"
+AUROC, WITHIN = "AUROC of the empty slot", "AUROC within an image"
 OWN, OTHER = "empty slot, own texts", "empty slot, other texts"
+ROLES = ("own", "of another image")  # of parts on the page
+SEED = 0  # of the order of texts: results that are compared or pooled must pair the same texts
+
+EncodeTexts = Callable[[Sequence[str]], Encoded]
+Split = Callable[[str], list[str]]  # a text to its parts
+
+
+class EmptySlots(NamedTuple):
+    """The weights of the empty slot in an image, for its own text and for another one."""
+
+    own: tuple[tuple[str, float], ...]  # its parts, each with the weight of the empty slot
+    other: tuple[tuple[str, float], ...]
+    foreign: str  # the whole of the other text
+
+
+class InactivitySuite(Suite[NoOptions]):
+    """AUROC of the empty slot over all pairs and within images, and its mean weights."""
+
+    name = "inactivity"
+    captions = ("whole", "first")
+    reads = "one text an image"
+    encodes_captions = False
+    keeps_tokens = False
+    replaces_scores = "reads where texts look"
+    headline = (AUROC, WITHIN)
+
+    def check(self, model: Model, source: Source) -> None:
+        super().check(model, source)
+        require_attention(model.method, model.description.method, f"--suite {self.name}")
+
+    def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
+        method = model.method
+        uncounted = copy.copy(model)  # has its own count of truncated texts
+        number = uncounted.encode(texts=["a"]).tokens.shape[1]
+        assert settings.captions is not None, "the frame sets them"
+        other = partners(texts_in(source, settings.captions), lambda text: parts_of(method, text, number))
+        encode, again = (lambda texts, m=m: m.encode(texts=texts) for m in (model, uncounted))
+        return EmptySlotCollector(method, encode, again, other)
+
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        """Raises UserError without two different texts, and for weights that are not a number."""
+        slots: tuple[EmptySlots | None, ...] = self.collected(data)
+        image = [i for i, one in enumerate(slots) if one is not None]
+        usable = [one for one in slots if one is not None]
+        if not usable:
+            raise UserError(
+                f"all texts of {data.path} say the same; the {self.name} suite compares different ones"
+            )
+        scores = {
+            name: [[weight for _, weight in getattr(one, field)] for one in usable]
+            for name, field in ((OWN, "own"), (OTHER, "other"))
+        }
+        weights = np.concatenate([np.asarray(one) for of in scores.values() for one in of])
+        refuse_nan(int(np.isnan(weights).sum()), len(weights))
+        texts = [
+            text for i, one in zip(image, usable, strict=True) for text in (data.strings[i], one.foreign)
+        ]
+        queries = {"keys": list(data.keys), "image": image, "texts": digest(texts), "scores": scores}
+        notes = []
+        if len(slots) > len(image):
+            notes.append(
+                f"{len(slots) - len(image)} images have no other text to compare with and are left out"
+            )
+        if len(np.unique(weights)) < len(weights):
+            notes.append("in AUROC a tie counts one half")
+        return Outcomes(queries, tuple(notes), {"order_seed": SEED}, {"parts": len(weights)})
+
+    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
+        """Means over the runs; the bootstrap draws images, the same for every metric."""
+        tables = [_metrics_of_run(run["scores"], settings) for run in runs]
+        return {
+            name: metric._replace(
+                value=float(np.mean([table[name].value for table in tables])),
+                samples=np.mean([table[name].samples for table in tables], axis=0),
+                queries=sum(table[name].queries for table in tables),
+                ties=sum(table[name].ties for table in tables),
+            )
+            for name, metric in tables[0].items()
+        }
+
+    def sections(self, on: Measured) -> list[Section]:
+        order = (
+            "By AUROC within the image. The score of a part is the weight of its empty slot; its heat is the"
+            " weight of what it looks at beside it. All maps of all images share one scale."
+        )
+        worst, best = self.extremes(on, 1), self.extremes(on, -1)
+        return [
+            Section("Images: told apart least", hint(f"{order} {on.how_shown()}") + _html(worst, "l")),
+            Section("Images: told apart best", hint(order) + _html(best, "b")),
+        ]
+
+    def extremes(self, on: Measured, sign: int, number: int = SHOWN) -> list["Emptied"]:
+        """The images with the least (sign 1) or largest (-1) AUROC; of equals by the difference of means."""
+        ranked = []
+        for i, one in enumerate(self.collected(on.data)):
+            if one is not None:
+                own, other = ([weight for _, weight in side] for side in (one.own, one.other))
+                ranked.append((within(own, other), float(np.mean(other) - np.mean(own)), i, one))
+        ranked.sort(key=lambda one: (sign * one[0], sign * one[1], one[2]))
+        return [Emptied(_look(on, i, one), on.data.keys[i], share) for share, _, i, one in ranked[:number]]
 
 
 def texts_in(source: Source, captions: Captions) -> list[str]:
-    """The one text of every record, blank and damaged ones left out, without a look at any picture."""
+    """The one text of every record, without a look at any image. Blank and damaged ones are left out."""
     out = []
     for index in range(len(source)):
         try:
-            found = texts_of(source[index], captions)
-        except Damaged:
-            continue  # met and counted again when the picture is encoded
-        out += [text for text in found if text.strip()]
+            texts = texts_of(source[index], captions)
+        except CorruptSample:
+            continue  # counted when the image is encoded
+        out += [text for text in texts if text.strip()]
     return out
 
 
-def inactivity_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: ARG001, B008
-    """AUROC of the empty slot over all pairs and within pictures, and its mean weights.
+def partners(texts: Sequence[str], split: Split) -> dict[str, str]:
+    """For each distinct text another one with a part that it lacks: the next in an order fixed by SEED.
 
-    Raises UserError if the data were encoded without it or have no two different texts, for a protocol of
-    retrieval, and for weights that are not a number.
+    A text without such another one is left out.
+
+    >>> sorted(partners(["A dog.", "A cat.", "A dog."], lambda text: [text]).items())
+    [('A cat.', 'A dog.'), ('A dog.', 'A cat.')]
     """
-    found = data.looked
-    if found is None:
-        raise UserError(f"{data.path} was encoded without empty slots; the {INACTIVITY} suite needs them")
-    only_plain(options, INACTIVITY)
-    mine = [i for i, one in enumerate(found) if one is not None]
-    kept = [one for one in found if one is not None]
-    if not kept:
-        raise UserError(
-            f"all texts of {data.path} say the same; the {INACTIVITY} suite asks pictures for others"
-        )
-    scores = {
-        name: [[weight for _, weight in getattr(one, field)] for one in kept]
-        for name, field in ((OWN, "own"), (OTHER, "other"))
-    }
-    every = np.concatenate([np.asarray(one) for of in scores.values() for one in of])
-    refuse_nan(int(np.isnan(every).sum()), len(every))
-    told = [text for i, one in zip(mine, kept, strict=True) for text in (data.strings[i], one.foreign)]
-    queries = {"keys": list(data.keys), "picture": mine, "texts": digest(told), "scores": scores}
-    left = len(found) - len(mine)
-    notes: tuple[str, ...] = (
-        (f"{left} pictures have no other text to be asked for, and are left out",) if left else ()
-    )
-    notes += ("in AUROC a tie counts one half",) if len(np.unique(every)) < len(every) else ()
-    result = result_of(INACTIVITY, data, options, inactivity_cells([queries], options), queries, notes)
-    return result._replace(
-        settings=result.settings | {"order_seed": SEED}, data=result.data | {"parts": len(every)}
+    order = sorted(set(texts))
+    Random(SEED).shuffle(order)
+    out = {}
+    for i, text in enumerate(order):
+        parts = set(map(_key, split(text)))
+        behind = (order[(i + k) % len(order)] for k in range(1, len(order)))
+        other = next((one for one in behind if not parts.issuperset(map(_key, split(one)))), None)
+        if other is not None:
+            out[text] = other
+    return out
+
+
+class EmptySlotCollector(Collector):
+    """Takes the weights of each image while its tokens are there.
+
+    encode            encodes the texts of images
+    encode_uncounted  encodes them as texts of other images, where truncated ones are not counted
+    other             text -> the text of another image
+    """
+
+    def __init__(
+        self, method: Method, encode: EncodeTexts, encode_uncounted: EncodeTexts, other: dict[str, str]
+    ) -> None:
+        self._method, self._encode, self._encode_uncounted = method, encode, encode_uncounted
+        self._other = other
+        self._slots: list[EmptySlots | None] = []
+
+    def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
+        strings = [text for (text,) in texts]
+        own = attention_of(self._method, images, self._encode(strings), strings)
+        there = [i for i, text in enumerate(strings) if text in self._other]
+        foreign = [self._other[strings[i]] for i in there]
+        other: dict[int, list[Part]] = {}
+        if there:
+            some = rows(images, torch.tensor(there, device=images.vector.device))
+            parts = attention_of(self._method, some, self._encode_uncounted(foreign), foreign)
+            other = dict(zip(there, parts, strict=True))
+        self._slots += [
+            _slots(parts, other[i], self._other[strings[i]]) if i in other else None
+            for i, parts in enumerate(own)
+        ]
+
+    def result(self, data: Encodings) -> tuple[EmptySlots | None, ...]:
+        """Of every image; None where no other text has a part that its own lacks."""
+        return tuple(self._slots)
+
+
+def _slots(own: Sequence[Part], other: Sequence[Part], foreign: str) -> EmptySlots:
+    """A part that both texts have is no foreign one."""
+    known = {_key(part.words) for part in own}
+    return EmptySlots(
+        tuple((part.words, part.empty) for part in own),
+        tuple((part.words, part.empty) for part in other if _key(part.words) not in known),
+        foreign,
     )
 
 
-def inactivity_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:
-    """Metrics from weights: means over the runs; the bootstrap draws pictures, the same for every metric."""
-    tables = [_table(run["scores"], options) for run in runs]
-    return {
-        name: cell._replace(
-            value=float(np.mean([table[name].value for table in tables])),
-            drawn=np.mean([table[name].drawn for table in tables], axis=0),
-            queries=sum(table[name].queries for table in tables),
-            ties=sum(table[name].ties for table in tables),
-        )
-        for name, cell in tables[0].items()
-    }
+def _key(words: str) -> str:
+    """What two parts have alike that say the same: only the last of a text may keep its period."""
+    return words.rstrip(" .")
 
 
 def auroc(place: np.ndarray, other: np.ndarray) -> float:
@@ -110,32 +243,8 @@ def auroc(place: np.ndarray, other: np.ndarray) -> float:
     return int((foreign * (2 * below + own)).sum()) / (2 * int(foreign.sum()) * int(own.sum()))
 
 
-def _table(scores: dict[str, list[list[float]]], options: Options) -> dict[str, Cell]:
-    """The metrics of one run."""
-    draws: dict[str, Any] = {"resamples": options.resamples, "seed": options.seed}
-    sides = [scores[OWN], scores[OTHER]]
-    weight = np.array([w for side in sides for one in side for w in one])
-    picture = np.array([i for side in sides for i, one in enumerate(side) for _ in one])
-    other = np.arange(len(weight)) >= sum(map(len, sides[0]))
-    place = np.unique(weight, return_inverse=True)[1]
-    both = np.stack([place, other], axis=1)
-    drawn = replicates(both, picture, lambda x: auroc(x[:, 0].astype(np.int64), x[:, 1] > 0), **draws)
-    tied = int(np.isin(place[other], place[~other]).sum())
-    inside = np.array([within(*pair) for pair in zip(*sides, strict=True)])
-    ties = sum(bool(set(own) & set(foreign)) for own, foreign in zip(*sides, strict=True))
-    out = {
-        AUROC: Cell(auroc(place, other), drawn, len(weight), 0.5, tied, "share"),
-        WITHIN: Cell(float(inside.mean()), replicates(inside, **draws), len(inside), 0.5, ties, "share"),
-    }
-    for name, kind in ((OWN, ~other), (OTHER, other)):
-        values = weight[kind]
-        again = replicates(values, picture[kind], **draws)
-        out[name] = Cell(float(values.mean()), again, len(values), None, 0, "share")
-    return out
-
-
 def within(own: list[float], foreign: list[float]) -> float:
-    """AUROC of the weights of one picture.
+    """AUROC of the weights of one image.
 
     >>> within([0.25, 0.5], [0.5, 0.75])
     0.875
@@ -144,20 +253,56 @@ def within(own: list[float], foreign: list[float]) -> float:
     return auroc(place, np.arange(len(place)) >= len(own))
 
 
-# What stands on a page about inactivity: a picture, its own text and another one, and where they look.
+def _metrics_of_run(scores: dict[str, list[list[float]]], settings: Settings) -> dict[str, MetricSamples]:
+    sides = [scores[OWN], scores[OTHER]]
+    weight = np.array([w for side in sides for one in side for w in one])
+    image = np.array([i for side in sides for i, one in enumerate(side) for _ in one])
+    other = np.arange(len(weight)) >= sum(map(len, sides[0]))
+    place = np.unique(weight, return_inverse=True)[1]
+    samples = replicates(
+        np.stack([place, other], axis=1),
+        image,
+        lambda x: auroc(x[:, 0].astype(np.int64), x[:, 1] > 0),
+        **settings.bootstrap,
+    )
+    tied = int(np.isin(place[other], place[~other]).sum())
+    inside = np.array([within(*pair) for pair in zip(*sides, strict=True)])
+    ties = sum(bool(set(own) & set(foreign)) for own, foreign in zip(*sides, strict=True))
+    again = replicates(inside, **settings.bootstrap)
+    out = {
+        AUROC: MetricSamples(auroc(place, other), samples, len(weight), 0.5, tied, "share"),
+        WITHIN: MetricSamples(float(inside.mean()), again, len(inside), 0.5, ties, "share"),
+    }
+    for name, kind in ((OWN, ~other), (OTHER, other)):
+        samples = replicates(weight[kind], image[kind], **settings.bootstrap)
+        out[name] = MetricSamples(float(weight[kind].mean()), samples, int(kind.sum()), None, 0, "share")
+    return out
 
 
 class Emptied(NamedTuple):
-    """A picture that was asked for its own text and for another one."""
+    """An image on the page with the parts of its own text and of another one."""
 
-    look: Look  # the picture, and the parts of both texts, each with the weight of its empty slot
-    name: str  # of the picture
+    look: Look  # the image, and the parts of both texts, each with the weight of its empty slot
+    name: str  # of the image
     share: float  # of pairs of both in which the foreign part has the larger weight
 
 
-def emptied(shown: Sequence[Emptied], name: str) -> Markup:
-    """Pictures one below the other.
-
-    name  letters and digits, another one for each list on a page
-    """
+def _html(shown: Sequence[Emptied], name: str) -> Markup:
+    """Images one below the other. name: letters and digits, another one for each list on a page"""
     return render("empty.html", shown=shown, name=name)
+
+
+def _look(on: Measured, row: int, one: EmptySlots) -> Look:
+    """An image with the parts of both texts, each with the weight of its empty slot and its heat."""
+    image, alt = on.image(row), f"image {on.data.keys[row]}"
+    sides = tuple(zip(ROLES, (one.own, one.other), strict=True))
+    scores = [SentenceScore(words, weight, role=role) for role, side in sides for words, weight in side]
+    if isinstance(image, MissingImage):
+        return Look(image, alt, scores)
+    given = on.given(row, image)
+    heat = [
+        {part.words: heat for part, heat in parts}
+        for parts in attention_maps(on.model, given, [on.data.strings[row], one.foreign])
+    ]
+    maps = [of[words] for of, (_, side) in zip(heat, sides, strict=True) for words, _ in side]
+    return Look(image, alt, scores, np.stack(maps), limit=end_of_scale(on.model, given))

@@ -1,8 +1,8 @@
-"""Monotonicity: does a picture score higher, the more of its caption is read?
+"""Monotonicity: does an image score higher, the more of its caption is read?
 
 HiMo-CLIP, arXiv 2511.06653, section 5.1. In three steps:
   1. take the subtexts of every caption, each the beginning of the next (evaluation/collectors/subtexts.py);
-  2. score each of them with its own picture, and with no other;
+  2. score each of them with its own image, and with no other;
   3. HiMo@2 and HiMo@3: the share of captions whose scores rise strictly, of two and of three subtexts;
      HiMo@K: the mean over the captions of Pearson's correlation of score and number, over all its subtexts.
 
@@ -11,29 +11,163 @@ score that cannot read on, so ties and cut subtexts are counted.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from grainline.config import Config
+from grainline.data.formats.common import some
+from grainline.data.record import Source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.subtexts import EACH, HALVES, PARTS, THIRDS, Subtexts
-from grainline.evaluation.encode import Encodings
-from grainline.evaluation.intervals import replicates, wilson
-from grainline.evaluation.outcome import Cell, Options, only_plain, result_of
+from grainline.evaluation.collectors.collecting import numbered
+from grainline.evaluation.collectors.subtexts import (
+    EACH,
+    HALVES,
+    PARTS,
+    THIRDS,
+    Gathered,
+    Subtexts,
+    sequences,
+)
+from grainline.evaluation.compare import read_earlier, refuse_other
+from grainline.evaluation.encode import Collector, Encodings, Sample, text_rows
+from grainline.evaluation.intervals import replicates
+from grainline.evaluation.measured import Measured, spread
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.result import Result
 from grainline.evaluation.score import Scorer, pair_scores
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Strings, Suite, accuracy
+from grainline.model import Model
+from grainline.report.charts import RULES, Line, SubtextScores, models, subtext_charts
+from grainline.report.page import Section, hint
+from grainline.report.png import COLOURS, write_png
 from grainline.types import Encoded, rows
 
-MONOTONICITY = "monotonicity"
 LONG = f"{EACH}, K >= 4"
 LEAST = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}
 """Subtexts that a sample must have to count for a metric."""
 
-PICTURES = 256  # scored at a time
+IMAGES = 256  # scored at a time
+SHOWN = 4  # images of the figure, unless they are named
+MOST = len(COLOURS)  # models of the figure
+
+
+class MonotonicityOptions(Config):
+    """Options of `monotonicity`."""
+
+    also_plot: Strings = Field((), description="other results (--json) that the figure shows too")
+    samples: Strings = Field((), description="keys of images that the figure shows; none: from worst to best")
+
+
+class MonotonicitySuite(Suite[MonotonicityOptions]):
+    """Whether scores rise with the sentences of a caption: HiMo@2, HiMo@3 and HiMo@K."""
+
+    name = "monotonicity"
+    Options = MonotonicityOptions
+    captions = ("whole", "first")
+    reads = "one text an image"
+    encodes_captions = False
+    headline = (HALVES, THIRDS, EACH)
+    texts_label = "Subtexts"
+    figure = "score by number of subtexts"
+    page_options = ("also_plot", "samples")
+
+    def __init__(self, options: MonotonicityOptions | None = None) -> None:
+        super().__init__(options)
+        paths = self.options.also_plot
+        if len(paths) >= MOST:
+            raise UserError(f"also_plot names {len(paths)} results; {MOST - 1} fit beside the model")
+        self.others = [read_earlier(path, self.name) for path in paths]
+
+    def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
+        return SubtextCollector(model, settings.batch_size)
+
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        """Raises UserError where no caption has two sentences, and for NaN scores."""
+        subtexts: Subtexts = self.collected(data)
+        if not any(len(places) > 1 for of in subtexts.of.values() for places in of):
+            raise UserError(f"no caption of {data.path} has two sentences; the {self.name} suite needs some")
+        scores = sequence_scores(scorer, data.images, subtexts)
+        queries: dict[str, Any] = {"keys": list(data.keys), "sequences": scores}
+        return Outcomes(queries, _notes(scores), data={"texts": len(subtexts.strings)})
+
+    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
+        """Means over the runs of each image, over all captions with enough sentences."""
+        out = {}
+        for name, least in LEAST.items():
+            of = [run["sequences"][EACH if name == LONG else name] for run in runs]
+            images = [i for i, number in enumerate(of[0]["subtexts"]) if number >= least]
+            if not images:
+                continue
+            tied = sum(ties(one["scores"][i]) for one in of for i in images)
+            if name in PARTS:
+                rising = [[rises(one["scores"][i]) for i in images] for one in of]
+                out[name] = accuracy(rising, None, {HALVES: 1 / 2, THIRDS: 1 / 6}[name], tied, settings)
+                continue
+            value = np.mean([[correlation(one["scores"][i]) for i in images] for one in of], axis=0)  # [Q]
+            samples = replicates(value, **settings.bootstrap)
+            number = len(images) * len(runs)
+            out[name] = MetricSamples(float(value.mean()), samples, number, 0.0, tied, "correlation")
+        return out
+
+    def sections(self, on: Measured) -> list[Section]:
+        shown = self.charts(on)  # first: it refuses results of other data
+        order = f"Evenly spaced from the worst {EACH} to the best."
+        if self.options.samples:
+            order = "Named by the option `samples`."
+        body = hint(f"{order} {RULES} {on.how_shown()}") + subtext_charts(shown)
+        sections = [Section("Score by subtexts", body)]
+        if not self.others:
+            return sections
+        results = [on.result, *self.others]
+        table = [
+            (name, {m.name: f"{m.text(m.value)} ({m.ends()})" for m in result.metrics})
+            for name, result in zip(labels(results), results, strict=True)
+        ]
+        return [Section("Models side by side", models(table)), *sections]
+
+    def draw(self, path: str | Path, on: Measured) -> None:
+        number, name = len(on.data.keys), PurePath(on.result.data["path"]).name
+        write_png(path, self.charts(on), f"Score by subtexts, {number:,} images of {name}")
+
+    def charts(self, on: Measured) -> list[SubtextScores]:
+        """The images with the lines of all models: those that are named, else evenly from worst to best.
+
+        Raises UserError for a result of other data and for keys that are not there.
+        """
+        for path, other in zip(self.options.also_plot, self.others, strict=True):
+            refuse_other(on.result, other, path, "be drawn side by side")
+        subtexts: Subtexts = self.collected(on.data)
+        results = [on.result, *self.others]
+        return [
+            SubtextScores(
+                on.image(i),
+                on.data.keys[i],
+                [subtexts.strings[t] for t in subtexts.of[EACH][i]],
+                [_line(result, name, i) for result, name in zip(results, labels(results), strict=True)],
+            )
+            for i in _rows_shown(on, self.options.samples)
+        ]
+
+
+class SubtextCollector(Collector):
+    """Encodes the cumulative subtexts of the text of every image, each once."""
+
+    def __init__(self, model: Model, batch: int) -> None:
+        self._rows = text_rows(model, batch)
+        self._subtexts = Gathered(model.read, self._rows.add)
+
+    def add(self, sample: Sample) -> None:
+        self._subtexts.add(sequences(sample.texts[0], sample.record.subtexts))
+
+    def result(self, data: Encodings) -> Any:
+        self.truncated = self._subtexts.spared
+        return self._subtexts.encoded(numbered(self._rows.stacked(), [-1] * self._rows.number))
 
 
 def rises(scores: Sequence[float]) -> bool:
@@ -70,72 +204,30 @@ def correlation(scores: Sequence[float]) -> float:
     return float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1.0, 1.0))
 
 
-def monotonicity_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: B008
-    """HiMo@2, HiMo@3 and HiMo@K over all captions that have enough sentences.
-
-    Raises UserError if the data were encoded without subtexts or no caption has two, for a protocol of
-    retrieval, and for NaN scores.
-    """
-    told = data.subtexts
-    if told is None:
-        raise UserError(f"{data.path} was encoded without subtexts; this suite needs them (subtexts=True)")
-    only_plain(options, MONOTONICITY)
-    if not any(len(places) > 1 for of in told.of.values() for places in of):
-        raise UserError(f"no caption of {data.path} has two sentences; the {MONOTONICITY} suite needs some")
-    found = sequence_scores(method, data.images, told)
-    queries: dict[str, Any] = {"keys": list(data.keys), "sequences": found}
-    cells = monotonicity_cells([queries], options)
-    result = result_of(MONOTONICITY, data, options, cells, queries, _notes(found))
-    return result._replace(data=result.data | {"texts": len(told.strings)})
-
-
-def sequence_scores(method: Scorer, images: Encoded, told: Subtexts) -> dict[str, dict[str, list[Any]]]:
-    """Of every sequence, for each picture: the number of its subtexts, their scores, and which were cut.
+def sequence_scores(method: Scorer, images: Encoded, subtexts: Subtexts) -> dict[str, dict[str, list[Any]]]:
+    """Of every sequence, for each image: the number of its subtexts, their scores, and which were cut.
 
     Raises UserError for NaN scores.
     """
-    row = told.row.tolist()
-    score: dict[tuple[int, int], float] = {}  # picture and row
-    for start in range(0, len(images.vector), PICTURES):
-        block = range(start, min(start + PICTURES, len(images.vector)))
-        asked = list(dict.fromkeys((i, row[t]) for of in told.of.values() for i in block for t in of[i]))
-        if asked:
-            picture, text = torch.tensor(asked).T
-            mine = rows(images, slice(start, start + PICTURES))
-            found = pair_scores(method, mine, rows(told.texts, text), picture - start)
-            refuse_nan(int(found.isnan().sum()), len(found))
-            score |= zip(asked, _decimals(found), strict=True)
+    row = subtexts.row.tolist()
+    score: dict[tuple[int, int], float] = {}  # image and row
+    for start in range(0, len(images.vector), IMAGES):
+        block = range(start, min(start + IMAGES, len(images.vector)))
+        pairs = list(dict.fromkeys((i, row[t]) for of in subtexts.of.values() for i in block for t in of[i]))
+        if pairs:
+            image, text = torch.tensor(pairs).T
+            block_images = rows(images, slice(start, start + IMAGES))
+            scores = pair_scores(method, block_images, rows(subtexts.texts, text), image - start)
+            refuse_nan(int(scores.isnan().sum()), len(scores))
+            score |= zip(pairs, _decimals(scores), strict=True)
     return {
         name: {
             "subtexts": [len(places) for places in of],
             "scores": [[score[i, row[t]] for t in places] for i, places in enumerate(of)],
-            "cut": [[int(told.cut[t]) for t in places] for places in of],
+            "cut": [[int(subtexts.cut[t]) for t in places] for places in of],
         }
-        for name, of in told.of.items()
+        for name, of in subtexts.of.items()
     }
-
-
-def monotonicity_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:
-    """Metrics from scores: means over the runs of each picture, whose bootstrap draws pictures."""
-    out = {}
-    for name, least in LEAST.items():
-        of = [run["sequences"][EACH if name == LONG else name] for run in runs]
-        mine = [i for i, number in enumerate(of[0]["subtexts"]) if number >= least]
-        if not mine:
-            continue
-        judge = rises if name in PARTS else correlation
-        value = np.mean([[judge(one["scores"][i]) for i in mine] for one in of], axis=0)  # [Q]
-        drawn = replicates(value, resamples=options.resamples, seed=options.seed)
-        tied = sum(ties(one["scores"][i]) for one in of for i in mine)
-        number, mean = len(mine) * len(runs), float(value.mean())
-        if name in PARTS:
-            alone = wilson(round(value.sum()), len(mine), options.level) if len(runs) == 1 else None
-            ends = None if alone is None else (alone.low, alone.high)
-            chance = {HALVES: 1 / 2, THIRDS: 1 / 6}[name]
-            out[name] = Cell(mean, drawn, number, chance, tied, "share", ends)
-        else:
-            out[name] = Cell(mean, drawn, number, 0.0, tied, "correlation")
-    return out
 
 
 def _decimals(score: Tensor) -> list[float]:
@@ -143,13 +235,13 @@ def _decimals(score: Tensor) -> list[float]:
     return [float(str(one)) for one in score.cpu().numpy()]
 
 
-def _notes(found: Mapping[str, Mapping[str, list[Any]]]) -> tuple[str, ...]:
+def _notes(sequences: Mapping[str, Mapping[str, list[Any]]]) -> tuple[str, ...]:
     """What a reader of these metrics has to know."""
-    each = found[EACH]
+    each = sequences[EACH]
     samples = len(each["subtexts"])
     notes = []
     for name, least in LEAST.items():
-        number = sum(n < least for n in found[EACH if name == LONG else name]["subtexts"])
+        number = sum(n < least for n in sequences[EACH if name == LONG else name]["subtexts"])
         if number:
             what = "subtexts" if name == LONG else "sentences"
             notes.append(f"{name} leaves out {number} of {samples} samples with fewer than {least} {what}")
@@ -160,12 +252,12 @@ def _notes(found: Mapping[str, Mapping[str, list[Any]]]) -> tuple[str, ...]:
             f"{len(alike)} of {samples} samples have equal scores throughout and count as 0 in {EACH}, "
             f"{single} of them because they have a single subtext"
         )
-    beyond = sum(sum(cut) > 1 for cut in each["cut"])
-    if beyond:
+    truncated = sum(sum(cut) > 1 for cut in each["cut"])
+    if truncated:
         notes.append(
-            f"{beyond} of {samples} samples have two or more subtexts that are longer than the model reads"
+            f"{truncated} of {samples} samples have two or more subtexts that are longer than the model reads"
         )
-    for name, of in found.items():
+    for name, of in sequences.items():
         tied = [i for i, scores in enumerate(of["scores"]) if ties(scores)]
         cut = sum(_cut_ties(of["scores"][i], of["cut"][i]) for i in tied)
         if tied:
@@ -178,3 +270,36 @@ def _notes(found: Mapping[str, Mapping[str, list[Any]]]) -> tuple[str, ...]:
 def _cut_ties(scores: Sequence[float], cut: Sequence[int]) -> bool:
     """Whether some tie stands where the longer subtext was cut: the model may have read the same twice."""
     return any(a == b and c for a, b, c in zip(scores, scores[1:], cut[1:], strict=False))
+
+
+def labels(results: Sequence[Result]) -> list[str]:
+    """Short names that differ: the last two parts of the path, or as many as it takes, and the method."""
+    paths = [PurePath(result.settings["model"]) for result in results]
+    length = next(n for n in count(2) if len({path.parts[-n:] for path in paths}) == len(set(paths)))
+    names = [
+        f"{PurePath(*path.parts[-length:])} ({result.settings['method']})"
+        for path, result in zip(paths, results, strict=True)
+    ]
+    same = {name for name in names if names.count(name) > 1}  # one path, measured more than once
+    return [f"{name}, {i}" if name in same else name for i, name in enumerate(names, 1)]
+
+
+def _line(result: Result, name: str, place: int) -> Line:
+    each = result.queries["sequences"][EACH]
+    scores = each["scores"][place]
+    return Line(name, scores, [bool(cut) for cut in each["cut"][place]], correlation(scores))
+
+
+def _rows_shown(on: Measured, keys: Sequence[str]) -> list[int]:
+    if keys:
+        place = {key: i for i, key in enumerate(on.data.keys)}
+        missing = [key for key in keys if key not in place]
+        if missing:
+            raise UserError(
+                f"samples names {some(missing)}, of which there is no image; keys are like {on.data.keys[0]}"
+            )
+        return [place[key] for key in keys]
+    scores = on.result.queries["sequences"][EACH]["scores"]
+    least = next(n for n in (LEAST[LONG], 2, 1) if any(len(one) >= n for one in scores))
+    long = np.array([i for i, one in enumerate(scores) if len(one) >= least])
+    return long[spread(np.array([correlation(scores[i]) for i in long]), SHOWN)].tolist()

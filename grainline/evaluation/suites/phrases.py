@@ -1,32 +1,40 @@
 """Phrases: are the groups that a model makes of the tokens of a caption its annotated phrases?
 
-tIoU, precision, recall and F1 (evaluation/collectors/baselines.py) of the Text Group Transformer, in percent,
-  means over captions that
-have a phrase. No token of a begin or an end counts. The same is measured, always, of rules that read no word:
+tIoU, precision, recall and F1 (baselines.py) of the Text Group Transformer, in percent, means over captions
+that have a phrase. No token of a begin or an end counts. The same is always measured of rules that ignore the
+words:
   - uniform chunks: runs of equally many tokens, as many as the method has groups, and four of them; where it
     uses fewer groups for some captions, also as many as those
   - one group of all tokens; every token alone; every token in any group by lot
   - a position oracle: all captions are cut at the same relative positions, the best that were found on these
     phrases themselves
-and of clusters of token states (evaluation/collectors/baselines.py), where the method keeps a state of every
-  token. A method whose
+and of clusters of token states (baselines.py), where the method keeps a state of every token. A method whose
 groups only say where a token stands does not beat uniform chunks by much. So captions are grouped a second
 time with their words in another order: phrases at the places of their words, and phrases that go with them.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path, PurePath
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from grainline.data.descriptions import Descriptions
 from grainline.data.formats.common import digest
-from grainline.data.formats.joined import HeldBack, Joined
-from grainline.data.open_source import remarks
-from grainline.data.record import Damaged, Source
+from grainline.data.formats.joined import Joined, WithoutCaptions
+from grainline.data.formats.joined import remarks as remarks_of
+from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.annotations import captions_of
-from grainline.evaluation.collectors.baselines import (
+from grainline.evaluation.collectors.collecting import Skipped
+from grainline.evaluation.encode import Encodings, Progress
+from grainline.evaluation.intervals import replicates
+from grainline.evaluation.measured import SHOWN, Measured, spread
+from grainline.evaluation.result import Result
+from grainline.evaluation.score import Scorer
+from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
+from grainline.evaluation.suites.annotations import captions_of
+from grainline.evaluation.suites.baselines import (
     LACKING,
     MEAN_SHIFT,
     SEED,
@@ -40,23 +48,22 @@ from grainline.evaluation.collectors.baselines import (
     overlap,
     singletons,
 )
-from grainline.evaluation.collectors.collecting import Skipped
-from grainline.evaluation.collectors.grouped import Grouped, Groups, hard
-from grainline.evaluation.encode import Encodings, Progress
-from grainline.evaluation.intervals import replicates
-from grainline.evaluation.outcome import Cell, Options, only_plain, result_of
-from grainline.evaluation.result import Result
-from grainline.evaluation.score import Scorer
+from grainline.evaluation.suites.grouped import Grouped, Groups, hard, makes_groups
 from grainline.model import Model
+from grainline.report.page import Section, hint
+from grainline.report.png import write_strips
+from grainline.report.tokens import POSITIONS, RULES, TokenGroups, positions, token_groups
 from grainline.types import rows, vectors_only
 
-PHRASES = "phrases"
 MEASURES = ("tIoU", "precision", "recall", "F1")
 GROUPS = "groups"
 FOUR = 4  # uniform chunks that are always measured
 STAYING, GOING = "groups, shuffled words, phrases in place", "groups, shuffled words, phrases with them"
 ONE, ALONE = "one group", "singletons"
 AS_MANY = "uniform chunks, as many as groups"
+
+BINS = 24  # places along a caption
+SUFFIX = "</w>"  # of pieces of words in CLIP's vocabulary; no word holds it
 
 Scores = dict[str, list[Overlap]]
 
@@ -70,61 +77,163 @@ def uniform(groups: int) -> str:
     return f"uniform chunks, K = {groups}"
 
 
-def phrases_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: ARG001, B008
-    """tIoU, precision, recall and F1 of groups, rules and clusters.
+class PhrasesSuite(Suite[NoOptions]):
+    """tIoU, precision, recall and F1 of groups, rules and clusters."""
 
-    Raises UserError if the data were encoded without phrases, and for a protocol of retrieval.
-    """
-    found = data.grouped
-    if found is None:
-        raise UserError(
-            f"{data.path} was encoded without phrases; the {PHRASES} suite needs captions with them"
+    name = "phrases"
+    captions = ("whole",)
+    reads = "all texts in which phrases are marked"
+    needs_text = False
+    replaces_scores = "reads groups of tokens"
+    figure = "groups of tokens along captions"
+
+    def encode(
+        self,
+        model: Model,
+        source: Source,
+        settings: Settings = Settings(),  # noqa: B008
+        descriptions: Descriptions | None = None,
+        progress: Progress | None = None,
+    ) -> Encodings:
+        """Walk over the captions with what the model makes of their tokens. No image is read.
+
+        Raises UserError for an empty source, too many damaged samples, no marked phrase at all, and for a
+        method that composes texts of chunks, which are no run of words.
+        """
+        if model.method.chunking is not None:
+            raise UserError(
+                f"{model.description.method} reads a text as chunks that it composes; --suite phrases is for"
+                " methods that read its words one after the other"
+            )
+        if len(source) == 0:
+            raise UserError(f"no samples in {source.path}; evaluation needs at least one")
+        fingerprint, remarks = source.fingerprint(), remarks_of(source)
+        bare = without_images(source)
+        failed = Skipped(len(source), settings.max_corrupt, source.path)
+        groups = Groups(model, settings.batch_size)
+        keys: list[str] = []
+        positions: list[int] = []
+        for index in range(len(bare)):
+            try:
+                record = bare[index]
+                groups.add(captions_of(record), len(keys))
+                keys.append(record.key)
+                positions.append(index)
+            except CorruptSample as error:
+                failed.add(error)
+            if progress is not None:
+                progress(index + 1, len(bare))
+        failed.refuse_all()
+        grouped = groups.found()
+        if not grouped.texts:
+            why = f"; of {grouped.unmapped} the tokens cannot be told apart" if grouped.unmapped else ""
+            raise UserError(
+                f"no phrase in {source.path} that the model reads is marked in its caption{why}; the phrases"
+                " suite needs regions with a span, as flickr30k-entities and scenes have"
+            )
+        nothing = rows(vectors_only(model.encode(texts=["a"])), slice(0, 0))  # no vector is needed
+        return Encodings(
+            images=nothing,
+            texts=nothing,
+            keys=tuple(keys),
+            strings=grouped.texts,
+            path=source.path,
+            fingerprint=fingerprint,
+            captions="whole",
+            samples=len(source),
+            damaged=failed.causes(),
+            damaged_first=failed.first(),
+            blank=0,
+            cut=grouped.cut,
+            positions=tuple(positions),
+            remarks=remarks,
+            collected={self.name: grouped},
         )
-    only_plain(options, PHRASES)
-    number = found.groups or FOUR
-    cuts = best_cuts(found.gold, number)
-    scores = _scores(found, cuts.labels, number)
-    queries = {
-        "keys": list(data.keys),
-        "texts": digest(found.texts),
-        "picture": list(found.picture),
-        "scores": {name: _columns(one) for name, one in scores.items()},
-    }
-    cells = phrases_cells([queries], options)
-    at = [cut / cuts.of for cut in cuts.at]
-    result = result_of(PHRASES, data, options, cells, queries, _notes(found, at))
-    settings = {"groups": found.groups, "anchor_seed": SEED, "fixed_cuts": at}
-    told = {"phrases": sum(map(len, found.gold))}
-    return result._replace(settings=result.settings | settings, data=result.data | told)
 
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        grouped: Grouped = self.collected(data)
+        number = grouped.groups or FOUR
+        cuts = best_cuts(grouped.gold, number)
+        scores = _scores(grouped, cuts.labels, number)
+        queries = {
+            "keys": list(data.keys),
+            "texts": digest(grouped.texts),
+            "image": list(grouped.image),
+            "scores": {name: _columns(one) for name, one in scores.items()},
+        }
+        at = [cut / cuts.of for cut in cuts.at]
+        about = {"groups": grouped.groups, "anchor_seed": SEED, "fixed_cuts": at}
+        return Outcomes(queries, _notes(grouped, at), about, {"phrases": sum(map(len, grouped.gold))})
 
-def phrases_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:
-    """Metrics from the values of single captions: means over the runs; the bootstrap draws pictures.
+    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
+        """Means over the runs; the bootstrap draws images.
 
-    Only what all runs have: clusters need a state of every token, and groups a method that makes them.
-    """
-    picture = np.array(runs[0]["picture"])
-    names = [name for name in runs[0]["scores"] if all(name in run["scores"] for run in runs)]
-    drawn, value = {}, {}
-    for name in names:
-        told = [[run["scores"][name][measure] for measure in MEASURES] for run in runs]
-        value[name] = np.mean(told, axis=0).T  # [Q, 4]
-        drawn[name] = replicates(value[name], picture, resamples=options.resamples, seed=options.seed)
-    return {
-        f"{measure}, {name}": Cell(
-            float(value[name][:, i].mean()), drawn[name][:, i], len(picture) * len(runs), None, 0, "share"
-        )
-        for i, measure in enumerate(MEASURES)
-        for name in names
-    }
+        Only what all runs have: clusters need a state of every token, and groups a method that makes them.
+        """
+        image = np.array(runs[0]["image"])
+        names = [name for name in runs[0]["scores"] if all(name in run["scores"] for run in runs)]
+        samples, value = {}, {}
+        for name in names:
+            scores = [[run["scores"][name][measure] for measure in MEASURES] for run in runs]
+            value[name] = np.mean(scores, axis=0).T  # [Q, 4]
+            samples[name] = replicates(value[name], image, **settings.bootstrap)
+        number = len(image) * len(runs)
+        return {
+            f"{measure}, {name}": MetricSamples(
+                float(value[name][:, i].mean()), samples[name][:, i], number, None, 0, "share"
+            )
+            for i, measure in enumerate(MEASURES)
+            for name in names
+        }
 
+    def headlines(self, result: Result) -> list[str]:
+        """tIoU of the groups, and of uniform chunks beside it."""
+        number = result.settings["groups"]
+        chunks = AS_MANY if AS_MANY in result.queries["scores"] else uniform(number or FOUR)
+        names = [chunks] if number is None else [GROUPS, chunks]
+        return [f"{MEASURES[0]}, {name}" for name in names]
 
-def headlines(result: Result) -> list[str]:
-    """The metrics that stand on top of a page: tIoU of the groups, and of uniform chunks beside it."""
-    number = result.settings["groups"]
-    chunks = AS_MANY if AS_MANY in result.queries["scores"] else uniform(FOUR if number is None else number)
-    names = [chunks] if number is None else [GROUPS, chunks]
-    return [f"{MEASURES[0]}, {name}" for name in names]
+    def sections(self, on: Measured) -> list[Section]:
+        examples = self.examples(on)
+        if not examples:
+            return []  # rules and clusterings have no shares to show
+        order = f"Evenly spaced from the lowest tIoU to the highest. {RULES}"
+        mean = by_position(self.collected(on.data).soft)
+        return [
+            Section("Groups by position", hint(POSITIONS) + positions(mean)),
+            Section("Captions, lowest to highest tIoU", hint(order) + token_groups(examples)),
+        ]
+
+    def draw(self, path: str | Path, on: Measured) -> None:
+        name, number = PurePath(on.result.data["path"]).name, len(on.result.queries["image"])
+        mean = by_position(self.collected(on.data).soft)
+        write_strips(path, self.examples(on), mean, f"Groups of tokens, {number:,} captions of {name}")
+
+    def check_figure(self, model: Model | None) -> None:
+        super().check_figure(model)
+        if model is not None and not makes_groups(model):
+            raise UserError("--png draws the groups of tokens, and this method makes none; leave --png out")
+
+    def examples(self, on: Measured, number: int = SHOWN) -> list[TokenGroups]:
+        """Captions evenly spaced by their tIoU. [] for a method without groups."""
+        grouped: Grouped = self.collected(on.data)
+        scores = on.result.queries["scores"]
+        if grouped.soft is None:
+            return []
+        tiou = scores[GROUPS][MEASURES[0]]
+        chunks = AS_MANY if AS_MANY in scores else uniform(len(grouped.soft[0]))
+        beside = scores[chunks][MEASURES[0]]
+        return [
+            TokenGroups(
+                on.data.keys[grouped.image[i]],
+                pieces(on.model, grouped.texts[i], [token.column for token in grouped.tokens[i]]),
+                grouped.soft[i],
+                [tuple(np.flatnonzero(phrase).tolist()) for phrase in grouped.gold[i]],
+                tiou[i],
+                beside[i],
+            )
+            for i in spread(np.array(tiou), number)
+        ]
 
 
 def _scores(found: Grouped, fixed: Callable[[int], Labelled], number: int) -> Scores:
@@ -219,86 +328,41 @@ def _entropy(soft: np.ndarray) -> float:
     return float(-inside.sum(0).mean() / np.log(len(soft)))
 
 
-# A walk over a source that reads its captions with their phrases, and looks at no picture.
+# A walk over a source that reads its captions with their phrases, and looks at no image.
 
 
 @runtime_checkable
 class Worded(Protocol):
-    """A source that can leave its pictures out."""
+    """A source that can leave its images out."""
 
     def texts_only(self) -> Source:
-        """The same records with all marked phrases, and with pictures of no bytes."""
+        """The same records with all marked phrases, and with images of no bytes."""
 
 
-def without_pictures(source: Source) -> Source:
-    """The source with phrases and without pictures, where it can be had so."""
+def without_images(source: Source) -> Source:
+    """The source with phrases and without images, where it can be had so."""
     if isinstance(source, Worded):
         return source.texts_only()
     if isinstance(source, Joined):
-        return Joined([without_pictures(one) for one in source.sources])
-    if isinstance(source, HeldBack):
-        return HeldBack(without_pictures(source.source), source.skip)
+        return Joined([without_images(one) for one in source.sources])
+    if isinstance(source, WithoutCaptions):
+        return WithoutCaptions(without_images(source.source), source.skip)
     return source
 
 
-def encode_phrases(
-    model: Model, source: Source, batch: int = 64, max_damaged: float = 0.1, progress: Progress | None = None
-) -> Encodings:
-    """The captions of a source with what the model makes of their tokens, in `Encodings.grouped`.
+def by_position(soft: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean share of each group along captions, each stretched to the same length: [K, BINS]
 
-    batch        texts that the model sees at once
-    max_damaged  share of samples that may be skipped
+    soft  [K, L] of each caption
 
-    Raises UserError for an empty source, too much damage, no marked phrase at all, and for a method that
-    composes texts of chunks, which are no run of words.
+    >>> by_position([np.eye(2), np.eye(2)])[0].tolist() == [1.0] * (BINS // 2) + [0.0] * (BINS // 2)
+    True
     """
-    if model.method.chunking is not None:
-        raise UserError(
-            f"{model.description.method} reads a text as chunks that it composes; --suite phrases is for"
-            " methods that read its words one after the other"
-        )
-    if len(source) == 0:
-        raise UserError(f"no samples in {source.path}; evaluation needs at least one")
-    fingerprint, told = source.fingerprint(), remarks(source)
-    bare = without_pictures(source)
-    failed = Skipped(len(source), max_damaged, source.path)
-    groups = Groups(model, batch)
-    keys: list[str] = []
-    positions: list[int] = []
-    for index in range(len(bare)):
-        try:
-            record = bare[index]
-            groups.add(captions_of(record), len(keys))
-            keys.append(record.key)
-            positions.append(index)
-        except Damaged as error:
-            failed.add(error)
-        if progress is not None:
-            progress(index + 1, len(bare))
-    failed.refuse_all()
-    found = groups.found()
-    if not found.texts:
-        why = f"; of {found.unmapped} the tokens cannot be told apart" if found.unmapped else ""
-        raise UserError(
-            f"no phrase in {source.path} that the model reads is marked in its caption{why}; the phrases"
-            " suite needs regions with a span, as flickr30k-entities and scenes have"
-        )
-    nothing = rows(vectors_only(model.encode(texts=["a"])), slice(0, 0))  # no vector is needed
-    return Encodings(
-        images=nothing,
-        texts=nothing,
-        keys=tuple(keys),
-        strings=found.texts,
-        probes=None,
-        path=source.path,
-        fingerprint=fingerprint,
-        captions="whole",
-        samples=len(source),
-        damaged=failed.causes(),
-        damaged_first=failed.first(),
-        blank=0,
-        cut=found.cut,
-        positions=tuple(positions),
-        remarks=told,
-        grouped=found,
-    )
+    middle = (np.arange(BINS) + 0.5) / BINS
+    return np.asarray(np.mean([one[:, (middle * one.shape[1]).astype(int)] for one in soft], axis=0))
+
+
+def pieces(model: Model, text: str, columns: Sequence[int]) -> list[str]:
+    """Some of the tokens of a text, by their numbers, as they are written."""
+    ids = [number for part in model.read([text]).ids[0] for number in part]
+    return [piece.removesuffix(SUFFIX) for piece in model.tokenizer.pieces(ids[i] for i in columns)]

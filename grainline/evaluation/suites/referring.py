@@ -1,157 +1,310 @@
-"""Referring segmentation: does the heat of an expression cover the thing that it speaks of?
+"""Referring segmentation: does the heat of an expression cover the thing that it refers to?
 
 As CAFT (Woo et al., arXiv 2602.02977) measures it after SaG, without training for it. In five steps:
-  1. press the whole picture into the square that the model reads: a crop would lose what is asked for;
+  1. squash the whole image into the square that the model reads: a crop could lose the target;
   2. take the heat of the expression, spread over the pixels of the annotation;
-  3. stretch it to 0 .. 1 and cut it at Otsu's threshold (evaluation/collectors/overlaps.py);
+  3. stretch it to 0 .. 1 and cut it at Otsu's threshold;
   4. IoU with the right mask, for each expression;
   5. mIoU is the mean over the expressions, cumulative IoU the sum of all intersections over that of all
      unions.
 
-The whole picture and a box of half its sides in the middle are measured beside it: a number that they reach
-too says nothing about the model.
+The whole image and a box of half its sides in the middle are measured as well: a number that they reach too
+says nothing about the model.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from markupsafe import Markup
+from PIL import Image
+from torch import Tensor
 
 from grainline.data.formats.common import digest
-from grainline.data.formats.joined import Joined
-from grainline.data.record import Source
-from grainline.data.scenes.source import Scenes
+from grainline.data.record import CORRUPT_REGION, CorruptSample, Record, Source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.expressions import HEAT, MARKED_BY, Expressions
-from grainline.evaluation.encode import Encodings
+from grainline.evaluation.encode import Collector, Encodings
 from grainline.evaluation.intervals import replicates, wilson
-from grainline.evaluation.outcome import Cell, Options, only_plain, result_of
-from grainline.evaluation.result import Result
+from grainline.evaluation.measured import SHOWN, Measured
+from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
-from grainline.report.case import Look
-from grainline.report.page import render
+from grainline.evaluation.suite import HEAT as HEAT_MAPS
+from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
+from grainline.evaluation.suites.expressions import (
+    HEAT,
+    Expression,
+    ExpressionCollector,
+    ImageExpressions,
+    require_layout,
+    unit_range,
+    with_expressions,
+)
+from grainline.model import Model, on_pixels
+from grainline.report.case import Look, SentenceScore
+from grainline.report.page import MissingImage, Section, hint, render
+from grainline.types import Encoded
 
-REFERRING = "referring"
 MIOU, CUMULATIVE, HALF = "mIoU", "cumulative IoU", "IoU > 0.5"
+WHOLE, BOX = "whole image", "centred box"
+MASKS = (HEAT, WHOLE, BOX)
+NEEDED = "expressions are measured with masks, as in RefCOCO's files, in `scenes` or own data (docs/data.md)"
+BINS = 256  # of Otsu's histogram
 
 
-def with_expressions(source: Source) -> Source:
-    """The source with expressions as regions, where it makes them only if it is asked to."""
-    if isinstance(source, Scenes):
-        return source.with_expressions()
-    if isinstance(source, Joined):
-        return Joined([with_expressions(one) for one in source.sources])
-    return source
+class Pixels(NamedTuple):
+    """Of one mask against the right one."""
+
+    intersection: int
+    union: int
 
 
-def referring_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: ARG001, B008
-    """mIoU, cumulative IoU and the share of IoU above one half, of heat and of two masks that know nothing.
+class Overlap(NamedTuple):
+    """How far masks of an expression agree with the right one."""
 
-    Raises UserError if the data were encoded without expressions, and for a protocol of retrieval.
-    """
-    told = data.expressions
-    if told is None:
-        raise UserError(
-            f"{data.path} was encoded without expressions; the {REFERRING} suite needs the masks of regions"
+    image: int  # row among the images that were encoded
+    region: int  # of that record
+    text: str
+    pixels: dict[str, Pixels]  # by the name of the mask
+
+
+class Overlaps(NamedTuple):
+    """E expressions about N images, compared."""
+
+    expressions: tuple[Overlap, ...]
+    same: tuple[int, ...]  # [N] the first image that is the same, byte by byte
+    maskless: int  # regions without a mask: skipped
+    empty: int  # regions whose mask has no pixel: skipped
+    flat: int  # maps that are the same everywhere: their mask is empty
+
+
+class ReferringSuite(Suite[NoOptions]):
+    """mIoU, cumulative IoU and the share of IoU above one half, of heat and of two fixed masks."""
+
+    name = "referring"
+    captions = ("whole",)
+    reads = "the texts of regions"
+    needs_text = False
+    encodes_captions = False
+    keeps_tokens = False
+    replaces_scores = "reads heat"
+    headline = (MIOU, CUMULATIVE, HALF)
+    figure = HEAT_MAPS
+
+    def check(self, model: Model, source: Source) -> None:
+        super().check(model, source)
+        require_layout(model)
+
+    def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
+        return model.pressed(), with_expressions(source)
+
+    def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
+        return MaskCollector(model, settings.batch_size)
+
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        overlaps: Overlaps = self.collected(data)
+        expressions = overlaps.expressions
+        pixels = {
+            name: {
+                "intersection": [one.pixels[name].intersection for one in expressions],
+                "union": [one.pixels[name].union for one in expressions],
+            }
+            for name in MASKS
+        }
+        queries = {
+            "keys": list(data.keys),
+            "texts": digest(one.text for one in expressions),
+            "image": [overlaps.same[one.image] for one in expressions],
+            "region": [one.region for one in expressions],
+            "scores": pixels.pop(HEAT),
+            "trivial": pixels,
+        }
+        counts = {
+            "regions have no mask and were skipped": overlaps.maskless,
+            "regions have a mask without a pixel and were skipped": overlaps.empty,
+            "maps are the same everywhere, so their masks are empty": overlaps.flat,
+        }
+        notes = tuple(f"{number} {what}" for what, number in counts.items() if number)
+        number = {"texts": len({one.text for one in expressions}), "expressions": len(expressions)}
+        return Outcomes(queries, notes, data=number)
+
+    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
+        """Metrics from pixels: means over the runs; the bootstrap draws images, the same for every mask."""
+        image = np.array(runs[0]["image"])
+        by = {HEAT: [run["scores"] for run in runs]}
+        by |= {name: [run["trivial"][name] for run in runs] for name in runs[0]["trivial"]}
+        out = {}
+        for name, pixels in by.items():
+            both, either = (
+                np.array([one[field] for one in pixels], np.float64) for field in ("intersection", "union")
+            )  # [run, E]
+            iou = both / either
+            values = np.stack([iou.mean(0), both.mean(0), either.mean(0), (iou > 0.5).mean(0)], axis=1)
+            drawn = replicates(values, image, **settings.bootstrap)
+            mean, number = values.mean(0), values.shape[0] * len(runs)
+            alone = wilson(int(values[:, 3].sum()), len(values), settings.level) if len(runs) == 1 else None
+            ends = None if alone is None else (alone.low, alone.high)
+            of = "" if name == HEAT else f", {name}"
+            for label, value, again, second in (
+                (MIOU, mean[0], drawn[:, 0], None),
+                (CUMULATIVE, mean[1] / mean[2], drawn[:, 1] / drawn[:, 2], None),
+                (HALF, mean[3], drawn[:, 3], ends),
+            ):
+                out[label + of] = MetricSamples(float(value), again, number, None, 0, "share", second)
+        return out
+
+    def sections(self, on: Measured) -> list[Section]:
+        order = (
+            "By IoU; one expression for each image. The line runs around what is meant. Heat is orange"
+            " where the map is above its mean and blue where it is below; what is above Otsu's threshold of"
+            " the map was compared. Images are shown as the model sees them here: pressed into a square."
         )
-    only_plain(options, REFERRING)
-    counted = {name: _counted(told, name) for name in MARKED_BY}
-    queries = {
-        "keys": list(data.keys),
-        "texts": digest(one.text for one in told.found),
-        "picture": [told.same[one.picture] for one in told.found],
-        "region": [one.region for one in told.found],
-        "scores": counted.pop(HEAT),
-        "trivial": counted,
-    }
-    result = result_of(REFERRING, data, options, referring_cells([queries], options), queries, _notes(told))
-    number = {"texts": len({one.text for one in told.found}), "expressions": len(told.found)}
-    return result._replace(data=result.data | number)
+        worst, best = self.extremes(on, 1), self.extremes(on, -1)
+        return [
+            Section("Expressions: covered least", hint(order) + _html(worst, "w")),
+            Section("Expressions: covered best", hint(order) + _html(best, "b")),
+        ]
+
+    def draw(self, path: str | Path, on: Measured) -> None:
+        both = [*self.extremes(on, 1, SHOWN // 2), *self.extremes(on, -1, SHOWN // 2)[::-1]]
+        looks = [one.look._replace(alt=f"IoU {100 * one.iou:.1f} %, {one.name}") for one in both]
+        on.write_heat(path, looks)
+
+    def extremes(self, on: Measured, sign: int, number: int = SHOWN) -> list["Pointed"]:
+        """The expressions with the lowest IoU (sign 1) or the highest (-1), each of another image."""
+        expressions = self.collected(on.data).expressions
+        iou = np.array([one.pixels[HEAT].intersection / one.pixels[HEAT].union for one in expressions])
+        order = np.argsort(sign * iou, kind="stable")
+        _, first = np.unique(np.array(on.result.queries["image"])[order], return_index=True)
+        whole = on._replace(model=on.model.pressed(), source=with_expressions(on.source))
+        return [
+            Pointed(_look(whole, expressions[i]), on.data.keys[expressions[i].image], float(iou[i]))
+            for i in order[np.sort(first)[:number]].tolist()
+        ]
 
 
-def referring_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:
-    """Metrics from pixels: means over the runs; the bootstrap draws pictures, the same for every mask."""
-    first = runs[0]
-    picture = np.array(first["picture"])
-    by = {HEAT: [run["scores"] for run in runs]}
-    by |= {name: [run["trivial"][name] for run in runs] for name in first["trivial"]}
-    out = {}
-    for name, counted in by.items():
-        both, either = (
-            np.array([one[field] for one in counted], np.float64) for field in ("intersection", "union")
-        )  # [run, E]
-        iou = both / either
-        values = np.stack([iou.mean(0), both.mean(0), either.mean(0), (iou > 0.5).mean(0)], axis=1)
-        drawn = replicates(values, picture, resamples=options.resamples, seed=options.seed)
-        mean, number = values.mean(0), values.shape[0] * len(runs)
-        alone = wilson(int(values[:, 3].sum()), len(values), options.level) if len(runs) == 1 else None
-        ends = None if alone is None else (alone.low, alone.high)
-        of = "" if name == HEAT else f", {name}"
-        for label, value, again, second in (
-            (MIOU, mean[0], drawn[:, 0], None),
-            (CUMULATIVE, mean[1] / mean[2], drawn[:, 1] / drawn[:, 2], None),
-            (HALF, mean[3], drawn[:, 3], ends),
-        ):
-            out[label + of] = Cell(float(value), again, number, None, 0, "share", second)
-    return out
+class MaskCollector(ExpressionCollector):
+    """Compares masks of expressions with the right ones: two numbers for each."""
+
+    def __init__(self, model: Model, batch: int) -> None:
+        super().__init__(model, batch)
+        self._overlaps: list[Overlap] = []
+        self._maskless = self._empty = self._flat = 0
+
+    def expressions_of(self, record: Record, size: tuple[int, int], index: int) -> ImageExpressions:
+        """Raises CorruptSample for a mask of another size."""
+        for region in record.regions:
+            if region.mask is not None and region.mask.shape != size:
+                down, across = region.mask.shape
+                sizes = f"{size[1]} x {size[0]} pixels, a mask has {across} x {down}"
+                raise CorruptSample(CORRUPT_REGION, f"{record.key} ({sizes})")
+        expressions = []
+        for i, region in enumerate(record.regions):
+            if region.mask is None:
+                self._maskless += 1
+            elif not region.mask.any():
+                self._empty += 1
+            else:
+                expressions.append(Expression(i, region.phrase, region.mask))
+        return ImageExpressions(size, expressions)
+
+    def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions, image: int) -> None:
+        """By Otsu's threshold of the heat, and by two masks that ignore the text."""
+        with torch.no_grad():
+            heat = on_pixels(self.method, images, self.method.heat(images, texts), of.size)
+        refuse_nan(int(heat.isnan().any(2).any(1).sum()), len(heat))
+        self._flat += int((heat.amax((1, 2)) == heat.amin((1, 2))).sum())
+        true = torch.from_numpy(np.stack([one.target for one in of.expressions])).to(heat.device)
+        box = torch.from_numpy(centred_box(*of.size)).to(heat.device)
+        masks = {HEAT: otsu_mask(heat), WHOLE: torch.ones_like(true), BOX: box.expand_as(true)}
+        counts = {name: [x.tolist() for x in overlap(mask, true)] for name, mask in masks.items()}
+        for k, one in enumerate(of.expressions):
+            pixels = {name: Pixels(both[k], either[k]) for name, (both, either) in counts.items()}
+            self._overlaps.append(Overlap(image, one.region, one.text, pixels))
+
+    def result(self, data: Encodings) -> Overlaps:
+        """Raises UserError where there is none."""
+        if not self._overlaps:
+            raise UserError(f"no region of {data.path} has a mask; {NEEDED}")
+        return Overlaps(tuple(self._overlaps), tuple(self.same), self._maskless, self._empty, self._flat)
 
 
-def _counted(told: Expressions, name: str) -> dict[str, list[int]]:
-    pixels = [one.overlap[name] for one in told.found]
-    return {"intersection": [p.intersection for p in pixels], "union": [p.union for p in pixels]}
+def thresholds(values: Tensor) -> Tensor:
+    """Otsu's threshold of each map (IEEE Trans. SMC 9, 1979): [N]. values: [N, H, W] float64 in 0 .. 1
+
+    It separates values into the two classes whose means lie furthest apart, weighted by their sizes. No
+    threshold has to be chosen, and none is fitted to the data that it is measured on.
+
+    Bin k of 256 holds what is larger than k / 256 and at most (k + 1) / 256, the first one 0 as well. So
+    a threshold separates whole bins. With w0, w1 the shares of values up to it and above it and m0,
+    m1 the means of their bins:
+
+        for k in 0 .. 254: between[k] = w0 * w1 * (m0 - m1) ** 2
+        threshold = (argmax(between) + 1) / 256     (the lowest of equals; 1 where all values share a bin)
+
+    >>> thresholds(torch.tensor([[[0.0, 0.1, 0.5, 1.0]], [[0.0, 0.0, 0.0, 0.0]]]).double()).tolist()
+    [0.1015625, 1.0]
+    """
+    number = len(values)
+    place = ((values * BINS).ceil().long() - 1).clamp(0, BINS - 1).flatten(1)
+    place = place + BINS * torch.arange(number, device=values.device)[:, None]
+    count = torch.bincount(place.flatten(), minlength=BINS * number).view(number, BINS).double()
+    below = count.cumsum(1)  # whole numbers, exact in float64
+    total = (count * torch.arange(BINS, device=values.device)).cumsum(1)
+    above, rest = below[:, -1:] - below, total[:, -1:] - total
+    # w0 w1 (m0 - m1)^2 without its divisions, which would round equal values apart
+    between = (total * above - rest * below).square() / (below * above).clamp(min=1)
+    best = between.argmax(1)
+    separable = between.amax(1) > 0
+    return torch.where(separable, (best + 1.0).double() / BINS, 1.0)
 
 
-def _notes(told: Expressions) -> tuple[str, ...]:
-    """What a reader of the metrics has to know."""
-    counted = {
-        "regions have no mask and were skipped": told.maskless,
-        "regions have a mask without a pixel and were skipped": told.empty,
-        "maps are the same everywhere and mark nothing": told.flat,
-    }
-    return tuple(f"{number} {what}" for what, number in counted.items() if number)
+def otsu_mask(heat: Tensor) -> Tensor:
+    """What stands out in each map: [N, H, W] bool, nothing where it is the same everywhere"""
+    values = unit_range(heat)
+    return values > thresholds(values)[:, None, None]
 
 
-# What stands on a page about expressions: a picture with the outline of what is meant, and the heat; or with
-# the boxes to choose from, and the map that chose.
+def overlap(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Pixels of the intersection and of the union of masks: [N] int64 each. a, b: [N, H, W] bool"""
+    return (a & b).sum((1, 2)), (a | b).sum((1, 2))
+
+
+def centred_box(height: int, width: int) -> np.ndarray:
+    """The box of half the sides in the middle: [H, W] bool, the pixels whose centres lie in it.
+
+    >>> centred_box(4, 6).astype(int).tolist()
+    [[0, 0, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0]]
+    """
+    down, across = (np.abs((np.arange(side) + 0.5) / side - 0.5) < 0.25 for side in (height, width))
+    return down[:, None] & across[None]
 
 
 class Pointed(NamedTuple):
-    """An expression over its picture."""
+    """An expression over its image, on the page."""
 
-    look: Look  # the picture with the outline of the right mask, the expression, and its heat
-    name: str  # of the picture
-    iou: float  # of what stands out in the heat with the right mask
-
-
-class Picked(NamedTuple):
-    """An expression, and the box that its map chose."""
-
-    look: Look  # the picture with all boxes, the chosen and the true one, the expression, and its map
-    name: str  # of the picture
-    right: bool
-    iou: float  # of the chosen box with the true one
-    number: int  # of boxes to choose from
-
-    @property
-    def told(self) -> str:
-        """The outcome in words.
-
-        >>> Picked(Look(None, ""), "a.jpg", False, 0.25, 4).told
-        'wrong, IoU 25.0 %, 4 boxes, a.jpg'
-        """
-        outcome = "right" if self.right else "wrong"
-        return f"{outcome}, IoU {100 * self.iou:.1f} %, {self.number} boxes, {self.name}"
+    look: Look  # the image with the outline of the right mask, the expression, and its heat
+    name: str  # of the image
+    iou: float  # of the mask by the heat with the right one
 
 
-def picked(shown: Sequence[Picked], name: str) -> Markup:
-    """Choices one below the other. name: as in `pointed`"""
-    return render("picked.html", shown=shown, name=name)
-
-
-def pointed(shown: Sequence[Pointed], name: str) -> Markup:
-    """Expressions one below the other.
-
-    name  letters and digits, another one for each list on a page
-    """
+def _html(shown: Sequence[Pointed], name: str) -> Markup:
+    """Expressions one below the other. name: letters and digits, another one for each list on a page"""
     return render("pointed.html", shown=shown, name=name)
+
+
+def _look(on: Measured, one: Overlap) -> Look:
+    """The image squashed into the square, with the outline of a region and the heat of its text."""
+    image, text = on.image(one.image), one.text
+    alt = f"{on.data.keys[one.image]}, with an outline around what is meant"
+    if isinstance(image, MissingImage):
+        return Look(image, alt, [SentenceScore(text, 0.0)])
+    given = on.given(one.image, image)
+    mask = on.source[on.data.positions[one.image]].regions[one.region].mask
+    assert mask is not None, "expressions have masks"
+    outline = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST))
+    score = SentenceScore(text, float(on.model.score([given], [text])))
+    heat = on.model.heat(given, [text]).cpu().numpy()
+    # A threshold of the map is measured, whatever its level; minus its mean it shows just that.
+    return Look(image, alt, [score], heat - heat.mean(), None, outline)

@@ -1,131 +1,227 @@
-"""Retrieval both ways, fold by fold: ranks as outcomes, and metrics from ranks.
+"""Retrieval both ways, fold by fold: do images and texts find each other?
 
-With a shortlist the ranks are those of two stages. With `exact` those of all pairs are found beside them, and
-told under names of their own.
+With a shortlist the ranks are those of two stages. With `exact` those of all pairs are computed as well, as
+metrics with names of their own.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+import torch
+from pydantic import Field, model_validator
 
+from grainline.config import Config
+from grainline.data.record import Source
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.outcome import Cell, Options
-from grainline.evaluation.ranks import Ranks, chance_median, chance_recall, folds
+from grainline.evaluation.look import HEAT_HINT, look_at
+from grainline.evaluation.measured import SHOWN, Measured, spread
+from grainline.evaluation.ranks import Fold, Ranks, chance_median, chance_recall, coco_split, folds
 from grainline.evaluation.result import Unit
-from grainline.evaluation.score import Scorer, retrieval_ranks
-from grainline.evaluation.shortlist import EXACT, LISTED, shortlist_ranks
+from grainline.evaluation.score import Scorer, Top, retrieval_ranks, topk
+from grainline.evaluation.shortlist import EXACT, LISTED, candidates, refuse_plain, shortlist_ranks
+from grainline.evaluation.suite import HEAT, MetricSamples, Outcomes, Settings, Suite, settings_of
+from grainline.model import Model
+from grainline.report.page import Section, hint
+from grainline.report.table import Example, Hit, examples
 from grainline.types import Encoded, rows
 
 DEPTHS = (1, 5, 10)
 I2T, T2I = "image to text", "text to image"
 WAYS = ("i2t", "t2i")
+HITS = 5  # candidates of an example on the page
 
 
-def both_ways(method: Scorer, data: Encodings, options: Options) -> dict[str, Any]:
-    """The outcome of every query, fold by fold."""
-    parts = []
-    for fold in folds(options.protocol, data.images, data.texts, data.path):
-        images, texts = rows(data.images, fold.images), rows(data.texts, fold.texts)
-        owner = texts.image[texts.image >= 0]
-        parts.append(
-            {
-                "pictures": len(images.image),
-                "texts": len(texts.image),
-                **_ranked(method, images, texts, (images.image.tolist(), owner.tolist()), options),
+class RetrievalOptions(Config):
+    """Options of suites that rank candidates."""
+
+    protocol: Literal["plain", "coco-5k", "coco-1k", "flickr30k-1k"] = Field(
+        "plain", description="which images and captions are ranked together, as published"
+    )
+    shortlist: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="candidates by vector that are scored pair by pair; null: all"
+    )
+    exact: bool = Field(False, description="with a shortlist: rank by the scores of all pairs as well")
+
+    @model_validator(mode="after")
+    def _exact_has_shortlist(self) -> "RetrievalOptions":
+        if self.exact and self.shortlist is None:
+            raise ValueError("exact ranks by all scores beside a shortlist; set shortlist with it")
+        return self
+
+
+class RetrievalSuite(Suite[RetrievalOptions]):
+    """Recall at 1, 5 and 10 and median rank both ways, and the sum of the recalls."""
+
+    name = "retrieval"
+    Options = RetrievalOptions
+    model_fields = Suite.model_fields | {LISTED, EXACT}
+    pooled_must_match = ("shortlist",)
+    noted_if_other = ("shortlist",)
+    headline = (f"{T2I} R@1", f"{I2T} R@1")
+    figure = HEAT
+
+    @property
+    def fold_protocol(self) -> str:
+        """The protocol that cuts the data into folds."""
+        return self.options.protocol
+
+    def check(self, model: Model, source: Source) -> None:
+        if self.options.shortlist is not None:
+            refuse_plain(model.method, model.description.method)
+        super().check(model, source)
+
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        """Raises UserError where the protocol does not fit the data, and for NaN scores."""
+        parts = []
+        for fold in folds(self.fold_protocol, data.images, data.texts, data.path):
+            images, texts = rows(data.images, fold.images), rows(data.texts, fold.texts)
+            parts.append(
+                {
+                    "images": len(images.image),
+                    "texts": len(texts.image),
+                    **self._ranks(scorer, images, texts, settings.memory),
+                }
+            )
+        queries = {"keys": list(data.keys), "folds": parts}
+        if not self.fold_protocol.startswith("coco"):
+            return Outcomes(queries, self._notes_of_stages(queries), protocol=self.fold_protocol)
+        split = coco_split(data.keys)
+        notes = (f"images of {split}", *self._notes_of_stages(queries))
+        return Outcomes(queries, notes, {"split": split}, protocol=self.fold_protocol)
+
+    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
+        """Means over the folds; the bootstrap draws images within each fold, with their queries of all runs.
+
+        Both directions draw the same images, which makes the interval of the sum a joint one.
+        """
+        folds_of = [run["folds"] for run in runs]
+        most = self.options.shortlist
+        table = [
+            _fold_table([run[f] for run in folds_of], most, settings, f) for f in range(len(folds_of[0]))
+        ]
+        return {name: _mean([fold[name] for fold in table]) for name in table[0]}
+
+    def sections(self, on: Measured) -> list[Section]:
+        order = f"Queries evenly spaced from the best rank to the worst; the best {HITS} of all candidates."
+        heat = f" {HEAT_HINT}" if on.model.method.has_layout else ""
+        texts, images = self.by_text(on), self.by_image(on)
+        return [
+            Section(
+                "Text to image, best to worst", hint(f"{order} {on.how_shown()}{heat}") + examples(texts, "t")
+            ),
+            Section("Image to text, best to worst", hint(order) + examples(images, "p")),
+        ]
+
+    def draw(self, path: str | Path, on: Measured) -> None:
+        shown = [
+            one.look and one.look._replace(alt=f"rank {one.rank:,}, {one.name}") for one in self.by_text(on)
+        ]
+        on.write_heat(path, [look for look in shown if look is not None])
+
+    def by_text(self, on: Measured, number: int = SHOWN) -> list[Example]:
+        """Images retrieved for texts, with the sentences of the text in the right image."""
+        return [_text_example(on, query) for query in self._spread(on, "t2i", number)]
+
+    def by_image(self, on: Measured, number: int = SHOWN) -> list[Example]:
+        """Texts retrieved for images."""
+        return [_image_example(on, query) for query in self._spread(on, "i2t", number)]
+
+    def _spread(self, on: Measured, way: str, number: int) -> list["_Query"]:
+        """Queries evenly spaced from the best rank to the worst."""
+        parts = folds(self.fold_protocol, on.data.images, on.data.texts, on.data.path)
+        queries = [
+            _Query(fold, row, rank, bool(tied))
+            for fold, one in zip(parts, on.result.queries["folds"], strict=True)
+            for row, rank, tied in zip(
+                (fold.texts if way == "t2i" else fold.images).tolist(),
+                one[way]["rank"],
+                one[way]["tied"],
+                strict=True,
+            )
+        ]
+        return [queries[i] for i in spread(np.array([query.rank for query in queries]), number)]
+
+    def _ranks(self, method: Scorer, images: Encoded, texts: Encoded, memory: int) -> dict[str, Any]:
+        """The outcome of the queries of one fold, both ways."""
+        owner = images.image.tolist(), texts.image[texts.image >= 0].tolist()
+        shortlist, exact = self.options.shortlist, self.options.exact
+        both = retrieval_ranks(method, images, texts, memory) if shortlist is None or exact else None
+        if shortlist is None:
+            assert both is not None
+            return {
+                way: _outcomes(one) | {"image": image}
+                for way, one, image in zip(WAYS, both, owner, strict=True)
             }
+        listed = shortlist_ranks(method, images, texts, shortlist, memory)
+        out = {
+            way: _outcomes(one.ranks) | {"image": image, LISTED: one.listed.int().tolist()}
+            for way, one, image in zip(WAYS, listed, owner, strict=True)
+        }
+        for way, ranks in zip(WAYS, both or (), strict=False):
+            out[way][EXACT] = _outcomes(ranks)
+        return out
+
+    def _notes_of_stages(self, queries: dict[str, Any]) -> tuple[str, ...]:
+        """How much of the work two stages do; nothing where all pairs are scored."""
+        number = self.options.shortlist
+        if number is None:
+            return ()
+        share = share_scored(queries, number)
+        parts = " and ".join(
+            f"{100 * share[way]:.3g} % {name}" for way, name in zip(WAYS, (I2T, T2I), strict=True)
         )
-    return {"keys": list(data.keys), "folds": parts}
-
-
-def retrieval_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:
-    """Metrics from ranks.
-
-    Means over the folds; the bootstrap draws pictures within each fold, with all their queries of all runs.
-    Both directions draw the same pictures, which makes the interval of the sum a joint one.
-    """
-    folds_of = [run["folds"] for run in runs]
-    table = [_fold_table([run[f] for run in folds_of], options, f) for f in range(len(folds_of[0]))]
-    return {name: _mean([fold[name] for fold in table]) for name in table[0]}
+        exact = "; metrics named exact rank by all scores" if self.options.exact else ""
+        return (
+            f"each query scores the {number:,} candidates closest by vector, {parts} of all pairs{exact}",
+        )
 
 
 def share_scored(queries: dict[str, Any], shortlist: int) -> dict[str, float]:
     """Of all pairs of a query and a candidate, the share that a shortlist lets be scored, each way."""
-    found = {}
-    for way, candidates in zip(WAYS, ("texts", "pictures"), strict=True):
-        of = [(len(fold[way]["rank"]), fold[candidates]) for fold in queries["folds"]]
-        scored = sum(number * min(shortlist, every) for number, every in of)
-        found[way] = scored / sum(number * every for number, every in of)
-    return found
-
-
-def notes_of_stages(queries: dict[str, Any], options: Options) -> tuple[str, ...]:
-    """How much of the work two stages do; nothing where all pairs are scored."""
-    if options.shortlist is None:
-        return ()
-    share = share_scored(queries, options.shortlist)
-    told = " and ".join(
-        f"{100 * share[way]:.3g} % {name}" for way, name in zip(WAYS, (I2T, T2I), strict=True)
-    )
-    exact = "; metrics named exact rank by all scores" if options.exact else ""
-    number = options.shortlist
-    return (f"each query scores the {number:,} candidates closest by vector, {told} of all pairs{exact}",)
-
-
-def _ranked(
-    method: Scorer, images: Encoded, texts: Encoded, asked: tuple[list[int], list[int]], options: Options
-) -> dict[str, Any]:
-    """The outcome of the queries of one fold; asked: the picture of each of them, both ways"""
-    every = options.shortlist is None or options.exact
-    both = retrieval_ranks(method, images, texts, options.memory) if every else None
-    if options.shortlist is None:
-        assert both is not None
-        return {way: _queries(*one) for way, one in zip(WAYS, zip(both, asked, strict=True), strict=True)}
-    found = shortlist_ranks(method, images, texts, options.shortlist, options.memory)
-    out = {
-        way: _queries(one.ranks, picture) | {LISTED: one.listed.int().tolist()}
-        for way, one, picture in zip(WAYS, found, asked, strict=True)
-    }
-    for way, one in zip(WAYS, both or (), strict=False):
-        out[way][EXACT] = _outcomes(one)
-    return out
-
-
-def _queries(ranks: Ranks, picture: list[int]) -> dict[str, Any]:
-    return _outcomes(ranks) | {"picture": picture}
+    share = {}
+    for way, side in zip(WAYS, ("texts", "images"), strict=True):
+        of = [(len(fold[way]["rank"]), fold[side]) for fold in queries["folds"]]
+        scored = sum(number * min(shortlist, size) for number, size in of)
+        share[way] = scored / sum(number * size for number, size in of)
+    return share
 
 
 def _outcomes(ranks: Ranks) -> dict[str, list[int]]:
     return {"rank": ranks.rank.tolist(), "tied": ranks.tied.int().tolist()}
 
 
-def _fold_table(runs: list[dict[str, Any]], options: Options, number: int) -> dict[str, Cell]:
+def _fold_table(
+    runs: list[dict[str, Any]], shortlist: int | None, settings: Settings, number: int
+) -> dict[str, MetricSamples]:
     """All metrics of one fold; `runs` holds that fold of every run."""
     first = runs[0]
-    unique, count = np.unique(first["t2i"]["picture"], return_counts=True)
+    unique, count = np.unique(first["t2i"]["image"], return_counts=True)
     captions = dict(zip(unique.tolist(), count.tolist(), strict=True))
-    many = [captions[picture] for picture in first["i2t"]["picture"]]
-    alone = [1] * len(first["t2i"]["picture"])
-    out: dict[str, Cell] = {}
-    stages = (("", None, options.shortlist), (f", {EXACT}", EXACT, None))
+    many = [captions[image] for image in first["i2t"]["image"]]
+    alone = [1] * len(first["t2i"]["image"])
+    out: dict[str, MetricSamples] = {}
+    stages = (("", None, shortlist), (f", {EXACT}", EXACT, None))
     for of, field, most in stages:
         if field is not None and not all(field in run[way] for run in runs for way in WAYS):
             continue
-        table: dict[str, Cell] = {}
-        for way, key, positives, candidates in (
+        table: dict[str, MetricSamples] = {}
+        for way, key, positives, size in (
             (I2T, "i2t", many, first["texts"]),
-            (T2I, "t2i", alone, first["pictures"]),
+            (T2I, "t2i", alone, first["images"]),
         ):
-            told = [run[key] if field is None else run[key] | run[key][field] for run in runs]
-            lot = _Lot(positives, candidates, most)
-            table |= _way_cells(way, told, lot, options, number)
-        out |= {name + of: cell for name, cell in table.items()}
+            outcomes = [run[key] if field is None else run[key] | run[key][field] for run in runs]
+            chance = _Chance(positives, size, most)
+            table |= _one_way(way, outcomes, chance, settings, number)
+        out |= {name + of: one for name, one in table.items()}
         out["rSum" + of] = _sum(table)
     return out
 
 
-class _Lot:
-    """What drawing lots would reach, in a list that ends after the most candidates that are ranked."""
+class _Chance:
+    """What a random ranking would reach, in a list that ends after the most candidates that are ranked."""
 
     def __init__(self, positives: list[int], candidates: int, most: int | None) -> None:
         self.positives, self.candidates, self.most = positives, candidates, most
@@ -139,51 +235,117 @@ class _Lot:
         return self.candidates if self.most is not None and middle > self.most else middle
 
 
-def _way_cells(
-    way: str, told: list[dict[str, Any]], lot: _Lot, options: Options, number: int
-) -> dict[str, Cell]:
+def _one_way(
+    way: str, outcomes: list[dict[str, Any]], random: _Chance, settings: Settings, number: int
+) -> dict[str, MetricSamples]:
     """Recalls and median rank of one direction of a fold, and what is in the shortlist where there is one."""
-    rank = np.concatenate([one["rank"] for one in told])
-    picture = np.concatenate([one["picture"] for one in told])
-    ties = sum(sum(one["tied"]) for one in told)
+    rank = np.concatenate([one["rank"] for one in outcomes])
+    image = np.concatenate([one["image"] for one in outcomes])
+    ties = sum(sum(one["tied"]) for one in outcomes)
     hits = (rank[:, None] <= np.array(DEPTHS)).astype(np.float64)  # [Q, 3]
-    settings: dict[str, Any] = {"resamples": options.resamples, "seed": (options.seed, number)}
-    drawn = replicates(hits, picture, **settings)
+    bootstrap: dict[str, Any] = {"resamples": settings.resamples, "seed": (settings.seed, number)}
+    samples = replicates(hits, image, **bootstrap)
     out = {}
     for i, k in enumerate(DEPTHS):
-        out[f"{way} R@{k}"] = Cell(hits[:, i].mean(), drawn[:, i], len(rank), lot.recall(k), ties, "share")
-    medians = replicates(rank, picture, "median", **settings)
-    out[f"{way} median rank"] = Cell(float(np.median(rank)), medians, len(rank), lot.median(), ties, "rank")
-    if lot.most is not None and all(LISTED in one for one in told):
-        listed = np.concatenate([one[LISTED] for one in told]).astype(np.float64)
-        drawn = replicates(listed, picture, **settings)
-        chance = chance_recall(lot.positives, lot.candidates, lot.most)
-        out[f"{way} in shortlist"] = Cell(listed.mean(), drawn, len(rank), chance, 0, "share")
+        out[f"{way} R@{k}"] = MetricSamples(
+            hits[:, i].mean(), samples[:, i], len(rank), random.recall(k), ties, "share"
+        )
+    medians = replicates(rank, image, "median", **bootstrap)
+    out[f"{way} median rank"] = MetricSamples(
+        float(np.median(rank)), medians, len(rank), random.median(), ties, "rank"
+    )
+    if random.most is not None and all(LISTED in one for one in outcomes):
+        listed = np.concatenate([one[LISTED] for one in outcomes]).astype(np.float64)
+        samples = replicates(listed, image, **bootstrap)
+        chance = chance_recall(random.positives, random.candidates, random.most)
+        out[f"{way} in shortlist"] = MetricSamples(listed.mean(), samples, len(rank), chance, 0, "share")
     return out
 
 
-def _sum(fold: dict[str, Cell]) -> Cell:
+def _sum(fold: dict[str, MetricSamples]) -> MetricSamples:
     """The sum of the six recalls, in percent."""
     recalls = [fold[f"{way} R@{k}"] for way in (I2T, T2I) for k in DEPTHS]
     ends = [fold[f"{way} R@1"] for way in (I2T, T2I)]
-    return Cell(
-        100 * sum(cell.value for cell in recalls),
-        100 * np.sum([cell.drawn for cell in recalls], axis=0),
-        sum(cell.queries for cell in ends),
-        100 * sum(cell.chance or 0.0 for cell in recalls),
-        sum(cell.ties for cell in ends),
+    return MetricSamples(
+        100 * sum(one.value for one in recalls),
+        100 * np.sum([one.samples for one in recalls], axis=0),
+        sum(one.queries for one in ends),
+        100 * sum(one.chance or 0.0 for one in recalls),
+        sum(one.ties for one in ends),
         "sum",
     )
 
 
-def _mean(cells: list[Cell]) -> Cell:
-    """The mean over the folds, whose pictures were drawn independently of each other."""
-    unit: Unit = cells[0].unit
-    return Cell(
-        float(np.mean([cell.value for cell in cells])),
-        np.mean([cell.drawn for cell in cells], axis=0),
-        sum(cell.queries for cell in cells),
-        float(np.mean([cell.chance or 0.0 for cell in cells])),
-        sum(cell.ties for cell in cells),
+def _mean(metrics: list[MetricSamples]) -> MetricSamples:
+    """The mean over the folds, whose images were drawn independently of each other."""
+    unit: Unit = metrics[0].unit
+    return MetricSamples(
+        float(np.mean([one.value for one in metrics])),
+        np.mean([one.samples for one in metrics], axis=0),
+        sum(one.queries for one in metrics),
+        float(np.mean([one.chance or 0.0 for one in metrics])),
+        sum(one.ties for one in metrics),
         unit,
     )
+
+
+class _Query(NamedTuple):
+    """A query of the page."""
+
+    fold: Fold
+    row: int  # of the image or text among all
+    rank: int
+    tied: bool
+
+
+def _text_example(on: Measured, query: _Query) -> Example:
+    data, text = on.data, on.data.strings[query.row]
+    own = int(data.texts.image[query.row])
+    images, texts = rows(data.images, query.fold.images), rows(data.texts, slice(query.row, query.row + 1))
+    near = _near(on, images, texts)[1]
+    top = topk(on.model.method, rows(images, near), texts, HITS, settings_of(on.result).memory).t2i
+    hits = [
+        Hit(on.image(row), score, row == own, place, data.keys[row])
+        for place, row, score in _listed(top, query.fold.images[near.cpu()])
+    ]
+    return Example(
+        text,
+        data.keys[own],
+        hits,
+        query.rank,
+        query.tied,
+        len(query.fold.images),
+        look_at(
+            on.model,
+            on.image(own),
+            text,
+            data.described[own] if data.described else None,
+            on.null(own),
+        ),
+    )
+
+
+def _image_example(on: Measured, query: _Query) -> Example:
+    data, image = on.data, on.image(query.row)
+    images = rows(data.images, slice(query.row, query.row + 1))
+    texts = rows(data.texts, query.fold.texts)
+    near = _near(on, images, texts)[0]
+    top = topk(on.model.method, images, rows(texts, near), HITS, settings_of(on.result).memory).i2t
+    hits = [
+        Hit(data.strings[row], score, int(data.texts.image[row]) == query.row, place)
+        for place, row, score in _listed(top, query.fold.texts[near.cpu()])
+    ]
+    return Example(image, data.keys[query.row], hits, query.rank, query.tied, len(query.fold.texts))
+
+
+def _near(on: Measured, images: Encoded, texts: Encoded) -> tuple[torch.Tensor, torch.Tensor]:
+    """The texts, and the images, that are scored for the first query of the other side."""
+    most = on.result.settings["options"]["shortlist"] or max(len(images.image), len(texts.image))
+    texts_of, images_of = candidates(images, texts, most, settings_of(on.result).memory)
+    return texts_of[0], images_of[0]
+
+
+def _listed(top: Top, of: torch.Tensor) -> list[tuple[int, int, float]]:
+    """Place, row among all and score of the best candidates of one query."""
+    listed = zip(of[top.row[0].cpu()].tolist(), top.score[0].tolist(), strict=True)
+    return [(place, row, score) for place, (row, score) in enumerate(listed, 1)]

@@ -1,173 +1,327 @@
-"""Similarity: how alike an image looks to its own texts; and retrieval in a gallery made from own captions.
+"""Similarity of the features that one image has under its texts, and retrieval in a gallery of own captions.
 
-Sim of beta-CLIP (Zohra et al., arXiv 2512.12678), for methods that pool a picture by a text. In three steps:
-  1. take the caption of a picture apart into sentences and phrases, as in training
-    (evaluation/collectors/seen.py);
-  2. pool the picture by each of these texts;
-  3. Sim = mean over pictures of the mean cosine between two of its features.
+Sim of beta-CLIP (Zohra et al., arXiv 2512.12678), for methods that pool an image by a text. In three steps:
+  1. take the sentences and phrases of the caption of an image, as in training;
+  2. pool the image by each of these texts, as soon as it is encoded;
+  3. Sim = mean over images of the mean cosine between two of its features.
 
-Beside each Sim stands the same number of the vectors of the texts: how alike they were to begin with. Neither
-end of the scale is better. Near 1 a picture looks the same to all its texts; the lower Sim is, the more a
-feature follows its text. Differs from the published code: a text that comes twice counts once.
+Beside each Sim stands the same number of the vectors of the texts. Neither end of the scale is better. Near 1
+an image looks the same to all its texts; the lower Sim is, the more a feature follows its text. Differs from
+the published code: a text that comes twice counts once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from random import Random
+from sys import maxsize
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from markupsafe import Markup
+from torch import Tensor
 
 from grainline.data.formats.common import digest
+from grainline.data.phrases.base import Provider
+from grainline.data.phrases.providers import Rules
+from grainline.data.record import Source
+from grainline.data.texts import PhrasesConfig, grains
 from grainline.errors import UserError
-from grainline.evaluation.collectors.seen import KINDS, MOST_PHRASES, MOST_SENTENCES, Likeness
-from grainline.evaluation.encode import Encodings
+from grainline.evaluation.collectors.collecting import numbered, stack
+from grainline.evaluation.encode import Collector, Encodings
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.outcome import Cell, Options, only_plain, result_of
+from grainline.evaluation.look import SENTENCES as MOST_ON_PAGE
+from grainline.evaluation.measured import SHOWN, Measured
 from grainline.evaluation.ranks import Ranks, chance_recall, refuse_nan
-from grainline.evaluation.result import Result
 from grainline.evaluation.score import Cosine, Scorer, retrieval_ranks
-from grainline.report.case import Look
-from grainline.report.page import render
+from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
+from grainline.methods.base import TextConditioned
+from grainline.model import Model
+from grainline.report.case import Look, SentenceScore
+from grainline.report.page import Section, hint, render
+from grainline.types import Encoded, Pair, rows, vectors_only
 
-SIMILARITY = "similarity"
 SIM, TEXTS = "Sim", "cosine of texts"
+SENTENCES, PHRASES, ALL_TEXTS = "sentences", "phrases", "all texts"
+KINDS = (SENTENCES, PHRASES, ALL_TEXTS)
+MOST_SENTENCES, MOST_PHRASES = 5, 30
+"""Of a caption, as many as beta-CLIP trains with (K = 36), so that values speak of the kinds of texts that a
+model learnt from. The first ones, where training samples some: a measurement has to be repeatable.
+"""
+
+EncodeTexts = Callable[[Sequence[str]], Encoded]
 
 
-def similarity_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: ARG001, B008
-    """Sim over sentences, phrases and all texts, and how alike these texts are.
+class MeanCosine(NamedTuple):
+    """Mean cosine between two of some texts of an image."""
 
-    Raises UserError if the data were encoded without it or no picture has two texts, for a protocol of
-    retrieval, and for features that are not a number.
-    """
-    found = data.likeness
-    if found is None:
-        raise UserError(
-            f"{data.path} was encoded without features by texts; the {SIMILARITY} suite needs them"
+    features: float  # of the image pooled by the one and by the other
+    texts: float  # of the texts themselves
+
+
+class Likeness(NamedTuple):
+    """How alike the features of an image under its texts are."""
+
+    texts: tuple[str, ...]  # K, each once: the caption, its sentences, its phrases
+    number: dict[str, int]  # kind -> its texts, each once
+    cosine: dict[str, MeanCosine]  # of the kinds that have two texts at least
+    each: tuple[float, ...]  # [K] mean cosine of the feature of this text with all others; () if K < 2
+
+
+class SimilaritySuite(Suite[NoOptions]):
+    """Sim over sentences, phrases and all texts, and how alike these texts are."""
+
+    name = "similarity"
+    captions = ("whole", "first")
+    reads = "one text an image"
+    encodes_captions = False
+    keeps_tokens = False
+    replaces_scores = "compares vectors"
+    headline = tuple(f"{SIM}, {kind}" for kind in KINDS)
+
+    def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
+        method = text_conditioned(model.method, model.description.method, self.name)
+        return LikenessCollector(method, lambda texts: model.encode(texts=texts), settings.batch_size)
+
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        """Raises UserError if no image has two texts, and for features that are not a number."""
+        likeness: tuple[Likeness, ...] = self.collected(data)
+        if not any(one.cosine for one in likeness):
+            raise UserError(
+                f"no caption of {data.path} has two texts; sentences and phrases are taken from captions"
+            )
+        kinds = {kind: _outcomes_of(kind, likeness) for kind in KINDS}
+        queries = {
+            "keys": list(data.keys),
+            "texts": digest(text for one in likeness for text in one.texts),
+            "kinds": {kind: one for kind, one in kinds.items() if one["image"]},
+        }
+        images = len(likeness)
+        notes = tuple(
+            f"{kind}: {images - len(one['image'])} of {images} images have fewer than two and are left out"
+            for kind, one in kinds.items()
+            if len(one["image"]) < images
         )
-    only_plain(options, SIMILARITY)
-    if not any(one.alike for one in found):
-        raise UserError(
-            f"no caption of {data.path} has two texts; sentences and phrases are taken from captions"
+        most = {"most_sentences": MOST_SENTENCES, "most_phrases": MOST_PHRASES}
+        return Outcomes(queries, notes, most, {"texts": sum(len(one.texts) for one in likeness)})
+
+    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
+        """Means over the runs; the bootstrap draws images, the same for Sim of a kind and its texts."""
+        out = {}
+        for kind in runs[0]["kinds"]:
+            scores = [run["kinds"][kind]["scores"] for run in runs]
+            value = np.mean([[one[SIM], one[TEXTS]] for one in scores], axis=0).T  # [Q, 2]
+            samples, number = replicates(value, **settings.bootstrap), len(value) * len(runs)
+            for i, name in enumerate((SIM, TEXTS)):
+                mean = float(value[:, i].mean())
+                out[f"{name}, {kind}"] = MetricSamples(mean, samples[:, i], number, None, 0, "cosine")
+        return out
+
+    def sections(self, on: Measured) -> list[Section]:
+        order = (
+            f"By {SIM} over all texts of an image. The score of a text is the mean cosine of the image as"
+            " this text sees it with the image as the others do."
         )
-    kinds = {kind: _outcomes(kind, found) for kind in KINDS}
-    queries = {
-        "keys": list(data.keys),
-        "texts": digest(text for one in found for text in one.texts),
-        "kinds": {kind: one for kind, one in kinds.items() if one["picture"]},
-    }
-    cells = similarity_cells([queries], options)
-    result = result_of(SIMILARITY, data, options, cells, queries, _notes(kinds, len(found)))
-    most = {"most_sentences": MOST_SENTENCES, "most_phrases": MOST_PHRASES}
-    told = {"texts": sum(len(one.texts) for one in found)}
-    return result._replace(settings=result.settings | most, data=result.data | told)
+        most, least = self.extremes(on, -1), self.extremes(on, 1)
+        return [
+            Section("Images: most alike", hint(f"{order} {on.how_shown()}") + _html(most, "m")),
+            Section("Images: least alike", hint(order) + _html(least, "l")),
+        ]
+
+    def extremes(self, on: Measured, sign: int, number: int = SHOWN) -> list["Likened"]:
+        """The images whose features are least alike (sign 1) or most alike (-1)."""
+        likeness: tuple[Likeness, ...] = self.collected(on.data)
+        usable = [i for i, one in enumerate(likeness) if ALL_TEXTS in one.cosine]
+        out = []
+        for i in sorted(usable, key=lambda i: sign * likeness[i].cosine[ALL_TEXTS].features)[:number]:
+            one, key = likeness[i], on.data.keys[i]
+            scores = [SentenceScore(text, score) for text, score in zip(one.texts, one.each, strict=True)]
+            look = Look(on.image(i), f"image {key}", scores[:MOST_ON_PAGE])
+            out.append(Likened(look, key, *one.cosine[ALL_TEXTS], len(scores)))
+        return out
 
 
-def similarity_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:
-    """Metrics from the values of single pictures: means over the runs; the bootstrap draws pictures.
-
-    Sim of a kind and the cosine of its texts draw the same pictures.
-    """
-    out = {}
-    for kind in runs[0]["kinds"]:
-        scores = [run["kinds"][kind]["scores"] for run in runs]
-        value = np.mean([[one[SIM], one[TEXTS]] for one in scores], axis=0).T  # [Q, 2]
-        drawn = replicates(value, resamples=options.resamples, seed=options.seed)
-        for i, name in enumerate((SIM, TEXTS)):
-            number = len(value) * len(runs)
-            out[f"{name}, {kind}"] = Cell(float(value[:, i].mean()), drawn[:, i], number, None, 0, "cosine")
-    return out
-
-
-def _outcomes(kind: str, found: tuple[Likeness, ...]) -> dict[str, Any]:
-    """The pictures that have two texts of a kind, with the number of these texts and both values."""
-    mine = [i for i, one in enumerate(found) if kind in one.alike]
-    alike = [found[i].alike[kind] for i in mine]
-    nan = sum(np.isnan(one).any() for one in alike)
-    refuse_nan(int(nan), len(alike))
+def _outcomes_of(kind: str, likeness: Sequence[Likeness]) -> dict[str, Any]:
+    """The images that have two texts of a kind, with the number of these texts and both values."""
+    images = [i for i, one in enumerate(likeness) if kind in one.cosine]
+    cosines = [likeness[i].cosine[kind] for i in images]
+    refuse_nan(int(sum(np.isnan(one).any() for one in cosines)), len(cosines))
     return {
-        "picture": mine,
-        "number": [found[i].number[kind] for i in mine],
-        "scores": {SIM: [one.features for one in alike], TEXTS: [one.texts for one in alike]},
+        "image": images,
+        "number": [likeness[i].number[kind] for i in images],
+        "scores": {SIM: [one.features for one in cosines], TEXTS: [one.texts for one in cosines]},
     }
 
 
-def _notes(kinds: dict[str, dict[str, Any]], pictures: int) -> tuple[str, ...]:
-    """What is left out of each kind."""
-    notes = []
-    for kind, one in kinds.items():
-        lacking = pictures - len(one["picture"])
-        if lacking:
-            notes.append(f"{kind}: {lacking} of {pictures} pictures have fewer than two and are left out")
-    return tuple(notes)
+def text_conditioned(method: object, name: str, suite: str) -> TextConditioned:
+    """The method, once it is known to pool images by texts. Raises UserError where it does not.
+
+    name, suite  of the method and of the suite, for the error
+    """
+    if not isinstance(method, TextConditioned):
+        raise UserError(
+            f"{name} gives no vector of an image as a text sees it; --suite {suite} measures methods that "
+            "do, such as beta_clip"
+        )
+    return method
 
 
-# Own captions: every picture of the gallery is pooled with its own caption, and then looked for.
+class LikenessCollector(Collector):
+    """Pools each image by the texts of its caption while its tokens are there.
+
+    batch  texts, and pairs of image and text, in memory at once
+    """
+
+    def __init__(self, method: TextConditioned, encode: EncodeTexts, batch: int) -> None:
+        self._method, self._encode, self._batch = method, encode, batch
+        self._provider = Rules()
+        self._likeness: list[Likeness] = []
+
+    def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
+        parts = [texts_of_caption(text, self._provider) for (text,) in texts]
+        place = {text: i for i, text in enumerate(dict.fromkeys(x for of in parts for x in of[ALL_TEXTS]))}
+        encoded = self._encode_all(list(place))
+        image = torch.tensor([i for i, of in enumerate(parts) for _ in of[ALL_TEXTS]])
+        row = torch.tensor([place[text] for of in parts for text in of[ALL_TEXTS]])
+        size = [len(of[ALL_TEXTS]) for of in parts]
+        features = self._pool(images, encoded, image, row).split(size)
+        vectors = encoded.vector.cpu()[row].split(size)
+        self._likeness += [_likeness(*one) for one in zip(parts, features, vectors, strict=True)]
+
+    def result(self, data: Encodings) -> tuple[Likeness, ...]:
+        return tuple(self._likeness)
+
+    def _encode_all(self, texts: Sequence[str]) -> Encoded:
+        starts = range(0, len(texts), self._batch)
+        return stack([vectors_only(self._encode(texts[i : i + self._batch])) for i in starts])
+
+    def _pool(self, images: Encoded, texts: Encoded, image: Tensor, row: Tensor) -> Tensor:
+        """Images pooled by texts, pair by pair: [P, D]; few at a time, because each brings all tokens."""
+        device = images.vector.device
+        pairs = zip(image.to(device).split(self._batch), row.to(device).split(self._batch), strict=True)
+        return torch.cat([self._method.pool_images(rows(images, i), rows(texts, j)).cpu() for i, j in pairs])
+
+
+def texts_of_caption(caption: str, provider: Provider) -> dict[str, list[str]]:
+    """Kind -> its texts, each once, in order; all of them begin with the caption.
+
+    >>> texts_of_caption("A dog runs. It is wet. A dog barks.", Rules())[ALL_TEXTS]
+    ['A dog runs. It is wet. A dog barks.', 'A dog runs.', 'It is wet.', 'A dog barks.', 'A dog']
+    """
+    cfg = PhrasesConfig(max_phrases=MOST_PHRASES)
+    parts = grains(caption, maxsize, cfg, provider, Random(0), splitter="rules", sampled=False)
+    sentences = list(dict.fromkeys(parts.sentences))[:MOST_SENTENCES]
+    phrases = list(dict.fromkeys(parts.phrases))
+    every = list(dict.fromkeys([parts.caption, *sentences, *phrases]))
+    return {SENTENCES: sentences, PHRASES: phrases, ALL_TEXTS: every}
+
+
+def mean_cosines(vectors: Tensor) -> Tensor:
+    """The mean cosine of each row with all others: [K] float64. vectors: [K, D] unit length, K > 1
+
+    >>> mean_cosines(torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])).round(decimals=6).tolist()
+    [0.3, 0.7, 0.4]
+    """
+    cosine = vectors.double() @ vectors.double().T
+    return (cosine.sum(1) - cosine.diagonal()) / (len(vectors) - 1)
+
+
+def _likeness(of: dict[str, list[str]], features: Tensor, vectors: Tensor) -> Likeness:
+    """features [K, D] of the image under all its texts; vectors [K, D] of these texts"""
+    place = {text: i for i, text in enumerate(of[ALL_TEXTS])}
+    cosine = {}
+    for kind, texts in of.items():
+        row = [place[text] for text in texts]
+        if len(row) > 1:
+            cosine[kind] = MeanCosine(*(float(mean_cosines(x[row]).mean()) for x in (features, vectors)))
+    each = mean_cosines(features).tolist() if len(features) > 1 else []
+    return Likeness(tuple(place), {kind: len(texts) for kind, texts in of.items()}, cosine, tuple(each))
+
+
+class Likened(NamedTuple):
+    """An image on the page that was pooled by each of its texts."""
+
+    look: Look  # the image, and its first texts with the mean cosine of its feature with the others
+    name: str  # of the image
+    features: float  # mean cosine between two features of the image
+    texts: float  # mean cosine between two of its texts
+    number: int  # of its texts
+
+
+def _html(shown: Sequence[Likened], name: str) -> Markup:
+    """Images one below the other. name: letters and digits, another one for each list on a page"""
+    return render("alike.html", shown=shown, name=name)
+
+
+# Own captions: every image of the gallery is pooled with its own caption, and then retrieved.
 #
-# This is how beta-CLIP (Zohra et al., arXiv 2512.12678) reports retrieval with text-conditioned pictures. It
-# is no retrieval: the gallery is made from the answers. Kept under a name of its own, to repeat published
-# numbers and to show how far they lie from `retrieval` with `--scoring conditioned`, where every text meets
-# every picture as this text sees it.
+# This is how beta-CLIP (Zohra et al., arXiv 2512.12678) reports retrieval with text-conditioned images. It
+# is no retrieval: the gallery is made from the answers. It stands under its own name, to repeat published
+# numbers and to show how far they lie from `retrieval` with `--scoring conditioned`, where every image is
+# pooled by every text.
 
-
-OWN_CAPTION = "own-caption"
 DEPTHS = (1, 5, 10)
-WAYS = {"picture to captions": "i2t", "caption to pictures": "t2i"}
+WAYS = {"image to captions": "i2t", "caption to images": "t2i"}
 NOTE = (
-    "own-caption is no measure of retrieval: every picture is pooled with its own caption, so the gallery is "
+    "own-caption is no measure of retrieval: every image is pooled with its own caption, so the gallery is "
     "made from the answers; a block that ignores the pixels and returns the text scores 100 %. Fair is "
     "--suite retrieval --scoring conditioned"
 )
 
 
-def own_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: ARG001, B008
-    """How often picture and caption find each other where the picture has been pooled with this caption.
+class OwnCaptionSuite(Suite[NoOptions]):
+    """How often image and caption find each other where the image was pooled with this caption."""
 
-    Raises UserError if the data were encoded without it, for a protocol of retrieval, and for NaN scores.
-    """
-    own = data.own
-    if own is None:
-        raise UserError(f"{data.path} was encoded without features by own captions; {OWN_CAPTION} needs them")
-    only_plain(options, OWN_CAPTION)
-    both = retrieval_ranks(Cosine(), own.images, own.texts, options.memory)
-    queries = {"keys": list(data.keys), "i2t": _listed(both.i2t), "t2i": _listed(both.t2i)}
-    return result_of(OWN_CAPTION, data, options, own_cells([queries], options), queries, (NOTE,))
+    name = "own-caption"
+    captions = ("whole", "first")
+    reads = "one text an image"
+    encodes_captions = False
+    keeps_tokens = False
+    replaces_scores = "compares vectors"
+    headline = tuple(f"own-caption R@1, {way}" for way in WAYS)
+
+    def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
+        method = text_conditioned(model.method, model.description.method, self.name)
+        return OwnCaptionCollector(method, lambda texts: model.encode(texts=texts))
+
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        pair: Pair = self.collected(data)
+        both = retrieval_ranks(Cosine(), pair.images, pair.texts, settings.memory)
+        return Outcomes({"keys": list(data.keys), "i2t": _lists(both.i2t), "t2i": _lists(both.t2i)}, (NOTE,))
+
+    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
+        """Shares from ranks, means over the runs; the bootstrap draws images, the same ones both ways."""
+        out = {}
+        for way, key in WAYS.items():
+            rank = np.array([run[key]["rank"] for run in runs])  # [run, N]
+            ties = int(np.sum([run[key]["tied"] for run in runs]))
+            hits = (rank[:, :, None] <= np.array(DEPTHS)).mean(0)  # [N, 3]
+            samples = replicates(hits, **settings.bootstrap)
+            for i, k in enumerate(DEPTHS):
+                chance, value = chance_recall([1], rank.shape[1], k), float(hits[:, i].mean())
+                out[f"{self.name} R@{k}, {way}"] = MetricSamples(
+                    value, samples[:, i], rank.size, chance, ties, "share"
+                )
+        return out
 
 
-def own_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:
-    """Shares from ranks, means over the runs; the bootstrap draws pictures, the same ones both ways."""
-    out = {}
-    for way, key in WAYS.items():
-        rank = np.array([run[key]["rank"] for run in runs])  # [run, N]
-        ties = int(np.sum([run[key]["tied"] for run in runs]))
-        hits = (rank[:, :, None] <= np.array(DEPTHS)).mean(0)  # [N, 3]
-        drawn = replicates(hits, resamples=options.resamples, seed=options.seed)
-        for i, k in enumerate(DEPTHS):
-            chance = chance_recall([1], rank.shape[1], k)
-            name = f"{OWN_CAPTION} R@{k}, {way}"
-            out[name] = Cell(float(hits[:, i].mean()), drawn[:, i], rank.size, chance, ties, "share")
-    return out
-
-
-def _listed(ranks: Ranks) -> dict[str, list[int]]:
+def _lists(ranks: Ranks) -> dict[str, list[int]]:
     return {"rank": ranks.rank.tolist(), "tied": ranks.tied.int().tolist()}
 
 
-# What stands on a page about likeness: a picture, and its texts with how alike it looks to them.
+class OwnCaptionCollector(Collector):
+    """Pools each image by its own text: a gallery that is made from the answers."""
 
+    def __init__(self, method: TextConditioned, encode: EncodeTexts) -> None:
+        self._method, self._encode = method, encode
+        self._images: list[Encoded] = []
+        self._texts: list[Encoded] = []
 
-class Likened(NamedTuple):
-    """A picture that was pooled by each of its texts."""
+    def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
+        encoded = vectors_only(self._encode([text for (text,) in texts]))
+        pooled = self._method.pool_images(images, encoded)
+        self._images.append(vectors_only(images)._replace(vector=pooled))
+        self._texts.append(encoded)
 
-    look: Look  # the picture, and its first texts with the mean cosine of its feature with the others
-    name: str  # of the picture
-    features: float  # mean cosine between two features of the picture
-    texts: float  # mean cosine between two of its texts
-    number: int  # of its texts
-
-
-def likened(shown: Sequence[Likened], name: str) -> Markup:
-    """Pictures one below the other.
-
-    name  letters and digits, another one for each list on a page
-    """
-    return render("alike.html", shown=shown, name=name)
+    def result(self, data: Encodings) -> Pair:
+        """All images and all texts, vectors alone; image i and text i belong together."""
+        return Pair(numbered(stack(self._images)), numbered(stack(self._texts)))

@@ -1,26 +1,27 @@
-"""Stability: how much does a sentence that has nothing to do with the picture change a score?
+"""Stability: how much does a sentence that has nothing to do with the image change a score?
 
 SSI of HiMo-CLIP, arXiv 2511.06653, in percent; lower is better. In three steps:
-  1. draw one sentence of noise for every picture, and put it into each of its subtexts
+  1. draw one sentence of noise for every image, and put it into each of its subtexts
     (evaluation/collectors/subtexts.py) at a
      sentence boundary, before the first sentence and after the last included
        (evaluation/collectors/subtexts.py);
-  2. score both forms with the picture: s without, s~ with the noise;
-  3. SSI = 100 * mean over pictures of the mean over their subtexts of |(s - s~) / s|.
+  2. score both forms with the image: s without, s~ with the noise;
+  3. SSI = 100 * mean over images of the mean over their subtexts of |(s - s~) / s|.
 
 The paper does not publish its noise and describes in three ways where it goes. So its numbers cannot be
 compared with ours, which carry the seed and a digest of the sentences.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from PIL import Image
+from pydantic import Field
 
-from grainline.errors import UserError
+from grainline.config import Config
+from grainline.data.record import Source
 from grainline.evaluation.collectors.collecting import stack
 from grainline.evaluation.collectors.subtexts import (
     EACH,
@@ -32,81 +33,145 @@ from grainline.evaluation.collectors.subtexts import (
     START,
     Gathered,
     Noise,
+    Subtexts,
     drawn,
     place,
     pool,
 )
-from grainline.evaluation.encode import Encoder, Encodings
+from grainline.evaluation.encode import Collector, Encodings
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.outcome import Cell, Options, only_plain, result_of
-from grainline.evaluation.result import Result
+from grainline.evaluation.measured import SHOWN, Measured
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suites.monotonicity import sequence_scores
-from grainline.report.page import Gone, render
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite
+from grainline.evaluation.suites.monotonicity import SubtextCollector, sequence_scores
+from grainline.model import Model
+from grainline.report.page import MissingImage, Section, hint, render
 from grainline.types import Encoded, vectors_only
 
-STABILITY, SSI = "stability", "SSI"
+SSI = "SSI"
 FLOOR = 1e-6  # of |s|
 HEAVY = 0.05  # of the subtexts: a note says when fewer make up half of the value
 
 
-@torch.no_grad()
-def with_noise(model: Encoder, data: Encodings, seed: int = 0, batch: int = 64) -> Encodings:
-    """Encodings with every subtext in two forms: as it is, and with a sentence of noise.
+class StabilityOptions(Config):
+    """Options of `stability`."""
 
-    batch  texts that the model sees at once
+    noise_seed: Annotated[int, Field(ge=0)] = Field(0, description="decides which noise goes where")
+
+
+class StabilitySuite(Suite[StabilityOptions]):
+    """How much a sentence that has nothing to do with the image changes a score: SSI, lower is better."""
+
+    name = "stability"
+    Options = StabilityOptions
+    captions = ("whole", "first")
+    reads = "one text an image"
+    encodes_captions = False
+    must_match = ("noise_seed", "noise_pool")
+    headline = (SSI,)
+
+    def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
+        return NoiseCollector(model, settings.batch_size, self.options.noise_seed)
+
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        noise: Noise = self.collected(data)
+        sequences = sequence_scores(scorer, data.images, noise.told)
+        queries = {
+            "keys": list(data.keys),
+            "sentence": [one.sentence for one in noise.drawn],
+            "at": [list(one.at) for one in noise.drawn],
+            "of": [list(one.of) for one in noise.drawn],
+            "scores": {name: sequences[name]["scores"] for name in (PLAIN, NOISY)},
+            "cut": {name: sequences[name]["cut"] for name in (PLAIN, NOISY)},
+        }
+        about = {"noise_seed": noise.seed, "noise_pool": pool()}
+        return Outcomes(queries, _notes(queries, noise.seed), about, {"texts": len(noise.told.strings)})
+
+    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
+        """SSI over all images, and by where the noise stands; a place without any noise is left out.
+
+        The change of each subtext is a mean over the runs; the bootstrap draws images.
+        """
+        numbers = [
+            list(zip(at, of, strict=True)) for at, of in zip(runs[0]["at"], runs[0]["of"], strict=True)
+        ]
+        image = np.repeat(np.arange(len(numbers)), list(map(len, numbers)))  # [T]
+        where = np.array([place(at, of) for one in numbers for at, of in one])  # [T]
+        change = 100 * np.mean([_all_changes(run) for run in runs], axis=0)  # [T]
+        out = {}
+        for one in (None, START, MIDDLE, END):
+            at_place = np.ones(len(where), bool) if one is None else where == one
+            if at_place.any():
+                _, code, number = np.unique(image[at_place], return_inverse=True, return_counts=True)
+                mean = np.bincount(code, change[at_place]) / number  # of each image
+                samples = replicates(mean, **settings.bootstrap)
+                queries = int(at_place.sum()) * len(runs)
+                name = SSI if one is None else f"{SSI}, noise {one}"
+                out[name] = MetricSamples(float(mean.mean()), samples, queries, None, 0, "change")
+        return out
+
+    def sections(self, on: Measured) -> list[Section]:
+        order = "One subtext for each image, by |(s - s~) / s| of the scores s without and s~ with the noise."
+        most, least = (render("noise.html", shown=self.examples(on, sign)) for sign in (-1, 1))
+        return [
+            Section("Noise: largest change", hint(f"{order} {on.how_shown()}") + most),
+            Section("Noise: smallest change", hint(order) + least),
+        ]
+
+    def examples(self, on: Measured, sign: int, number: int = SHOWN) -> list["Disturbed"]:
+        """The subtexts whose score changes most (sign -1) or least (1), each of another image."""
+        noise, queries = self.collected(on.data), on.result.queries
+        scores = list(
+            zip(*(queries["scores"][name] for name in (PLAIN, NOISY)), strict=True)
+        )  # of each image
+        change = [sign * changes(*both) for both in scores]
+        order = np.argsort([one.min() for one in change], kind="stable")[:number].tolist()
+        out = []
+        for i in order:
+            j, noisy = int(change[i].argmin()), noise.drawn[i]
+            before, after = (scores[i][k][j] for k in range(2))
+            out.append(
+                Disturbed(
+                    on.image(i), on.data.keys[i], noisy.texts[j], SENTENCES[noisy.sentence],
+                    place(noisy.at[j], noisy.of[j]), (before, after), abs(float(change[i][j])),
+                )
+            )  # fmt: skip
+        return out
+
+
+class NoiseCollector(SubtextCollector):
+    """Encodes every subtext in two forms: as it is, and with a sentence of noise.
 
     Texts that the model reads alike share one row: noise beyond what it reads changes nothing at all.
-    Raises UserError if the data were encoded without subtexts.
     """
-    plain = data.subtexts
-    if plain is None:
-        raise UserError(f"{data.path} was encoded without subtexts; noise is put into them (subtexts=True)")
-    queue: list[str] = []
 
-    def add(text: str) -> int:
-        queue.append(text)
-        return len(queue) - 1
+    def __init__(self, model: Model, batch: int, seed: int) -> None:
+        super().__init__(model, batch)
+        self._model, self._batch, self._seed = model, batch, seed
 
-    gathered = Gathered(model.read, add)
-    gathered.add({EACH: plain.strings})  # in their order, so that they get the rows that they have
-    known = len(queue)
-    noise = []
-    for key, places in zip(data.keys, plain.of[EACH], strict=True):
-        texts = [plain.strings[place] for place in places]
-        noise.append(drawn(seed, key, texts))
-        gathered.add({PLAIN: texts, NOISY: noise[-1].texts})
-    told = gathered.encoded(_appended(model, plain.texts, queue[known:], batch))
-    assert torch.equal(told.row[: len(plain.row)], plain.row), "the subtexts are read as before"
-    told = told._replace(of={name: told.of[name] for name in (PLAIN, NOISY)})
-    cut = sum(told.cut[len(plain.cut) :])
-    return data._replace(noise=Noise(seed, told, tuple(noise)), cut=data.cut + cut)
+    @torch.no_grad()
+    def result(self, data: Encodings) -> Noise:
+        plain: Subtexts = super().result(data)
+        queue: list[str] = []
 
+        def add(text: str) -> int:
+            queue.append(text)
+            return len(queue) - 1
 
-def stability_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: B008
-    """SSI over all pictures, and by where the noise stands.
-
-    Raises UserError if the data were encoded without noise, for a protocol of retrieval, and for NaN scores.
-    """
-    noise = data.noise
-    if noise is None:
-        raise UserError(f"{data.path} was encoded without noise; the {STABILITY} suite needs it")
-    only_plain(options, STABILITY)
-    found = sequence_scores(method, data.images, noise.told)
-    queries = {
-        "keys": list(data.keys),
-        "sentence": [one.sentence for one in noise.drawn],
-        "at": [list(one.at) for one in noise.drawn],
-        "of": [list(one.of) for one in noise.drawn],
-        "scores": {name: found[name]["scores"] for name in (PLAIN, NOISY)},
-        "cut": {name: found[name]["cut"] for name in (PLAIN, NOISY)},
-    }
-    cells = stability_cells([queries], options)
-    result = result_of(STABILITY, data, options, cells, queries, _notes(queries, noise.seed))
-    return result._replace(
-        settings=result.settings | {"noise_seed": noise.seed, "noise_pool": pool()},
-        data=result.data | {"texts": len(noise.told.strings)},
-    )
+        gathered = Gathered(self._model.read, add)
+        gathered.add({EACH: plain.strings})  # in their order, so that they get the rows that they have
+        known = len(queue)
+        noise = []
+        for key, places in zip(data.keys, plain.of[EACH], strict=True):
+            texts = [plain.strings[place] for place in places]
+            noise.append(drawn(self._seed, key, texts))
+            gathered.add({PLAIN: texts, NOISY: noise[-1].texts})
+        before = self._model.cut
+        both = gathered.encoded(_appended(self._model, plain.texts, queue[known:], self._batch))
+        assert torch.equal(both.row[: len(plain.row)], plain.row), "the subtexts are read as before"
+        self.truncated += sum(both.cut[len(plain.cut) :]) - (self._model.cut - before)
+        both = both._replace(of={name: both.of[name] for name in (PLAIN, NOISY)})
+        return Noise(self._seed, both, tuple(noise))
 
 
 def changes(plain: Sequence[float] | np.ndarray, noisy: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -119,29 +184,7 @@ def changes(plain: Sequence[float] | np.ndarray, noisy: Sequence[float] | np.nda
     return np.abs(s - noisy_s) / np.maximum(np.abs(s), FLOOR)
 
 
-def stability_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:
-    """Metrics from scores: the change of each subtext is a mean over the runs; the bootstrap draws pictures.
-
-    A place at which no subtext has its noise is left out.
-    """
-    numbers = [list(zip(at, of, strict=True)) for at, of in zip(runs[0]["at"], runs[0]["of"], strict=True)]
-    picture = np.repeat(np.arange(len(numbers)), list(map(len, numbers)))  # [T]
-    where = np.array([place(at, of) for one in numbers for at, of in one])  # [T]
-    change = 100 * np.mean([_all_changes(run) for run in runs], axis=0)  # [T]
-    out = {}
-    for one in (None, START, MIDDLE, END):
-        mine = np.ones(len(where), bool) if one is None else where == one
-        if mine.any():
-            _, code, number = np.unique(picture[mine], return_inverse=True, return_counts=True)
-            mean = np.bincount(code, change[mine]) / number  # of each picture
-            drawn_ = replicates(mean, resamples=options.resamples, seed=options.seed)
-            queries = int(mine.sum()) * len(runs)
-            name = SSI if one is None else f"{SSI}, noise {one}"
-            out[name] = Cell(float(mean.mean()), drawn_, queries, None, 0, "change")
-    return out
-
-
-def _appended(model: Encoder, texts: Encoded, new: Sequence[str], batch: int) -> Encoded:
+def _appended(model: Model, texts: Encoded, new: Sequence[str], batch: int) -> Encoded:
     """Encoded texts with new ones behind them."""
     kept = (lambda x: x) if model.method.pairwise else vectors_only
     parts = [kept(model.encode(texts=new[i : i + batch])) for i in range(0, len(new), batch)]
@@ -151,7 +194,7 @@ def _appended(model: Encoder, texts: Encoded, new: Sequence[str], batch: int) ->
 
 
 def _all_changes(run: dict[str, Any]) -> np.ndarray:
-    """The changes of all subtexts, picture after picture: [T]"""
+    """The changes of all subtexts, image after image: [T]"""
     plain, noisy = (np.concatenate([np.asarray(x) for x in run["scores"][name]]) for name in (PLAIN, NOISY))
     return changes(plain, noisy)
 
@@ -192,21 +235,16 @@ def _notes(queries: dict[str, Any], seed: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# What stands on a page about noise: a picture, a text with a sentence put into it, two scores.
+# What stands on a page about noise: an image, a text with a sentence put into it, two scores.
 
 
 class Disturbed(NamedTuple):
-    """A picture with a text into which a sentence was put that has nothing to do with it."""
+    """An image with a text into which a sentence was put that has nothing to do with it."""
 
-    picture: Image.Image | Gone
+    image: Image.Image | MissingImage
     name: str
     text: str  # with the sentence
     noise: str  # the sentence
     place: str  # of the sentence in the text, in words
     scores: tuple[float, float]  # without and with the sentence
     change: float  # of the score, as a share of what it was
-
-
-def disturbed(shown: Sequence[Disturbed]) -> Markup:
-    """One below the other, the sentence marked in the text."""
-    return render("noise.html", shown=shown)

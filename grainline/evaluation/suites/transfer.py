@@ -1,50 +1,316 @@
 """Transfer: a model that was trained on one set is measured by retrieval on another, without any tuning.
 
 The metrics and protocols are those of retrieval. The result says what the model was trained on, what it is
-tested on, and how many pictures are in both (evaluation/collectors/trained.py); the data of training
-themselves are refused."""
+tested on, and how many images are in both; the data of training themselves are refused.
 
+The recipe of the run names its data, and those of the runs that it began with. They are opened again, so that
+their fingerprints are those of what lies there now. Images are the same if their files are, byte by byte,
+and drawn scenes if their keys are. Images of other bytes that look the same are counted apart: near copies,
+by a perceptual hash (data/check.py). What checkpoints of others were trained on is not known here.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from grainline.config import read_yaml
+from grainline.data.check import LIMIT, PIXELS, image_hash, near_copies
+from grainline.data.decode import decode
+from grainline.data.descriptions import Descriptions
+from grainline.data.formats.joined import parts_of
+from grainline.data.formats.texts_alone import TextsAlone
+from grainline.data.open_source import open_source, takes_images
+from grainline.data.record import CorruptSample, Source, content_of, keys_of
+from grainline.data.scenes import VERSION
+from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
-from grainline.evaluation.collectors.trained import Overlap
-from grainline.evaluation.encode import Encodings
-from grainline.evaluation.outcome import Options, result_of
-from grainline.evaluation.result import Result
+from grainline.evaluation.encode import Encodings, Progress
+from grainline.evaluation.measured import Measured
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suites.retrieval import both_ways, notes_of_stages, retrieval_cells
+from grainline.evaluation.suite import Outcomes, Settings, Strings
+from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
+from grainline.model import Model, find_run
+from grainline.report.page import Section, facts
 
-TRANSFER = "transfer"
+RECIPE = "recipe.yaml"
 SHOWN = 5  # pairs of images that look the same
 
 
-def transfer_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: B008
-    """The metrics of retrieval, with a card that says what was trained on and what is tested on.
+class Named(NamedTuple):
+    """Data that a recipe names."""
 
-    Raises UserError if the data were encoded without a look at the training data, and as retrieval does.
+    path: str
+    images: str | None  # folder of the images
+    run: str  # whose recipe it is
+
+
+class Training(NamedTuple):
+    """What a model learnt from."""
+
+    run: str
+    data: tuple[Named, ...]
+    unknown: tuple[str, ...]  # what it began with and nobody can look at
+
+
+class Overlap(NamedTuple):
+    """Training data beside test data."""
+
+    run: str
+    paths: tuple[str, ...]
+    fingerprints: tuple[str, ...]  # of each path
+    samples: tuple[int, ...]  # in each path
+    unknown: tuple[str, ...]
+    keys: int  # images of the test data whose key is one of training
+    images: int  # images of the test data that are images of training
+    compared: int  # images of the test data that could be read
+    near: tuple[tuple[str, str], ...]  # keys of test and training images that look the same, of other bytes
+    unlike: int  # training images beyond those that were compared by their looks
+
+
+class TransferOptions(RetrievalOptions):
+    """Options of `transfer`."""
+
+    train_data: Strings = Field(
+        (), description="where the training data lie now; none: where the recipe says"
+    )
+
+
+class TransferSuite(RetrievalSuite):
+    """The metrics of retrieval on data that the model was not trained on, with what it was trained on."""
+
+    name = "transfer"
+    Options = TransferOptions
+
+    def open_run(self, path: str) -> None:
+        assert isinstance(self.options, TransferOptions)
+        self.training = training_of(path, self.options.train_data or None)
+
+    def encode(
+        self,
+        model: Model,
+        source: Source,
+        settings: Settings = Settings(),  # noqa: B008
+        descriptions: Descriptions | None = None,
+        progress: Progress | None = None,
+    ) -> Encodings:
+        """Training data are read first. Raises UserError where the source is among them. Needs `open_run`."""
+        both = overlap(self.training, source, model.method.size, progress)
+        data = super().encode(model, source, settings, descriptions, progress)
+        return data._replace(collected={self.name: both})
+
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        both: Overlap = self.collected(data)
+        plain = super().outcomes(scorer, data, settings)
+        values = {name: list(x) if isinstance(x, tuple) else x for name, x in both._asdict().items()}
+        about = {**plain.settings, "trained": values, "card": _card(both, data)}
+        return plain._replace(notes=plain.notes + _notes(both), settings=about)
+
+    def sections(self, on: Measured) -> list[Section]:
+        card = facts(on.result.settings["card"], "What was trained on, and what is tested on")
+        return [Section("Data", card), *super().sections(on)]
+
+
+def training_of(model: str, lies: Sequence[str] | None = None) -> Training:
+    """What the recipe of a run names, and the recipes of the runs that it began with.
+
+    lies  where the training data of the run lie, if not where its recipe says
+
+    Raises UserError for what is no run, since nothing says what it was trained on.
     """
-    both = data.overlap
-    if both is None:
+    home = _home(model)
+    if home is None:
         raise UserError(
-            f"{data.path} was encoded without a look at the training data; the {TRANSFER} suite needs it"
+            f"{model} is no run with a {RECIPE}, so nothing says what it was trained on, which --suite"
+            " transfer has to compare with the data; measure it with --suite retrieval"
         )
-    queries = both_ways(method, data, options)
-    notes = notes_of_stages(queries, options) + _notes(both)
-    result = result_of(TRANSFER, data, options, retrieval_cells([queries], options), queries, notes)
-    told = {name: list(x) if isinstance(x, tuple) else x for name, x in both._asdict().items()}
-    return result._replace(settings=result.settings | {"trained": told, "card": _card(both, result.data)})
+    data: list[Named] = []
+    unknown: list[str] = []
+    seen: set[Path] = set()
+    name: str | None = model
+    while name is not None and home is not None and home.resolve() not in seen:
+        seen.add(home.resolve())
+        values = read_yaml(home / RECIPE)
+        recipe_data = values.get("data") or {}
+        own = list(recipe_data.get("paths") or ())
+        first = name == model and lies is not None
+        images = None if first else recipe_data.get("images")
+        data += [
+            Named(path, images if images and _takes(path) else None, name)
+            for path in (list(lies or ()) if first else own)
+        ]
+        unknown += [f"the checkpoint {found}" for found in _pretrained(values.get("model"))]
+        name = values.get("init_from")
+        home = None if name is None else _home(name)
+    if name is not None and home is None:
+        unknown.append(f"the run {name}, which is not there any more")
+    return Training(model, tuple(data), tuple(dict.fromkeys(unknown)))
 
 
-def _card(both: Overlap, tested: dict[str, object]) -> dict[str, str]:
+def overlap(training: Training, source: Source, size: int, progress: Progress | None = None) -> Overlap:
+    """How much of the test data a model was trained on.
+
+    size      side of drawn images in pixels, as the model reads them
+    progress  gets the number of images that were compared, first those of the test data
+
+    Raises UserError where the test data are training data (equal fingerprints, equal keys, or every image
+    among those of training), and where training data cannot be opened.
+    """
+    opened = [_opened(one, size) for one in training.data]
+    fingerprints = tuple(one.fingerprint() for one in opened)
+    tested = set(_keys(source))
+    every: set[str] = set()
+    for one, named, fingerprint in zip(opened, training.data, fingerprints, strict=True):
+        _refuse_if(fingerprint == source.fingerprint(), source, named, "their fingerprints are equal")
+        keys = set(_keys(one))
+        _refuse_if(keys == tested, source, named, f"all {len(keys):,} keys are the same")
+        every |= keys
+    same = sum(key in every for key in _keys(source))
+    total = len(source) + sum(map(len, opened))
+    count = _Counter(total, progress)
+    mine = list(_contents(source, count))
+    wanted = {one.content for one in mine}
+    hit: set[str] = set()
+    others: list[_Content] = []
+    for one in opened:
+        for content in _contents(one, count):
+            if content.content in wanted:
+                hit.add(content.content)
+            else:
+                others.append(content)
+    images = sum(one.content in hit for one in mine)
+    if training.data:
+        why = f"each of its {len(mine):,} images is among those of training"
+        _refuse_if(bool(mine) and images == len(mine), source, training.data[0], why)
+    return Overlap(
+        training.run,
+        tuple(one.path for one in training.data),
+        fingerprints,
+        tuple(map(len, opened)),
+        training.unknown,
+        same,
+        images,
+        len(mine),
+        _near(mine, others, hit),
+        max(0, sum(one.look is not None for one in others) - LIMIT),
+    )
+
+
+def _near(
+    mine: Sequence["_Content"], others: Sequence["_Content"], hit: set[str]
+) -> tuple[tuple[str, str], ...]:
+    """Keys of test images, each with the training image of other bytes that looks most like it."""
+    tested = [None if one.content in hit else one.look for one in mine]
+    best: dict[int, tuple[int, int]] = {}
+    for first, second, distance in near_copies(tested, [one.look for one in others]):
+        best[first] = min(best.get(first, (distance, second)), (distance, second))
+    return tuple((mine[i].key, others[j].key) for i, (_, j) in sorted(best.items()))
+
+
+class _Content(NamedTuple):
+    """An image, as far as it is compared."""
+
+    key: str
+    content: str  # equal for equal images
+    look: np.ndarray | None  # its perceptual hash
+
+
+class _Counter:
+    """Tells how many images were compared."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self.done, self.total, self.progress = 0, total, progress
+
+    def __call__(self) -> None:
+        self.done += 1
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+
+def _home(model: str) -> Path | None:
+    """The folder of the run that a path means; None where it means none, or one without a recipe."""
+    try:
+        found = find_run(Path(model))
+    except UserError:
+        return None
+    return found[0] if found is not None and (found[0] / RECIPE).is_file() else None
+
+
+def _takes(path: str) -> bool:
+    """Whether a path names images in a folder; one that is not there any more fails when it is opened."""
+    try:
+        return takes_images(path)
+    except UserError:
+        return False
+
+
+def _pretrained(values: Any) -> Iterator[str]:
+    """All checkpoints that a model begins with, of one side or both."""
+    if isinstance(values, dict):
+        for name, value in values.items():
+            if name == "pretrained" and isinstance(value, str):
+                yield value
+            else:
+                yield from _pretrained(value)
+
+
+def _opened(one: Named, size: int) -> Source:
+    try:
+        return open_source(one.path, images=one.images, size=size, trust_code=False)
+    except UserError as error:
+        raise UserError(
+            f"the training data of {one.run} cannot be opened, so they cannot be compared with the test data"
+            f" ({error}); say where they lie with --set train_data=PATH"
+        ) from None
+
+
+def _refuse_if(wrong: bool, source: Source, named: Named, why: str) -> None:
+    if wrong:
+        raise UserError(
+            f"{source.path} is what {named.run} was trained on ({named.path}: {why}); --suite transfer"
+            " measures on other data: name another set, or take --suite retrieval"
+        )
+
+
+def _keys(source: Source) -> Iterator[str]:
+    return chain.from_iterable(map(keys_of, parts_of(source)))
+
+
+def _contents(source: Source, count: Callable[[], None]) -> Iterator[_Content]:
+    """Every image that can be read. Drawn scenes have no look: they are alike by design."""
+    for part in parts_of(source):
+        if isinstance(part, TextsAlone):
+            continue
+        for i, key in enumerate(_keys(part) if isinstance(part, Scenes) else [""] * len(part)):
+            count()
+            if isinstance(part, Scenes):  # not drawn: the key says all but the size
+                yield _Content(key, f"scene {VERSION} {key}", None)
+                continue
+            try:
+                record = part[i]
+                data = content_of(record.image)
+                look = image_hash(decode(record, draft=PIXELS))
+            except CorruptSample:
+                continue
+            yield _Content(record.key, blake2b(data, digest_size=16).hexdigest(), look)
+
+
+def _card(both: Overlap, data: Encodings) -> dict[str, str]:
     """What was trained on and tested on, in words."""
     trained = [
         f"{path}: {number:,} samples, fingerprint {fingerprint[:16]}"
         for path, number, fingerprint in zip(both.paths, both.samples, both.fingerprints, strict=True)
     ]
-    mine = str(tested["fingerprint"])[:16]
+    tested = data.fingerprint[:16]
     return {
         "trained on": "; ".join(trained) or "nothing that a recipe names",
         **({"began with": ", ".join(both.unknown)} if both.unknown else {}),
-        "tested on": f"{tested['path']}: {tested['pictures']:,} pictures, fingerprint {mine}",
-        "in both": f"{both.pictures:,} of {both.compared:,} pictures, byte by byte; {len(both.near):,} more"
+        "tested on": f"{data.path}: {len(data.keys):,} images, fingerprint {tested}",
+        "in both": f"{both.images:,} of {both.compared:,} images, byte by byte; {len(both.near):,} more"
         f" look the same; {both.keys:,} keys",
     }
 
@@ -52,20 +318,20 @@ def _card(both: Overlap, tested: dict[str, object]) -> dict[str, str]:
 def _notes(both: Overlap) -> tuple[str, ...]:
     """What weakens a transfer."""
     notes = []
-    if both.pictures:
-        notes.append(f"{both.pictures:,} of {both.compared:,} pictures were trained on, byte by byte")
+    if both.images:
+        notes.append(f"{both.images:,} of {both.compared:,} images were trained on, byte by byte")
     if both.near:
-        pairs = ", ".join(f"{mine} = {other}" for mine, other in both.near[:SHOWN])
+        pairs = ", ".join(f"{key} = {other}" for key, other in both.near[:SHOWN])
         notes.append(
-            f"{len(both.near):,} of {both.compared:,} pictures look like crops or smaller copies of training"
+            f"{len(both.near):,} of {both.compared:,} images look like crops or smaller copies of training"
             f" images; look at them: {pairs}" + ", ..." * (len(both.near) > SHOWN)
         )
     if both.unlike:
         notes.append(
             f"{both.unlike:,} training images were compared by their bytes alone, not by their looks"
         )
-    if both.keys and both.keys != both.pictures:
-        notes.append(f"{both.keys:,} keys of pictures are keys of training data too")
+    if both.keys and both.keys != both.images:
+        notes.append(f"{both.keys:,} keys of images are keys of training data too")
     if both.unknown:
         notes.append(f"what {', '.join(both.unknown)} learnt from is not known here, nor compared")
     return tuple(notes)

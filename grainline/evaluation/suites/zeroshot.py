@@ -1,13 +1,14 @@
-"""Classification by prompts: is the class of a picture the one whose prompts fit it best?
+"""Classification by prompts: is the class of an image the one whose prompts fit it best?
 
 Radford et al., arXiv 2103.00020, section 3.1. In three steps:
   1. put the name of every class into every template;
   2. make one vector a class: the mean of the unit vectors of its prompts, at length 1 again. A pairwise
      method compares tokens, so there the score of a class is the mean of the scores of its prompts;
-  3. rank the classes for every picture; a tie is wrong.
+  3. rank the classes for every image; a tie is wrong.
 
-As a check against forgetting it is run before and after a fine-tuning on the same pictures
-(evaluation/compare.py)."""
+A class is the first caption of an image. Underscores count as blanks, everywhere. As a check against
+forgetting the suite is run before and after a fine-tuning on the same images (evaluation/compare.py).
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,29 +19,63 @@ import torch
 import torch.nn.functional as F
 from markupsafe import Markup
 from PIL import Image
+from pydantic import Field
 from torch import Tensor
 
+from grainline.config import Config
 from grainline.data.formats.common import some
+from grainline.data.formats.plain import read_lines
+from grainline.data.record import Source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.classes import HOLE, TEMPLATES, ClassTexts, number_classes
 from grainline.evaluation.collectors.collecting import stack
-from grainline.evaluation.encode import Encoder, Encodings
-from grainline.evaluation.intervals import replicates, replicates_of_classes, wilson
-from grainline.evaluation.outcome import Cell, Options, only_plain, result_of
-from grainline.evaluation.ranks import Ranks, ranks
-from grainline.evaluation.result import Result
+from grainline.evaluation.encode import Collector, Encoder, Encodings
+from grainline.evaluation.intervals import replicates_of_classes, wilson
+from grainline.evaluation.measured import SHOWN, Measured
+from grainline.evaluation.ranks import ranks
 from grainline.evaluation.score import Scorer, prepared, tile_of, tile_side
-from grainline.report.page import Gone, render
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, accuracy, settings_of
+from grainline.model import Model
+from grainline.report.page import MissingImage, Section, hint, render
 from grainline.types import Encoded, rows
 
 DEPTHS = (1, 5)
 PER_CLASS = "mean per-class accuracy"
-SHOWN, KEPT = 3, 20  # confusions in the notes, and in the result
-ENTRY = 32  # bytes that a score of one picture and one class takes with all that is computed from it
+NAMED, MOST = 3, 20  # confusions in the notes, and in the result
+ENTRY = 32  # bytes that a score of one image and one class takes with all that is computed from it
+HOLE = "{}"
+TEMPLATES = (
+    "{}",
+    "a photo of {}.",
+    "an image that shows {}.",
+    "{} in a photo.",
+    "a close view of {}.",
+    "a drawing of {}.",
+)
+"""The plain name, and five of our own without an article, so that they fit most names."""
 
 
-class Judged(NamedTuple):
-    """The outcome of every picture."""
+class ZeroshotOptions(Config):
+    """Options of `zeroshot`."""
+
+    prompts: str | None = Field(
+        None, description="file of templates, one a line, with {} for the class; null: six of our own"
+    )
+    classes: str | None = Field(
+        None, description="file of all classes, LABEL or LABEL<tab>NAME a line; null: those of the images"
+    )
+
+
+class ClassTexts(NamedTuple):
+    """C classes with T prompts each, encoded, and the class of every image."""
+
+    names: tuple[str, ...]  # [C] as they stand in the prompts
+    templates: tuple[str, ...]  # [T]
+    texts: Encoded  # [C] one vector a class; of a pairwise method [C * T] prompts, class by class
+    label: Tensor  # [N] int64
+
+
+class Predictions(NamedTuple):
+    """The outcome of every image."""
 
     rank: Tensor  # [N] int64, of the true class
     tied: Tensor  # [N] bool, another class has exactly the score of the true one
@@ -48,91 +83,146 @@ class Judged(NamedTuple):
 
 
 class Contest(NamedTuple):
-    """Every picture between its own class and the best of the others."""
+    """Every image between its own class and the best of the others."""
 
     true: Tensor  # [N] score of the true class
     false: Tensor  # [N] score of the best other class
     other: Tensor  # [N] int64, that class
 
 
-@torch.no_grad()
-def with_classes(
-    model: Encoder,
-    data: Encodings,
-    templates: Sequence[str] = TEMPLATES,
-    listed: Mapping[str, str] | None = None,
-    batch: int = 64,
-) -> Encodings:
-    """Encodings whose first captions are taken for classes, with the encoded prompts of all classes.
+class ZeroshotSuite(Suite[ZeroshotOptions]):
+    """The share of images whose class is ranked first, or among the first five, by its prompts."""
 
-    listed  label -> name of all classes (`read_classes`); None takes the labels of the pictures
-    batch   prompts that the model sees at once, or those of one class where they are more
+    name = "zeroshot"
+    Options = ZeroshotOptions
+    captions = ("first",)
+    reads = "the first caption, which is the class"
+    encodes_captions = False
+    model_fields = Suite.model_fields | {"predicted", "per_class", "confusions"}
+    noted_if_other = ("templates",)
+    headline = ("top-1 accuracy", PER_CLASS)
+    texts_label = "Prompts"
 
-    Raises UserError where the labels are no set of classes.
+    def __init__(self, options: ZeroshotOptions | None = None) -> None:
+        super().__init__(options)
+        prompts, classes = self.options.prompts, self.options.classes
+        self.templates = TEMPLATES if prompts is None else read_templates(prompts)
+        self.classes = None if classes is None else read_classes(classes)
+
+    def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
+        return PromptCollector(model, self.templates, self.classes, settings.batch_size)
+
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        classes: ClassTexts = self.collected(data)
+        rank, tied, predicted = judge(scorer, data.images, classes, settings.memory)
+        queries: dict[str, Any] = {
+            "keys": list(data.keys),
+            "classes": list(classes.names),
+            "label": classes.label.tolist(),
+            "rank": rank.tolist(),
+            "tied": tied.int().tolist(),
+            "predicted": predicted.tolist(),
+        }
+        queries |= {"per_class": per_class(queries, settings.level), "confusions": confusions(queries)}
+        templates = list(classes.templates)
+        counts = {"texts": len(templates) * len(classes.names)}
+        return Outcomes(queries, _notes(scorer, queries), {"templates": templates}, counts)
+
+    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
+        """Accuracy at 1 and 5, and the mean of the accuracies of the classes. The bootstrap draws images.
+
+        With five classes or fewer accuracy at 5 is left out: it could not fail.
+        """
+        first = runs[0]
+        label = np.array(first["label"])
+        rank = np.array([run["rank"] for run in runs])  # [run, N]
+        ties = int(np.sum([run["tied"] for run in runs]))
+        classes = len(first["classes"])
+        out = {
+            f"top-{k} accuracy": accuracy(rank <= k, None, k / classes, ties, settings)
+            for k in DEPTHS
+            if k == 1 or k < classes
+        }
+        hit = (rank == 1).mean(0)
+        mean = float(np.mean([hit[label == kind].mean() for kind in np.unique(label)]))
+        samples = replicates_of_classes(hit, label, **settings.bootstrap)
+        out[PER_CLASS] = MetricSamples(mean, samples, rank.size, 1 / classes, ties, "share")
+        return out
+
+    def sections(self, on: Measured) -> list[Section]:
+        order = "By the score of the true class less that of the best other class."
+        most = f"The {MOST} most frequent mistakes at most; the JSON has the outcome of every image."
+        worst, best = (render("classified.html", shown=self.examples(on, sign)) for sign in (1, -1))
+        return [
+            Section("Classes: most wrong", hint(f"{order} {on.how_shown()}") + worst),
+            Section("Classes: most right", hint(order) + best),
+            Section("Classes: confusions", hint(most) + confusion_table(confused(on.result.queries))),
+        ]
+
+    def examples(self, on: Measured, sign: int, number: int = SHOWN) -> list["Classified"]:
+        """The images whose class leads least (sign 1), or most (-1)."""
+        classes, queries = self.collected(on.data), on.result.queries
+        contest = contests(on.model.method, on.data.images, classes, settings_of(on.result).memory)
+        true, false = contest.true.numpy(), contest.false.numpy()
+        return [
+            Classified(
+                on.image(i),
+                on.data.keys[i],
+                (classes.names[queries["label"][i]], classes.names[int(contest.other[i])]),
+                (float(true[i]), float(false[i])),
+                queries["rank"][i],
+                len(classes.names),
+            )
+            for i in np.argsort(sign * (true - false), kind="stable")[:number].tolist()
+        ]
+
+
+class PromptCollector(Collector):
+    """Encodes the prompts of all classes once the labels of the images are known.
+
+    classes  label -> name of all classes (`read_classes`); None takes the labels of the images
+    batch    prompts that the model sees at once, or those of one class where they are more
     """
-    if data.captions != "first":
-        raise UserError(f"captions is {data.captions!r}; a class is the first caption (captions: first)")
-    names, label = number_classes(data.strings, listed, data.path)
-    cut_before = model.cut
-    step = max(1, batch // len(templates))
-    parts = []
-    for start in range(0, len(names), step):
-        some_names = names[start : start + step]
-        prompts = [template.replace(HOLE, name) for name in some_names for template in templates]
-        encoded = model.encode(texts=prompts)
-        parts.append(encoded if model.method.pairwise else _means(encoded, len(templates)))
-    texts = stack(parts)
-    number = torch.tensor(label, device=texts.vector.device)
-    classes = ClassTexts(names, tuple(templates), texts, number)
-    return data._replace(classes=classes, cut=data.cut + model.cut - cut_before)
 
+    def __init__(
+        self, model: Encoder, templates: Sequence[str], classes: Mapping[str, str] | None, batch: int
+    ) -> None:
+        self.model, self.templates, self.classes, self.batch = model, tuple(templates), classes, batch
 
-def zeroshot_suite(method: Scorer, data: Encodings, options: Options = Options()) -> Result:  # noqa: B008
-    """Accuracy at 1 and at 5 over all pictures, and the mean over the classes of the accuracy in each.
-
-    Raises UserError if the data have no encoded classes, for a protocol of retrieval, and for NaN scores.
-    """
-    if data.classes is None:
-        raise UserError(f"{data.path} was encoded without classes; the zeroshot suite needs their prompts")
-    only_plain(options, "zeroshot")
-    judged = judge(method, data.images, data.classes, options.memory)
-    queries: dict[str, Any] = {
-        "keys": list(data.keys),
-        "classes": list(data.classes.names),
-        "label": data.classes.label.tolist(),
-        "rank": judged.rank.tolist(),
-        "tied": judged.tied.int().tolist(),
-        "predicted": judged.predicted.tolist(),
-    }
-    cells = zeroshot_cells([queries], options)
-    queries |= {"per_class": per_class(queries, options.level), "confusions": confusions(queries)}
-    result = result_of("zeroshot", data, options, cells, queries, _notes(method, queries))
-    templates = list(data.classes.templates)
-    return result._replace(
-        settings=result.settings | {"templates": templates},
-        data=result.data | {"texts": len(templates) * len(data.classes.names)},
-    )
+    @torch.no_grad()
+    def result(self, data: Encodings) -> ClassTexts:
+        """Raises UserError where the labels are no set of classes."""
+        names, label = number_classes(data.strings, self.classes, data.path)
+        step = max(1, self.batch // len(self.templates))
+        parts = []
+        for start in range(0, len(names), step):
+            some_names = names[start : start + step]
+            prompts = [template.replace(HOLE, name) for name in some_names for template in self.templates]
+            encoded = self.model.encode(texts=prompts)
+            parts.append(encoded if self.model.method.pairwise else _means(encoded, len(self.templates)))
+        texts = stack(parts)
+        return ClassTexts(names, self.templates, texts, torch.tensor(label, device=texts.vector.device))
 
 
 @torch.no_grad()
-def judge(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> Judged:
-    """Rank the classes for every picture, in blocks of pictures that stay within `memory` bytes.
+def judge(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> Predictions:
+    """Rank the classes for every image, in blocks of images that stay within `memory` bytes.
 
-    Raises UserError for NaN scores and a memory limit too small for one picture.
+    Raises UserError for NaN scores and a memory limit too small for one image.
     """
     parts = []
     for block, score in _scores(method, images, classes, memory):
         label = classes.label[block].to(score.device)
         true = F.one_hot(label, score.shape[1]).bool()
-        found: Ranks = ranks(score, true)
+        place = ranks(score, true)
         other = score.masked_fill(true, -torch.inf).argmax(1)
-        parts.append(Judged(*found, torch.where(found.rank == 1, label, other)))
-    return Judged(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
+        parts.append((*place, torch.where(place.rank == 1, label, other)))
+    return Predictions(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
 
 
 @torch.no_grad()
 def contests(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> Contest:
-    """The scores behind `judge`, by the same blocks: a picture is right where `true` is above `false`."""
+    """The scores behind `judge`, by the same blocks: an image is right where `true` is above `false`."""
     parts = []
     for block, score in _scores(method, images, classes, memory):
         label = classes.label[block].to(score.device)[:, None]
@@ -141,81 +231,123 @@ def contests(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) 
     return Contest(*(torch.cat(fields).cpu() for fields in zip(*parts, strict=True)))
 
 
-def zeroshot_cells(runs: list[dict[str, Any]], options: Options) -> dict[str, Cell]:
-    """Accuracies from ranks.
-
-    The bootstrap draws pictures. With five classes or fewer accuracy at 5 is left out: it could not fail.
-    """
-    first = runs[0]
-    label = np.array(first["label"])
-    rank = np.array([run["rank"] for run in runs])  # [R, N]
-    ties = int(np.sum([run["tied"] for run in runs]))
-    number, classes = rank.size, len(first["classes"])
-    settings: dict[str, Any] = {"resamples": options.resamples, "seed": options.seed}
-    out = {}
-    for k in (k for k in DEPTHS if k == 1 or k < classes):
-        hit = (rank <= k).mean(0)  # [N] share of the runs that were right
-        alone = wilson(int(hit.sum()), len(hit), options.level) if len(runs) == 1 else None
-        ends = None if alone is None else (alone.low, alone.high)
-        drawn = replicates(hit, **settings)
-        out[f"top-{k} accuracy"] = Cell(float(hit.mean()), drawn, number, k / classes, ties, "share", ends)
-    hit = (rank == 1).mean(0)
-    mean = float(np.mean([hit[label == kind].mean() for kind in np.unique(label)]))
-    out[PER_CLASS] = Cell(
-        mean, replicates_of_classes(hit, label, **settings), number, 1 / classes, ties, "share"
-    )
-    return out
-
-
 def per_class(queries: Mapping[str, Any], level: float) -> list[dict[str, Any]]:
-    """Pictures, right ones and accuracy with Wilson's interval of every class; None without pictures."""
+    """Images, right ones and accuracy with Wilson's interval of every class; None without images."""
     label, right = np.array(queries["label"]), np.array(queries["rank"]) == 1
     out = []
     for number, name in enumerate(queries["classes"]):
-        mine = right[label == number]
-        row: dict[str, Any] = {"class": name, "pictures": len(mine), "right": int(mine.sum())}
-        found = wilson(int(mine.sum()), len(mine), level) if len(mine) else (None, None, None)
-        out.append(row | dict(zip(("accuracy", "low", "high"), found, strict=True)))
+        of_class = right[label == number]
+        row: dict[str, Any] = {"class": name, "images": len(of_class), "right": int(of_class.sum())}
+        share = wilson(int(of_class.sum()), len(of_class), level) if len(of_class) else (None, None, None)
+        out.append(row | dict(zip(("accuracy", "low", "high"), share, strict=True)))
     return out
 
 
-def confusions(queries: Mapping[str, Any], most: int = KEPT) -> list[dict[str, Any]]:
-    """The most frequent mistakes: true class, predicted class, and how many pictures."""
+def confusions(queries: Mapping[str, Any], most: int = MOST) -> list[dict[str, Any]]:
+    """The most frequent mistakes: true class, predicted class, and how many images."""
     names, label, rank = queries["classes"], queries["label"], queries["rank"]
     pairs = zip(label, queries["predicted"], rank, strict=True)
-    found = Counter((true, other) for true, other, place in pairs if place > 1)
-    ordered = sorted(found.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
+    number = Counter((true, other) for true, other, place in pairs if place > 1)
+    ordered = sorted(number.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
     return [
-        {"true": names[true], "predicted": names[other], "pictures": number}
-        for (true, other), number in ordered
+        {"true": names[true], "predicted": names[other], "images": images}
+        for (true, other), images in ordered
     ]
+
+
+def read_templates(path: str) -> tuple[str, ...]:
+    """One template a line, each with one {} for the name of the class. Raises UserError."""
+    lines = read_lines(path)
+    for number, line in enumerate(lines, 1):
+        if line.count(HOLE) != 1:
+            raise UserError(
+                f"template {number} of {path} is {line!r}; each needs {HOLE} once, where the class stands"
+            )
+    _refuse_twice(lines, f"template of {path}")
+    return tuple(lines)
+
+
+def read_classes(path: str) -> dict[str, str]:
+    """One class a line, LABEL or LABEL and a tab and NAME: label -> name in the prompts. Raises UserError."""
+    rows = [line.partition("\t") for line in read_lines(path)]
+    labels = [spelt(label) for label, _, _ in rows]
+    _refuse_twice(labels, f"class of {path}")
+    return {label: spelt(name) or label for label, (_, _, name) in zip(labels, rows, strict=True)}
+
+
+def number_classes(
+    labels: Sequence[str], listed: Mapping[str, str] | None, where: str
+) -> tuple[tuple[str, ...], list[int]]:
+    """Names of the classes, and the class of every label.
+
+    labels  [N] captions of the images
+    listed  label -> name, all that there are, in their order; None takes those of the images, sorted
+    where   the data, for error messages
+
+    Raises UserError for a label that is not listed, fewer than two classes, and names that only differ in
+    capitals: a tokenizer reads them as one.
+
+    >>> number_classes(["dog", "hot_dog", "dog"], None, "x")
+    (('dog', 'hot dog'), [0, 1, 0])
+    >>> number_classes(["n02", "n02"], {"n01": "tench", "n02": "goldfish"}, "x")
+    (('tench', 'goldfish'), [1, 1])
+    """
+    keys = [spelt(label) for label in labels]
+    known = dict(listed) if listed is not None else {key: key for key in sorted(set(keys))}
+    missing = sorted(set(keys) - known.keys())
+    if missing:
+        raise UserError(f"{len(missing)} classes of {where} are not in the file of classes: {some(missing)}")
+    if len(known) < 2:
+        raise UserError(f"{where} has one class only, {keys[0]!r}; classification needs two at least")
+    _refuse_twice([name.casefold() for name in known.values()], f"name of a class of {where}")
+    number = {key: i for i, key in enumerate(known)}
+    return tuple(known.values()), [number[key] for key in keys]
+
+
+def spelt(label: str) -> str:
+    """A label with single blanks for underscores and white space.
+
+    >>> spelt(" great_white  shark")
+    'great white shark'
+    """
+    return " ".join(label.replace("_", " ").split())
+
+
+def _refuse_twice(values: Sequence[str], what: str) -> None:
+    twice = (
+        sorted({value for value in values if values.count(value) > 1})
+        if len(set(values)) < len(values)
+        else []
+    )
+    if twice:
+        raise UserError(f"{what} given twice: {some([repr(value) for value in twice])}; each must be unique")
 
 
 def _means(encoded: Encoded, templates: int) -> Encoded:
     """One row a class: the mean of the unit vectors of its prompts, at length 1."""
     mean = F.normalize(encoded.vector.double().unflatten(0, (-1, templates)).mean(1), dim=-1)
-    kept = rows(encoded, slice(0, None, templates))
-    return kept._replace(vector=mean.float(), tokens=kept.tokens[:, :0], mask=kept.mask[:, :0])
+    first = rows(encoded, slice(0, None, templates))
+    return first._replace(vector=mean.float(), tokens=first.tokens[:, :0], mask=first.mask[:, :0])
 
 
 def _scores(
     method: Scorer, images: Encoded, classes: ClassTexts, memory: int
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of pictures with their scores for all classes [n, C]."""
+    """Blocks of images with their scores for all classes [n, C]."""
     prompts = len(classes.templates) if method.pairwise else 1
     side = tile_side(method, images, classes.texts, memory)
     columns = max(1, side // prompts) * prompts  # whole classes
-    pictures = min(max(1, side * side // columns), memory // (ENTRY * len(classes.names)))
-    if pictures < 1:
+    height = min(max(1, side * side // columns), memory // (ENTRY * len(classes.names)))
+    if height < 1:
         needed = ENTRY * len(classes.names)
         raise UserError(
-            f"a memory limit of {memory} bytes is too small: one picture and all classes need {needed}"
+            f"a memory limit of {memory} bytes is too small: one image and all classes need {needed}"
         )
     images, texts = prepared(method, images, classes.texts)
     tile = tile_of(method, images, texts)
     number = len(texts.vector)
-    for start in range(0, len(images.vector), pictures):
-        block = slice(start, min(start + pictures, len(images.vector)))
+    for start in range(0, len(images.vector), height):
+        block = slice(start, min(start + height, len(images.vector)))
         parts = [tile(block, slice(c, min(c + columns, number))) for c in range(0, number, columns)]
         yield block, torch.cat([part.unflatten(1, (-1, prompts)).mean(-1) for part in parts], 1)
 
@@ -226,32 +358,27 @@ def _notes(method: Scorer, queries: Mapping[str, Any]) -> tuple[str, ...]:
     most, times = Counter(label).most_common(1)[0]
     notes = [
         f"{len(names)} classes; always saying {names[most]!r} would be right for {times / len(label):.1%} "
-        "of the pictures"
+        "of the images"
     ]
-    empty = [row["class"] for row in queries["per_class"] if not row["pictures"]]
+    empty = [row["class"] for row in queries["per_class"] if not row["images"]]
     if empty:
-        notes.append(f"{len(empty)} classes have no picture and count only as wrong answers: {some(empty)}")
+        notes.append(f"{len(empty)} classes have no image and count only as wrong answers: {some(empty)}")
     if len(names) <= max(DEPTHS):
         notes.append(f"accuracy at {max(DEPTHS)} is left out: with {len(names)} classes it could not fail")
     if method.pairwise:
         notes.append(
             "the score of a class is the mean of the scores of its prompts: this method compares tokens"
         )
-    worst = [
-        f"{row['true']} taken for {row['predicted']} ({row['pictures']})" for row in queries["confusions"]
-    ]
+    worst = [f"{row['true']} taken for {row['predicted']} ({row['images']})" for row in queries["confusions"]]
     if worst:
-        notes.append(f"most often confused: {', '.join(worst[:SHOWN])}")
+        notes.append(f"most often confused: {', '.join(worst[:NAMED])}")
     return tuple(notes)
 
 
-# What stands on a page about classification: single pictures between two classes, and the confusions.
-
-
 class Classified(NamedTuple):
-    """A picture between its own class and the best of the others."""
+    """An image between its own class and the best of the others."""
 
-    picture: Image.Image | Gone
+    image: Image.Image | MissingImage
     name: str
     classes: tuple[str, str]  # the true one, the best other one
     scores: tuple[float, float]
@@ -260,17 +387,21 @@ class Classified(NamedTuple):
 
 
 class Confusion(NamedTuple):
-    """Pictures of one class that were taken for another."""
+    """Images of one class that were taken for another."""
 
     true: str
     predicted: str
-    pictures: int  # that were taken for the other class
-    of: int  # pictures of the true class
+    images: int  # that were taken for the other class
+    of: int  # images of the true class
 
 
-def classified(shown: Sequence[Classified]) -> Markup:
-    """Pictures with both classes and their scores, one below the other."""
-    return render("classified.html", shown=shown)
+def confused(queries: Mapping[str, Any]) -> list[Confusion]:
+    """The most frequent mistakes, each with its share of the images of the true class."""
+    images = {row["class"]: row["images"] for row in queries["per_class"]}
+    return [
+        Confusion(row["true"], row["predicted"], row["images"], images[row["true"]])
+        for row in queries["confusions"]
+    ]
 
 
 def confusion_table(rows: Sequence[Confusion]) -> Markup:

@@ -1,6 +1,6 @@
 """Losses over all pairs of two lists of rows, computed in tiles.
 
-conditioned_cosine  The cosine of a text with what it pools of a picture, for all pairs, without pooling
+conditioned_cosine  The cosine of a text with what it pools of an image, for all pairs, without pooling
                     one out in full.
 pair_loss           Losses over all pairs of two lists of rows, in tiles: the matrix of their scores is
                     never stored.

@@ -1,6 +1,6 @@
-"""The cosine of a text with what it pools of a picture, for all pairs, without pooling one out in full.
+"""The cosine of a text with what it pools of an image, for all pairs, without pooling one out in full.
 
-Of a text: query q, u = W_o' t and c = b_o . t, with t at length 1. Of a picture: keys and values V. With the
+Of a text: query q, u = W_o' t and c = b_o . t, with t at length 1. Of an image: keys and values V. With the
 weights a of a pair, by softmax over the segments and the empty slot, and z = a V of all heads side by side:
 
     out . t = z . u + c
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from grainline.losses.tiled.pair_loss import LOG2E
-from grainline.losses.tiled.scores import Parts, Pull, Score
+from grainline.losses.tiled.scores import Parts, Score, Vjp
 from grainline.types import full
 
 CACHED = 512
@@ -41,15 +41,15 @@ TINY = 1e-24
 """The square of what F.normalize divides by at least."""
 
 
-class Read(NamedTuple):
-    """What the texts of a tile read: c pairs for each of r pictures."""
+class Dots(NamedTuple):
+    """What the texts of a tile read: c pairs for each of r images."""
 
     along: Tensor  # [r, c] what was pooled by the unit text: their inner product
     square: Tensor  # [r, c] of the length of what was pooled
     state: Parts  # what the gradient needs
 
 
-class Here(NamedTuple):
+class TileInputs(NamedTuple):
     """The rows, columns and shared parameters of a tile, or what their gradients are added to."""
 
     rows: Sequence[Any]
@@ -73,7 +73,7 @@ class PooledCosine(Score):
     """Whether what a pair pools is there, in heads * d numbers, beside its heads * L weights."""
 
     def sides(self, rows: Parts, cols: Parts, wide: int) -> tuple[int, int]:
-        """One picture with some hundred texts, or several if there are few texts."""
+        """One image with some hundred texts, or several if there are few texts."""
         most = CACHED
         if cols[0].device.type != "cpu":
             heads, slots, width = rows[0].shape[1:]
@@ -81,7 +81,7 @@ class PooledCosine(Score):
         width = max(1, min(most, WIDE, wide))
         return max(1, most // width), width
 
-    def weights(self, here: Here) -> Tensor:
+    def weights(self, here: TileInputs) -> Tensor:
         """What each segment has of the weight; the empty slot has the rest: [r, heads, c, L]"""
         key = here.rows[0]
         fit = full(by_head(here.cols[0]).to(key.dtype) @ key.transpose(-1, -2))
@@ -92,11 +92,11 @@ class PooledCosine(Score):
         return grown / (grown.sum(-1, keepdim=True) + (-top).exp())
 
     @abstractmethod
-    def read(self, weight: Tensor, here: Here) -> Read:
+    def read(self, weight: Tensor, here: TileInputs) -> Dots:
         """From the weights of a tile."""
 
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:
-        here = Here(rows, cols, shared)
+        here = TileInputs(rows, cols, shared)
         read = self.read(self.weights(here), here)
         return shared[-2] * (read.along * read.square.clamp(min=TINY).rsqrt()) + shared[-1]
 
@@ -106,18 +106,18 @@ class ByHand(PooledCosine):
 
     @abstractmethod
     def unread(
-        self, weight: Tensor, state: Parts, by: tuple[Tensor, Tensor], here: Here, sums: Here
+        self, weight: Tensor, state: Parts, by: tuple[Tensor, Tensor], here: TileInputs, sums: TileInputs
     ) -> Tensor:
         """From gradients [r, c] by `along` and `square` to that by the weights; the others go to `sums`."""
 
-    def pulled(
+    def forward_with_vjp(
         self,
         rows: Parts,
         cols: Parts,
         shared: Parts,
         known: Tensor | None = None,  # noqa: ARG002
-    ) -> tuple[Tensor, Pull]:
-        here = Here(rows, cols, shared)
+    ) -> tuple[Tensor, Vjp]:
+        here = TileInputs(rows, cols, shared)
         weight = self.weights(here)
         read = self.read(weight, here)
         inverse = read.square.clamp(min=TINY).rsqrt()
@@ -125,7 +125,7 @@ class ByHand(PooledCosine):
 
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
             n, m = len(rows), len(rows) + len(cols)
-            into = Here(sums[:n], sums[n:m], sums[m:])
+            into = TileInputs(sums[:n], sums[n:m], sums[m:])
             by_cosine = shared[-2] * by_logits
             by_along = by_cosine * inverse
             by_square = -0.5 * by_along * cosine * inverse * (read.square > TINY)
@@ -145,15 +145,15 @@ class ByHand(PooledCosine):
 class Dense(ByHand):
     """Through S [D, D] and w [D], shared by all pairs."""
 
-    def read(self, weight: Tensor, here: Here) -> Read:
+    def read(self, weight: Tensor, here: TileInputs) -> Dots:
         mix, shift, size = here.shared[:3]
         z = (weight @ here.rows[1]).transpose(1, 2).flatten(2)  # [r, c, D]
         y = torch.addmm(shift, z.flatten(0, 1), mix).view_as(z)
         along = (z * here.cols[1].flatten(-2)).sum(-1) + here.cols[2]
-        return Read(along, (z * y).sum(-1) + z @ shift + size, (z, y))
+        return Dots(along, (z * y).sum(-1) + z @ shift + size, (z, y))
 
     def unread(
-        self, weight: Tensor, state: Parts, by: tuple[Tensor, Tensor], here: Here, sums: Here
+        self, weight: Tensor, state: Parts, by: tuple[Tensor, Tensor], here: TileInputs, sums: TileInputs
     ) -> Tensor:
         z, y = state
         by_along, by_square = (x[..., None] for x in by)  # [r, c, 1]
@@ -171,24 +171,24 @@ class Dense(ByHand):
 
 
 class Gram(ByHand):
-    """Through G [n, P, P] and M b_o [n, P] of each picture, P = heads * L."""
+    """Through G [n, P, P] and M b_o [n, P] of each image, P = heads * L."""
 
     fixed = 4
     pooled = False
 
-    def read(self, weight: Tensor, here: Here) -> Read:
+    def read(self, weight: Tensor, here: TileInputs) -> Dots:
         value, gram, middle = here.rows[1:4]
         flat = weight.transpose(1, 2).flatten(2)  # [r, c, P]
         y = torch.baddbmm(middle[:, None], flat, gram)
-        seen = by_head(here.cols[1]) @ value.transpose(-1, -2)  # [r, heads, c, L]
-        along = (weight * seen).sum(-1).sum(1) + here.cols[2]
+        by_value = by_head(here.cols[1]) @ value.transpose(-1, -2)  # [r, heads, c, L]
+        along = (weight * by_value).sum(-1).sum(1) + here.cols[2]
         square = (flat * y).sum(-1) + (flat @ middle[..., None])[..., 0] + here.shared[0]
-        return Read(along, square, (flat, y, seen))
+        return Dots(along, square, (flat, y, by_value))
 
     def unread(
-        self, weight: Tensor, state: Parts, by: tuple[Tensor, Tensor], here: Here, sums: Here
+        self, weight: Tensor, state: Parts, by: tuple[Tensor, Tensor], here: TileInputs, sums: TileInputs
     ) -> Tensor:
-        flat, y, seen = state
+        flat, y, by_value = state
         u, value = here.cols[1], here.rows[1]
         by_along, by_square = by[0][:, None, :, None], by[1][..., None]
         turned = by_along * weight
@@ -198,7 +198,7 @@ class Gram(ByHand):
         _add(sums.rows[2], lambda: half.transpose(-1, -2) @ flat)
         _add(sums.rows[3], lambda: 2 * half.sum(1))
         by_y = (2 * by_square * y).unflatten(-1, (value.shape[1], -1)).transpose(1, 2)
-        return (by_along * seen).add_(by_y)
+        return (by_along * by_value).add_(by_y)
 
 
 class Outward(PooledCosine):
@@ -212,7 +212,7 @@ class Outward(PooledCosine):
         """blocks: rows of A in so many blocks, each without what is left of the diagonal; 1: any A"""
         self.blocks = blocks
 
-    def read(self, weight: Tensor, here: Here) -> Read:
+    def read(self, weight: Tensor, here: TileInputs) -> Dots:
         value, (matrix, shift) = here.rows[1], here.shared[:2]
         z = (weight.to(value.dtype) @ value).transpose(1, 2).flatten(2)  # [r, c, D]
         flat, step = z.flatten(0, 1), -(-len(matrix) // self.blocks)
@@ -223,7 +223,7 @@ class Outward(PooledCosine):
             out = full(flat[:, left:] @ matrix[part, left:].T) + shift[part]
             square = square + out.square().sum(-1)
         along = (z * here.cols[1].flatten(-2)).sum(-1) + here.cols[2]
-        return Read(along, square.view_as(along), ())
+        return Dots(along, square.view_as(along), ())
 
 
 def by_head(cols: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ A loss class says what becomes of the logits:
     Separable   each pair has a loss of its own: loss and gradient come out of one pass over the tiles
     Normalised  cross-entropy of rows, and of columns, in two passes (`pair_loss.py`)
 
-Which pairs are positives, negatives or none is described by `Blocks`. What is kept is linear in the number of
-rows: the inputs, their gradients, a few numbers for each row and column, and for `Normalised` logits of tiles
-that take no more than the inputs.
+Which pairs are positives, negatives or none is described by `PairMatrix`. What is kept is linear in the
+number of
+rows: the inputs, their gradients, a few numbers for each row and column, and for `SoftmaxLoss` logits of
+tiles that take no more than the inputs.
 """
 
 from abc import ABC, abstractmethod
@@ -20,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.tiled.pair_mask import Blocks, Tile, Where
-from grainline.losses.tiled.sampled_pairs import Lists
+from grainline.losses.tiled.pair_mask import PairMask, PairMatrix, Tile
+from grainline.losses.tiled.sampled_pairs import SampledPairs
 from grainline.losses.tiled.scores import Parts, Score
-from grainline.losses.tiled.walk import Job, exact, kept, only_once, scaled, total, zeros
+from grainline.losses.tiled.walk import TileWalk, exact, kept, only_once, scaled, total, zeros
 from grainline.types import Mean, full
 
 # Cross-entropies of rows and of columns over tiles of pairs: one half of the losses in `pair_loss.py`.
@@ -42,7 +43,7 @@ LOG2E = 1.4426950408889634
 """Powers of 2 take a quarter of the time of torch's `exp` on processors that are not Intel's."""
 
 
-class Normalised(NamedTuple):
+class SoftmaxLoss(NamedTuple):
     """Cross-entropy of every row over its columns and, if asked for, of every column over its rows.
 
     The target of a row are the weights of its pairs, divided by their sum; a row without any is skipped.
@@ -55,13 +56,13 @@ class TwoPasses(torch.autograd.Function):
     """The sums of exponentials first, the gradient over tiles that are met again."""
 
     @staticmethod
-    def forward(ctx: Any, job: Job, learns: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
-        sides = [_Side(job, side, tensors[0].dtype) for side in range(1 + job.loss.columns)]
+    def forward(ctx: Any, walk: TileWalk, learns: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        sides = [_Side(walk, side, tensors[0].dtype) for side in range(1 + walk.loss.columns)]
         known: list[Tensor] = []  # the logits of the first tiles
-        room = job.room(tensors) if learns and job.score.closed else 0
+        room = walk.room(tensors) if learns and walk.score.closed else 0
         with exact(tensors[0]):
-            for tile, here, where in job.each(tensors):
-                logits = job.score.tile(*here)
+            for tile, here, where in walk.each(tensors):
+                logits = walk.score.tile(*here)
                 room -= logits.nbytes
                 if room >= 0:
                     known.append(logits)
@@ -72,7 +73,7 @@ class TwoPasses(torch.autograd.Function):
                     logits = kept(logits, where, -torch.inf)
                 for side, lse in zip(sides, _log_sums(logits, len(sides)), strict=True):
                     side.add(tile, lse)
-        ctx.job, ctx.sides, ctx.known = job, sides, known
+        ctx.job, ctx.sides, ctx.known = walk, sides, known
         ctx.save_for_backward(*tensors)
         out = [x for side in sides for x in side.mean()]
         ctx.mark_non_differentiable(*out[1::2])
@@ -81,21 +82,23 @@ class TwoPasses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         only_once()
-        job, tensors = ctx.job, ctx.saved_tensors
+        walk, tensors = ctx.job, ctx.saved_tensors
         sums = zeros(tensors, ctx.needs_input_grad[2:])
         with exact(tensors[0]):
             second = _second(ctx.sides, grads[::2])
-            for number, (tile, here, where) in enumerate(job.each(tensors)):
-                logits, pull = job.score.pulled(*here, ctx.known[number] if number < len(ctx.known) else None)
-                pull(second.slopes(logits, tile, where), job.part(sums, tile))
+            for number, (tile, here, where) in enumerate(walk.each(tensors)):
+                logits, pull = walk.score.forward_with_vjp(
+                    *here, ctx.known[number] if number < len(ctx.known) else None
+                )
+                pull(second.slopes(logits, tile, where), walk.part(sums, tile))
         return None, None, *sums
 
 
 class _Side:
     """What is known of the rows (0), or of the columns (1), after the first pass."""
 
-    def __init__(self, job: Job, number: int, dtype: torch.dtype) -> None:
-        self.number, self.shares = number, job.shares[number].to(dtype)
+    def __init__(self, walk: TileWalk, number: int, dtype: torch.dtype) -> None:
+        self.number, self.shares = number, walk.shares[number].to(dtype)
         self.lse = torch.full_like(self.shares, -torch.inf)  # log of the sum of exponentials
         self.hit = torch.zeros_like(self.shares)  # sum of weight * logit
         self.mass = torch.zeros_like(self.shares)  # sum of weight
@@ -158,7 +161,7 @@ class _Second(NamedTuple):
     force: list[Tensor]  # gradient by the loss of each row; with `near` times exp(near - lse)
     pull: list[Tensor]  # gradient by that loss for a weight of 1
 
-    def slopes(self, logits: Tensor, tile: Tile, where: Where | None) -> Tensor:
+    def slopes(self, logits: Tensor, tile: Tile, where: PairMask | None) -> Tensor:
         """The gradient by the logits of a tile."""
         if self.near is not None:
             out = _exp_from(logits, self.near).mul_(_added(_across(self.force, tile)))
@@ -194,39 +197,39 @@ def _second(sides: list[_Side], grads: Sequence[Tensor]) -> _Second:
     return _Second(near, lse, force, pull)
 
 
-class Separable(ABC):
+class PairwiseLoss(ABC):
     """A loss of every pair by itself. Abstract."""
 
     @abstractmethod
-    def losses(self, logits: Tensor, where: Where | None) -> Tensor:
+    def losses(self, logits: Tensor, where: PairMask | None) -> Tensor:
         """The losses of a tile [r, c]; without `where`, all its pairs are negatives"""
 
     @abstractmethod
-    def slopes(self, logits: Tensor, where: Where | None) -> Tensor:
+    def slopes(self, logits: Tensor, where: PairMask | None) -> Tensor:
         """Their derivatives by the logits: [r, c]"""
 
 
-class Logistic(Separable):
+class SigmoidLoss(PairwiseLoss):
     """Binary cross-entropy; positives count by their weight, negatives by that of their column, or by 1.
 
     same  : weight * log(1 + exp(-logit))
     else  : against * log(1 + exp(logit))
     """
 
-    def losses(self, logits: Tensor, where: Where | None) -> Tensor:
+    def losses(self, logits: Tensor, where: PairMask | None) -> Tensor:
         if where is None:
             return F.softplus(logits)
         sign, size = _sign_and_size(where)
         return kept(F.softplus(sign * logits).mul_(size), where, 0.0)
 
-    def slopes(self, logits: Tensor, where: Where | None) -> Tensor:
+    def slopes(self, logits: Tensor, where: PairMask | None) -> Tensor:
         if where is None:
             return logits.sigmoid()
         sign, size = _sign_and_size(where)
         return kept((sign * logits).sigmoid_().mul_(sign.mul_(size)), where, 0.0)
 
 
-def _sign_and_size(where: Where) -> tuple[Tensor, Tensor]:
+def _sign_and_size(where: PairMask) -> tuple[Tensor, Tensor]:
     """-1 and the weight of positives, 1 and that of all others: [r, c]; torch.where takes far more time"""
     other = (~where.same).to(where.weight.dtype)
     sign = 2 * other - 1
@@ -235,15 +238,15 @@ def _sign_and_size(where: Where) -> tuple[Tensor, Tensor]:
 
 def pair_loss(
     score: Score,
-    loss: Separable | Normalised,
+    loss: PairwiseLoss | SoftmaxLoss,
     rows: Parts,
     cols: Parts,
-    blocks: Blocks | Lists,
+    blocks: PairMatrix | SampledPairs,
     *,
     shared: Parts = (),
     shares: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Mean, ...]:
-    """A loss over all pairs of rows and columns that `blocks` describes, or `Lists` of some of them.
+    """A loss over all pairs of rows and columns that `blocks` describes, or `SampledPairs` of some of them.
 
     rows    tensors [n, ...] of my rows, cols tensors [M, ...] of everyone's columns, shared parameters of the
             score; gradients reach all that are floating-point
@@ -264,9 +267,9 @@ def pair_loss(
     rows, cols, shared = (tuple(_whole(x) for x in part) for part in (rows, cols, shared))
     weights = shares or tuple(full(x[0]).new_ones(len(x[0])) for x in (rows, cols))
     tiles = tuple(blocks.tiles(*score.sides(rows, cols, blocks.wide)))
-    job = Job(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]))
-    function = TwoPasses if isinstance(loss, Normalised) else _OnePass
-    found = function.apply(job, torch.is_grad_enabled(), *rows, *cols, *shared)
+    walk = TileWalk(score, loss, blocks, tiles, (len(rows), len(cols)), (weights[0], weights[1]))
+    function = TwoPasses if isinstance(loss, SoftmaxLoss) else _OnePass
+    found = function.apply(walk, torch.is_grad_enabled(), *rows, *cols, *shared)
     return tuple(Mean(*pair) for pair in zip(found[::2], found[1::2], strict=True))
 
 
@@ -278,23 +281,23 @@ class _OnePass(torch.autograd.Function):
     """Losses of single pairs: their gradient is known as soon as the logit is."""
 
     @staticmethod
-    def forward(ctx: Any, job: Job, learns: bool, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, walk: TileWalk, learns: bool, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         sums = zeros(tensors, [learns and want for want in ctx.needs_input_grad[2:]])
-        shares = job.shares[0]
+        shares = walk.shares[0]
         losses = shares.new_zeros(len(shares), dtype=tensors[0].dtype)
         with exact(tensors[0]):
-            for tile, here, where in job.each(tensors):
+            for tile, here, where in walk.each(tensors):
                 share = shares[tile.rows].to(losses.dtype)
                 if any(x is not None for x in sums):
-                    logits, pull = job.score.pulled(*here)
-                    parts = job.part(sums, tile)
-                    pull(job.loss.slopes(logits, where).mul_(share[:, None]), parts)
-                    job.put(parts, sums, tile)
+                    logits, pull = walk.score.forward_with_vjp(*here)
+                    parts = walk.part(sums, tile)
+                    pull(walk.loss.slopes(logits, where).mul_(share[:, None]), parts)
+                    walk.put(parts, sums, tile)
                 else:
-                    logits = job.score.tile(*here)
-                losses[tile.rows] += job.loss.losses(logits, where).sum(1)
+                    logits = walk.score.tile(*here)
+                losses[tile.rows] += walk.loss.losses(logits, where).sum(1)
         ctx.sums = sums
-        number = (shares * job.blocks.rows.real()).sum().to(losses.dtype)
+        number = (shares * walk.blocks.rows.real()).sum().to(losses.dtype)
         ctx.mark_non_differentiable(number)
         return total(shares, losses), number
 

@@ -1,6 +1,6 @@
 """Which pairs of rows belong together: described by ids, never a matrix of all pairs.
 
-Two lists of rows are compared, such as pooled pictures with texts. Pairs of one item and pairs of one image
+Two lists of rows are compared, such as pooled images with texts. Pairs of one item and pairs of one image
 have weights; they stand in few tiles of the matrix, if rows of one image stand together. All other pairs are
 negatives, or none at all: rows of padding, and rows of different groups.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-class Keys(NamedTuple):
+class RowIds(NamedTuple):
     """What the rows of one side are."""
 
     item: Tensor  # [n] int64 id of the row itself; -1 = padding, in no pair
@@ -27,7 +27,7 @@ class Keys(NamedTuple):
         return (self.item >= 0) & (self.group >= 0)
 
 
-class Where(NamedTuple):
+class PairMask(NamedTuple):
     """The pairs of one tile."""
 
     real: Tensor | None  # [r, c] bool, False = no pair; None = all are pairs
@@ -48,7 +48,7 @@ class Tile(NamedTuple):
 EVERYTHING = Tile()
 
 
-class Blocks(NamedTuple):
+class PairMatrix(NamedTuple):
     """The matrix of pairs of two sides.
 
     weight of row i with row j of the same group:
@@ -59,17 +59,18 @@ class Blocks(NamedTuple):
     The weight of negatives is for losses of single pairs.
     """
 
-    rows: Keys  # n of them
-    cols: Keys  # M of them
+    rows: RowIds  # n of them
+    cols: RowIds  # M of them
     own: float = 1.0
     sibling: float = 1.0
     decay: float = 0.0
     against: Tensor | None = None  # [M] weight of each column as a negative; None: 1
 
-    def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> Where:
+    def where(self, tile: Tile = EVERYTHING, dtype: torch.dtype = torch.float32) -> PairMask:
         """The pairs of a tile, by default of the whole matrix, with weights of that type."""
         a, b = (
-            Keys(*(x[part] for x in keys)) for keys, part in ((self.rows, tile.rows), (self.cols, tile.cols))
+            RowIds(*(x[part] for x in keys))
+            for keys, part in ((self.rows, tile.rows), (self.cols, tile.cols))
         )
         real = None
         if not tile.whole:
@@ -83,7 +84,7 @@ class Blocks(NamedTuple):
             weight *= torch.exp(-self.decay * far)
         weight.masked_fill_((a.item[:, None] == b.item) & same, self.own)
         against = None if self.against is None else self.against[tile.cols].to(dtype)
-        return Where(real, same, weight, against)
+        return PairMask(real, same, weight, against)
 
     @property
     def wide(self) -> int:
@@ -110,9 +111,9 @@ class Blocks(NamedTuple):
         split = len(self.rows.item)
         ids = torch.cat([torch.stack(self.rows), torch.stack(self.cols)], 1).cpu()
         item, image, group, slot = ids
-        keys = Keys(item, torch.where(image >= 0, _by_first_place(image), -1), group, slot)
-        down = _stripes(Keys(*(x[:split] for x in keys)), height)
-        across = _stripes(Keys(*(x[split:] for x in keys)), width)
+        keys = RowIds(item, torch.where(image >= 0, _by_first_place(image), -1), group, slot)
+        down = _stripes(RowIds(*(x[:split] for x in keys)), height)
+        across = _stripes(RowIds(*(x[split:] for x in keys)), width)
         for row in down:
             for col in across:
                 if row.group.meets(col.group):
@@ -144,7 +145,7 @@ class _Stripe(NamedTuple):
     image: _Span
 
 
-def _stripes(keys: Keys, size: int) -> list[_Stripe]:
+def _stripes(keys: RowIds, size: int) -> list[_Stripe]:
     number, real = len(keys.item), keys.real()
     cuts, device = _cuts(keys, size), real.device
     ends = torch.tensor(cuts[1:], device=device)
@@ -164,7 +165,7 @@ def _stripes(keys: Keys, size: int) -> list[_Stripe]:
     return [_Stripe(*stripe) for stripe in zip(parts, full, groups, images, strict=True)]
 
 
-def _cuts(keys: Keys, size: int) -> list[int]:
+def _cuts(keys: RowIds, size: int) -> list[int]:
     """Where stripes of at most so many rows begin, and where the last one ends.
 
     Between groups or else between images, if that fills half of a stripe: fewer tiles then hold several

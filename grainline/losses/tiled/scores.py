@@ -10,7 +10,7 @@ from torch import Tensor
 Parts = tuple[Tensor, ...]
 """Tensors that belong to the same rows: [n, ...] each. Shared parameters have any shape."""
 
-Pull = Callable[[Tensor, Sequence[Tensor | None]], None]
+Vjp = Callable[[Tensor, Sequence[Tensor | None]], None]
 """From a gradient by the logits of a tile to those by rows, columns and shared parameters, which are added to
 sums of the same shapes, in this order; None: not wanted."""
 
@@ -35,13 +35,13 @@ class Score(ABC):
         side = CACHED if rows[0].device.type == "cpu" else LARGE
         return side, side
 
-    def pulled(
+    def forward_with_vjp(
         self,
         rows: Parts,
         cols: Parts,
         shared: Parts,
         known: Tensor | None = None,  # noqa: ARG002
-    ) -> tuple[Tensor, Pull]:
+    ) -> tuple[Tensor, Vjp]:
         """The logits of a tile, and how a gradient passes through it: here by autograd.
 
         known  [r, c] the logits, if they are there already; only where `closed`
@@ -75,9 +75,9 @@ class Dot(Score):
             return (cols[0] @ rows[0][..., None])[..., 0]
         return rows[0] @ cols[0].T
 
-    def pulled(
+    def forward_with_vjp(
         self, rows: Parts, cols: Parts, shared: Parts, known: Tensor | None = None
-    ) -> tuple[Tensor, Pull]:
+    ) -> tuple[Tensor, Vjp]:
         def pull(by_logits: Tensor, sums: Sequence[Tensor | None]) -> None:
             add_products(by_logits, (rows[0], cols[0]), (sums[0], sums[1]))
 

@@ -6,22 +6,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from grainline.losses.tiled.pair_mask import Blocks, Tile, Where
-from grainline.losses.tiled.sampled_pairs import Lists
+from grainline.losses.tiled.pair_mask import PairMask, PairMatrix, Tile
+from grainline.losses.tiled.sampled_pairs import SampledPairs
 from grainline.losses.tiled.scores import Parts, Score
 
 
-class Job(NamedTuple):
+class TileWalk(NamedTuple):
     """Everything about a loss over pairs that no gradient belongs to."""
 
     score: Score
     loss: Any
-    blocks: Blocks | Lists
+    blocks: PairMatrix | SampledPairs
     tiles: tuple[Tile, ...]
     counts: tuple[int, int]  # tensors of rows, and of columns
     shares: tuple[Tensor, Tensor]
 
-    def each(self, tensors: Parts) -> Iterator[tuple[Tile, tuple[Parts, Parts, Parts], Where | None]]:
+    def each(self, tensors: Parts) -> Iterator[tuple[Tile, tuple[Parts, Parts, Parts], PairMask | None]]:
         """Each tile with its rows, its columns, all shared parameters, and its pairs where they matter."""
         n, m = self.counts[0], sum(self.counts)
         for tile in self.tiles:
@@ -59,7 +59,7 @@ def total(shares: Tensor, losses: Tensor) -> Tensor:
     return (shares.double() * losses.double()).sum().to(losses.dtype)
 
 
-def kept(x: Tensor, where: Where, other: float) -> Tensor:
+def kept(x: Tensor, where: PairMask, other: float) -> Tensor:
     """x [r, c], but for what is no pair."""
     return x if where.real is None else x.masked_fill(~where.real, other)
 

@@ -1,12 +1,12 @@
-"""Cosines of aggregated patches with words, for many texts, without gradients: what texts share is made once.
+"""Fast cosines of aggregated patches with the words of many texts, without gradients.
 
-Let a picture have patches V [L, D] with logits [C, L], and a pair the decisions d [L], at least one of them
-1. A token is E d V / s, where E = exp(logits - their maximum) and s = E d; with the description's weights W
-[C, L] it is E d V / s + W V. Its cosine with a word w of length 1 is the same for s times the token:
+Let an image have patches V [L, D] with logits [C, L], and a pair the decisions d [L], at least one of which
+is 1. A token is E d V / s, where E = exp(logits - their maximum) and s = E d; with the description's weights
+W [C, L] it is E d V / s + W V. Its cosine with a word w of length 1 is the same for s times the token:
 
     cosine = (E d (V w) + s W (V w)) / |E d V + s W V|
 
-V w is one product for all pairs of a picture, E d (V w) one of [C, L] with [L, t M]. For the length only
+V w is one product for all pairs of an image, E d (V w) one of [C, L] with [L, t M]. For the length only
 inner products of patches count: the transpose of V is Q R, and the rows of the transpose of R have the same
 ones in L < D dimensions. A length by inner products would be a difference of squares, which loses twice the
 digits where patches nearly cancel; this loses what their sum does.
@@ -17,73 +17,71 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from grainline.methods.patch_selection.types import Seen, Told
+from grainline.methods.patch_selection.types import SelectionImages, SelectionTexts
 
-SPREAD = 30.0
-"""How far the logits of a slot may lie apart: exp(-SPREAD) has a square in float32."""
-MANY = 8
-"""Texts from which on a decomposition of each picture pays."""
-GAIN = 2.5
-"""Both ways take as long where this one multiplies 2.6 times as much: width 128, 64 patches, 12 slots."""
+MAX_LOGIT_RANGE = 30.0
+"""Largest range of the logits of a slot: exp(-30) has a square in float32."""
+MIN_TEXTS = 8
+"""Fewer texts do not pay for the QR decomposition of each image."""
+MAX_WORK = 2.5
+"""Multiplications, as a multiple of the plain way's, up to which this way is faster: it takes no softmax over
+patches for each slot. Measured at width 128, 64 patches, 12 slots, where both take as long at 2.6."""
 
 
-class Turned(NamedTuple):
-    """Pictures whose patches are turned into as many dimensions as there are patches."""
+class FastCosines(NamedTuple):
+    """Images with the QR decomposition of their patches."""
 
     patches: Tensor  # [n, L, D]
     weight: Tensor  # [n, C, L] E
     basis: Tensor  # [n, L, L] rows with the inner products of patches, 0 above the diagonal
-    described: Tensor  # [n, C, L] W; C = 0 without the branch of the description
-    mixed: Tensor  # [n, C, L] W of the basis
+    dense_weight: Tensor  # [n, C, L] W; C = 0 without the branch of the description
+    dense_basis: Tensor  # [n, C, L] W times the basis
 
     @classmethod
-    def of(cls, seen: Seen) -> "Turned":
-        """Pictures with logits that `pays` finds close enough."""
-        weight = (seen.logits - seen.logits.amax(-1, keepdim=True)).exp().contiguous()
-        basis = torch.linalg.qr(seen.patches.mT, mode="r").R.mT.contiguous()
-        logits = seen.logits[:, : seen.merged.shape[1]]
-        described = logits.masked_fill((seen.kept == 0)[:, None], -torch.inf).softmax(-1)
-        return cls(seen.patches, weight, basis, described, described @ basis)
+    def of(cls, image_side: SelectionImages) -> "FastCosines":
+        """Images for which `pays` is true."""
+        weight = (image_side.logits - image_side.logits.amax(-1, keepdim=True)).exp().contiguous()
+        basis = torch.linalg.qr(image_side.patches.mT, mode="r").R.mT.contiguous()
+        logits = image_side.logits[:, : image_side.slots.shape[1]]
+        dense = logits.masked_fill((image_side.keep == 0)[:, None], -torch.inf).softmax(-1)
+        return cls(image_side.patches, weight, basis, dense, dense @ basis)
 
-    def cosines(self, words: Tensor, kept: Tensor) -> Tensor:
-        """Of the aggregated patches of n pictures with the words of t texts: [n, t, C, M]
+    def cosines(self, words: Tensor, keep: Tensor) -> Tensor:
+        """Cosines of the aggregated patches of n images with the words of t texts: [n, t, C, M]
 
-        words [t, M, D] unit length, kept [n, t, L] decisions, 1 or 0
+        words [t, M, D] unit length, keep [n, t, L] decisions, 1 or 0
         """
-        t, most = words.shape[:2]
+        t, m = words.shape[:2]
         near = self.patches @ words.flatten(0, 1).mT  # [n, L, t M]
-        chosen = near.unflatten(-1, (t, most)) * kept.mT[..., None]
-        found = (self.weight @ chosen.flatten(2)).unflatten(-1, (t, most))  # [n, C, t, M]
-        total = kept @ self.weight.mT  # [n, t, C]
-        if self.described.shape[1]:
-            found.addcmul_((self.described @ near).view_as(found), total.mT[..., None])
-        weight = (self.weight[:, None] * kept[:, :, None]).flatten(1, 2)  # [n, t C, L]
+        selected = near.unflatten(-1, (t, m)) * keep.mT[..., None]
+        product = (self.weight @ selected.flatten(2)).unflatten(-1, (t, m))  # [n, C, t, M]
+        total = keep @ self.weight.mT  # [n, t, C]
+        if self.dense_weight.shape[1]:
+            product.addcmul_((self.dense_weight @ near).view_as(product), total.mT[..., None])
+        weight = (self.weight[:, None] * keep[:, :, None]).flatten(1, 2)  # [n, t C, L]
         half = self.basis.shape[1] // 2  # the patches of the first half are 0 in the last dimensions
         parts = (0, slice(0, half)), (half, slice(half, None))
         length = torch.stack([self._length(weight[..., i:], total, i, of) for i, of in parts])
         length = torch.linalg.vector_norm(length, dim=0).maximum(1e-12 * total)
-        return found.transpose(1, 2) / length[..., None]
+        return product.transpose(1, 2) / length[..., None]
 
     def _length(self, weight: Tensor, total: Tensor, first: int, of: slice) -> Tensor:
-        """Of s times the tokens in some dimensions, from patches that are not all 0 there: [n, t, C]"""
+        """Norm of s times each token over some dimensions of the basis: [n, t, C]"""
         token = (weight @ self.basis[:, first:, of]).unflatten(1, total.shape[1:])
-        if self.described.shape[1]:
-            token.addcmul_(self.mixed[:, None, :, of], total[..., None])
+        if self.dense_weight.shape[1]:
+            token.addcmul_(self.dense_basis[:, None, :, of], total[..., None])
         return torch.linalg.vector_norm(token, dim=-1)
 
 
-def pays(seen: Seen, told: Told) -> bool:
-    """Whether pictures are worth turning for these texts, and their logits lie close enough.
-
-    Texts of one batch, told [1, t, ...]. Counted are multiplications of a pair; what is saved beside them, a
-    softmax over patches for each slot, makes up for GAIN times as many.
-    """
-    (count, number, width), texts, slots = seen.patches.shape, told.mask.shape[1], seen.logits.shape[1]
-    if not count or texts < MANY or number >= width or not slots:
+def pays(image_side: SelectionImages, text_side: SelectionTexts) -> bool:
+    """Whether fast cosines of these images and texts [1, t, ...] are faster, and their logits allow them."""
+    count, number, width = image_side.patches.shape
+    texts, slots = text_side.mask.shape[1], image_side.logits.shape[1]
+    if not count or texts < MIN_TEXTS or number >= width or not slots:
         return False
-    words = int(told.mask.sum()) / texts
-    mine = number * (words * width + slots * words + slots * number)
-    if mine > GAIN * slots * width * (number + words):
+    words = int(text_side.mask.sum()) / texts
+    work = number * (words * width + slots * words + slots * number)
+    if work > MAX_WORK * slots * width * (number + words):
         return False
-    apart = seen.logits.amax(-1) - seen.logits.amin(-1)
-    return bool(apart.amax() <= SPREAD)
+    span = image_side.logits.amax(-1) - image_side.logits.amin(-1)
+    return bool(span.amax() <= MAX_LOGIT_RANGE)

@@ -1,138 +1,211 @@
-"""Many pairs of pictures and texts whose patches the text chooses, in tiles of bounded memory.
+"""Scores of many pairs by a `Selector`, in tiles of bounded memory, and what a text selects.
 
-A tile is as large as its numbers allow. Where gradients are asked for, tiles are computed again in backward.
+With gradients, tiles are computed again in backward (activation checkpointing).
 """
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from grainline.methods.patch_selection.fast_cosines import Turned, pays
+from grainline.methods.patch_selection.fast_cosines import FastCosines, pays
 from grainline.methods.patch_selection.selector import Selector
-from grainline.methods.patch_selection.types import BEHIND, Decide, Seen, Told, beside, by_length, told_of
+from grainline.methods.patch_selection.types import (
+    CLASS,
+    PATCH,
+    REST,
+    SLOT,
+    Decide,
+    Selection,
+    SelectionImages,
+    SelectionTexts,
+    by_length,
+    paired_texts,
+    selection_texts,
+)
 from grainline.types import Encoded, full, rows
 
-ROOM = {"cpu": 2**22}
-"""Numbers that a tile of pairs holds, by the type of the device; OTHER_ROOM elsewhere. 16 MiB in float32."""
-OTHER_ROOM = 2**27
-WIDE = 64
-"""Texts that a tile has at most: more of them make no product faster, and are less alike in length."""
+TILE_SIZE = {"cpu": 2**22}
+"""Numbers in a tile of pairs, by the type of the device, OTHER_TILE_SIZE elsewhere. 16 MiB in float32."""
+OTHER_TILE_SIZE = 2**27
+MAX_TEXTS = 64
+"""Most texts of a tile: more of them make no product faster, and differ more in length."""
 
 
 def score(selector: Selector, images: Encoded, texts: Encoded) -> Tensor:
-    """Every picture with every text: [N, M]; pictures may be held already.
+    """Scores of all images with all texts: [N, M]; images may be precomputed.
 
-    Where the tokens of pictures ask for gradients, as for a map, they get them, decisions held fixed.
+    Where the tokens of images need gradients, as for Grad-CAM, they get them; decisions are constants.
     """
-    if torch.is_grad_enabled() and images.tokens.requires_grad:
-        return selector.tile(selector.seen(images, selector.top), told_of(texts), selector.top)
-    return scores(selector, selector.unpacked(images), told_of(texts), selector.top)
+    if images.precomputed is None and torch.is_grad_enabled() and images.tokens.requires_grad:
+        return selector.tile(selector.image_side(images, selector.top), selection_texts(texts), selector.top)
+    return scores(selector, selector.load_side(images), selection_texts(texts), selector.top)
 
 
 def heat(selector: Selector, images: Encoded, texts: Encoded) -> Tensor:
-    """What every patch adds to the score of its own text, to first order: [N, L + 2], signed
+    """What every patch adds to the score of its own text, to first order: [N, L], signed
 
-    patch . d score / d patch, decisions held fixed; 0 for the tokens behind the patches.
+    patch . d score / d patch, with decisions as constants
     """
     with torch.enable_grad():
-        patches = full(images.tokens[:, :-BEHIND]).detach().requires_grad_()
-        tokens = torch.cat([patches, full(images.tokens[:, -BEHIND:])], 1)
-        seen = selector.seen(images._replace(tokens=tokens), selector.top)
-        found = selector.tile(seen, beside(texts), selector.top)
-        slope = torch.autograd.grad(found.sum(), patches)[0]
-    return nn.functional.pad((patches.detach() * slope).sum(-1), (0, BEHIND))
+        patches = full(images.tokens).detach().requires_grad_()
+        image_side = selector.image_side(images._replace(tokens=patches), selector.top)
+        score = selector.tile(image_side, paired_texts(texts), selector.top)
+        slope = torch.autograd.grad(score.sum(), patches)[0]
+    return (patches.detach() * slope).sum(-1)
 
 
 @torch.no_grad()
-def scores(selector: Selector, seen: Seen, told: Told, decide: Decide) -> Tensor:
-    """Every picture with every text: [N, M], without gradients"""
-    n, m = len(seen.image), told.query.shape[1]
-    turns = selector.sparse and pays(seen, told)
-    most = _pairs(selector, seen.patches, told.words.shape[2], turns)
-    wide = min(m, max(1, most if turns else most // min(n, max(1, int(most**0.5)))), WIDE)
-    high = max(1, most // (wide + _as_pairs(selector, told.words.shape[2], turns)))
-    out = seen.patches.new_zeros(n, m)
-    parts = list(by_length(told, wide))
+def scores(
+    selector: Selector, image_side: SelectionImages, text_side: SelectionTexts, decide: Decide
+) -> Tensor:
+    """Scores of all images with all texts: [N, M], without gradients"""
+    n, m = len(image_side.image), text_side.query.shape[1]
+    use_fast = selector.sparse and pays(image_side, text_side)
+    limit = _pairs(selector, image_side.patches, text_side.words.shape[2], use_fast)
+    wide = min(m, max(1, limit if use_fast else limit // min(n, max(1, int(limit**0.5)))), MAX_TEXTS)
+    high = max(1, limit // (wide + _image_pairs(selector, text_side.words.shape[2], use_fast)))
+    out = image_side.patches.new_zeros(n, m)
+    parts = list(by_length(text_side, wide))
     for i in range(0, n, high):
-        some = rows(seen, slice(i, i + high))
-        turned = Turned.of(some) if turns else None
+        some = rows(image_side, slice(i, i + high))
+        fast = FastCosines.of(some) if use_fast else None
         for place, part in parts:
-            out[i : i + high, place] = selector.tile(some, part, decide, turned)
+            out[i : i + high, place] = selector.tile(some, part, decide, fast)
     return out
 
 
-def pairs(selector: Selector, seen: Seen, told: Told, of: tuple[Tensor, Tensor], decide: Decide) -> Tensor:
-    """Scores of single pairs, pictures `of[0]` with texts `of[1]`: [P], with gradients"""
+def pairs(
+    selector: Selector,
+    image_side: SelectionImages,
+    text_side: SelectionTexts,
+    of: tuple[Tensor, Tensor],
+    decide: Decide,
+) -> Tensor:
+    """Scores of single pairs, images `of[0]` with texts `of[1]`: [P], with gradients"""
 
     def compute(row: Tensor, column: Tensor, *everything: Tensor) -> Tensor:
-        a, b = Seen(*everything[: len(seen)]), Told(*everything[len(seen) :])
-        each = Told(*(x[0][column][:, None] for x in b))
-        return selector.tile(rows(a, row), each, decide)[:, 0]
+        a, b = SelectionImages(*everything[: len(image_side)]), SelectionTexts(*everything[len(image_side) :])
+        texts = SelectionTexts(*(x[0][column][:, None] for x in b))
+        return selector.tile(rows(a, row), texts, decide)[:, 0]
 
-    most = _pairs(selector, seen.patches, told.words.shape[2])
-    parts = [x.split(most) for x in of]
-    again = len(parts[0]) > 1
-    found: list[Any] = [
-        checkpoint(compute, i, j, *seen, *told, use_reentrant=False) if again else compute(i, j, *seen, *told)
+    limit = _pairs(selector, image_side.patches, text_side.words.shape[2])
+    parts = [x.split(limit) for x in of]
+    several = len(parts[0]) > 1
+    scores: list[Any] = [
+        checkpoint(compute, i, j, *image_side, *text_side, use_reentrant=False)
+        if several
+        else compute(i, j, *image_side, *text_side)
         for i, j in zip(*parts, strict=True)
     ]
-    return torch.cat(found) if found else seen.patches.new_zeros(0)
+    return torch.cat(scores) if scores else image_side.patches.new_zeros(0)
 
 
-def dense(selector: Selector, seen: Seen, told: Told, decide: Decide) -> Tensor:
-    """Scores of every picture with every text: [N, M], with gradients"""
+def dense(
+    selector: Selector, image_side: SelectionImages, text_side: SelectionTexts, decide: Decide
+) -> Tensor:
+    """Scores of all images with all texts: [N, M], with gradients"""
 
     def compute(*everything: Tensor) -> Tensor:
-        return selector.tile(Seen(*everything[: len(seen)]), Told(*everything[len(seen) :]), decide)
+        return selector.tile(
+            SelectionImages(*everything[: len(image_side)]),
+            SelectionTexts(*everything[len(image_side) :]),
+            decide,
+        )
 
-    n, m = len(seen.image), told.query.shape[1]
-    most = _pairs(selector, seen.patches, told.words.shape[2])
-    if n * m <= most:
-        return compute(*seen, *told)
-    wide = min(m, max(1, most // min(n, max(1, int(most**0.5)))))
-    high = max(1, most // wide)
+    n, m = len(image_side.image), text_side.query.shape[1]
+    limit = _pairs(selector, image_side.patches, text_side.words.shape[2])
+    if n * m <= limit:
+        return compute(*image_side, *text_side)
+    wide = min(m, max(1, limit // min(n, max(1, int(limit**0.5)))))
+    high = max(1, limit // wide)
     lines = []
     for i in range(0, n, high):
-        some = rows(seen, slice(i, i + high))
-        parts = [Told(*(x[:, j : j + wide] for x in told)) for j in range(0, m, wide)]
-        found: list[Any] = [checkpoint(compute, *some, *part, use_reentrant=False) for part in parts]
-        lines.append(torch.cat(found, 1))
+        some = rows(image_side, slice(i, i + high))
+        parts = [SelectionTexts(*(x[:, j : j + wide] for x in text_side)) for j in range(0, m, wide)]
+        line: list[Any] = [checkpoint(compute, *some, *part, use_reentrant=False) for part in parts]
+        lines.append(torch.cat(line, 1))
     return torch.cat(lines)
 
 
-def staying_shares(selector: Selector, seen: Seen, told: Told, decide: Decide) -> Tensor:
-    """The mean of the decisions of each pair over all patches: [N, M], with gradients"""
+def keep_shares(
+    selector: Selector, image_side: SelectionImages, text_side: SelectionTexts, decide: Decide
+) -> Tensor:
+    """The share of patches that each pair keeps: [N, M], with gradients"""
 
     def compute(query: Tensor, item: Tensor, *everything: Tensor) -> Tensor:
-        return selector.choose(Seen(*everything), query, item, decide)[1].mean(-1)
+        return selector.choose(SelectionImages(*everything), query, item, decide)[1].mean(-1)
 
-    step = max(1, ROOM.get(seen.patches.device.type, OTHER_ROOM) // max(1, 8 * seen.base.numel()))
-    query, item = told.query.split(step, 1), told.item.split(step, 1)
+    step = max(
+        1,
+        TILE_SIZE.get(image_side.patches.device.type, OTHER_TILE_SIZE) // max(1, 8 * image_side.base.numel()),
+    )
+    query, item = text_side.query.split(step, 1), text_side.item.split(step, 1)
     if len(query) == 1:
-        return compute(told.query, told.item, *seen)
-    found: list[Any] = [
-        checkpoint(compute, q, i, *seen, use_reentrant=False) for q, i in zip(query, item, strict=True)
+        return compute(text_side.query, text_side.item, *image_side)
+    shares: list[Any] = [
+        checkpoint(compute, q, i, *image_side, use_reentrant=False) for q, i in zip(query, item, strict=True)
     ]
-    return torch.cat(found, 1)
+    return torch.cat(shares, 1)
 
 
-def _pairs(selector: Selector, like: Tensor, words: int, turned: bool = False) -> int:
-    """How many pairs a tile may have."""
-    return max(1, ROOM.get(like.device.type, OTHER_ROOM) // _numbers(selector, words, turned))
+def _pairs(selector: Selector, like: Tensor, words: int, fast: bool = False) -> int:
+    """Most pairs of a tile."""
+    return max(1, TILE_SIZE.get(like.device.type, OTHER_TILE_SIZE) // _numbers(selector, words, fast))
 
 
-def _numbers(selector: Selector, words: int, turned: bool) -> int:
-    """How many numbers a pair takes in a tile, about."""
+def _numbers(selector: Selector, words: int, fast: bool) -> int:
+    """Numbers that a pair takes in a tile, about."""
     slots, patches, width = selector.slot_number, selector.number, selector.width
-    if turned:
+    if fast:
         return 2 * slots * patches + 8 * patches + words * (2 * patches + 4 * slots) + 2 * width
     per_slot = 2 * width + 3 * patches if selector.slots is not None else 0
     return slots * per_slot + 6 * patches + words * (patches + 2 * width)
 
 
-def _as_pairs(selector: Selector, words: int, turned: bool) -> int:
-    """As how many pairs a picture counts that is turned, for what it holds itself."""
-    own = selector.number * (selector.width + selector.number + 3 * selector.slot_number)
-    return own // _numbers(selector, words, turned) if turned else 0
+def _image_pairs(selector: Selector, words: int, fast: bool) -> int:
+    """The memory of `FastCosines` of one image, as a number of pairs."""
+    numbers = selector.number * (selector.width + selector.number + 3 * selector.slot_number)
+    return numbers // _numbers(selector, words, fast) if fast else 0
+
+
+# What a text selects, for figures
+
+
+@torch.no_grad()
+def select(selector: Selector, images: Encoded, texts: Encoded) -> Selection:
+    """What text i selects of image i. images: as a method encodes them
+
+    for each pair:
+        token[m] = the real token p with the greatest cosine[p, m]; cosine[m] = that cosine
+        shares[p] = shares of patches in token p: of a slot the mean of the weights that each branch gives it
+
+    Every token is a mean of patches, or the class token. So the same steps with unit vectors in the place of
+    patches give their shares.
+    """
+    text_side, image_side = paired_texts(texts), selector.image_side(images, selector.top)
+    score, keep = selector.decisions(image_side, text_side, selector.top)
+    tokens = selector.pair_tokens(image_side, score, keep)
+    cosine, weight = (x[:, 0] for x in selector.token_cosines(tokens, text_side, len(image_side.image)))
+    real = weight > 0
+    masked = cosine.masked_fill(~real[..., None], -torch.inf)
+    token = masked.argmax(1)
+    units = torch.eye(selector.number, dtype=image_side.patches.dtype, device=image_side.patches.device)
+    unit_side = selector.image_side(images, selector.top, units.expand(len(image_side.image), -1, -1))
+    shares = torch.cat(
+        [x.expand(len(real), 1, -1, -1) for x, _ in selector.pair_tokens(unit_side, score, keep)], 2
+    )
+    total = shares.sum(-1, keepdim=True)
+    kinds = [SLOT if selector.slots else PATCH, *([REST] if selector.choice.use_rest else []), CLASS]
+    return Selection(
+        None if keep is None else keep[:, 0] > 0,
+        image_side.keep > 0 if selector.dense else None,
+        selector.relevance(cosine, weight, text_side.mask[:, 0]),
+        [kind for kind, (x, _) in zip(kinds, tokens, strict=True) for _ in range(x.shape[2])],
+        (shares / total.clamp(min=torch.finfo(total.dtype).tiny))[:, 0],
+        real,
+        text_side.mask[:, 0],
+        token,
+        masked.gather(1, token[:, None])[:, 0],
+    )

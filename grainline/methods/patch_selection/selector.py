@@ -1,16 +1,23 @@
-"""Pictures whose patches are chosen by the text they are compared with: what `seps` and `laps` share.
+"""The `Selector` of SEPS and LAPS: scores of pairs in which the text selects patches of the image.
 
-Of a pair there is no vector, so scores are computed pair by pair; many of them in `scoring.py`. All that a
-picture says by itself is computed once: what each patch gives to each slot, how much it matters whatever the
-text, and in SEPS all of the branch of the description. `Seen` holds it; `held` lays it out as tokens, which
-is what an index keeps.
+A pair has no vector, so scores are computed pair by pair; `scoring.py` does many of them. What does not
+depend on the text is computed once for each image: aggregation logits, scores of patches, and in SEPS the
+branch of the description. `SelectionImages` holds it, `precompute` keeps it for scoring many texts and for an
+index.
 """
 
 import torch
 from torch import Tensor, nn
 
-from grainline.methods.patch_selection.fast_cosines import Turned
-from grainline.methods.patch_selection.types import BEHIND, Choice, Decide, Seen, Told
+from grainline.methods.patch_selection.fast_cosines import FastCosines
+from grainline.methods.patch_selection.types import (
+    Decide,
+    SelectionConfig,
+    SelectionExtra,
+    SelectionImages,
+    SelectionPrecomputed,
+    SelectionTexts,
+)
 from grainline.nn.pooling import unit
 from grainline.nn.selection import (
     Predictor,
@@ -18,212 +25,219 @@ from grainline.nn.selection import (
     Slots,
     aggregated,
     hard_topk,
-    kept_number,
-    rated,
-    rest,
-    slot_number,
+    number_of_patches,
+    number_of_slots,
+    rest_token,
     stretched,
+    weighted_score,
 )
-from grainline.types import Encoded, full
+from grainline.types import Encoded, each, full, vectors_only
 
 
 class Selector(nn.Module):
-    """Scores of pairs, and all parameters that they have beside the encoders'."""
+    """Scores of pairs, and all parameters of the score."""
 
-    def __init__(self, choice: Choice, width: int, patches: int) -> None:
-        """patches  how many a picture has"""
+    def __init__(self, choice: SelectionConfig, width: int, patches: int) -> None:
+        """patches  number of patches of an image"""
         super().__init__()
         self.choice, self.width, self.number = choice, width, patches
-        self.staying = kept_number(patches, choice.keep)
-        slots = None if choice.aggregate is None else slot_number(patches, choice.keep, choice.aggregate)
+        self.keep_number = number_of_patches(patches, choice.keep_ratio)
+        ratio = choice.aggregation_ratio
+        slots = None if ratio is None else number_of_slots(patches, choice.keep_ratio, ratio)
         self.slots = None if slots is None else Slots(width, slots)
         self.slot_number = slots or 0
         self.predictor = Predictor(width) if choice.beta < 0.5 else None
-        self.relevance = Relevance(choice.best, choice.matching, choice.leaky)
+        self.relevance = Relevance(choice.top_k, choice.matching, choice.leaky_cosine)
 
     @property
     def sparse(self) -> bool:
-        """Whether a text chooses patches."""
+        """Whether a text selects patches."""
         return self.choice.branches != "dense"
 
     @property
     def dense(self) -> bool:
-        """Whether the description chooses patches in a branch of its own."""
+        """Whether the description selects patches in a branch of its own."""
         return self.choice.branches in ("both", "dense")
 
     def top(self, score: Tensor, image: Tensor, item: Tensor) -> Tensor:  # noqa: ARG002
-        """The decisions of evaluation: the best patches, always as many."""
-        return hard_topk(score, self.staying)
+        """The decisions of evaluation: a fixed number of patches with the highest scores."""
+        return hard_topk(score, self.keep_number)
 
-    # What a picture says by itself
+    # What does not depend on the text
 
-    def seen(self, images: Encoded, decide: Decide, values: Tensor | None = None) -> Seen:
-        """Pictures as `encode_images` of a method leaves them, with their patches and BEHIND more tokens.
+    def image_side(self, images: Encoded, decide: Decide, values: Tensor | None = None) -> SelectionImages:
+        """Images as a method encodes them, with patches as tokens and a `SelectionExtra`.
 
-        values  [n, L + 1, W] what tokens are made of in the place of patches and class token, which still
-                decide; None: they themselves
+        values  [n, L, W] what tokens are averaged from, in place of the patches, which still decide; the
+        class
+                token is 0 then. None: the patches
         """
-        patches = images.tokens[:, :-BEHIND]
-        cls, told = images.tokens[:, -2], images.tokens[:, -1]
-        made_of, cls = (patches, cls) if values is None else (values[:, :-1], values[:, -1])
+        patches, extra = images.tokens[:], images.extra  # a view: the gradients of each call are summed first
+        assert isinstance(extra, SelectionExtra), "images of another method, or without their extra"
+        cls = extra.cls
+        if values is None:
+            values = patches
+        else:
+            cls = values.new_zeros(len(values), values.shape[-1])
         logits = (
             patches.new_zeros(len(patches), 0, self.number) if self.slots is None else self.slots(patches)
         )
-        base, by_description = self._bases(patches, images.vector, told)
-        nothing = made_of[:, :0]
-        kept, merged, spare = torch.zeros_like(base), nothing, torch.zeros_like(cls)
-        spared = images.mask.new_zeros(len(patches))
+        base, by_description = self._scores_without_text(patches, images.vector, extra.description)
+        keep, slots, rest = torch.zeros_like(base), values[:, :0], torch.zeros_like(cls)
+        has_rest = images.mask.new_zeros(len(patches))
         if self.dense:
-            alone = torch.full_like(images.image, -1)[:, None]
-            kept = decide(by_description[:, None], images.image, alone)[:, 0]
-            spare, spared = rest(by_description, made_of, kept)
+            no_item = torch.full_like(images.image, -1)[:, None]
+            keep = decide(by_description[:, None], images.image, no_item)[:, 0]
+            rest, has_rest = rest_token(by_description, values, keep)
             if self.slots is not None:
-                merged = aggregated(logits, made_of, kept)
-        return Seen(
-            made_of,
-            _lengths(made_of),
+                slots = aggregated(logits, values, keep)
+        return SelectionImages(
+            values,
             logits,
             base,
-            kept,
-            merged,
-            spare,
-            spared,
+            keep,
+            slots,
+            rest,
+            has_rest,
             cls,
-            images.mask[:, -2],
+            extra.has_cls,
+            _lengths(values),
             images.image,
         )
 
-    def _bases(self, patches: Tensor, image: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores of patches by all but a text, [n, L], and with the description in its place."""
+    def _scores_without_text(
+        self, patches: Tensor, image: Tensor, description: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Scores of patches before the text adds its share, [n, L], and with the description in its place."""
         beta = self.choice.beta
         with torch.no_grad():
             directions = unit(patches)
-            by_image, by_told = (
-                self._attention((directions @ x[..., None])[..., 0]) for x in (full(image), full(told))
+            by_image, by_description = (
+                self._attention((directions @ x[..., None])[..., 0]) for x in (full(image), full(description))
             )
-        own = None if self.predictor is None else self.predictor(patches)
+        predicted = None if self.predictor is None else self.predictor(patches)
         if self.choice.branches == "joint":
-            return rated(own, by_told + 2 * by_image, beta) / (1 + 2 * beta), by_told
-        return rated(own, by_image, beta), rated(own, by_image + by_told, beta)
+            score = weighted_score(predicted, by_description + 2 * by_image, beta)
+            return score / (1 + 2 * beta), by_description
+        return (
+            weighted_score(predicted, by_image, beta),
+            weighted_score(predicted, by_image + by_description, beta),
+        )
 
     def _attention(self, cosine: Tensor) -> Tensor:
-        """How much each patch matters by its cosine with a text, or with the image: [..., L]"""
+        """Attention scores of patches from cosines with a text, or with the image: [..., L]"""
         return stretched(cosine) if self.choice.stretch else full(cosine)
 
     @torch.no_grad()
-    def held(self, images: Encoded) -> Encoded:
-        """The same pictures with all that `Seen` knows as tokens: [N, L + 2, wider], in the same rows
-
-        In the row of a patch: the patch, what it gives to each slot, its score, the decision by the
-        description, and in the first C rows what that makes of the patches. Behind them the class token, and
-        the rest.
-        """
-        if images.tokens.shape[-1] != self.width:
+    def precompute(self, images: Encoded) -> Encoded:
+        """The same images with a `SelectionPrecomputed` in place of tokens and extra."""
+        if images.precomputed is not None:
             return images
-        x = self.seen(images, self.top)
-        merged = nn.functional.pad(x.merged, (0, 0, 0, self.number - x.merged.shape[1]))
-        columns = [x.patches, x.logits.mT, x.base[..., None], x.kept[..., None]]
-        patches = torch.cat(columns + ([merged] if self._wide else []), -1)
-        behind = torch.stack([x.cls, x.spare], 1)
-        behind = nn.functional.pad(behind, (0, patches.shape[-1] - self.width))
-        return images._replace(tokens=torch.cat([patches, behind.to(patches.dtype)], 1))
+        side = self.image_side(images, self.top)
+        precomputed = SelectionPrecomputed(*side[: len(SelectionPrecomputed._fields)])
+        return vectors_only(images)._replace(precomputed=precomputed)
 
-    @property
-    def _wide(self) -> bool:
-        return self.dense and self.slots is not None
-
-    def unpacked(self, images: Encoded) -> Seen:
-        """What `held` laid out, or would."""
-        tokens = full(images.tokens)
-        if tokens.shape[-1] == self.width:
-            return self.seen(images._replace(tokens=tokens), self.top)
-        patches, cls, spare = tokens[:, :-BEHIND], tokens[:, -2], tokens[:, -1]
-        sizes = [self.width, self.slot_number, 1, 1, self.width if self._wide else 0]
-        values, logits, base, kept, merged = patches.split(sizes, -1)
-        spared = images.mask[:, -1] & (self.dense and self.staying < self.number)
-        return Seen(
-            values,
-            _lengths(values),
-            logits.mT,
-            base[..., 0],
-            kept[..., 0],
-            merged[:, : self.slot_number if self._wide else 0],
-            spare[:, : self.width],
-            spared,
-            cls[:, : self.width],
-            images.mask[:, -2],
-            images.image,
+    def load_side(self, images: Encoded) -> SelectionImages:
+        """Images as evaluation compares them with texts, precomputed (in half precision, too) or not."""
+        if images.precomputed is None:
+            return self.image_side(images._replace(tokens=full(images.tokens)), self.top)
+        precomputed: SelectionPrecomputed = each(
+            lambda x: full(x) if x.is_floating_point() else x, images.precomputed
         )
+        return SelectionImages(*precomputed, length=_lengths(precomputed.patches), image=images.image)
 
-    # What pairs are
+    # Pairs
 
-    def choose(self, seen: Seen, query: Tensor, item: Tensor, decide: Decide) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, image_side: SelectionImages, query: Tensor, item: Tensor, decide: Decide
+    ) -> tuple[Tensor, Tensor]:
         """Scores of patches and decisions of each pair: [n, t, L] both"""
         share = self.choice.beta / (1 + 2 * self.choice.beta if self.choice.branches == "joint" else 1)
         with torch.no_grad():
-            near = query @ seen.patches.mT / seen.length[:, None]  # [n, t, L]
+            near = query @ image_side.patches.mT / image_side.length[:, None]  # [n, t, L]
             by_text = share * self._attention(near)
-        score = seen.base[:, None] + by_text
-        return score, decide(score, seen.image, item)
+        score = image_side.base[:, None] + by_text
+        return score, decide(score, image_side.image, item)
 
-    def tile(self, seen: Seen, told: Told, decide: Decide, turned: Turned | None = None) -> Tensor:
-        """Scores of n pictures with t texts each: [n, t]
+    def tile(
+        self,
+        image_side: SelectionImages,
+        text_side: SelectionTexts,
+        decide: Decide,
+        fast: FastCosines | None = None,
+    ) -> Tensor:
+        """Scores of n images with t texts each: [n, t]
 
-        turned  the same pictures, where many texts are scored without gradients: the same in less time
+        fast  of the same images, for scoring many texts without gradients: the same scores in less time
         """
-        score, kept = self.decided(seen, told, decide)
-        if turned is None or kept is None:
-            cosines, weights = self.met(self.compared(seen, score, kept), told, len(seen.image))
+        score, keep = self.decisions(image_side, text_side, decide)
+        if fast is None or keep is None:
+            tokens = self.pair_tokens(image_side, score, keep)
+            cosines, weights = self.token_cosines(tokens, text_side, len(image_side.image))
         else:
-            met = self.met(self._others(seen, score, kept), told, len(seen.image))
-            cosine = turned.cosines(told.words[0], kept)
-            both = zip((cosine, cosine.new_ones(cosine.shape[:3])), met, strict=True)
+            others = self.token_cosines(
+                self._other_tokens(image_side, score, keep), text_side, len(image_side.image)
+            )
+            cosine = fast.cosines(text_side.words[0], keep)
+            both = zip((cosine, cosine.new_ones(cosine.shape[:3])), others, strict=True)
             cosines, weights = (torch.cat(x, 2) for x in both)
-        return self.relevance(cosines, weights, told.mask)
+        return self.relevance(cosines, weights, text_side.mask)
 
-    def decided(self, seen: Seen, told: Told, decide: Decide) -> tuple[Tensor | None, Tensor | None]:
-        """What `choose` says, or None and None where texts choose nothing."""
-        return self.choose(seen, told.query, told.item, decide) if self.sparse else (None, None)
+    def decisions(
+        self, image_side: SelectionImages, text_side: SelectionTexts, decide: Decide
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Scores and decisions of `choose`, or None and None where texts select nothing."""
+        return (
+            self.choose(image_side, text_side.query, text_side.item, decide) if self.sparse else (None, None)
+        )
 
-    def compared(self, seen: Seen, score: Tensor | None, kept: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-        """The tokens of each pair with their weights: of the patches that stay, of the rest, the class token
+    def pair_tokens(
+        self, image_side: SelectionImages, score: Tensor | None, keep: Tensor | None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The image tokens of each pair with their weights: patches or slots, the rest, the class token
 
         [n, t or 1, P, W] and [n, t or 1, P] each
         """
-        return [self._tokens(seen, kept), *self._others(seen, score, kept)]
+        return [self._tokens(image_side, keep), *self._other_tokens(image_side, score, keep)]
 
-    def met(self, parts: list[tuple[Tensor, Tensor]], told: Told, number: int) -> tuple[Tensor, Tensor]:
+    def token_cosines(
+        self, tokens: list[tuple[Tensor, Tensor]], text_side: SelectionTexts, number: int
+    ) -> tuple[Tensor, Tensor]:
         """Cosines of tokens with words, [n, t, P, M], and the weights of the tokens, [n, t, P]."""
-        shape = number, told.query.shape[1]
-        cosines = [_cosines(x, told.words).expand(*shape, -1, -1) for x, _ in parts]
-        return torch.cat(cosines, 2), torch.cat([weight.expand(*shape, -1) for _, weight in parts], 2)
+        shape = number, text_side.query.shape[1]
+        cosines = [_cosines(x, text_side.words).expand(*shape, -1, -1) for x, _ in tokens]
+        return torch.cat(cosines, 2), torch.cat([weight.expand(*shape, -1) for _, weight in tokens], 2)
 
-    def _others(self, seen: Seen, score: Tensor | None, kept: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-        """The token of the rest, where there shall be one, and the class token."""
-        rest_of = [self._rest(seen, score, kept)] if self.choice.rest else []
-        return [*rest_of, (seen.cls[:, None, None], seen.classed[:, None, None].to(seen.cls.dtype))]
+    def _other_tokens(
+        self, image_side: SelectionImages, score: Tensor | None, keep: Tensor | None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The token of the dropped patches, if the config has one, and the class token."""
+        rest = [self._rest(image_side, score, keep)] if self.choice.use_rest else []
+        cls = image_side.cls
+        return [*rest, (cls[:, None, None], image_side.has_cls[:, None, None].to(cls.dtype))]
 
-    def _tokens(self, seen: Seen, kept: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The patches that stay, or what they become, with weights: [n, t or 1, P, D] and [n, t or 1, P]"""
-        patches = seen.patches[:, None]
+    def _tokens(self, image_side: SelectionImages, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The selected patches, or their slots, with weights: [n, t or 1, P, D] and [n, t or 1, P]"""
+        patches = image_side.patches[:, None]
         if self.slots is None:
-            of = seen.kept[:, None]
-            both = of if kept is None else 1 - (1 - of) * (1 - kept)
-            return patches, both
-        merged = seen.merged[:, None] if self.dense else 0.0
-        if kept is not None:
-            merged = merged + aggregated(seen.logits[:, None], patches, kept)
-        assert isinstance(merged, Tensor)
-        return merged, merged.new_ones(merged.shape[:3])
+            dense = image_side.keep[:, None]
+            return patches, dense if keep is None else 1 - (1 - dense) * (1 - keep)
+        slots = image_side.slots[:, None] if self.dense else 0.0
+        if keep is not None:
+            slots = slots + aggregated(image_side.logits[:, None], patches, keep)
+        assert isinstance(slots, Tensor)
+        return slots, slots.new_ones(slots.shape[:3])
 
-    def _rest(self, seen: Seen, score: Tensor | None, kept: Tensor | None) -> tuple[Tensor, Tensor]:
-        """One token of what does not stay; of two branches the mean of theirs. [n, t or 1, 1, D], weight"""
-        spare, spared = seen.spare[:, None], seen.spared[:, None].to(seen.spare.dtype)
-        total, number = spare * spared[..., None], spared
-        if score is not None and kept is not None:
-            left, is_left = rest(score, seen.patches[:, None], kept)
-            share = is_left.to(left.dtype)
-            total, number = total + left * share[..., None], number + share
+    def _rest(
+        self, image_side: SelectionImages, score: Tensor | None, keep: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """One token of the dropped patches, the mean over both branches. [n, t or 1, 1, D], weight"""
+        rest, number = image_side.rest[:, None], image_side.has_rest[:, None].to(image_side.rest.dtype)
+        total = rest * number[..., None]
+        if score is not None and keep is not None:
+            by_text, has_rest = rest_token(score, image_side.patches[:, None], keep)
+            share = has_rest.to(by_text.dtype)
+            total, number = total + by_text * share[..., None], number + share
         token = total / number.clamp(min=1)[..., None]
         return token[:, :, None], (number > 0).to(token.dtype)[..., None]
 
@@ -235,8 +249,8 @@ def _cosines(tokens: Tensor, words: Tensor) -> Tensor:
         return torch.einsum("ntd,tmd->ntm", tokens[:, :, 0], words[0])[:, :, None] / length
     if words.shape[0] > 1 or tokens.shape[1] > 1:
         return (tokens @ words.mT) / length
-    found = tokens[:, 0] @ words[0].flatten(0, 1).mT  # [n, P, t M]
-    return found.unflatten(-1, words.shape[1:3]).transpose(1, 2) / length
+    product = tokens[:, 0] @ words[0].flatten(0, 1).mT  # [n, P, t M]
+    return product.unflatten(-1, words.shape[1:3]).transpose(1, 2) / length
 
 
 def _lengths(patches: Tensor) -> Tensor:

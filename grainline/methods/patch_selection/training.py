@@ -1,4 +1,4 @@
-"""Encoding and training where texts choose patches: what `seps` and `laps` do alike around a `Selector`."""
+"""Encoding and training with patch selection: the steps that SEPS and LAPS share around a `Selector`."""
 
 from collections.abc import Callable
 
@@ -11,24 +11,24 @@ from grainline.encoders.vit import ViTConfig
 from grainline.methods.base import dot
 from grainline.methods.patch_selection import scoring
 from grainline.methods.patch_selection.selector import Selector
-from grainline.methods.patch_selection.types import Decide, Seen, told_of
-from grainline.methods.shared import Graded, Rule, TripletsConfig, both_triplets
+from grainline.methods.patch_selection.types import Decide, SelectionExtra, SelectionImages, selection_texts
+from grainline.methods.shared import ScoreFn, TripletSchedule, TripletsConfig, both_triplets
 from grainline.nn.pooling import mean_pool, unit
 from grainline.types import Encoded, Images, Pair, Term, Texts, full
 
-MOST = 0.5
-"""Share of the pairs of a batch from which on it is cheaper to score all of them with gradients."""
+DENSE_FROM = 0.5
+"""Share of the pairs of a batch above which it is cheaper to score all of them with gradients."""
 
 
 class PatchesConfig(TripletsConfig):
-    """Encoders, how many patches stay, and the triplet losses."""
+    """Encoders, how many patches are kept, and the triplet losses."""
 
-    keep: float = Field(0.5, gt=0, le=1)  # share of the patches that stays for a text
-    coarse: float = Field(0.1, ge=0)  # weight of the triplet loss over summaries; 0: as in the papers
+    keep_ratio: float = Field(0.5, gt=0, le=1)  # share of the patches that a text keeps
+    coarse: float = Field(0.1, ge=0)  # weight of the triplet loss over vectors; 0: as in the papers
     learns_tokens = True
 
     @model_validator(mode="after")
-    def _reads_the_pool(self) -> "PatchesConfig":
+    def _uses_the_pool(self) -> "PatchesConfig":
         if isinstance(self.image, ViTConfig) and self.image.pool == "attention":
             raise ValueError(
                 "image.pool attention would learn nothing: the mean of patches is the summary here"
@@ -36,31 +36,28 @@ class PatchesConfig(TripletsConfig):
         return self
 
 
-def encoded_patches(towers: Towers, images: Images, told: Tensor | None, use_cls: bool) -> Encoded:
-    """Pictures with their patches, and behind them the class token and the description's direction as tokens.
+def encoded_patches(towers: Towers, images: Images, description: Tensor | None, use_cls: bool) -> Encoded:
+    """Images with patches as tokens. vector: the direction of their mean; extra: a `SelectionExtra`
 
-    told  [N, D] that direction, or None
-
-    What there is not is masked. vector: the direction of the mean of the patches.
+    description  [N, D] the direction of each description, or None
     """
-    seen = towers.see(images)
-    patches = full(towers.to_image(seen.patches))
-    number = len(patches)
-    real = seen.real()
-    nothing, absent = patches.new_zeros(number, patches.shape[-1]), real.new_zeros(number)
-    classed = use_cls and seen.cls is not None
-    cls = full(towers.to_image(seen.cls)) if classed else nothing
-    behind = torch.stack([cls, nothing if told is None else told.to(patches.dtype)], 1)
-    flags = torch.stack([~absent if there else absent for there in (classed, told is not None)], 1)
-    tokens, mask = torch.cat([patches, behind], 1), torch.cat([real, flags], 1)
-    return Encoded(summary(patches, real), tokens, mask, images.image, images.image, None, seen.places)
+    tokens = towers.image_tokens(images)
+    patches, real = full(towers.to_image(tokens.patches)), tokens.real()
+    zeros = patches.new_zeros(len(patches), patches.shape[-1])
+    has_cls = use_cls and tokens.cls is not None
+    extra = SelectionExtra(
+        full(towers.to_image(tokens.cls)) if has_cls else zeros,
+        torch.full_like(images.image, has_cls, dtype=torch.bool),
+        zeros if description is None else description.to(patches.dtype),
+    )
+    return Encoded(summary(patches, real), patches, real, images.image, images.image, extra, tokens.places)
 
 
 def encoded_words(towers: Towers, texts: Texts) -> Encoded:
     """Texts with their words as tokens, begin and end included. vector: the direction of their mean"""
-    read = towers.text(*flat_parts(texts))
-    words = full(towers.to_text(read.tokens))
-    return Encoded(summary(words, read.mask), words, read.mask, texts.item, texts.image)
+    tokens = towers.text(*flat_parts(texts))
+    words = full(towers.to_text(tokens.tokens))
+    return Encoded(summary(words, tokens.mask), words, tokens.mask, texts.item, texts.image)
 
 
 def summary(tokens: Tensor, mask: Tensor) -> Tensor:
@@ -69,9 +66,9 @@ def summary(tokens: Tensor, mask: Tensor) -> Tensor:
 
 
 def triplets(
-    cfg: PatchesConfig, selector: Selector, decide: Decide, both: tuple[Pair, Pair], rule: Rule
+    cfg: PatchesConfig, selector: Selector, decide: Decide, both: tuple[Pair, Pair], rule: TripletSchedule
 ) -> dict[str, Term]:
-    """Triplet losses over scores of pairs, and lighter ones over summaries. both: my rows, everyone's"""
+    """Triplet losses over scores of pairs, and lighter ones over vectors. both: local and gathered rows"""
     terms = both_triplets(graded(selector, decide), *both, rule, 1.0)
     if cfg.coarse:
         coarse = both_triplets(lambda a, b, _: dot(a, b), *both, rule, cfg.coarse)
@@ -79,24 +76,25 @@ def triplets(
     return terms
 
 
-def graded(selector: Selector, decide: Decide) -> Graded:
-    """Scores of a batch, with gradients for those pairs alone that a loss may touch.
+def graded(selector: Selector, decide: Decide) -> ScoreFn:
+    """Scores of a batch, with gradients only for the pairs that a triplet loss may need.
 
-    All pairs are scored in tiles without gradient first. Those that may count are scored again with gradient,
-    and what counts is decided by their second scores: both scores of a pair differ by rounding, and where
-    those of a batch lie as close, decisions by the first would not be those that the gradient is of. Where
-    most pairs may count, all of them are scored again.
+    All pairs are scored in tiles without gradients first. Those that may have a gradient are scored again
+    with one, and the loss reads their second scores: the two scores of a pair differ by rounding, which may
+    change which negative is the hardest. If most pairs may have a gradient, all of them are scored again.
     """
 
     def score(images: Encoded, texts: Encoded, counts: Callable[[Tensor], Tensor]) -> Tensor:
-        seen, told = selector.seen(images, decide), told_of(texts)
-        everything = scoring.scores(selector, Seen(*(x.detach() for x in seen)), told, decide)
-        count = counts(everything)
+        image_side, text_side = selector.image_side(images, decide), selection_texts(texts)
+        scores = scoring.scores(
+            selector, SelectionImages(*(x.detach() for x in image_side)), text_side, decide
+        )
+        count = counts(scores)
         count[0, 0] |= ~count.any()  # with processes that train together every parameter needs a gradient
-        if int(count.sum()) > MOST * count.numel():
-            return scoring.dense(selector, seen, told, decide)
+        if int(count.sum()) > DENSE_FROM * count.numel():
+            return scoring.dense(selector, image_side, text_side, decide)
         row, column = count.nonzero(as_tuple=True)
-        found = scoring.pairs(selector, seen, told, (row, column), decide)
-        return everything.index_put((row, column), found)
+        again = scoring.pairs(selector, image_side, text_side, (row, column), decide)
+        return scores.index_put((row, column), again)
 
     return score

@@ -1,7 +1,7 @@
-"""What pairs of images and texts are made of where texts choose patches: for `selector.py`, `scoring.py`."""
+"""The data of patch selection: settings, what images and texts bring to their pairs, and what is selected."""
 
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,43 +12,63 @@ from grainline.nn.selection import Matching, gumbel_st
 from grainline.types import Clock, Encoded, full
 
 Branches = Literal["both", "sparse", "dense", "joint"]
-"""What chooses patches: the text and the description apart, one alone, or both in one score (equation 3)."""
-
-BEHIND = 2  # tokens behind the patches: the class token, and the description; masked where there is none
+"""What selects patches: text and description separately, one alone, or both in one score (equation 3)."""
 
 
-class Choice(NamedTuple):
-    """How patches are chosen, and what becomes of them."""
+class SelectionConfig(NamedTuple):
+    """How patches are selected, aggregated and matched."""
 
-    keep: float  # share of the patches that stays
-    aggregate: float | None  # share of those that is left by aggregation; None: they stay as they are
+    keep_ratio: float  # share of the patches that is kept
+    aggregation_ratio: float | None  # share of those that aggregation leaves; None: no aggregation
     beta: float = 0.5  # weight of each attention score; 1 - 2 beta: of the predictor; from 0.5 on without it
     branches: Branches = "sparse"
     matching: Matching = "mean"
-    best: int = 5  # finds that a network of the matching reads
-    leaky: bool = False
-    rest: bool = True  # a token of all patches that do not stay
+    top_k: int = 5  # best cosines that a network of the matching reads
+    leaky_cosine: bool = False
+    use_rest: bool = True  # one token of all dropped patches
     stretch: bool = True  # attention scores are cosines at range 0..1 ("Norm" of SEPS); False: raw cosines
 
 
-class Seen(NamedTuple):
-    """What is known of pictures before a text comes."""
+class SelectionExtra(NamedTuple):
+    """What an image has besides its patches: `Encoded.extra`."""
+
+    cls: Tensor  # [N, D] the class token in the shared space; 0 without one
+    has_cls: Tensor  # [N] bool
+    description: Tensor  # [N, D] direction of the description; 0 without one
+
+
+class SelectionPrecomputed(NamedTuple):
+    """All of an image that does not depend on the text: `Encoded.precomputed`."""
 
     patches: Tensor  # [n, L, D]
-    length: Tensor  # [n, L] of patches, above 0
-    logits: Tensor  # [n, C, L] what each patch gives to each slot; C = 0 without aggregation
-    base: Tensor  # [n, L] scores of patches but for the part of the text
-    kept: Tensor  # [n, L] decisions by the description; 0 without that branch
-    merged: Tensor  # [n, C, D] what it makes of the patches; C = 0 without that branch, or aggregation
-    spare: Tensor  # [n, D] the rest that it leaves
-    spared: Tensor  # [n] bool, whether there is any
+    logits: Tensor  # [n, C, L] aggregation logits of each patch for each slot; C = 0 without aggregation
+    base: Tensor  # [n, L] scores of patches without the share of the text
+    keep: Tensor  # [n, L] decisions of the description; 0 without that branch
+    slots: Tensor  # [n, C, D] patches aggregated by the description; C = 0 without that branch or aggregation
+    rest: Tensor  # [n, D] token of the patches that the description drops
+    has_rest: Tensor  # [n] bool, whether it drops any
     cls: Tensor  # [n, D]
-    classed: Tensor  # [n] bool, whether there is a class token
+    has_cls: Tensor  # [n] bool
+
+
+class SelectionImages(NamedTuple):
+    """Images as scores of pairs read them: `SelectionPrecomputed`, lengths and ids."""
+
+    patches: Tensor
+    logits: Tensor
+    base: Tensor
+    keep: Tensor
+    slots: Tensor
+    rest: Tensor
+    has_rest: Tensor
+    cls: Tensor
+    has_cls: Tensor
+    length: Tensor  # [n, L] norms of the patches, above 0
     image: Tensor  # [n] ids
 
 
-class Told(NamedTuple):
-    """Texts as pairs read them. The first dimension is 1, or the same as that of the pictures beside them."""
+class SelectionTexts(NamedTuple):
+    """Texts as scores of pairs read them. The first dimension is 1, or that of the images beside them."""
 
     query: Tensor  # [1, t, D] unit length
     words: Tensor  # [1, t, M, D] unit length
@@ -56,28 +76,36 @@ class Told(NamedTuple):
     item: Tensor  # [1, t] ids
 
 
-class Kept(NamedTuple):
-    """What stays of picture i for text i, and what its words find: M words meet P tokens of the picture."""
+class Selection(NamedTuple):
+    """The patches of image i that text i selects, and the best token for each of its M words, among P."""
 
-    by_text: Tensor | None  # [N, L] bool, patches that stay for the text; None: texts choose nothing
+    by_text: Tensor | None  # [N, L] bool, patches that the text keeps; None: texts select nothing
     by_description: Tensor | None  # [N, L] bool; None: the description has no branch of its own
     score: Tensor  # [N]
     kind: list[str]  # [P] what the tokens are: PATCH, SLOT, REST or CLASS
-    made_of: Tensor  # [N, P, L + 1] shares of patches, and of the class token, in each token; they sum to 1
+    shares: Tensor  # [N, P, L] shares of the patches in each token; they sum to 1, or to 0 in a class token
     real: Tensor  # [N, P] bool, tokens that are compared
-    told: Tensor  # [N, M] bool, words that are
-    token: Tensor  # [N, M] which token each word finds
-    found: Tensor  # [N, M] its cosine, before any leak
+    words: Tensor  # [N, M] bool, words that are
+    token: Tensor  # [N, M] the best token of each word
+    cosine: Tensor  # [N, M] its cosine with the word, before the leaky ReLU
+
+
+@runtime_checkable
+class SelectsPatches(Protocol):
+    """A method that compares the words of a text with patches of the image that the text selects."""
+
+    def select_patches(self, images: Encoded, texts: Encoded) -> Selection:
+        """What text i selects of image i. images: as `encode_images` returns them"""
 
 
 PATCH, SLOT, REST, CLASS = "patch", "aggregated token", "rest", "class token"
 
 Decide = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From scores [n, t, L] with ids of pictures [n] and texts [1, t] or [n, t] to decisions [n, t, L]."""
+"""From scores [n, t, L] with ids of images [n] and texts [1, t] or [n, t] to decisions [n, t, L]."""
 
 
-def drawn(clock: Clock) -> Decide:
-    """Decisions of training: by lot, with a gradient."""
+def gumbel_decisions(clock: Clock) -> Decide:
+    """Decisions of training: random, by straight-through Gumbel softmax."""
 
     def decide(score: Tensor, image: Tensor, item: Tensor) -> Tensor:
         noise = logistic(clock, image, item, score.shape[-1])
@@ -86,22 +114,24 @@ def drawn(clock: Clock) -> Decide:
     return decide
 
 
-def told_of(texts: Encoded) -> Told:
-    """Texts as pairs read them."""
-    return Told(full(texts.vector)[None], unit(texts.tokens)[None], texts.mask[None], texts.item[None])
+def selection_texts(texts: Encoded) -> SelectionTexts:
+    """Texts as scores of pairs read them."""
+    return SelectionTexts(
+        full(texts.vector)[None], unit(texts.tokens)[None], texts.mask[None], texts.item[None]
+    )
 
 
-def beside(texts: Encoded) -> Told:
-    """Text i beside picture i alone."""
-    return Told(*(x[0][:, None] for x in told_of(texts)))
+def paired_texts(texts: Encoded) -> SelectionTexts:
+    """The same where text i is compared with image i alone."""
+    return SelectionTexts(*(x[0][:, None] for x in selection_texts(texts)))
 
 
-def by_length(told: Told, number: int) -> Iterator[tuple[Tensor, Told]]:
-    """Parts of at most so many texts of similar length, without words that all of them lack; and places."""
-    place = torch.arange(1, told.mask.shape[2] + 1, device=told.mask.device)
-    length, order = (told.mask[0] * place).amax(-1).sort(stable=True)
+def by_length(text_side: SelectionTexts, number: int) -> Iterator[tuple[Tensor, SelectionTexts]]:
+    """Chunks of at most `number` texts of similar length, trimmed to the longest of each; with their rows."""
+    place = torch.arange(1, text_side.mask.shape[2] + 1, device=text_side.mask.device)
+    length, order = (text_side.mask[0] * place).amax(-1).sort(stable=True)
     longest = length[number - 1 :: number].tolist() + length[-1:].tolist()
-    for some, most in zip(order.split(number), longest, strict=False):
-        query, words, mask, item = (x[:, some] for x in told)
-        words, mask = (x[:, :, : max(1, most)].contiguous() for x in (words, mask))
-        yield some, Told(query, words, mask, item)
+    for chunk, longest_of_chunk in zip(order.split(number), longest, strict=False):
+        query, words, mask, item = (x[:, chunk] for x in text_side)
+        words, mask = (x[:, :, : max(1, longest_of_chunk)].contiguous() for x in (words, mask))
+        yield chunk, SelectionTexts(query, words, mask, item)

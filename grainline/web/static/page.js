@@ -2,7 +2,7 @@
 // The page of `grainline serve`. What comes from texts, files or answers is set as text, never as HTML.
 
 const FOR = [230, 97, 1], AGAINST = [33, 102, 172], STRENGTH = 0.7; // as in report/heatmap.py
-const SIDE = 768; // of the pictures, sharp in a card on a dense screen
+const SIDE = 768; // of the images, sharp in a card on a dense screen
 const FINE = 192; // side of a heat map in pixels, before the browser scales it
 const PAUSE = 250; // milliseconds without a key until sentences are counted
 
@@ -11,7 +11,7 @@ const VERDICTS = { "shows": ["✓", "shows it", "yes"], "cannot tell": ["?", "ca
 
 const at = (id) => document.getElementById(id);
 const text = at("text"), hits = at("hits"), status = at("status"), problem = at("problem");
-const pictures = new Map(); // pictures searched by, as history names them
+const images = new Map(); // images searched by, as history names them
 let limits = { characters: 20000, bytes: 16 * 2 ** 20 };
 let canShow = false; // whether the model can show where a sentence lies
 let running = new AbortController();
@@ -46,7 +46,7 @@ function remember(state, url, push) {
 
 function searchText(push = true) {
   const query = text.value.trim();
-  if (!query) return complain("Write a description first, or choose a picture.", null);
+  if (!query) return complain("Write a description first, or choose an image.", null);
   if (query.length > limits.characters)
     return complain(`The text has ${query.length} characters; at most ${limits.characters} are allowed.`, null);
   const url = `#q=${encodeURIComponent(query)}`;
@@ -56,43 +56,43 @@ function searchText(push = true) {
   run((signal) => post("api/search", { text: query }, signal), query, () => searchText(false));
 }
 
-function searchPicture(file, push = true) {
+function searchImage(file, push = true) {
   if (!file) return;
-  if (!file.type.startsWith("image/")) return complain(`${file.name} is no picture.`, null);
+  if (!file.type.startsWith("image/")) return complain(`${file.name} is no image.`, null);
   if (file.size > limits.bytes)
     return complain(`${file.name} has ${size(file.size)}; at most ${size(limits.bytes)} are allowed.`, null);
   if (push) {
     const number = Date.now(); // no other one in the history of this tab
-    pictures.set(number, file);
-    remember({ picture: number }, `#picture=${number}`, true);
+    images.set(number, file);
+    remember({ image: number }, `#image=${number}`, true);
   }
-  document.title = "By picture - grainline";
+  document.title = "By image - grainline";
   const preview = at("query");
   URL.revokeObjectURL(preview.firstElementChild.src);
   preview.firstElementChild.src = URL.createObjectURL(file);
-  preview.lastElementChild.textContent = `Pictures like ${file.name || "the one you pasted"}`;
+  preview.lastElementChild.textContent = `Images like ${file.name || "the one you pasted"}`;
   preview.hidden = false;
   const body = new FormData();
   body.append("image", file);
-  run((signal) => ask("api/search/image", { method: "POST", body, signal }), null, () => searchPicture(file, false));
+  run((signal) => ask("api/search/image", { method: "POST", body, signal }), null, () => searchImage(file, false));
 }
 
 const size = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
 
 async function run(search, query, retry) {
   running.abort();
-  const mine = running = new AbortController();
+  const controller = running = new AbortController();
   problem.hidden = true;
   hits.setAttribute("aria-busy", "true");
   status.textContent = "Searching …";
   try {
-    show(await search(mine.signal), query);
+    show(await search(controller.signal), query);
   } catch (error) {
-    if (mine.signal.aborted) return;
+    if (controller.signal.aborted) return;
     complain(error instanceof Failure ? error.message : "The page failed at this answer.", retry);
     if (!(error instanceof Failure)) throw error;
   } finally {
-    if (mine === running) hits.removeAttribute("aria-busy");
+    if (controller === running) hits.removeAttribute("aria-busy");
   }
 }
 
@@ -112,7 +112,7 @@ function show(answer, query) {
   const count = answer.hits.length, sure = answer.hits.filter((hit) => hit.sure).length;
   if (!count) status.textContent = "Nothing was found.";
   else if (!answer.sure) status.textContent = "Nothing in this index matches well. The nearest are:";
-  else status.textContent = `${plural(count, "picture")}, best first; ${sure === count ? "all" : sure} of them sure.`;
+  else status.textContent = `${plural(count, "image")}, best first; ${sure === count ? "all" : sure} of them sure.`;
   at("notes").replaceChildren(...answer.notes.map((note) => element("li", note)));
   at("notes").hidden = !answer.notes.length;
   at("legend").hidden = !(canShow && query && count);
@@ -120,43 +120,43 @@ function show(answer, query) {
 }
 
 function card(hit, number, query) {
-  const made = at("hit").content.cloneNode(true).firstElementChild;
-  const find = (selector) => made.querySelector(selector);
-  const image = find("img"), where = find(".where"), heat = new Heat(made, hit, query);
-  image.src = `${hit.picture}?side=${SIDE}`;
+  const item = at("hit").content.cloneNode(true).firstElementChild;
+  const find = (selector) => item.querySelector(selector);
+  const image = find("img"), where = find(".where"), heat = new Heat(item, hit, query);
+  image.src = `${hit.image}?side=${SIDE}`;
   image.alt = hit.path;
-  image.addEventListener("error", () => heat.say("This picture cannot be shown: it has changed or is gone."));
+  image.addEventListener("error", () => heat.say("This image cannot be shown: its file has changed or is gone."));
   find("h2").textContent = hit.path;
   const sure = find(".sure");
   sure.textContent = hit.sure ? "✓ sure match" : "~ not sure";
   sure.classList.toggle("yes", hit.sure);
-  const others = query ? "queries without a match score as high" : "pictures here have another one as near";
+  const others = query ? "queries without a match score as high" : "images here have another one as near";
   sure.title = `${percent(hit.p)} of the ${others}`;
   find(".score").textContent = `score ${hit.score.toFixed(3)}`;
   where.id = `where-${number}`;
   where.hidden = !(canShow && hit.sentences.length);
   heat.rest();
   find(".sentences").append(...hit.sentences.map((sentence, i) => line(sentence, i, heat, where.id)));
-  return made;
+  return item;
 }
 
 function line(sentence, number, heat, describedBy) {
-  const made = at("sentence").content.cloneNode(true).firstElementChild, button = made.firstElementChild;
-  const [mark, said, kind] = VERDICTS[sentence.verdict];
-  made.classList.add(kind);
-  made.querySelector(".mark").textContent = mark;
-  made.querySelector(".said").textContent = sentence.text;
-  made.querySelector(".verdict").textContent = `${said} ${sentence.score.toFixed(2)}`;
+  const item = at("sentence").content.cloneNode(true).firstElementChild, button = item.firstElementChild;
+  const [mark, verdict, kind] = VERDICTS[sentence.verdict];
+  item.classList.add(kind);
+  item.querySelector(".mark").textContent = mark;
+  item.querySelector(".said").textContent = sentence.text;
+  item.querySelector(".verdict").textContent = `${verdict} ${sentence.score.toFixed(2)}`;
   button.title = `${percent(sentence.p)} of the sentences about other images do as well in a best hit`;
-  if (!canShow) return made;
+  if (!canShow) return item;
   button.setAttribute("aria-describedby", describedBy);
   for (const event of ["mouseenter", "focus", "click"]) button.addEventListener(event, () => heat.over(button, number));
   button.addEventListener("mouseleave", () => heat.off(button, document.activeElement));
   button.addEventListener("blur", () => heat.off(button, null));
-  return made;
+  return item;
 }
 
-// Heat of one card: fetched when the first of its sentences is looked at, drawn over the image.
+// Heat of one card: fetched at the first hover or focus of a sentence, painted over the image.
 class Heat {
   constructor(card, hit, query) {
     Object.assign(this, { card, hit, query, on: null, number: -1, maps: null });
@@ -181,14 +181,14 @@ class Heat {
     this.on?.classList.remove("on");
     Object.assign(this, { on: button, number });
     button.classList.add("on");
-    this.maps ??= post("api/heat", { picture: this.hit.name, text: this.query });
+    this.maps ??= post("api/heat", { image: this.hit.name, text: this.query });
     try {
       this.heat = await this.maps;
       await this.image.decode();
       this.draw();
     } catch (error) {
-      this.maps = null; // the next look asks again
-      if (this.on === button) this.say(error instanceof Failure ? error.message : "This picture cannot be shown.");
+      this.maps = null; // the next hover fetches again
+      if (this.on === button) this.say(error instanceof Failure ? error.message : "This image cannot be shown.");
     }
   }
 
@@ -226,14 +226,14 @@ class Heat {
 function coloured(heat, { values, limit }) {
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = FINE;
-  const paper = canvas.getContext("2d"), picture = paper.createImageData(FINE, FINE);
+  const paper = canvas.getContext("2d"), image = paper.createImageData(FINE, FINE);
   for (let y = 0; y < FINE; y++)
     for (let x = 0; x < FINE; x++) {
       const value = between(heat, values, (x + 0.5) / FINE, (y + 0.5) / FINE) * limit / 127;
       const strength = Math.min(Math.max((Math.abs(value) - heat.floor) / (heat.full - heat.floor), 0), 1);
-      picture.data.set([...(value < 0 ? AGAINST : FOR), 255 * STRENGTH * strength], 4 * (y * FINE + x));
+      image.data.set([...(value < 0 ? AGAINST : FOR), 255 * STRENGTH * strength], 4 * (y * FINE + x));
     }
-  paper.putImageData(picture, 0, 0);
+  paper.putImageData(image, 0, 0);
   return canvas;
 }
 
@@ -263,24 +263,24 @@ const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
 const plural = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
 
 function element(tag, content) {
-  const made = document.createElement(tag);
-  made.textContent = content;
-  return made;
+  const node = document.createElement(tag);
+  node.textContent = content;
+  return node;
 }
 
-// What the user does
+// Events
 
 at("ask").addEventListener("submit", (event) => { event.preventDefault(); searchText(); });
 text.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); searchText(); }
 });
 at("file").addEventListener("change", (event) => {
-  searchPicture(event.target.files[0]);
+  searchImage(event.target.files[0]);
   event.target.value = ""; // the same file may be chosen again
 });
 document.addEventListener("paste", (event) => {
   const file = [...event.clipboardData.files].find((one) => one.type.startsWith("image/"));
-  if (file) { event.preventDefault(); searchPicture(file); }
+  if (file) { event.preventDefault(); searchImage(file); }
 });
 const carries = (event) => event.dataTransfer?.types.includes("Files");
 document.addEventListener("dragover", (event) => {
@@ -289,7 +289,7 @@ document.addEventListener("dragover", (event) => {
 document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) at("drop").hidden = true; });
 document.addEventListener("drop", (event) => {
   at("drop").hidden = true;
-  if (carries(event)) { event.preventDefault(); searchPicture(event.dataTransfer.files[0]); }
+  if (carries(event)) { event.preventDefault(); searchImage(event.dataTransfer.files[0]); }
 });
 at("skip").addEventListener("click", (event) => { event.preventDefault(); hits.focus(); });
 
@@ -299,8 +299,8 @@ function counted() {
   const now = text.value;
   if (!now.trim()) { at("count").textContent = ""; return; }
   timer = setTimeout(async () => {
-    const found = await post("api/sentences", { text: now }).catch(() => null);
-    if (found && text.value === now) at("count").textContent = plural(found.sentences.length, "sentence");
+    const answer = await post("api/sentences", { text: now }).catch(() => null);
+    if (answer && text.value === now) at("count").textContent = plural(answer.sentences.length, "sentence");
   }, PAUSE);
 }
 text.addEventListener("input", counted);
@@ -314,10 +314,10 @@ function follow(state) {
     text.value = query;
     counted();
     searchText(false);
-  } else if (hash.startsWith("#picture=")) {
-    const file = pictures.get(state?.picture);
-    if (file) searchPicture(file, false);
-    else complain("That picture is no longer here; choose it again.", null);
+  } else if (hash.startsWith("#image=")) {
+    const file = images.get(state?.image);
+    if (file) searchImage(file, false);
+    else complain("That image is no longer here; choose it again.", null);
   } else {
     running.abort();
     text.value = "";
@@ -336,10 +336,10 @@ async function start() {
     const index = await ask("api/index");
     limits = index.limits;
     canShow = index.heat;
-    at("about").textContent = `${index.name}: ${plural(index.pictures, "picture")}, ${index.method}`;
+    at("about").textContent = `${index.name}: ${plural(index.images, "image")}, ${index.method}`;
     at("validated").textContent = index.validated;
     at("validated").hidden = !index.validated;
-    if (!index.pictures) return complain("This index holds no pictures yet; `grainline index add` takes some in.", start);
+    if (!index.images) return complain("This index holds no images yet; `grainline index add` takes some in.", start);
     problem.hidden = true;
     if (location.hash) follow(history.state);
   } catch (error) {

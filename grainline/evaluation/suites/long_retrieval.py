@@ -1,32 +1,41 @@
 """Retrieval with long captions: under which protocol a set is read, and the card that says so.
 
 The metrics are those of retrieval. Numbers of papers on such sets differ by what is compared: which text of a
-record, how it is cleaned, which pictures. A rule settles that for a set, and a card tells it with the result.
+record, how it is cleaned, which images. A rule settles that for a set, and a card tells it with the result.
 The texts are read as CAFT (arXiv 2602.02977) and FLAIR (arXiv 2412.03561) read them, as far as that is known.
 """
 
 import re
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+from pydantic import Field
 
 from grainline.data.benchmarks.long_captions import LongCaptions
+from grainline.data.descriptions import Descriptions
 from grainline.data.formats.common import FileSource, digest
 from grainline.data.formats.joined import Joined, remarks
 from grainline.data.record import Record, Source
 from grainline.errors import UserError
+from grainline.evaluation.encode import Encodings, Progress
+from grainline.evaluation.measured import Measured
+from grainline.evaluation.score import Scorer
+from grainline.evaluation.suite import Outcomes, Settings
+from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
+from grainline.model import Model
+from grainline.report.page import Section, facts
 
-LONG_RETRIEVAL = "long-retrieval"
 DEFAULT, PLAIN = "default", "plain"
 
 RANKS = (
-    "every picture is ranked against all texts and every text against all pictures; a rank is 1 plus the"
+    "every image is ranked against all texts and every text against all images; a rank is 1 plus the"
     " number of wrong candidates that score as high as the right one or higher"
 )
 TIES = (
     "Published code gives a tie to the candidate that stands first, or leaves it to the sorting; here a tie"
     " is wrong, and the table counts them."
 )
-EMPTY = "A picture with an empty text is left out and counted; published numbers keep it."
+EMPTY = "An image with an empty text is left out and counted; published numbers keep it."
 
 
 class Rule(NamedTuple):
@@ -38,7 +47,7 @@ class Rule(NamedTuple):
     rows: int | None  # the first so many; None: all
     pairs: int  # of the whole set
     which: str  # text of a record is taken, and why
-    pictures: str
+    images: str
     papers: str  # how far it is from them
 
 
@@ -48,18 +57,18 @@ class Card(NamedTuple):
     set: str
     protocol: str
     text: str
-    pictures: str
+    images: str
     captions: str
     ranks: str
     papers: str
     pairs: int
 
-    def told(self, found: int) -> dict[str, str]:
-        """The card for a result on so many pictures."""
+    def for_images(self, images: int) -> dict[str, str]:
+        """The card for a result on so many images."""
         of = f" of {self.pairs:,}" if self.pairs else ""
-        names = ("set", "protocol", "text", "pictures", "captions", "ranks", "papers")
-        said = {name: getattr(self, name) for name in names}
-        return {**said, "pictures": f"{found:,}{of}: {self.pictures}"}
+        names = ("set", "protocol", "text", "images", "captions", "ranks", "papers")
+        words = {name: getattr(self, name) for name in names}
+        return {**words, "images": f"{images:,}{of}: {self.images}"}
 
 
 def rejoined(text: str) -> str:
@@ -97,13 +106,13 @@ def as_it_stands(text: str) -> str:
 
 
 _CUT = "cut at line breaks, </s> and periods and joined again by '. ', as FLAIR reads it"
-_SHARE = "the second turn of conversations, which describes the picture"
+_SHARE = "the second turn of conversations, which describes the image"
 _CAFT = "CAFT names the set and not its reader; FLAIR's is taken, which CAFT builds upon."
 
 RULES: dict[str, Rule] = {
     "dci": Rule(
         *("dci", "DCI", rejoined, None, 7805),
-        f"short_caption and extra_caption, the whole description of the picture without its masks, {_CUT}",
+        f"short_caption and extra_caption, the whole description of the image without its masks, {_CUT}",
         "all splits pooled",
         _CAFT,
     ),
@@ -115,7 +124,7 @@ RULES: dict[str, Rule] = {
     ),
     "urban-1k": Rule(
         *("urban-1k", "Urban-1k", first_line, None, 1000),
-        "the first line of the text of a picture, as Long-CLIP reads it; FLAIR's file has no second lines",
+        "the first line of the text of an image, as Long-CLIP reads it; FLAIR's file has no second lines",
         "all",
         "FLAIR's file holds one empty text.",
     ),
@@ -141,12 +150,60 @@ RULES: dict[str, Rule] = {
         *("iiw", "IIW (ImageInWords)", rejoined, None, 612),
         f"the field IIW, {_CUT}: 10.16 sentences a text, as in Table 6 of CAFT",
         "IIW-400 (400), DCI_Test (112) and DOCCI_Test (100) together",
-        f"{_CAFT} One picture is 0.163 points of a recall.",
+        f"{_CAFT} One image is 0.163 points of a recall.",
     ),
 }
 """By the name of the protocol. The first of a set is its default."""
 
 PROTOCOLS = (DEFAULT, PLAIN, *RULES)
+
+
+class LongRetrievalOptions(RetrievalOptions):
+    """Options of `long-retrieval`."""
+
+    protocol: Literal[PROTOCOLS] = Field(  # type: ignore[valid-type]
+        "default", description="how the set is read; default: the protocol of the set"
+    )
+
+
+class LongRetrievalSuite(RetrievalSuite):
+    """The metrics of retrieval on a set of long captions, each set under its own protocol."""
+
+    name = "long-retrieval"
+    Options = LongRetrievalOptions
+    captions = ("whole", "first")
+    reads = "one text an image"
+
+    @property
+    def fold_protocol(self) -> str:
+        return "plain"
+
+    def encode(
+        self,
+        model: Model,
+        source: Source,
+        settings: Settings = Settings(),  # noqa: B008
+        descriptions: Descriptions | None = None,
+        progress: Progress | None = None,
+    ) -> Encodings:
+        """Raises UserError for a protocol of another set too."""
+        source, card = under(source, self.options.protocol, self.choose_captions(settings.captions))
+        data = super().encode(model, source, settings, descriptions, progress)
+        return data._replace(collected={self.name: card})
+
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        card: Card = self.collected(data)
+        plain = super().outcomes(scorer, data, settings)
+        notes = plain.notes + notes_of_card(card, data.strings, len(data.keys))
+        return plain._replace(
+            notes=notes, settings={"card": card.for_images(len(data.keys))}, protocol=card.protocol
+        )
+
+    def sections(self, on: Measured) -> list[Section]:
+        card = facts(
+            on.result.settings["card"], "What was compared, and how far it is from published numbers"
+        )
+        return [Section("Protocol", card), *super().sections(on)]
 
 
 class Under(FileSource):
@@ -165,13 +222,13 @@ class Under(FileSource):
         return self._source.record(index, self._rule.text(self._source.pairs[index].text))
 
     def keys(self) -> Iterable[str]:
-        """The names of the pictures."""
+        """The names of the images."""
         return (pair.key for pair in self._source.pairs[: len(self)])
 
     def fingerprint(self) -> str:
         """sha256 over names and texts as they are read; rows behind the last one do not count."""
-        kept = self._source.pairs[: len(self)]
-        return digest(part for pair in kept for part in (pair.key, self._rule.text(pair.text)))
+        pairs = self._source.pairs[: len(self)]
+        return digest(part for pair in pairs for part in (pair.key, self._rule.text(pair.text)))
 
 
 def under(source: Source, protocol: str = DEFAULT, captions: str = "whole") -> tuple[Source, Card]:
@@ -181,16 +238,18 @@ def under(source: Source, protocol: str = DEFAULT, captions: str = "whole") -> t
 
     Raises UserError for a protocol of another set.
     """
-    found = _benchmark(source)
+    benchmark = _benchmark(source)
     if protocol == DEFAULT:
-        protocol = next((name for name, rule in RULES.items() if rule.benchmark == found), PLAIN)
+        protocol = next((name for name, rule in RULES.items() if rule.benchmark == benchmark), PLAIN)
     if protocol == PLAIN:
-        return source, _plain(found, captions)
+        return source, _plain(benchmark, captions)
     if protocol not in RULES:
-        raise UserError(f"protocol is {protocol!r}; allowed for {LONG_RETRIEVAL}: {', '.join(PROTOCOLS)}")
+        raise UserError(f"protocol is {protocol!r}; allowed for long-retrieval: {', '.join(PROTOCOLS)}")
     rule = RULES[protocol]
-    if rule.benchmark != found:
-        allowed = ", ".join(name for name in PROTOCOLS if name not in RULES or RULES[name].benchmark == found)
+    if rule.benchmark != benchmark:
+        allowed = ", ".join(
+            name for name in PROTOCOLS if name not in RULES or RULES[name].benchmark == benchmark
+        )
         raise UserError(
             f"--protocol {protocol} reads the files of {rule.name}, and {source.path} is not these; allowed"
             f" here: {allowed}"
@@ -199,8 +258,8 @@ def under(source: Source, protocol: str = DEFAULT, captions: str = "whole") -> t
         rule.name,
         protocol,
         rule.which,
-        rule.pictures,
-        "one a picture; where a file names a picture again, its first text stands",
+        rule.images,
+        "one an image; where a file names an image again, its first text stands",
         RANKS,
         " ".join((rule.papers, EMPTY, TIES)),
         rule.pairs,
@@ -208,14 +267,14 @@ def under(source: Source, protocol: str = DEFAULT, captions: str = "whole") -> t
     return _read(source, rule), card
 
 
-def notes_of_card(card: Card, texts: tuple[str, ...], pictures: int) -> tuple[str, ...]:
+def notes_of_card(card: Card, texts: tuple[str, ...], images: int) -> tuple[str, ...]:
     """What keeps a result from the numbers of others."""
     notes = []
-    if card.pairs and pictures != card.pairs:
-        notes.append(f"{pictures:,} pictures here, {card.pairs:,} in {card.set}: its recalls are others")
+    if card.pairs and images != card.pairs:
+        notes.append(f"{images:,} images here, {card.pairs:,} in {card.set}: its recalls are others")
     again = len(texts) - len(set(texts))
     if again:
-        notes.append(f"{again:,} texts stand at another picture too, word for word: they tie exactly")
+        notes.append(f"{again:,} texts stand at another image too, word for word: they tie exactly")
     return tuple(notes)
 
 
@@ -229,7 +288,7 @@ def _plain(benchmark: str, captions: str) -> Card:
         PLAIN,
         text,
         "all",
-        "one text a picture",
+        "one text an image",
         RANKS,
         f"No published protocol. {TIES}",
         0,
@@ -239,8 +298,7 @@ def _plain(benchmark: str, captions: str) -> Card:
 def _benchmark(source: Source) -> str:
     """The set that a source is all of; "" where there is no such set. Only ImageInWords has several files."""
     if isinstance(source, Joined):
-        found = {_benchmark(one) for one in source.sources}
-        return "iiw" if found == {"iiw"} else ""
+        return "iiw" if {_benchmark(one) for one in source.sources} == {"iiw"} else ""
     return source.benchmark if isinstance(source, LongCaptions) else ""
 
 

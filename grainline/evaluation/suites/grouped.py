@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from grainline.data.batches import texts_of
-from grainline.errors import UserError
-from grainline.evaluation.collectors.annotations import Caption, Token, segments, shuffled, tokens_of, up_to
-from grainline.evaluation.collectors.baselines import CLUSTERINGS, SEED, Labelled, can_cluster, clusterings
 from grainline.evaluation.ranks import refuse_nan
-from grainline.methods.base import Grouping, Stating
+from grainline.evaluation.suites.annotations import Caption, Token, segments, shuffled, tokens_of, up_to
+from grainline.evaluation.suites.baselines import CLUSTERINGS, SEED, Labelled, can_cluster, clusterings
+from grainline.methods.base import HasTokenGroups
 from grainline.model import Model
 from grainline.types import to
 
@@ -33,7 +32,7 @@ class Grouped(NamedTuple):
 
     texts: tuple[str, ...]
     tokens: tuple[tuple[Token, ...], ...]
-    picture: tuple[int, ...]  # whose caption it is
+    image: tuple[int, ...]  # whose caption it is
     gold: tuple[np.ndarray, ...]  # [P, L] bool, the tokens of each phrase
     soft: (
         tuple[np.ndarray, ...] | None
@@ -58,7 +57,7 @@ class _Read(NamedTuple):
     caption: Caption
     tokens: list[Token]
     gold: np.ndarray
-    picture: int
+    image: int
 
 
 class _Mixed(NamedTuple):
@@ -86,8 +85,8 @@ class Groups:
         self._words = True
         self._bare = self._unmapped = self._lost = self._cut = 0
 
-    def add(self, captions: Sequence[Caption], picture: int) -> None:
-        """The texts of the next picture."""
+    def add(self, captions: Sequence[Caption], image: int) -> None:
+        """The texts of the next image."""
         for caption in captions:
             if not caption.phrases:
                 self._bare += 1
@@ -100,7 +99,7 @@ class Groups:
             self._lost += len(caption.phrases) - len(gold)
             if not len(gold):
                 continue
-            self._queue(_Read(caption, tokens, gold, picture))
+            self._queue(_Read(caption, tokens, gold, image))
 
     def found(self) -> Grouped:
         """All of them; the last batch is read now."""
@@ -109,7 +108,7 @@ class Groups:
         return Grouped(
             tuple(one.caption.text for one in self._read),
             tuple(tuple(one.tokens) for one in self._read),
-            tuple(one.picture for one in self._read),
+            tuple(one.image for one in self._read),
             tuple(one.gold for one in self._read),
             tuple(self._soft) if self._grouping else None,
             tuple(self._shuffled) if self._grouping else None,
@@ -154,7 +153,7 @@ class Groups:
         reads = [one for one, _ in waiting]
         texts = [one.caption.text for one in reads]
         parted = self._model.read(texts)
-        self._cut += sum(parted.cut)
+        self._cut += sum(parted.truncated)
         self._soft += self._soft_of(texts, [one.tokens for one in reads])
         mixed = [one for _, one in waiting if one is not None]
         taken = self._soft_of([one.text for one in mixed], [one.tokens for one in mixed])
@@ -168,7 +167,9 @@ class Groups:
         """How much of each token every group takes, [K, L] for each text; [] for a method without groups."""
         if not texts or not self._grouping:
             return []
-        taken = _groups(self._model, texts).float().cpu().numpy()
+        weight = _token_groups(self._model, texts)
+        assert weight is not None
+        taken = weight.float().cpu().numpy()
         found = [one[:, [token.column for token in mine]] for one, mine in zip(taken, tokens, strict=True)]
         refuse_nan(sum(bool(np.isnan(one).any()) for one in found), len(found))
         assert all(np.allclose(one.sum(0), 1, atol=1e-3) for one in found), "a token is not shared out"
@@ -188,35 +189,25 @@ class Groups:
     def _states(self, texts: Sequence[str], lengths: Sequence[int]) -> np.ndarray | None:
         """The state of every token, [n, L, W]; None where the method keeps none."""
         method = self._model.method
-        if isinstance(method, Stating):
+        if isinstance(method, HasTokenGroups):
             ids = to(texts_of(self._model.read(texts).ids), self._model.device)
-            told: np.ndarray = method.states(ids).float().cpu().numpy()
-            return told
+            states: np.ndarray = method.token_groups(ids).states.float().cpu().numpy()
+            return states
         encoded = self._model.encode(texts=texts)
         each = encoded.mask.sum(1).tolist() == list(lengths)
         return encoded.tokens.float().cpu().numpy() if each else None
 
 
 def makes_groups(model: Model) -> bool:
-    """Whether a model puts tokens into groups.
-
-    A method that can may have been built without them, as the baseline of the Text Group Transformer is; it
-    says so when it is asked.
-    """
-    if not isinstance(model.method, Grouping):
-        return False
-    try:
-        _groups(model, ["a"])
-    except UserError:
-        return False
-    return True
+    """Whether a model puts tokens into groups; the baseline of the Text Group Transformer does not."""
+    return isinstance(model.method, HasTokenGroups) and _token_groups(model, ["a"]) is not None
 
 
 @torch.no_grad()
-def _groups(model: Model, texts: Sequence[str]) -> Tensor:
-    """What the method makes of texts as the model reads them."""
-    assert isinstance(model.method, Grouping)
-    return model.method.groups(to(texts_of(model.read(texts).ids), model.device))
+def _token_groups(model: Model, texts: Sequence[str]) -> Tensor | None:
+    """The weights of the groups of some texts; None for a model without groups."""
+    assert isinstance(model.method, HasTokenGroups)
+    return model.method.token_groups(to(texts_of(model.read(texts).ids), model.device)).weight
 
 
 def hard(soft: np.ndarray) -> Labelled:

@@ -1,4 +1,4 @@
-"""A caption over its picture: its sentences and the phrases in them, each with its score and its heat."""
+"""A caption over its image: its sentences and the phrases in them, each with its score and its heat."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,45 +10,55 @@ from grainline.data.phrases.base import Phrase
 from grainline.data.phrases.patterns import select, words_of
 from grainline.data.phrases.providers import Rules
 from grainline.model import Model, given
-from grainline.report.case import Look, Told
-from grainline.report.page import Gone
+from grainline.report.case import Look, SentenceScore
+from grainline.report.page import MissingImage
 
 SENTENCES = 12  # of a text that is shown
 PHRASES = 30  # of these sentences: as many as beta-CLIP takes of a caption
+CONTRAST_HINT = (
+    "Heat is orange where the image shows more of a text than of other texts of the data and blue where less;"
+    " 1 is what one of five of these reaches, and less has no colour."
+)
+HEAT_HINT = (
+    f"{CONTRAST_HINT} At most {SENTENCES} sentences and {PHRASES} phrases in them are shown, each with its"
+    " score."
+)
 MARKS = " .!?…"  # what a sentence may have around a phrase that is all it says
 
 
 def look_at(
     model: Model,
-    picture: Image.Image | Gone,
+    image: Image.Image | MissingImage,
     text: str,
     description: str | None = None,
     null: Sequence[str] | None = None,
 ) -> Look:
-    """The sentences of a text in a picture, with their scores.
+    """The sentences of a text in an image, with their scores.
 
-    description  of the picture, for a model that reads it
+    description  of the image, for a model that reads it
     null         other texts that heat is measured against, as in `Model.heat`
 
     Where the method has heat, so has each sentence, and each phrase that the built-in rules find in it.
     """
-    if isinstance(picture, Gone):
-        return Look(picture, "")
+    if isinstance(image, MissingImage):
+        return Look(image, "")
     every = sentences(text)
     shown = every[:SENTENCES]
-    without = not model.method.placed
+    without = not model.method.has_layout
     found = [[] for _ in shown] if without else phrases_of(text, shown)
     kept = _first(found, PHRASES)
     said = [part for one, inside in zip(shown, kept, strict=True) for part in (one.text, *inside)]
-    asked = given(picture, description)
+    asked = given(image, description)
     score = iter(model.score([asked], said)[0].tolist())
     told = [
-        Told(one.text, next(score), phrases=[Told(phrase, next(score)) for phrase in inside])
+        SentenceScore(
+            one.text, next(score), phrases=[SentenceScore(phrase, next(score)) for phrase in inside]
+        )
         for one, inside in zip(shown, kept, strict=True)
     ]
     heat = None if without else model.heat(asked, said, null).cpu().numpy()
     left_out = _left_out((len(shown), len(every)), (sum(map(len, kept)), sum(map(len, found))))
-    return Look(picture, "the right picture", told, heat, left_out=left_out, contrast=null is not None)
+    return Look(image, "the right image", told, heat, left_out=left_out, contrast=null is not None)
 
 
 def phrases_of(text: str, among: Sequence[Sentence]) -> list[list[str]]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from grainline.data.captions import sentences
-from grainline.data.record import DAMAGED_REGION, Damaged, Record
+from grainline.data.record import CORRUPT_REGION, CorruptSample, Record
 from grainline.data.tokenizers.tokenized import TextTokenizer
 
 # Which tokens of a caption stand for which of its characters, for any tokenizer that reads word by word.
@@ -125,7 +125,7 @@ class Caption(NamedTuple):
 def captions_of(record: Record) -> list[Caption]:
     """The texts of a record, each with its phrases in their order. A phrase counts once.
 
-    Raises Damaged for a phrase that stands in no text, or beyond its end.
+    Raises CorruptSample for a phrase that stands in no text, or beyond its end.
     """
     named = {f"captions.{i}": text for i, text in enumerate(record.captions)}
     named |= {f"others.{i}": text for i, text in enumerate(record.others)}
@@ -138,7 +138,7 @@ def captions_of(record: Record) -> list[Caption]:
         name, start, end = region.span
         if name not in named or not 0 <= start < end <= len(named[name]):
             where = f"{name} {start} to {end}"
-            raise Damaged(DAMAGED_REGION, f"{record.key} ({region.phrase}: no text at {where})")
+            raise CorruptSample(CORRUPT_REGION, f"{record.key} ({region.phrase}: no text at {where})")
         found[name].add((start, end))
     return [Caption(text, tuple((run,) for run in sorted(found[name]))) for name, text in named.items()]
 

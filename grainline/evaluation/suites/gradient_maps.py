@@ -1,15 +1,13 @@
-"""Maps by gradients: which image tokens raise a score, and which the last attention takes up.
+"""Maps by gradients: which image tokens raise the score of a pair, after Grad-CAM (arXiv 1610.02391).
 
-Gradient maps: which image tokens raise the score of a pair, after Grad-CAM (arXiv 1610.02391).
-
-The score is differentiated by the tokens of the picture as it is read, `Encoded.tokens`. That needs no place
+The score is differentiated by the tokens of the image as it is read, `Encoded.tokens`. That needs no place
 inside any encoder, so it is the same for every method whose scores read tokens. One that scores by vectors
 alone has no such gradient.
 
 A token times its gradient tells, to first order, what the score loses if the token is set to zero. Where a
 method brings tokens to one length before it scores, as by a LayerNorm, the gradient stands at right angles to
 the token and that is 0 everywhere. Hence a second map, of what the score loses if the token is set to the
-mean token of its picture.
+mean token of its image.
 """
 
 from typing import Any, NamedTuple
@@ -36,12 +34,12 @@ class Slopes(NamedTuple):
 
 
 def gradient_heat(method: Scorer, images: Encoded, texts: Encoded) -> Slopes:
-    """What every token of picture i does for its score with text i.
+    """What every token of image i does for its score with text i.
 
     images, texts  N rows with tokens, as they are encoded
 
     for i:
-        S = score(picture i, text i)
+        S = score(image i, text i)
         v, g = tokens[i], dS / d tokens[i]; m = mean of v over real tokens
         for real l:
             plain[i, l] = relu(sum over c of v[l, c] * g[l, c])
@@ -78,17 +76,17 @@ def _product(value: Tensor, slope: Tensor) -> Tensor:
 #
 # ReCLIP (Subramanian et al., arXiv 2204.05991) takes the class token's row of Id + mean over heads of
 # relu(gradient * attention) in the last block, without the class token itself, where Id adds nothing. Its
-# scores read the class token alone. Here the rows of all tokens that look are added up: where nothing else is
-# read, the gradient of all other rows is 0 and the map is ReCLIP's; where a score reads patches, what they
+# scores read the class token alone. Here the rows of all tokens are summed: where nothing else is read, the
+# gradient of all other rows is 0 and the map is ReCLIP's; where a score reads patches, what they
 # take up counts as well, and an encoder without a class token needs no other rule.
 #
-# The weights are caught where they are made, in the call of scaled dot-product attention, so that this needs
+# The weights are captured in the call of scaled dot-product attention, where they are computed, so this needs
 # no place inside any encoder: our own transformers and those of the library call the same function. Decisions
 # of a score, such as which patches stay, are held fixed.
 
 
-class Caught(TorchFunctionMode):
-    """While it is entered, attention over all patches is computed openly, and its last weights are kept.
+class AttentionCapture(TorchFunctionMode):
+    """While it is entered, attention over all patches is computed openly, and its last weights are captured.
 
     Only what comes after these weights has a gradient. patches: how many there are; a class token before
     them is one more.
@@ -112,19 +110,19 @@ class Caught(TorchFunctionMode):
         return self.weight @ value
 
     def _over_patches(self, key: Tensor, kwargs: dict[str, Any]) -> bool:
-        """Whether these are keys of all patches of the one picture, not of a description or a window."""
+        """Whether these are keys of all patches of the one image, not of a description or a window."""
         plain = kwargs.get("attn_mask") is None and not kwargs.get("is_causal")
         one = len(key) == 1 and key.shape[-2] - self.patches in (0, 1)
         return plain and one and torch.is_grad_enabled()
 
 
 def attention_heat(method: Method, images: Images, texts: Encoded) -> Tensor:
-    """What every patch of one picture gives to its scores with texts, through the last attention: [M, L] >= 0
+    """What every patch of one image gives to its scores with texts, through the last attention: [M, L] >= 0
 
-    images  one picture; texts  [M] with tokens
+    images  one image; texts  [M] with tokens
 
     for text j:
-        S = score(picture, text j)
+        S = score(image, text j)
         A = weights of the last attention [heads, rows, columns], G = dS / dA
         for patch p, whose column is c:
             heat[j, p] = sum over rows r: mean over heads h of relu(G[h, r, c] * A[h, r, c])
@@ -132,34 +130,34 @@ def attention_heat(method: Method, images: Images, texts: Encoded) -> Tensor:
     L is the number of patches on the grid of the encoder. Raises UserError where no attention goes over all
     of them.
     """
-    assert method.grid is not None, "image tokens on no grid; ask `refuse_unattended` first"
+    assert method.grid is not None, "image tokens on no grid; ask `require_patch_grid` first"
     with torch.enable_grad():
-        with Caught(method.grid[0] * method.grid[1]) as caught:
-            seen = method.encode_images(images)
-        if caught.weight is None:
-            raise unattended("image encoder", "never attends to all patches at once")
+        with AttentionCapture(method.grid[0] * method.grid[1]) as capture:
+            encoded = method.encode_images(images)
+        if capture.weight is None:
+            raise no_attention_map("image encoder", "never attends to all patches at once")
         slopes = [
-            _slope(method, seen, rows(texts, slice(j, j + 1)), caught.weight)
+            _slope(method, encoded, rows(texts, slice(j, j + 1)), capture.weight)
             for j in range(len(texts.vector))
         ]
-    weight = caught.weight.detach()[0]
+    weight = capture.weight.detach()[0]
     heat = (torch.stack(slopes) * weight).relu().mean(1).sum(1)  # [M, columns]
-    return heat[:, -caught.patches :].float()
+    return heat[:, -capture.patches :].float()
 
 
-def _slope(method: Scorer, seen: Encoded, text: Encoded, weight: Tensor) -> Tensor:
+def _slope(method: Scorer, encoded: Encoded, text: Encoded, weight: Tensor) -> Tensor:
     """dS / dA: [heads, rows, columns]; 0 where the score does not read what the attention made"""
-    score = method.score(seen, text).sum()
+    score = method.score(encoded, text).sum()
     (slope,) = torch.autograd.grad(score, weight, retain_graph=True)
     return slope[0]
 
 
-def refuse_unattended(method: Method, name: str) -> None:
+def require_patch_grid(method: Method, name: str) -> None:
     """Raise UserError for a method whose image tokens lie on no grid of patches."""
     if method.grid is None:
-        raise unattended(f"image encoder of {name}", "has no grid of patches")
+        raise no_attention_map(f"image encoder of {name}", "has no grid of patches")
 
 
-def unattended(what: str, why: str) -> UserError:
+def no_attention_map(what: str, why: str) -> UserError:
     """The error where there is no attention to make a map of."""
-    return UserError(f"the {what} {why}, so it has no attention map; leave out --map attention")
+    return UserError(f"the {what} {why}, so it has no attention map; leave out --set map_from=attention")

@@ -1,0 +1,373 @@
+"""The frame of all suites: what a suite is, the table of them, and how its outcomes become a result.
+
+A suite asks one question of a model. `Suite.encode` walks over a source once with the suite's collector,
+`Suite.measure` turns what was collected into a `Result`. A suite of one's own is a subclass in any module
+that can be imported; it is named `module:Class`.
+"""
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from inspect import isabstract
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+
+import numpy as np
+from pydantic import BeforeValidator
+
+from grainline.config import Config, load_class, override, parse
+from grainline.data.descriptions import Descriptions
+from grainline.data.formats.texts_alone import without_images
+from grainline.data.record import Source
+from grainline.errors import UserError, amount
+from grainline.evaluation.encode import CAPTIONS, Captions, Collector, Encodings, Progress, encode_source
+from grainline.evaluation.intervals import from_replicates, replicates, wilson
+from grainline.evaluation.measured import Measured
+from grainline.evaluation.result import Metric, Result, Unit, now, versions
+from grainline.evaluation.score import MEMORY, Scorer
+from grainline.model import Model
+from grainline.report.page import Section
+from grainline.report.png import require_matplotlib
+
+SUITES: dict[str, str] = {
+    "retrieval": "grainline.evaluation.suites.retrieval:RetrievalSuite",
+    "probes": "grainline.evaluation.suites.probes:ProbesSuite",
+    "zeroshot": "grainline.evaluation.suites.zeroshot:ZeroshotSuite",
+    "monotonicity": "grainline.evaluation.suites.monotonicity:MonotonicitySuite",
+    "cola": "grainline.evaluation.suites.cola:ColaSuite",
+    "stability": "grainline.evaluation.suites.stability:StabilitySuite",
+    "fg-ovd": "grainline.evaluation.suites.fgovd:FgOvdSuite",
+    "similarity": "grainline.evaluation.suites.similarity:SimilaritySuite",
+    "own-caption": "grainline.evaluation.suites.similarity:OwnCaptionSuite",
+    "referring": "grainline.evaluation.suites.referring:ReferringSuite",
+    "comprehension": "grainline.evaluation.suites.comprehension:ComprehensionSuite",
+    "inactivity": "grainline.evaluation.suites.inactivity:InactivitySuite",
+    "phrases": "grainline.evaluation.suites.phrases:PhrasesSuite",
+    "long-retrieval": "grainline.evaluation.suites.long_retrieval:LongRetrievalSuite",
+    "transfer": "grainline.evaluation.suites.transfer:TransferSuite",
+}
+"""Name -> `module:Class`, imported when the suite is used. A new suite is one line here."""
+
+HEAT = "heat maps"  # what the figure of most suites shows
+_OUTSIDE: dict[str, "type[Suite[Any]]"] = {}  # classes that `suite_class` imported by `module:Class`
+
+O = TypeVar("O", bound=Config)  # noqa: E741 - the options of a suite
+Strings = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+]
+"""The type of an option that takes one text or a list of them."""
+
+
+class Settings(NamedTuple):
+    """What all suites share."""
+
+    captions: Captions | None = None  # which text of a record; None: the default of the suite
+    batch_size: int = 64  # images and texts encoded at a time
+    max_corrupt: float = 0.1  # share of samples that may be skipped
+    seed: int = 0  # of the bootstrap
+    resamples: int = 1000
+    level: float = 0.95  # of the intervals
+    memory: int = MEMORY  # bytes of a tile of scores
+
+    @property
+    def bootstrap(self) -> dict[str, Any]:
+        """The arguments of `intervals.replicates` that all metrics share."""
+        return {"resamples": self.resamples, "seed": self.seed}
+
+
+class MetricSamples(NamedTuple):
+    """One metric of one set of queries, with its value in every resample."""
+
+    value: float
+    samples: np.ndarray  # [R]
+    queries: int
+    chance: float | None  # None: there is no such thing
+    ties: int
+    unit: Unit
+    wilson: tuple[float, float] | None = None
+
+
+class Outcomes(NamedTuple):
+    """What a suite measured, before it is summed up."""
+
+    queries: dict[str, Any]  # lists of outcomes, as JSON holds them; `Suite.metrics` reads nothing else
+    notes: tuple[str, ...] = ()  # what a reader of the numbers has to know
+    settings: Mapping[str, Any] = {}  # added to `Result.settings`
+    data: Mapping[str, Any] = {}  # added to `Result.data`
+    protocol: str = "plain"
+
+
+class NoOptions(Config):
+    """A suite without options of its own."""
+
+
+class Suite(ABC, Generic[O]):
+    """One question asked of a model. Abstract: `outcomes` and `metrics` are needed."""
+
+    name: ClassVar[str]
+    Options: ClassVar[type[Config]] = NoOptions  # set by `--set key=value`
+    captions: ClassVar[tuple[Captions, ...]] = CAPTIONS  # allowed ones; the first is the default
+    reads: ClassVar[str] = "the captions of a record"  # what it reads, for errors
+    needs_text: ClassVar[bool] = True  # False: an image without a text is no damage
+    encodes_captions: ClassVar[bool] = True  # False: captions are kept as strings only
+    keeps_tokens: ClassVar[bool] = True  # False: scores read vectors, whatever the method compares
+    replaces_scores: ClassVar[str] = ""  # what it compares in place of the scores of the method; "": these
+    model_fields: ClassVar[frozenset[str]] = frozenset({"rank", "tied", "right", "scores", "cut"})
+    """Fields of `Outcomes.queries` that the model decides; all others must be equal to be compared."""
+    must_match: ClassVar[
+        tuple[str, ...]
+    ] = ()  # settings and data that must be equal to be compared or pooled
+    pooled_must_match: ClassVar[tuple[str, ...]] = ()  # those that must also be equal to be pooled
+    noted_if_other: ClassVar[tuple[str, ...]] = ()  # those that a comparison notes where they differ
+    title: ClassVar[str] = ""  # of the page; "": the name with a capital
+    headline: ClassVar[tuple[str, ...]] = ()  # metrics on top of the page
+    texts_label: ClassVar[str] = "Texts"  # what the texts are called there
+    figure: ClassVar[str] = ""  # what `--png` draws; "": nothing
+    page_options: ClassVar[tuple[str, ...]] = ()  # options that only change the page and the figure
+
+    def __init__(self, options: O | None = None) -> None:
+        """Raises UserError for files in the options that cannot be used."""
+        self.options: O = cast(O, self.Options()) if options is None else options
+
+    def open_run(self, path: str) -> None:
+        """Read what stands beside the weights at the path of the model, before it is loaded."""
+
+    def check(self, model: Model, source: Source) -> None:
+        """Raise UserError where the model or the source lack what the suite needs.
+
+        The default refuses captions without images.
+        """
+        without = without_images(source)
+        if without:
+            raise UserError(
+                f"{without} has captions without images, and --suite {self.name} looks at images; name others"
+            )
+
+    def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
+        """The model and the source as the suite reads them; the default changes nothing."""
+        return model, source
+
+    def collector(self, model: Model, source: Source, settings: Settings) -> Collector | None:
+        """What collects data beside the vectors of images and captions; None: these are enough."""
+        return None
+
+    def encode(
+        self,
+        model: Model,
+        source: Source,
+        settings: Settings = Settings(),  # noqa: B008
+        descriptions: Descriptions | None = None,
+        progress: Progress | None = None,
+    ) -> Encodings:
+        """Walk over the source once. A suite that needs another walk overrides this.
+
+        Raises UserError as `check` and `encode_source` do.
+        """
+        self.check(model, source)
+        captions = self.choose_captions(settings.captions)
+        self._refuse_circular(captions, descriptions)
+        model, source = self.prepare(model, source)
+        collector = self.collector(model, source, settings._replace(captions=captions))
+        return encode_source(
+            model,
+            source,
+            captions=captions,
+            need_text=self.needs_text,
+            encode_texts=self.encodes_captions,
+            keep_tokens=self.keeps_tokens,
+            collectors={} if collector is None else {self.name: collector},
+            descriptions=descriptions,
+            batch=settings.batch_size,
+            max_corrupt=settings.max_corrupt,
+            progress=progress,
+        )
+
+    @abstractmethod
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        """The outcome of every query. Raises UserError for scores that are not a number."""
+
+    @abstractmethod
+    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
+        """Name -> metric, from `Outcomes.queries` of one run, or of several over the same queries."""
+
+    def measure(self, scorer: Scorer, data: Encodings, settings: Settings = Settings()) -> Result:  # noqa: B008
+        """The result: metrics with intervals, settings, data, notes, and all outcomes.
+
+        Raises UserError if the data were encoded without what the suite collects, and as `outcomes` does.
+        """
+        outcomes = self.outcomes(scorer, data, settings)
+        metrics = metrics_of(self.metrics([outcomes.queries], settings), settings)
+        notes = (*notes_of(data), *outcomes.notes)
+        if any(metric.low == metric.high for metric in metrics if metric.unit == "share"):
+            notes += (
+                "an interval of width zero means that all outcomes were alike, not that the value is certain",
+            )
+        about: dict[str, Any] = {
+            **settings._asdict(),
+            "captions": data.captions,
+            "options": self.options.model_dump(mode="json"),
+            **outcomes.settings,
+        }
+        if data.descriptions:
+            about["descriptions"] = data.descriptions
+        counts = {
+            "path": data.path,
+            "fingerprint": data.fingerprint,
+            "samples": data.samples,
+            "images": len(data.keys),
+            "texts": len(data.strings),
+            "damaged": data.damaged,
+            "damaged_first": list(data.damaged_first),
+            "blank_captions": data.blank,
+            "cut_texts": data.cut,
+            **outcomes.data,
+        }
+        return Result(
+            self.key, outcomes.protocol, metrics, about, counts, versions(), settings.seed, now(), notes,
+            outcomes.queries,
+        )  # fmt: skip
+
+    def headlines(self, result: Result) -> list[str]:
+        """The names of the metrics on top of the page; those that the result lacks are left out."""
+        return list(self.headline)
+
+    def sections(self, on: Measured) -> list[Section]:
+        """The parts of the page about single outcomes."""
+        return []
+
+    def draw(self, path: str | Path, on: Measured) -> None:
+        """Write the figure. Only called where `figure` says what it shows."""
+        raise AssertionError(f"{self.name} draws no figure")
+
+    def check_figure(self, model: Model | None) -> None:
+        """Raise UserError where the figure cannot be drawn. Called before the model is loaded, and after."""
+        if model is None:
+            require_matplotlib()
+        elif self.figure == HEAT and not model.method.has_layout:
+            raise UserError(
+                "--png draws heat maps, and the image tokens of this model have no places in the image"
+            )
+
+    @property
+    def key(self) -> str:
+        """The name in the table, or `module:Class` of a suite from outside."""
+        spec = f"{type(self).__module__}:{type(self).__qualname__}"
+        return self.name if SUITES.get(self.name) == spec else spec
+
+    def collected(self, data: Encodings) -> Any:
+        """What the suite's collector returned. Raises UserError if the data were encoded without it."""
+        if self.name not in data.collected:
+            raise UserError(f"{data.path} was encoded for other suites; encode it with the {self.name} suite")
+        return data.collected[self.name]
+
+    def choose_captions(self, given: str | None) -> Captions:
+        """Which text of a record is read. Raises UserError for one that the suite does not allow."""
+        if given is None:
+            return self.captions[0]
+        for known in self.captions:
+            if known == given:
+                return known
+        raise UserError(
+            f"--captions is {given!r}; {self.name} reads {self.reads}; allowed: {', '.join(self.captions)}"
+        )
+
+    def _refuse_circular(self, captions: Captions, descriptions: Descriptions | None) -> None:
+        """Raise UserError where the captions that are compared are the descriptions of their own images."""
+        if descriptions is not None and descriptions.own and captions == "whole" and self.needs_text:
+            raise UserError(
+                "--captions whole reads the long captions, which describe their own images here: "
+                "give --captions first, or each, or other descriptions"
+            )
+
+
+def suite_class(name: str) -> type[Suite[Any]]:
+    """The class of a suite: a name of SUITES, or `module:Class` on sys.path or in the working directory.
+
+    Raises UserError for an unknown name, a module that cannot be imported, and what is no such class.
+    """
+    here = os.getcwd()
+    if ":" in name and here not in sys.path:
+        sys.path.insert(0, here)
+    cls: type[Suite[Any]] = load_class(name, Suite, SUITES, "--suite")
+    if isabstract(cls) or not hasattr(cls, "name"):
+        raise UserError(f"--suite: {name} defines not all of name, outcomes and metrics")
+    if name not in SUITES:
+        _OUTSIDE[name] = cls
+    return cls
+
+
+def load_suite(name: str, changes: Sequence[str] = ()) -> Suite[Any]:
+    """A suite with options, each "key=value" or "SUITE.key=value", as `--suite` and `--set` take them.
+
+    Raises UserError as `suite_class` does, for an unknown option and for a value that is not allowed.
+    """
+    cls = suite_class(name)
+    values = override({}, list(changes))
+    with_prefix = values.pop(cls.name, {}) if cls.name not in cls.Options.model_fields else {}
+    if not cls.Options.model_fields and (values or with_prefix):
+        raise UserError(f"--set {next(iter(values or with_prefix))}: --suite {cls.name} has no options")
+    return cls(parse(cls.Options, {**values, **with_prefix}, f"--set, --suite {cls.name}"))
+
+
+def suite_of(result: Result) -> Suite[Any]:
+    """The suite that made a result, with its options.
+
+    Raises UserError for a suite from outside that this process has not loaded: a file imports nothing.
+    """
+    cls = suite_class(result.suite) if result.suite in SUITES else _OUTSIDE.get(result.suite)
+    if cls is None:
+        raise UserError(f"the result is of {result.suite}; load it first, with load_suite({result.suite!r})")
+    suite = cls.__new__(cls)  # the files that options name are not read again
+    flat = {name: x for name, x in result.settings.items() if name in cls.Options.model_fields}
+    suite.options = parse(cls.Options, result.settings.get("options", flat), f"a result of {result.suite}")
+    return suite
+
+
+def settings_of(result: Result) -> Settings:
+    """The settings that a result was made with."""
+    return Settings(**{name: x for name, x in result.settings.items() if name in Settings._fields})
+
+
+def metrics_of(samples: Mapping[str, MetricSamples], settings: Settings) -> tuple[Metric, ...]:
+    """Metrics with their intervals."""
+    return tuple(
+        Metric(
+            name, *from_replicates(one.value, one.samples, settings.level), one.queries, one.chance, one.ties,
+            one.unit, one.wilson,
+        )
+        for name, one in samples.items()
+    )  # fmt: skip
+
+
+def notes_of(data: Encodings) -> tuple[str, ...]:
+    """What a reader of any number on these data has to know."""
+    notes = list(data.remarks)
+    if data.damaged:
+        causes = ", ".join(f"{number} {cause}" for cause, number in sorted(data.damaged.items()))
+        skipped = sum(data.damaged.values())
+        first = "; ".join(data.damaged_first)
+        notes.append(f"{skipped} of {data.samples} samples were skipped: {causes}; the first: {first}")
+    if data.blank:
+        notes.append(f"{data.blank} blank captions were skipped")
+    if data.cut:
+        notes.append(f"{amount(data.cut, 'text')} longer than the model reads and cut")
+    return tuple(notes)
+
+
+def accuracy(
+    right: Sequence[Sequence[int]] | np.ndarray,
+    image: np.ndarray | None,
+    chance: float | None,
+    ties: int,
+    settings: Settings,
+) -> MetricSamples:
+    """A share of queries, the mean over the runs, with Wilson's interval where there is one run.
+
+    right  [run, Q] of 0 and 1;  image [Q] of each query: the bootstrap draws them; None: each its own
+    """
+    mean = np.mean(right, axis=0)  # [Q] share of the runs that were right
+    alone = wilson(int(mean.sum()), len(mean), settings.level) if len(right) == 1 else None
+    ends = None if alone is None else (alone.low, alone.high)
+    samples = replicates(mean, image, **settings.bootstrap)
+    return MetricSamples(float(mean.mean()), samples, mean.size * len(right), chance, ties, "share", ends)

@@ -1,0 +1,252 @@
+"""Pairwise ranking accuracy: does a right pair of image and text score higher than a wrong one?
+
+The wrong pair shares the image or the text with the right one. Where the text is another one, that is a foil:
+a caption that is wrong in one thing. Where the image is, the text is true of the first and false of the
+second. A tie is wrong and counted: it shows, for instance, two texts that truncation made equal.
+
+Accuracy is given by what is wrong and pooled, for each benchmark by itself. Where SVO-Probes and FOIL-COCO
+are measured together, `noun understanding` is the mean of subject, object and FOIL-COCO.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grainline.data.benchmarks.contests import (
+    FOIL_COCO,
+    OTHER_DATA,
+    SCENES,
+    SUGARCREPE,
+    VALSE,
+    origins,
+)
+from grainline.data.benchmarks.svo import OBJECT, SUBJECT, SVO_PROBES
+from grainline.data.record import Source
+from grainline.errors import UserError
+from grainline.evaluation.collectors.collecting import Rows, numbered
+from grainline.evaluation.encode import Collector, Encodings, Sample, text_rows
+from grainline.evaluation.intervals import replicates
+from grainline.evaluation.measured import SHOWN, Measured
+from grainline.evaluation.ranks import refuse_nan
+from grainline.evaluation.score import Scorer, pair_scores
+from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, accuracy
+from grainline.model import Model
+from grainline.report.page import Section, facts, hint
+from grainline.report.table import Comparison, Rival, comparisons
+from grainline.types import Encoded, rows
+
+ALL, NOUNS = "all kinds", "noun understanding"
+CHANCE = 0.5
+
+RULE = (
+    "a comparison is right where the right pair of image and text scores strictly higher than the wrong"
+    " one; a tie is wrong, and the table counts them"
+)
+CARDS = {
+    SVO_PROBES: (
+        "the sentence as it stands; the image that shows it against the one that does not; rows with"
+        " exactly one true flag whose images are both there, pooled over rows. The notebook of its"
+        " authors drops duplicates and judges by a threshold: other numbers."
+    ),
+    FOIL_COCO: (
+        "the foil against the caption of its id, both as they stand; their image of COCO; every foil of the"
+        " file. Published pairwise numbers are of foilv1.0_test_2017.json, about 99,000 pairs."
+    ),
+    VALSE: (
+        "the caption against its foil, both as they stand; their image; items of which two of three people"
+        " at least chose the caption, as its authors count them (their acc_r). A kind is one of their files."
+    ),
+    SUGARCREPE: (
+        "the caption against its negative caption, both as they stand; their image of COCO val2017; every"
+        " item of the file. A kind is one of its files; all kinds is pooled over items, no mean of kinds."
+    ),
+    SCENES: (
+        "the caption against each of its foils; their drawn image; a foil is wrong in one thing, drawn so"
+        " that its words do not betray it. There are no verbs: what comes closest is relation."
+    ),
+    OTHER_DATA: "each foil of a record against the caption that it was made from; the image of the record",
+}
+"""Which text, which images, which rows: a line for each benchmark."""
+
+
+class Probes(NamedTuple):
+    """P comparisons of a right pair of image and text, which stands first, with a wrong one."""
+
+    images: Tensor  # [P, 2] int64, rows of the encoded images; twice the same where the texts differ
+    pairs: Tensor  # [P, 2] int64, rows of `texts`; twice the same where the images differ
+    texts: Encoded  # [T] `image` is -1, they are no gallery
+    kind: tuple[str, ...]  # [P] what is wrong with the wrong pair
+    benchmark: tuple[str, ...]  # [P] which set the comparison is of
+    strings: tuple[str, ...]  # [T] the texts as they were given to the model
+    skipped: int = 0  # comparisons that lack an image which cannot be used
+
+
+class ProbesSuite(Suite[NoOptions]):
+    """The share of comparisons in which a right pair of image and text scores higher than a wrong one."""
+
+    name = "probes"
+    captions = ("whole",)
+    reads = "foils and their captions"
+    needs_text = False
+    encodes_captions = False
+    headline = (ALL, *(f"{ALL}, {name}" for name in CARDS), NOUNS)
+
+    def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
+        return ProbeCollector(source, text_rows(model, settings.batch_size))
+
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        probes: Probes = self.collected(data)
+        right, wrong = probe_scores(scorer, data.images, probes)
+        refuse_nan(int(right.isnan().sum() + wrong.isnan().sum()), right.numel() + wrong.numel())
+        image, other = probes.images.T.tolist()
+        queries = {
+            "keys": list(data.keys),
+            "kind": list(probes.kind),
+            "benchmark": list(probes.benchmark),
+            "image": image,
+            "other": other,
+            "right": (right > wrong).int().tolist(),
+            "tied": (right == wrong).int().tolist(),
+        }
+        names, number = sorted(set(probes.benchmark)), len(probes.kind)
+        card = {name: CARDS[name] for name in names} | {"rule": RULE}
+        counts = {"texts": len(probes.strings), "probes": number, "probes_left_out": probes.skipped}
+        notes = []
+        if probes.skipped:
+            notes.append(
+                f"{probes.skipped} of {probes.skipped + number} comparisons were skipped: an image of theirs"
+                " cannot be used"
+            )
+        if image != other:
+            notes.append(
+                "intervals draw the images that texts are true of; that several texts meet one wrong image"
+                " does not widen them"
+            )
+        return Outcomes(queries, tuple(notes), {"card": card}, counts)
+
+    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
+        """By kind and over all kinds of each benchmark; the bootstrap draws the images of the right pairs."""
+        first = runs[0]
+        kind, benchmark = np.array(first["kind"]), np.array(first["benchmark"])
+        names = sorted(set(first["benchmark"]))
+        out = {}
+        for name in names:
+            of_set = benchmark == name
+            suffix = f", {name}" if len(names) > 1 else ""
+            for one in (ALL, *sorted(set(kind[of_set].tolist()))):
+                out[one + suffix] = _share(runs, of_set if one == ALL else of_set & (kind == one), settings)
+        svo = benchmark == SVO_PROBES
+        thirds = [svo & (kind == SUBJECT), svo & (kind == OBJECT), benchmark == FOIL_COCO]
+        if all(part.any() for part in thirds):
+            out[NOUNS] = _mean(runs, thirds, settings)
+        return out
+
+    def sections(self, on: Measured) -> list[Section]:
+        order = "By the difference of the two scores; one comparison for each image."
+        worst, best = (comparisons(self.comparisons(on, sign)) for sign in (1, -1))
+        return [
+            Section("Protocol", facts(on.result.settings["card"], "What was compared, for each benchmark")),
+            Section("Probes: most wrong", hint(f"{order} {on.how_shown()}") + worst),
+            Section("Probes: most right", hint(order) + best),
+        ]
+
+    def comparisons(self, on: Measured, sign: int, number: int = SHOWN) -> list[Comparison]:
+        """Those with the smallest lead of the right pair (sign 1) or the largest (-1), one an image."""
+        probes, data = self.collected(on.data), on.data
+        right, wrong = probe_scores(on.model.method, data.images, probes).cpu().numpy()
+        images, pairs = probes.images.cpu().numpy(), probes.pairs.tolist()
+        order = np.argsort(sign * (right - wrong), kind="stable")
+        _, first = np.unique(images[order, 0], return_index=True)  # the first comparison of each image
+        out = []
+        for i in order[np.sort(first)[:number]].tolist():
+            own, other = images[i].tolist()
+            true, false = (probes.strings[row] for row in pairs[i])
+            rival = None if own == other else Rival(on.image(other), data.keys[other])
+            scores = float(right[i]), float(wrong[i])
+            out.append(Comparison(on.image(own), data.keys[own], probes.kind[i], true, false, scores, rival))
+        return out
+
+
+def probe_scores(method: Scorer, images: Encoded, probes: Probes) -> Tensor:
+    """Scores of the right pairs and of the wrong ones: [2, P]"""
+    pairs = torch.stack([probes.images.T.reshape(-1), probes.pairs.T.reshape(-1)])  # [2, 2P]
+    # Comparisons that share a pair, as foils of one caption do, score it once.
+    unique, back = torch.unique(pairs, dim=1, return_inverse=True)
+    return pair_scores(method, images, rows(probes.texts, unique[1]), unique[0])[back].view(2, -1)
+
+
+class ProbeCollector(Collector):
+    """Collects the comparisons of a source, and encodes their texts."""
+
+    def __init__(self, source: Source, texts: Rows) -> None:
+        self._origins = origins(source)
+        self._texts = texts
+        self._strings: list[str] = []
+        self._pairs: list[tuple[int, int, int, int]] = []  # image, other image, text, other text
+        self._kind: list[str] = []
+        self._benchmark: list[str] = []
+
+    def add(self, sample: Sample) -> None:
+        row_of: dict[str, int] = {}
+        name = next(one.benchmark for one in reversed(self._origins) if one.start <= sample.position)
+        for foil in sample.record.foils:
+            true, false = (self._row(text, row_of) for text in (foil.true, foil.text))
+            self._append((sample.row, sample.row, true, false), foil.kind, name)
+
+    def result(self, data: Encodings) -> Probes:
+        """Raises UserError where there is no comparison."""
+        row_of = {place: row for row, place in enumerate(data.positions)}
+        text_row: dict[str, int] = {}
+        skipped = 0
+        for name, one in ((origin.benchmark, one) for origin in self._origins for one in origin.contests):
+            if one.right in row_of and one.wrong in row_of:
+                text = self._row(one.text, text_row)
+                self._append((row_of[one.right], row_of[one.wrong], text, text), one.kind, name)
+            else:
+                skipped += 1
+        if not self._pairs:
+            raise UserError(
+                f"no probes in {data.path}; this suite needs samples with foils, as in `scenes`, or a"
+                " benchmark of pairs"
+            )
+        pairs = torch.tensor(self._pairs)
+        texts = numbered(self._texts.stacked(), [-1] * self._texts.number)
+        names = tuple(self._kind), tuple(self._benchmark), tuple(self._strings)
+        return Probes(pairs[:, :2], pairs[:, 2:], texts, *names, skipped)
+
+    def _row(self, text: str, row_of: dict[str, int]) -> int:
+        if text not in row_of:
+            row_of[text] = self._texts.add(text)
+            self._strings.append(text)
+        return row_of[text]
+
+    def _append(self, pair: tuple[int, int, int, int], kind: str, benchmark: str) -> None:
+        self._pairs.append(pair)
+        self._kind.append(kind)
+        self._benchmark.append(benchmark)
+
+
+def _share(runs: Sequence[dict[str, Any]], part: np.ndarray, settings: Settings) -> MetricSamples:
+    """The accuracy of some of the comparisons."""
+    right = np.array([run["right"] for run in runs])[:, part]
+    ties = int(np.sum([run["tied"] for run in runs], axis=0)[part].sum())
+    return accuracy(right, np.array(runs[0]["image"])[part], CHANCE, ties, settings)
+
+
+def _mean(runs: Sequence[dict[str, Any]], parts: list[np.ndarray], settings: Settings) -> MetricSamples:
+    """The mean of the accuracies of several sets of comparisons, whose images are drawn together."""
+    shares = [_share(runs, part, settings) for part in parts]
+    right = np.mean([run["right"] for run in runs], axis=0)  # [P]
+    member = np.stack(parts, axis=1).astype(np.float64)  # [P, F]
+    image = np.array(runs[0]["image"])
+    both = np.concatenate([right[:, None] * member, member], axis=1)
+    samples = replicates(both, image, **settings.bootstrap)
+    hits, number = np.split(samples, 2, axis=1)  # [R, F] each
+    value = np.array([one.value for one in shares])
+    # A resample without any comparison of a set says nothing of it: its accuracy stands.
+    share = np.where(number > 0, hits / np.where(number > 0, number, 1), value)
+    queries, ties = sum(one.queries for one in shares), sum(one.ties for one in shares)
+    return MetricSamples(float(value.mean()), share.mean(1), queries, CHANCE, ties, "share")

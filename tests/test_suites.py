@@ -1,0 +1,154 @@
+"""The contract of all suites: JSON, pooling, comparison, page, options; and a suite from outside."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from indexes import TEXTS, photo, saved, tiny_model
+from make import SEGMENTS
+from runs import call, complaint
+
+from grainline.data.open_source import open_source, open_sources
+from grainline.errors import UserError
+from grainline.evaluation.compare import compare, pooled
+from grainline.evaluation.measured import Measured
+from grainline.evaluation.result import Result, read, write
+from grainline.evaluation.suite import SUITES, Settings, load_suite, suite_class, suite_of
+from grainline.evaluation.suites.transfer import Named, Training
+from grainline.evaluation.table import write_html
+from grainline.model import Model
+
+Capture = pytest.CaptureFixture[str]
+SCENES = "scenes:dev?count=24&size=32"
+SETTINGS = Settings(batch_size=8, max_corrupt=0.0, resamples=40)
+CAFT = ("heads=2", "composer.depth=1", "composer.heads=2", "chunks=2")
+MODELS: dict[str, tuple[Any, ...]] = {
+    "similarity": ("beta_clip",),
+    "own-caption": ("beta_clip",),
+    "inactivity": ("caft", SEGMENTS, CAFT),
+}
+NO_CHANCE = ("median rank", "mean rank", "rSum")
+
+
+def model_of(name: str, seed: int) -> Model:
+    method, *rest = MODELS.get(name, ("maxsim",))
+    return tiny_model(method, seed, *rest)
+
+
+def source_of(name: str, folder: Path) -> Any:
+    if name != "cola":
+        return open_source(SCENES)
+    for i in range(12):
+        photo(folder / "images" / f"{i}.png", i)
+    rows = [[f"x/{2 * i}.png", TEXTS[2 * i], f"x/{2 * i + 1}.png", TEXTS[2 * i + 1]] for i in range(6)]
+    (folder / "items.json").write_text(json.dumps(rows))
+    return open_sources([str(folder / "items.json")], images=str(folder / "images"))
+
+
+def measured(name: str, folder: Path, seed: int = 0) -> Measured:
+    suite: Any = load_suite(name)
+    model, source = model_of(name, seed), source_of(name, folder)
+    if name == "transfer":
+        suite.training = Training("run", (Named("scenes:train?count=3&size=32", None, "run"),), ())
+    data = suite.encode(model, source, SETTINGS)
+    result = suite.measure(model.method, data, SETTINGS)
+    return Measured(
+        model, source, data, result._replace(settings=result.settings | {"model": "a", "method": "b"})
+    )
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_suite_keeps_the_contract(name: str, tmp_path: Path) -> None:
+    on = measured(name, tmp_path)
+    result, suite = on.result, suite_of(on.result)
+    assert (result.suite, suite.key, result.settings["resamples"]) == (name, name, 40)
+    assert suite_class(name).__doc__ or "legacy" in SUITES[name]
+    assert result.settings["options"] == suite.options.model_dump(mode="json")
+    write(result, tmp_path / "r.json")
+    assert read(tmp_path / "r.json") == result
+    for metric in result.metrics:
+        assert metric.low <= metric.value <= metric.high or metric.low == pytest.approx(metric.high), metric
+    same = compare(result, result)
+    assert [one.name for one in same] == [metric.name for metric in result.metrics]
+    assert {(one.value, one.low, one.high) for one in same} == {(0.0, 0.0, 0.0)}
+    write_html(tmp_path / "page.html", load_suite(name), on)
+    page = (tmp_path / "page.html").read_text()
+    assert result.metrics[0].name.replace(">", "&gt;") in page
+    seeds = [result, *(measured(name, tmp_path, seed).result for seed in (1, 2))]
+    together = pooled(seeds)
+    assert [metric.name for metric in together.metrics] == [metric.name for metric in result.metrics]
+    for metric in together.metrics:
+        values = together.settings["runs"][metric.name]
+        assert len(values) == 3
+        assert min(values) - 1e-9 <= metric.value <= max(values) + 1e-9
+    with pytest.raises(UserError, match=r"unknown field 'nothing'|has no options"):
+        load_suite(name, ["nothing=1"])
+    if on.data.collected:  # retrieval needs images and captions alone
+        with pytest.raises(UserError, match="was encoded"):
+            suite.measure(on.model.method, on.data._replace(collected={}), SETTINGS)
+
+
+# A suite from outside
+
+
+def documented() -> str:
+    """The suite of docs/index.md."""
+    text = (Path(__file__).parent.parent / "docs" / "index.md").read_text()
+    found = re.search(r"```python\n(# lead\.py\n.*?)```", text, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_a_suite_from_outside_runs_from_the_command_line_to_json_and_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    model = saved(tiny_model("maxsim"), tmp_path / "model")
+    (tmp_path / "lead.py").write_text(documented())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ask = ["evaluate", model, "--data", SCENES, "--suite", "lead:LeadSuite"]
+    assert call(*ask, "--json", "r.json", "--html", "r.html") == 0
+    result: Result = read(tmp_path / "r.json")
+    assert (result.suite, result.metrics[0].name, result.metrics[0].queries) == (
+        "lead:LeadSuite",
+        "own text first",
+        24,
+    )
+    assert "own text first" in (tmp_path / "r.html").read_text()
+    assert call(*ask, "--compare-to", "r.json") == 0
+    assert "compared to r.json" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(UserError, match=r"the result is of other:Suite; load it first"):
+        suite_of(result._replace(suite="other:Suite"))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere_at_all:Suite", "cannot be imported: ModuleNotFoundError"),
+        ("json:Suite", "is no class derived from grainline.evaluation.suite.Suite"),
+        ("json:loads", "is no class derived from grainline.evaluation.suite.Suite"),
+        ("grainline.evaluation.suite:Suite", "defines not all of name, outcomes and metrics"),
+    ],
+)
+def test_what_is_no_suite_is_one_line(name: str, said: str, capsys: Capture) -> None:
+    assert said in complaint(capsys, "evaluate", "x", "--data", SCENES, "--suite", name)
+
+
+def test_suites_are_listed_with_their_options(capsys: Capture) -> None:
+    assert call("suites") == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in SUITES)
+    assert call("suites", "retrieval") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "protocol" in out
+    assert "coco-1k" in out
+    assert call("suites", "cola") == 0
+    assert "no options" in capsys.readouterr().out
+
+
+def test_options_take_the_name_of_the_suite_before_them() -> None:
+    assert load_suite("retrieval", ["retrieval.shortlist=5", "exact=true"]).options.shortlist == 5
+    with pytest.raises(UserError, match="unknown field 'stability'"):
+        load_suite("retrieval", ["stability.noise_seed=1"])
