@@ -16,6 +16,7 @@ shortlist    Two stages: candidates by vector, and their order by the method's o
 table        A result as tables in the terminal.
 validated    At which rank a model finds right images: what its run measured on its validation data, in
              one sentence.
+vectors      `grainline encode`: vectors of a source or of a file of texts.
 collectors/  What suites collect of each image and its texts while a source is encoded.
 pages/       What pages and figures about a measurement show: single outcomes from the best to the worst.
 suites/      Suites: from encodings to outcomes, and from outcomes to metrics.
