@@ -132,7 +132,7 @@ def search(  # noqa: PLR0913 - each is an option of the command
         writable(html)
     image_index = open_index(folder, model)
     if qdrant is not None:
-        image_index.use_finder(_qdrant(qdrant, image_index.reader))
+        image_index.finder = _qdrant(qdrant, image_index.reader)
     options = Options(shortlist or None, heat=heat is not None)
     if image is not None:
         results = image_index.search_images(image_queries(image_index, image, descriptions or ()), k, options)
