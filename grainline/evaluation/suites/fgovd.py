@@ -33,15 +33,13 @@ from grainline.data.record import Region, Source
 from grainline.data.scenes.source import Scenes
 from grainline.data.transforms import Rectangle
 from grainline.errors import UserError
-from grainline.evaluation.collectors.collecting import Rows, numbered
-from grainline.evaluation.collectors.subtexts import Gathered, Subtexts
-from grainline.evaluation.encode import Collector, Encodings, Sample
+from grainline.evaluation.encode import Collector, Encodings, Rows, Sample
+from grainline.evaluation.examples import CONTRAST_HINT, EXAMPLES, Evaluation, spread
 from grainline.evaluation.intervals import replicates, wilson
-from grainline.evaluation.look import CONTRAST_HINT
-from grainline.evaluation.measured import SHOWN, Measured, spread
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Cosine, Scorer, pair_scores
 from grainline.evaluation.suite import HEAT, MetricSamples, Outcomes, Settings, Suite
+from grainline.evaluation.suites.subtexts import SubtextQueue, Subtexts
 from grainline.methods.text_parts import PartPool
 from grainline.model import Model
 from grainline.nn.pooling import roi_align
@@ -53,7 +51,7 @@ from grainline.types import Encoded, full, rows, vectors_only, without_places
 ACCURACY, RANK = "accuracy", "mean rank"
 TEXTS = 5  # of a region on the page, the right one included
 NEEDED = "regions that are measured need both, as in a file of FG-OVD or in `scenes` (docs/data.md)"
-_NAME = "regions"  # of the texts among those that are gathered
+_NAME = "regions"  # of the texts in the queue
 _ORDER = tuple(DIFFICULTY.values())  # kinds that are not named here follow, in the order of the alphabet
 
 
@@ -175,7 +173,7 @@ class FgOvdSuite(Suite[FgOvdOptions]):
             out[RANK + of] = MetricSamples(float(mean), drawn[:, 1], queries, chance[1], ties, "rank")
         return out
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         order = (
             "By the score of the right text less that of the best foil; one region for each image, with the"
             f" right text and up to {TEXTS - 1} foils that score highest. The score is the cosine of a text"
@@ -183,18 +181,18 @@ class FgOvdSuite(Suite[FgOvdOptions]):
         )
         worst, best = self.extremes(on, 1), self.extremes(on, -1)
         return [
-            Section("Regions: most wrong", hint(f"{order} {on.how_shown()}") + _html(worst, "w")),
+            Section("Regions: most wrong", hint(f"{order} {on.crop_sentence()}") + _html(worst, "w")),
             Section("Regions: most right", hint(order) + _html(best, "b")),
         ]
 
-    def draw(self, path: str | Path, on: Measured) -> None:
-        both = [*self.extremes(on, 1, SHOWN // 2), *self.extremes(on, -1, SHOWN // 2)[::-1]]
+    def draw(self, path: str | Path, on: Evaluation) -> None:
+        both = [*self.extremes(on, 1, EXAMPLES // 2), *self.extremes(on, -1, EXAMPLES // 2)[::-1]]
         looks = [
             one.look._replace(alt=f"{one.kind}, rank {one.rank} of {one.number}, {one.name}") for one in both
         ]
         on.write_heat(path, looks)
 
-    def extremes(self, on: Measured, sign: int, number: int = SHOWN) -> list["Judged"]:
+    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Judged"]:
         """The regions whose right text leads by least (sign 1) or most (-1), each of another image."""
         regions: Regions = self.collected(on.data)
         queries, scores, strings = on.result.queries, question_scores(regions), regions.texts.strings
@@ -271,7 +269,7 @@ class RegionCollector(Collector):
         self._view = view(model)
         kept = without_places if self._view.scorer.pairwise else vectors_only
         self._rows = Rows(lambda items: kept(model.encode(texts=items)), batch)
-        self._gathered = Gathered(model.read, self._rows.add)
+        self._queue = SubtextQueue(model.read, self._rows.add)
         self._boxes: list[list[Rectangle]] = []  # of each image, in its square
         self._questions: list[list[tuple[int, str, int]]] = []  # of each image: region, kind, number of texts
         self._vectors: list[Tensor] = []
@@ -298,7 +296,7 @@ class RegionCollector(Collector):
             boxes.append(box)
         self._boxes.append(boxes)
         self._questions.append(questions)
-        self._gathered.add({_NAME: texts})
+        self._queue.add({_NAME: texts})
 
     def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
         n = len(images.vector)
@@ -343,8 +341,8 @@ class RegionCollector(Collector):
             )
         if not any(self._questions):
             raise UserError(f"no region of {data.path} has a box and foils; {NEEDED}")
-        texts = self._gathered.encoded(numbered(self._rows.stacked(), [-1] * self._rows.number))
-        self.truncated = self._gathered.spared
+        texts = self._queue.encoded(self._rows.of_no_image())
+        self.truncated = self._queue.cut_alike
         questions: list[Question] = []
         start = 0
         for boxes, of_image, places in zip(self._boxes, self._questions, texts.of[_NAME], strict=True):
@@ -475,7 +473,7 @@ def _texts(texts: list[str], scores: list[float]) -> list[SentenceScore]:
 
 
 def _look(
-    on: Measured,
+    on: Evaluation,
     row: int,
     texts: list[SentenceScore],
     box: tuple[float, float, float, float],
