@@ -24,8 +24,8 @@ from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
+from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import interval, wilson
-from grainline.evaluation.measured import Measured
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.referring import (
@@ -413,7 +413,7 @@ def test_the_command_writes_a_result_a_page_and_heat_maps(tmp_path: Path, capsys
 def test_expressions_are_shown_from_the_least_and_the_best_covered(tmp_path: Path) -> None:
     model, source = tiny_model("clip"), Scenes("scenes:dev?count=5&size=40")
     data, result = measure(model, source)
-    on = Measured(model, source, data, result)
+    on = Evaluation(model, source, data, result)
     scores = result.queries["scores"]
     iou = np.array(scores["intersection"]) / np.array(scores["union"])
     worst, best = (ReferringSuite().extremes(on, sign, 4) for sign in (1, -1))
@@ -439,12 +439,12 @@ def test_expressions_are_shown_from_the_least_and_the_best_covered(tmp_path: Pat
     ]
     wide = rows_file(tmp_path, rows)
     data, result = measure(model, wide)
-    (one,) = ReferringSuite().extremes(Measured(model, wide, data, result), 1)
+    (one,) = ReferringSuite().extremes(Evaluation(model, wide, data, result), 1)
     assert isinstance(one.look.image, Image.Image)
     squashed = Image.open(tmp_path / "a.png").resize((8, 8), Image.Resampling.BICUBIC)
     assert np.array_equal(np.asarray(one.look.image), np.asarray(squashed)), "shown as it was seen: pressed"
     (tmp_path / "a.png").unlink()
-    (gone,) = ReferringSuite().extremes(Measured(model, wide, data, result), 1)
+    (gone,) = ReferringSuite().extremes(Evaluation(model, wide, data, result), 1)
     assert gone.look.heat is None
 
 

@@ -28,8 +28,8 @@ from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
+from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import interval, wilson
-from grainline.evaluation.measured import Measured
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import SUITES, Settings
 from grainline.evaluation.suites.fgovd import (
@@ -662,7 +662,7 @@ def test_the_command_measures_and_compares(tmp_path: Path, capsys: Capture) -> N
 def test_regions_are_shown_from_the_most_wrong_and_the_most_right() -> None:
     model, source = tiny_model("clip"), Scenes("scenes:dev?count=5&size=40").with_foils()
     data, result = measure(model, source)
-    on = Measured(model, source, data, result)
+    on = Evaluation(model, source, data, result)
     lead = margins(question_scores(data.collected["fg-ovd"]))
     worst, best = (FgOvdSuite().extremes(on, sign, 4) for sign in (1, -1))
     assert (worst[0].lead, best[0].lead) == (lead.min(), lead.max())

@@ -22,8 +22,8 @@ from grainline.data.formats.texts_alone import without_images
 from grainline.data.record import Source
 from grainline.errors import UserError, amount
 from grainline.evaluation.encode import CAPTIONS, Captions, Collector, Encodings, Progress, encode_source
+from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import from_replicates, replicates, wilson
-from grainline.evaluation.measured import Measured
 from grainline.evaluation.result import Metric, Result, Unit, now, versions
 from grainline.evaluation.score import MEMORY, Scorer
 from grainline.model import Model
@@ -232,11 +232,11 @@ class Suite(ABC, Generic[O]):
         """The names of the metrics on top of the page; those that the result lacks are left out."""
         return list(self.headline)
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         """The parts of the page about single outcomes."""
         return []
 
-    def draw(self, path: str | Path, on: Measured) -> None:
+    def draw(self, path: str | Path, on: Evaluation) -> None:
         """Write the figure. Only called where `figure` says what it shows."""
         raise AssertionError(f"{self.name} draws no figure")
 

@@ -38,7 +38,7 @@ from grainline.data.formats.common import digest
 from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Record, Source, boxes_of, region_box
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
-from grainline.evaluation.measured import SHOWN, Measured
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, accuracy, count_notes
@@ -168,7 +168,7 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
         out[AMONG] = accuracy(among, image, None, 0, settings)
         return out
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         order = (
             f"By the score of the best right box less that of the best wrong one, in the"
             f" {MAPS[first_map(on.result.queries)]}; one expression for each image. The frame of black"
@@ -182,11 +182,11 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
             Section("Expressions: most right", hint(order) + _html(best, "b")),
         ]
 
-    def draw(self, path: str | Path, on: Measured) -> None:
-        both = [*self.extremes(on, 1, SHOWN // 2), *self.extremes(on, -1, SHOWN // 2)[::-1]]
+    def draw(self, path: str | Path, on: Evaluation) -> None:
+        both = [*self.extremes(on, 1, EXAMPLES // 2), *self.extremes(on, -1, EXAMPLES // 2)[::-1]]
         on.write_heat(path, [one.look._replace(alt=one.outcome) for one in both])
 
-    def extremes(self, on: Measured, sign: int, number: int = SHOWN) -> list["Picked"]:
+    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Picked"]:
         """The expressions whose right box leads by least (sign 1) or most (-1), each of another image."""
         expressions, name = self.collected(on.data).expressions, first_map(on.result.queries)
         order = np.argsort([sign * one.by[name].lead for one in expressions], kind="stable")
@@ -391,14 +391,14 @@ def _html(shown: Sequence[Picked], name: str) -> Markup:
     return render("picked.html", shown=shown, name=name)
 
 
-def _picked(on: Measured, one: Choice, name: str) -> Picked:
+def _picked(on: Evaluation, one: Choice, name: str) -> Picked:
     choice, key = one.by[name], on.data.keys[one.image]
     box = one.boxes[choice.box] if choice.box >= 0 else None
     iou = 0.0 if box is None else float(box_iou(torch.tensor([box]), torch.tensor([one.true])))
     return Picked(_look(on, one, box, name), key, choice.right, iou, len(one.boxes))
 
 
-def _look(on: Measured, one: Choice, box: Box | None, name: str) -> Look:
+def _look(on: Evaluation, one: Choice, box: Box | None, name: str) -> Look:
     """The image squashed into the square, with the map and all boxes. box: the one that was chosen"""
     image, text = on.image(one.image), one.text
     alt = f"{on.data.keys[one.image]}, with a frame around what is meant and dashes around what was chosen"
@@ -419,7 +419,7 @@ def _look(on: Measured, one: Choice, box: Box | None, name: str) -> Look:
     )
 
 
-def _in_square(boxes: Sequence[Box], on: Measured, row: int, square: Image.Image) -> list[Box]:
+def _in_square(boxes: Sequence[Box], on: Evaluation, row: int, square: Image.Image) -> list[Box]:
     """Boxes of an image where they lie in the square."""
     width, height = image_size(on.source[on.data.positions[row]])
     across, down = square.width / width, square.height / height

@@ -30,16 +30,14 @@ from grainline.data.benchmarks.fgovd import DIFFICULTY
 from grainline.data.formats.common import digest
 from grainline.data.record import Box, Region, Source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.collecting import Rows, numbered
-from grainline.evaluation.collectors.subtexts import Gathered, Subtexts
-from grainline.evaluation.encode import Encodings, Sample
+from grainline.evaluation.encode import Encodings, Rows, Sample
+from grainline.evaluation.examples import CONTRAST_HINT, EXAMPLES, Evaluation, spread
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.look import CONTRAST_HINT
-from grainline.evaluation.measured import SHOWN, Measured, spread
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Cosine, Scorer, pair_scores
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, count_notes, wilson_ends
 from grainline.evaluation.suites.regions import RegionCollector, RegionSuite, box_means, variant
+from grainline.evaluation.suites.subtexts import SubtextQueue, Subtexts
 from grainline.methods.text_parts import PartPool
 from grainline.model import Model
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
@@ -147,7 +145,7 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
             out[RANK + of] = MetricSamples(mean, samples[:, 1], number, chance, ties, "rank")
         return out
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         order = (
             "By the score of the right text less that of the best foil; one region for each image, with the"
             f" right text and up to {TEXTS - 1} foils that score highest. The score is the cosine of a text"
@@ -155,18 +153,18 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
         )
         worst, best = self.extremes(on, 1), self.extremes(on, -1)
         return [
-            Section("Regions: most wrong", hint(f"{order} {on.how_shown()}") + _html(worst, "w")),
+            Section("Regions: most wrong", hint(f"{order} {on.crop_sentence()}") + _html(worst, "w")),
             Section("Regions: most right", hint(order) + _html(best, "b")),
         ]
 
-    def draw(self, path: str | Path, on: Measured) -> None:
-        both = [*self.extremes(on, 1, SHOWN // 2), *self.extremes(on, -1, SHOWN // 2)[::-1]]
+    def draw(self, path: str | Path, on: Evaluation) -> None:
+        both = [*self.extremes(on, 1, EXAMPLES // 2), *self.extremes(on, -1, EXAMPLES // 2)[::-1]]
         looks = [
             one.look._replace(alt=f"{one.kind}, rank {one.rank} of {one.number}, {one.name}") for one in both
         ]
         on.write_heat(path, looks)
 
-    def extremes(self, on: Measured, sign: int, number: int = SHOWN) -> list["Judged"]:
+    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Judged"]:
         """The regions whose right text leads by least (sign 1) or most (-1), each of another image."""
         regions: Regions = self.collected(on.data)
         queries, scores, strings = on.result.queries, question_scores(regions), regions.texts.strings
@@ -229,7 +227,7 @@ class FoilCollector(RegionCollector):
         self._scorer = region_scorer(model)
         kept = without_places if self._scorer.pairwise else vectors_only
         self._rows = Rows(lambda items: kept(model.encode(texts=items)), batch)
-        self._gathered = Gathered(model.read, self._rows.add)
+        self._queue = SubtextQueue(model.read, self._rows.add)
         self._box: list[Box] = []  # of each region, in the square
         self._image: list[int] = []  # of each region
         self._questions: list[tuple[int, str, int]] = []  # region, kind, number of texts
@@ -249,7 +247,7 @@ class FoilCollector(RegionCollector):
                 texts += choices
             self._box.append(box)
             self._image.append(sample.row)
-        self._gathered.add({"regions": texts})
+        self._queue.add({"regions": texts})
         super().add(sample)
 
     def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
@@ -270,8 +268,8 @@ class FoilCollector(RegionCollector):
             )
         if not self._questions:
             raise UserError(f"no region of {data.path} has a box and foils; {NEEDED}")
-        texts = self._gathered.encoded(numbered(self._rows.stacked(), [-1] * self._rows.number))
-        self.truncated = self._gathered.spared
+        texts = self._queue.encoded(self._rows.of_no_image())
+        self.truncated = self._queue.cut_alike
         places = chain.from_iterable(texts.of["regions"])
         questions = tuple(
             Question(region, kind, tuple(islice(places, number))) for region, kind, number in self._questions
@@ -377,7 +375,7 @@ def _texts(texts: list[str], scores: list[float]) -> list[SentenceScore]:
 
 
 def _look(
-    on: Measured,
+    on: Evaluation,
     row: int,
     texts: list[SentenceScore],
     box: tuple[float, float, float, float],

@@ -25,8 +25,8 @@ from torch import Tensor
 from grainline.data.record import CORRUPT_REGION, CorruptSample, Record, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.measured import SHOWN, Measured
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, count_notes, wilson_ends
@@ -115,7 +115,7 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
                 out[label + of] = MetricSamples(float(value), resampled, iou.size, None, 0, "share", interval)
         return out
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         order = (
             "By IoU; one expression for each image. The line runs around what is meant. Heat is orange"
             " where the map is above its mean and blue where it is below; what is above Otsu's threshold of"
@@ -127,12 +127,12 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
             Section("Expressions: covered best", hint(order) + _html(best, "b")),
         ]
 
-    def draw(self, path: str | Path, on: Measured) -> None:
-        both = [*self.extremes(on, 1, SHOWN // 2), *self.extremes(on, -1, SHOWN // 2)[::-1]]
+    def draw(self, path: str | Path, on: Evaluation) -> None:
+        both = [*self.extremes(on, 1, EXAMPLES // 2), *self.extremes(on, -1, EXAMPLES // 2)[::-1]]
         looks = [one.look._replace(alt=f"IoU {100 * one.iou:.1f} %, {one.name}") for one in both]
         on.write_heat(path, looks)
 
-    def extremes(self, on: Measured, sign: int, number: int = SHOWN) -> list["Pointed"]:
+    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Pointed"]:
         """The expressions with the lowest IoU (sign 1) or the highest (-1), each of another image."""
         expressions = self.collected(on.data).expressions
         iou = np.array([one.pixels[HEAT].intersection / one.pixels[HEAT].union for one in expressions])
@@ -257,7 +257,7 @@ def _html(shown: Sequence[Pointed], name: str) -> Markup:
     return render("pointed.html", shown=shown, name=name)
 
 
-def _look(on: Measured, one: Overlap) -> Look:
+def _look(on: Evaluation, one: Overlap) -> Look:
     """The image squashed into the square, with the outline of a region and the heat of its text."""
     image, text = on.image(one.image), one.text
     alt = f"{on.data.keys[one.image]}, with an outline around what is meant"
