@@ -17,7 +17,7 @@ from grainline.data.captions import sentences
 from grainline.data.descriptions import Described, Descriptions, require_fit
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError
-from grainline.evaluation.validated import validated
+from grainline.evaluation.result import validation_summary
 from grainline.index.calibration import MIN_IMAGES, MIN_POWER, Standard, p_value, sentence_level, standard
 from grainline.index.calibration_texts import DEFAULT_SOURCE
 from grainline.index.candidates import CandidateSearch
@@ -66,7 +66,7 @@ class Index:
     @cached_property
     def validated(self) -> str:
         """At which rank the model finds right images on the validation data of its run; "" if unknown."""
-        return validated(self.path) if self.path else ""
+        return validation_summary(self.path) if self.path else ""
 
     @torch.no_grad()
     def search(self, texts: Sequence[str], k: int = 10, options: Options = DEFAULT) -> list[QueryHits]:
