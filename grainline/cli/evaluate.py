@@ -57,8 +57,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     from rich.console import Console
 
     from grainline.evaluation.measure import evaluate as run
+    from grainline.evaluation.measure import tables
     from grainline.evaluation.suite import Settings, load_suite
-    from grainline.evaluation.table import tables
     from grainline.training.recipe import descriptions_for
 
     loaded = load_suite(suite, changes or ())

@@ -128,7 +128,7 @@ def search(  # noqa: PLR0913 - each is an option of the command
 
         finder = Qdrant(connect(qdrant), image_index.reader)
         finder.sync()
-        image_index.use_finder(finder)
+        image_index.finder = finder
     options = Options(shortlist or None, heat=heat is not None)
     if image is not None:
         results = image_index.search_images(image_queries(image_index, image, descriptions or ()), k, options)
