@@ -18,7 +18,7 @@ from grainline.data.formats.joined import Joined, remarks
 from grainline.data.record import Record, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Progress
-from grainline.evaluation.measured import Measured
+from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import Outcomes, Settings
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
@@ -199,7 +199,7 @@ class LongRetrievalSuite(RetrievalSuite):
             notes=notes, settings={"card": card.for_images(len(data.keys))}, protocol=card.protocol
         )
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         card = facts(
             on.result.settings["card"], "What was compared, and how far it is from published numbers"
         )

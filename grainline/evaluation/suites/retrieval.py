@@ -15,9 +15,8 @@ from pydantic import Field, model_validator
 from grainline.config import Config
 from grainline.data.record import Source
 from grainline.evaluation.encode import Encodings
+from grainline.evaluation.examples import EXAMPLES, HEAT_HINT, Evaluation, look_at, spread
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.look import HEAT_HINT, look_at
-from grainline.evaluation.measured import SHOWN, Measured, spread
 from grainline.evaluation.ranks import Fold, Ranks, chance_median, chance_recall, coco_split, folds
 from grainline.evaluation.result import Unit
 from grainline.evaluation.score import Scorer, Top, retrieval_ranks, topk
@@ -104,32 +103,33 @@ class RetrievalSuite(Suite[RetrievalOptions]):
         ]
         return {name: _mean([fold[name] for fold in table]) for name in table[0]}
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         order = f"Queries evenly spaced from the best rank to the worst; the best {HITS} of all candidates."
         heat = f" {HEAT_HINT}" if on.model.method.has_layout else ""
         texts, images = self.by_text(on), self.by_image(on)
         return [
             Section(
-                "Text to image, best to worst", hint(f"{order} {on.how_shown()}{heat}") + examples(texts, "t")
+                "Text to image, best to worst",
+                hint(f"{order} {on.crop_sentence()}{heat}") + examples(texts, "t"),
             ),
             Section("Image to text, best to worst", hint(order) + examples(images, "p")),
         ]
 
-    def draw(self, path: str | Path, on: Measured) -> None:
+    def draw(self, path: str | Path, on: Evaluation) -> None:
         shown = [
             one.look and one.look._replace(alt=f"rank {one.rank:,}, {one.name}") for one in self.by_text(on)
         ]
         on.write_heat(path, [look for look in shown if look is not None])
 
-    def by_text(self, on: Measured, number: int = SHOWN) -> list[Example]:
+    def by_text(self, on: Evaluation, number: int = EXAMPLES) -> list[Example]:
         """Images retrieved for texts, with the sentences of the text in the right image."""
         return [_text_example(on, query) for query in self._spread(on, "t2i", number)]
 
-    def by_image(self, on: Measured, number: int = SHOWN) -> list[Example]:
+    def by_image(self, on: Evaluation, number: int = EXAMPLES) -> list[Example]:
         """Texts retrieved for images."""
         return [_image_example(on, query) for query in self._spread(on, "i2t", number)]
 
-    def _spread(self, on: Measured, way: str, number: int) -> list["_Query"]:
+    def _spread(self, on: Evaluation, way: str, number: int) -> list["_Query"]:
         """Queries evenly spaced from the best rank to the worst."""
         parts = folds(self.fold_protocol, on.data.images, on.data.texts, on.data.path)
         queries = [
@@ -298,7 +298,7 @@ class _Query(NamedTuple):
     tied: bool
 
 
-def _text_example(on: Measured, query: _Query) -> Example:
+def _text_example(on: Evaluation, query: _Query) -> Example:
     data, text = on.data, on.data.strings[query.row]
     own = int(data.texts.image[query.row])
     images, texts = rows(data.images, query.fold.images), rows(data.texts, slice(query.row, query.row + 1))
@@ -325,7 +325,7 @@ def _text_example(on: Measured, query: _Query) -> Example:
     )
 
 
-def _image_example(on: Measured, query: _Query) -> Example:
+def _image_example(on: Evaluation, query: _Query) -> Example:
     data, image = on.data, on.image(query.row)
     images = rows(data.images, slice(query.row, query.row + 1))
     texts = rows(data.texts, query.fold.texts)
@@ -338,7 +338,7 @@ def _image_example(on: Measured, query: _Query) -> Example:
     return Example(image, data.keys[query.row], hits, query.rank, query.tied, len(query.fold.texts))
 
 
-def _near(on: Measured, images: Encoded, texts: Encoded) -> tuple[torch.Tensor, torch.Tensor]:
+def _near(on: Evaluation, images: Encoded, texts: Encoded) -> tuple[torch.Tensor, torch.Tensor]:
     """The texts, and the images, that are scored for the first query of the other side."""
     most = on.result.settings["options"]["shortlist"] or max(len(images.image), len(texts.image))
     texts_of, images_of = candidates(images, texts, most, settings_of(on.result).memory)

@@ -26,11 +26,10 @@ from grainline.data.phrases.providers import Rules
 from grainline.data.record import Source
 from grainline.data.texts import PhrasesConfig, grains
 from grainline.errors import UserError
-from grainline.evaluation.collectors.collecting import numbered, stack
-from grainline.evaluation.encode import Collector, Encodings
+from grainline.evaluation.encode import Collector, Encodings, numbered, stack
+from grainline.evaluation.examples import EXAMPLES, Evaluation
+from grainline.evaluation.examples import SENTENCES as MOST_ON_PAGE
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.look import SENTENCES as MOST_ON_PAGE
-from grainline.evaluation.measured import SHOWN, Measured
 from grainline.evaluation.ranks import Ranks, chance_recall, refuse_nan
 from grainline.evaluation.score import Cosine, Scorer, retrieval_ranks
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
@@ -116,18 +115,18 @@ class SimilaritySuite(Suite[NoOptions]):
                 out[f"{name}, {kind}"] = MetricSamples(mean, samples[:, i], number, None, 0, "cosine")
         return out
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         order = (
             f"By {SIM} over all texts of an image. The score of a text is the mean cosine of the image as"
             " this text sees it with the image as the others do."
         )
         most, least = self.extremes(on, -1), self.extremes(on, 1)
         return [
-            Section("Images: most alike", hint(f"{order} {on.how_shown()}") + _html(most, "m")),
+            Section("Images: most alike", hint(f"{order} {on.crop_sentence()}") + _html(most, "m")),
             Section("Images: least alike", hint(order) + _html(least, "l")),
         ]
 
-    def extremes(self, on: Measured, sign: int, number: int = SHOWN) -> list["Likened"]:
+    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Likened"]:
         """The images whose features are least alike (sign 1) or most alike (-1)."""
         likeness: tuple[Likeness, ...] = self.collected(on.data)
         usable = [i for i, one in enumerate(likeness) if ALL_TEXTS in one.cosine]

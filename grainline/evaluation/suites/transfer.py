@@ -30,7 +30,7 @@ from grainline.data.scenes import VERSION
 from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Progress
-from grainline.evaluation.measured import Measured
+from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import Outcomes, Settings, Strings
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
@@ -110,7 +110,7 @@ class TransferSuite(RetrievalSuite):
         about = {**plain.settings, "trained": values, "card": _card(both, data)}
         return plain._replace(notes=plain.notes + _notes(both), settings=about)
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         card = facts(on.result.settings["card"], "What was trained on, and what is tested on")
         return [Section("Data", card), *super().sections(on)]
 
