@@ -89,12 +89,12 @@ def in_child(act: Callable[[Path], Any], out: Path, at: int) -> bool:
 
 
 class Trial:
-    """One operation on a small index: five images, then some of them changed, new, gone or broken."""
+    """One operation on a small index: four images, then some of them changed, new, gone or broken."""
 
     def __init__(self, folder: Path, operation: str) -> None:
         self.folder, self.operation = folder, operation
         self.model, self.null = tiny_model(), texts(folder, 20)
-        self.root, self.base = photos(folder / "photos", 5), folder / "base"
+        self.root, self.base = photos(folder / "photos", 4), folder / "base"
         inverted.EXACT = FEW if operation == "near" else MANY
         if operation != "build":
             build(self.root, self.base, model=self.model, calibration_texts=self.null, chunk=CHUNK)
