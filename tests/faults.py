@@ -299,8 +299,8 @@ EVALUATION = [
           "mode=\"bilinear\", align_corners=False", "mode=\"bilinear\", align_corners=True"),
     Fault("evaluation/encode.py", "tests/test_cli.py", "bare images are skipped as damaged",
           "if not real and self.need_text:", "if not real:"),
-    Fault("cli/encode.py", "tests/test_cli.py", "encode writes over what is there",
-          "        if any(out.iterdir()):", "        if not out.is_dir():"),
+    Fault("evaluation/vectors.py", "tests/test_cli.py", "encode writes over what is there",
+          "if existing is not None:", "if not out.is_dir():"),
 ]
 
 LATE = [
@@ -1729,7 +1729,7 @@ FEATURES = [
         "if self.cache is None:",
     ),
     Fault(
-        "cli/data.py",
+        "training/precompute.py",
         "tests/test_features.py",
         "tokens are kept that nobody asked for",
         "patches = encoded.patches if tokens else encoded.patches[:, :0]",
@@ -2005,8 +2005,8 @@ KEPT_PATCHES = [
           "mask[..., None], pixels, np.rint(grey)", "mask[..., None], np.rint(grey), pixels"),
     Fault("report/panels.py", "tests/test_kept.py", "no room is left for what stands above a row",
           "LINE * (len(line.head) + most)", "LINE * most"),
-    Fault("cli/show.py", "tests/test_kept.py", "an image without a description passes",
-          "if files is not None and text is None:", "if False:"),
+    Fault("evaluation/pages/shown.py", "tests/test_kept.py", "an image without a description passes",
+          "if known is not None and description is None:", "if False:"),
 ]
 TRANSFERRED = [
     Fault("evaluation/suites/regions.py", "tests/test_comprehension.py",
