@@ -76,7 +76,7 @@ class Index:
             raise UserError("a search needs texts; give at least one, and none that is empty")
         encoded = self.model.encode(texts=texts)
         split = [[sentence.text for sentence in sentences(text)] for text in texts]
-        background = self._score(self.reader.background, encoded)  # [B, M]
+        background = self.score(self.reader.background, encoded)  # [B, M]
         standards = [standard(background[:, i : i + 1]) for i in range(len(texts))]
         hits_of = []
         for parts, of, (numbers, score) in zip(
@@ -90,7 +90,8 @@ class Index:
         if options.sentences:
             notes += self._sentence_notes(options)
         out = []
-        for text, hits, truncated in zip(texts, hits_of, self.model.read(texts).truncated, strict=True):
+        assert encoded.truncated is not None, "`Model.encode` says it of texts"
+        for text, hits, truncated in zip(texts, hits_of, encoded.truncated.tolist(), strict=True):
             own = ["the text was longer than the model reads, and truncated"] if truncated else []
             own += [] if hits else ["no candidates were found"]
             out.append(QueryHits(text, tuple(hits), (*notes, *own)))
@@ -120,11 +121,6 @@ class Index:
         """The bytes of an indexed image. Raises CorruptSample if the file is gone or has changed."""
         return read_indexed(self.root, self.reader.rows[self.reader.numbers[path]])
 
-    @torch.no_grad()
-    def scores(self, numbers: np.ndarray, texts: Sequence[str]) -> np.ndarray:
-        """Scores of images, by number [K], with texts: [K, M]"""
-        return self._score(numbers, self.model.encode(texts=texts))
-
     def _candidates(
         self, queries: Encoded, k: int, options: Options
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -134,14 +130,15 @@ class Index:
             count = len(self) if options.shortlist is None else max(k, options.shortlist)
             if count >= len(self):  # the same rows for all: their tokens are read once
                 numbers = np.arange(len(self))
-                yield from ((numbers, score) for score in self._score(numbers, queries).T)
+                yield from ((numbers, score) for score in self.score(numbers, queries).T)
                 return
         near = self.finder.top(queries.vector.float().cpu().numpy(), min(count, len(self)))
         for i, row in enumerate(near.row):
             numbers = row[row >= 0]
-            yield numbers, self._score(numbers, rows(queries, slice(i, i + 1)))[:, 0]
+            yield numbers, self.score(numbers, rows(queries, slice(i, i + 1)))[:, 0]
 
-    def _score(self, numbers: np.ndarray, query: Encoded) -> np.ndarray:
+    @torch.no_grad()
+    def score(self, numbers: np.ndarray, query: Encoded) -> np.ndarray:
         """Scores of images, by number [K], with all queries: [K, M]"""
         if not self.model.method.pairwise:
             vector = query.vector.double().cpu().numpy()
@@ -181,7 +178,7 @@ class Index:
         distinct = list(dict.fromkeys(text for texts in split for text in texts))
         place = {text: i for i, text in enumerate(distinct)}
         encoded = self.model.encode(texts=distinct)
-        levels = sentence_level(self._score(self.reader.background, encoded))  # [T]
+        levels = sentence_level(self.score(self.reader.background, encoded))  # [T]
         out = []
         for hits, texts, of in zip(hits_of, split, standards, strict=True):
             if not hits:
@@ -189,7 +186,7 @@ class Index:
                 continue
             numbers = np.array([self.reader.numbers[hit.path] for hit in hits])
             places = [place[text] for text in texts]
-            score = self._score(numbers, rows(encoded, torch.tensor(places)))  # [K, S]
+            score = self.score(numbers, rows(encoded, torch.tensor(places)))  # [K, S]
             verdicts = self._judge(hits, score, score - levels[places], of, options)
             heat: list[Any] = [[None] * len(texts)] * len(hits)
             if options.heat:
