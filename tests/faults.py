@@ -492,7 +492,7 @@ INDEX = [
           "check_files(target, sealed[\"files\"], () if thorough else large)",
           "check_files(target, sealed[\"files\"], () if thorough else sealed[\"files\"])"),
     Fault("index/reader.py", "tests/test_index_damage.py", "candidates come from vectors that nobody checked",
-          "segment.arrays[VECTORS].whole()", "segment.arrays[VECTORS]._array"),
+          "segment.arrays[store.VECTORS].whole()", "segment.arrays[store.VECTORS]._array"),
     Fault("index/inverted.py", "tests/test_index_damage.py", "a scan reads vectors that nobody checked",
           "vectors = [segment.arrays[VECTORS].whole() for", "vectors = [segment.arrays[VECTORS]._array for"),
     Fault("index/sync.py", "tests/test_index.py", "a removal cannot be repeated",

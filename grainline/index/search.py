@@ -24,7 +24,7 @@ from grainline.index.candidates import CandidateSearch
 from grainline.index.image_files import read_indexed, relative
 from grainline.index.inverted import open_candidates
 from grainline.index.reader import IndexReader, model_of
-from grainline.index.results import Hit, Options, QueryHits, Sentence, Verdict, verdict_of
+from grainline.index.results import Hit, Options, QueryHits, Sentence, verdict_of
 from grainline.index.store import VECTORS
 from grainline.model import ImageLike, Model, given, heat_of
 from grainline.nn.upsample import FEWEST as FEWEST_NULL
@@ -179,6 +179,7 @@ class Index:
         place = {text: i for i, text in enumerate(distinct)}
         encoded = self.model.encode(texts=distinct)
         levels = sentence_level(self.score(self.reader.background, encoded))  # [T]
+        power = self._power(options)
         out = []
         for hits, texts, of in zip(hits_of, split, standards, strict=True):
             if not hits:
@@ -187,35 +188,29 @@ class Index:
             numbers = np.array([self.reader.numbers[hit.path] for hit in hits])
             places = [place[text] for text in texts]
             score = self.score(numbers, rows(encoded, torch.tensor(places)))  # [K, S]
-            verdicts = self._judge(hits, score, score - levels[places], of, options)
+            tested = score - levels[places]
+            p = self._sentence_p(hits, tested, of)
+            p_true = np.ones(p.shape) if power is None else self.reader.calibration.p_if_true(tested)
             heat: list[Any] = [[None] * len(texts)] * len(hits)
             if options.heat:
                 heat = [list(x) for x in self.heat([(row, texts) for row in numbers.tolist()])]
-            judged = [
-                map(Sentence, texts, score[j].tolist(), *verdicts[j], heat[j]) for j in range(len(hits))
-            ]
-            out.append([hit._replace(sentences=tuple(x)) for hit, x in zip(hits, judged, strict=True)])
+            with_sentences = []
+            for j, hit in enumerate(hits):
+                verdicts = [verdict_of(*pair, options) for pair in zip(p[j], p_true[j], strict=True)]
+                if power is not None and power < MIN_POWER:
+                    verdicts = ["cannot tell"] * len(texts)
+                parts = map(Sentence, texts, score[j].tolist(), p[j].tolist(), verdicts, heat[j])
+                with_sentences.append(hit._replace(sentences=tuple(parts)))
+            out.append(with_sentences)
         return out
 
-    def _judge(
-        self, hits: list[Hit], score: np.ndarray, tested: np.ndarray, of: Standard, options: Options
-    ) -> list[tuple[list[float], list[Verdict]]]:
-        """p and verdict of each sentence in each hit of a query. tested [K, S]: scores minus levels"""
-        count = score.shape[1]
+    def _sentence_p(self, hits: list[Hit], tested: np.ndarray, of: Standard) -> np.ndarray:
+        """p of each sentence in each hit of a query: [K, S]. tested [K, S]: scores minus levels"""
         if len(self) < MIN_IMAGES:
-            p = np.ones(score.shape)
-        elif count == 1:  # the sentence is the query
-            p = np.array([[hit.p] for hit in hits])
-        else:
-            p = self.reader.calibration.p(count, np.array([hit.score for hit in hits]), of, tested)
-        power = self._power(options)
-        if power is not None and power < MIN_POWER:
-            return [(row.tolist(), ["cannot tell"] * count) for row in p]
-        p_true = np.ones(p.shape) if power is None else self.reader.calibration.p_if_true(tested)
-        return [
-            (row.tolist(), [verdict_of(x, low, options) for x, low in zip(row, lows, strict=True)])
-            for row, lows in zip(p, p_true, strict=True)
-        ]
+            return np.ones(tested.shape)
+        if tested.shape[1] == 1:  # the sentence is the query
+            return np.array([[hit.p] for hit in hits])
+        return self.reader.calibration.p(tested.shape[1], np.array([hit.score for hit in hits]), of, tested)
 
     def _power(self, options: Options) -> float | None:
         """Share of true sentences with the verdict "shows"; None if no images with captions measure it."""
