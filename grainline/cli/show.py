@@ -36,8 +36,9 @@ def show(
     from grainline.evaluation.text_attention import end_of_scale
     from grainline.methods.patch_selection.types import SelectsPatches
     from grainline.model import load
+    from grainline.report.case import cases_html
     from grainline.report.page import Section, hint, render_page, write_page
-    from grainline.report.panels import cards, write_rows
+    from grainline.report.panels import write_rows
     from grainline.report.png import require_matplotlib
     from grainline.training.recipe import descriptions_for
 
@@ -68,7 +69,7 @@ def show(
         print(f"written: {png}")
     if html:
         read = LINES if loaded.method.segmented else ""
-        body = hint(f"{read} {rule}".strip()) + cards(panels)
+        body = hint(f"{read} {rule}".strip()) + cases_html(panels, "image")
         write_page(html, render_page(title, "", [Section("Images", body)]))
         print(f"written: {html}")
 

@@ -20,11 +20,10 @@ from grainline.methods.base import HasAttention
 from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.model import Model, given
 from grainline.nn.upsample import place
+from grainline.report.case import Case, Panel, Row
 from grainline.report.heatmap import enlarged, overlay, segmented
 from grainline.report.panels import (
     PIXELS,
-    ImagePanels,
-    Panel,
     legend,
     patch_count,
     selected_patches,
@@ -66,7 +65,7 @@ def refuse_unshown(model: Model, texts: Sequence[str]) -> None:
         raise UserError(f"this {name} sees patches, not segments; give --text, to show where it looks")
 
 
-def shown(model: Model, name: str, square: Image.Image, texts: Sequence[str], limit: float) -> ImagePanels:
+def shown(model: Model, name: str, square: Image.Image, texts: Sequence[str], limit: float) -> Case:
     """An image as its segments of all stages, and where each part of each text looks.
 
     square  as `model.seen` has it
@@ -83,7 +82,12 @@ def shown(model: Model, name: str, square: Image.Image, texts: Sequence[str], li
     drawn = _texts(model, square, texts, limit) if texts else []
     if not stages and all(len(panels) == 1 for panels in drawn):
         drawn = [[panel for panels in drawn for panel in panels]]
-    return ImagePanels(name, square, ([stages] if stages else []) + drawn)
+    first, *more = ([stages] if stages else []) + drawn
+    return Case(name, rows=[Row([_square(square), *first]), *map(Row, more)])
+
+
+def _square(square: Image.Image) -> Panel:
+    return Panel("as the model sees it", square)
 
 
 def _texts(model: Model, square: Image.Image, texts: Sequence[str], limit: float) -> list[list[Panel]]:
@@ -128,7 +132,7 @@ class Match(NamedTuple):
 
 def kept(
     model: Model, name: str, square: Image.Image, told: tuple[Sequence[str], str | None], limit: float
-) -> ImagePanels:
+) -> Case:
     """An image with what stays of it for each of some captions, and what their words find.
 
     square  as `model.seen` has it
@@ -147,7 +151,8 @@ def kept(
         words = pieces(model, text, one.words[0].nonzero()[:, 0].tolist())
         heads.append(summed(one, len(words)))
         lines.append([drawn(match, square, limit) for match in matches(one, words, model.method.grid)])
-    return ImagePanels(name, square, lines, heads)
+    lines[0] = [_square(square), *lines[0]]
+    return Case(name, rows=[Row(*both, large=True) for both in zip(lines, heads, strict=True)])
 
 
 def kept_of(model: Model, square: Image.Image, texts: Sequence[str], description: str | None) -> Selection:

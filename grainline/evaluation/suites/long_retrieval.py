@@ -18,12 +18,10 @@ from grainline.data.formats.joined import Joined, remarks
 from grainline.data.record import Record, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Progress
-from grainline.evaluation.measured import Measured
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import Outcomes, Settings
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
 from grainline.model import Model
-from grainline.report.page import Section, facts
 
 DEFAULT, PLAIN = "default", "plain"
 
@@ -198,12 +196,6 @@ class LongRetrievalSuite(RetrievalSuite):
         return plain._replace(
             notes=notes, settings={"card": card.for_images(len(data.keys))}, protocol=card.protocol
         )
-
-    def sections(self, on: Measured) -> list[Section]:
-        card = facts(
-            on.result.settings["card"], "What was compared, and how far it is from published numbers"
-        )
-        return [Section("Protocol", card), *super().sections(on)]
 
 
 class Under(FileSource):

@@ -43,8 +43,9 @@ from grainline.evaluation.result import Result
 from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Strings, Suite, accuracy
 from grainline.model import Model
-from grainline.report.charts import RULES, Line, SubtextScores, models, subtext_charts
-from grainline.report.page import Section, hint
+from grainline.report.case import CaseList
+from grainline.report.charts import RULES, Line, SubtextScores, models, subtext_case
+from grainline.report.page import Section
 from grainline.report.png import COLOURS, write_png
 from grainline.types import Encoded, rows
 
@@ -115,21 +116,23 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
             out[name] = MetricSamples(float(value.mean()), samples, number, 0.0, tied, "correlation")
         return out
 
-    def sections(self, on: Measured) -> list[Section]:
-        shown = self.charts(on)  # first: it refuses results of other data
+    def cases(self, on: Measured, number: int = SHOWN) -> list[CaseList]:
         order = f"Evenly spaced from the worst {EACH} to the best."
         if self.options.samples:
             order = "Named by the option `samples`."
-        body = hint(f"{order} {RULES} {on.how_shown()}") + subtext_charts(shown)
-        sections = [Section("Score by subtexts", body)]
+        cases = [subtext_case(one) for one in self.charts(on)]
+        return [CaseList("Score by subtexts", f"{order} {RULES} {on.how_shown()}", cases)]
+
+    def sections(self, on: Measured) -> list[Section]:
+        charts = super().sections(on)  # first: it refuses results of other data
         if not self.others:
-            return sections
+            return charts
         results = [on.result, *self.others]
         table = [
             (name, {m.name: f"{m.text(m.value)} ({m.ends()})" for m in result.metrics})
             for name, result in zip(labels(results), results, strict=True)
         ]
-        return [Section("Models side by side", models(table)), *sections]
+        return [Section("Models side by side", models(table)), *charts]
 
     def draw(self, path: str | Path, on: Measured) -> None:
         number, name = len(on.data.keys), PurePath(on.result.data["path"]).name

@@ -13,12 +13,10 @@ says nothing about the model.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
@@ -27,7 +25,7 @@ from grainline.data.record import CORRUPT_REGION, CorruptSample, Record, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
 from grainline.evaluation.intervals import replicates, wilson
-from grainline.evaluation.measured import SHOWN, Measured
+from grainline.evaluation.measured import SHOWN, Measured, extremes
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import HEAT as HEAT_MAPS
@@ -42,8 +40,8 @@ from grainline.evaluation.suites.expressions import (
     with_expressions,
 )
 from grainline.model import Model, on_pixels
-from grainline.report.case import Look, SentenceScore
-from grainline.report.page import MissingImage, Section, hint, render
+from grainline.report.case import Case, CaseList, Look, SentenceScore
+from grainline.report.page import MissingImage
 from grainline.types import Encoded
 
 MIOU, CUMULATIVE, HALF = "mIoU", "cumulative IoU", "IoU > 0.5"
@@ -154,34 +152,23 @@ class ReferringSuite(Suite[NoOptions]):
                 out[label + of] = MetricSamples(float(value), again, number, None, 0, "share", second)
         return out
 
-    def sections(self, on: Measured) -> list[Section]:
+    def cases(self, on: Measured, number: int = SHOWN) -> list[CaseList]:
+        expressions = self.collected(on.data).expressions
+        iou = np.array([one.pixels[HEAT].intersection / one.pixels[HEAT].union for one in expressions])
+        on = on._replace(model=on.model.pressed(), source=with_expressions(on.source))
+
+        def case(i: int) -> Case:
+            key = on.data.keys[expressions[i].image]
+            return Case(f"IoU {100 * iou[i]:.1f} %", key, look=_look(on, expressions[i]))
+
         order = (
             "By IoU; one expression for each image. The line runs around what is meant. Heat is orange"
             " where the map is above its mean and blue where it is below; what is above Otsu's threshold of"
-            " the map was compared. Images are shown as the model sees them here: pressed into a square."
+            " the map was compared."
         )
-        worst, best = self.extremes(on, 1), self.extremes(on, -1)
-        return [
-            Section("Expressions: covered least", hint(order) + _html(worst, "w")),
-            Section("Expressions: covered best", hint(order) + _html(best, "b")),
-        ]
-
-    def draw(self, path: str | Path, on: Measured) -> None:
-        both = [*self.extremes(on, 1, SHOWN // 2), *self.extremes(on, -1, SHOWN // 2)[::-1]]
-        looks = [one.look._replace(alt=f"IoU {100 * one.iou:.1f} %, {one.name}") for one in both]
-        on.write_heat(path, looks)
-
-    def extremes(self, on: Measured, sign: int, number: int = SHOWN) -> list["Pointed"]:
-        """The expressions with the lowest IoU (sign 1) or the highest (-1), each of another image."""
-        expressions = self.collected(on.data).expressions
-        iou = np.array([one.pixels[HEAT].intersection / one.pixels[HEAT].union for one in expressions])
-        order = np.argsort(sign * iou, kind="stable")
-        _, first = np.unique(np.array(on.result.queries["image"])[order], return_index=True)
-        whole = on._replace(model=on.model.pressed(), source=with_expressions(on.source))
-        return [
-            Pointed(_look(whole, expressions[i]), on.data.keys[expressions[i].image], float(iou[i]))
-            for i in order[np.sort(first)[:number]].tolist()
-        ]
+        titles = ("Expressions: covered least", "Expressions: covered best")
+        places = extremes(iou, image=on.result.queries["image"], number=number)
+        return on.both_ends(titles, order, places, case)
 
 
 class MaskCollector(ExpressionCollector):
@@ -279,19 +266,6 @@ def centred_box(height: int, width: int) -> np.ndarray:
     """
     down, across = (np.abs((np.arange(side) + 0.5) / side - 0.5) < 0.25 for side in (height, width))
     return down[:, None] & across[None]
-
-
-class Pointed(NamedTuple):
-    """An expression over its image, on the page."""
-
-    look: Look  # the image with the outline of the right mask, the expression, and its heat
-    name: str  # of the image
-    iou: float  # of the mask by the heat with the right one
-
-
-def _html(shown: Sequence[Pointed], name: str) -> Markup:
-    """Expressions one below the other. name: letters and digits, another one for each list on a page"""
-    return render("pointed.html", shown=shown, name=name)
 
 
 def _look(on: Measured, one: Overlap) -> Look:

@@ -13,11 +13,11 @@ compared with ours, which carry the seed and a digest of the sentences.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from PIL import Image
+from markupsafe import Markup
 from pydantic import Field
 
 from grainline.config import Config
@@ -40,12 +40,12 @@ from grainline.evaluation.collectors.subtexts import (
 )
 from grainline.evaluation.encode import Collector, Encodings
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.measured import SHOWN, Measured
+from grainline.evaluation.measured import SHOWN, Measured, extremes
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite
 from grainline.evaluation.suites.monotonicity import SubtextCollector, sequence_scores
 from grainline.model import Model
-from grainline.report.page import MissingImage, Section, hint, render
+from grainline.report.case import Case, CaseList
 from grainline.types import Encoded, vectors_only
 
 SSI = "SSI"
@@ -110,33 +110,26 @@ class StabilitySuite(Suite[StabilityOptions]):
                 out[name] = MetricSamples(float(mean.mean()), samples, queries, None, 0, "change")
         return out
 
-    def sections(self, on: Measured) -> list[Section]:
-        order = "One subtext for each image, by |(s - s~) / s| of the scores s without and s~ with the noise."
-        most, least = (render("noise.html", shown=self.examples(on, sign)) for sign in (-1, 1))
-        return [
-            Section("Noise: largest change", hint(f"{order} {on.how_shown()}") + most),
-            Section("Noise: smallest change", hint(order) + least),
-        ]
-
-    def examples(self, on: Measured, sign: int, number: int = SHOWN) -> list["Disturbed"]:
-        """The subtexts whose score changes most (sign -1) or least (1), each of another image."""
+    def cases(self, on: Measured, number: int = SHOWN) -> list[CaseList]:
         noise, queries = self.collected(on.data), on.result.queries
-        scores = list(
-            zip(*(queries["scores"][name] for name in (PLAIN, NOISY)), strict=True)
-        )  # of each image
-        change = [sign * changes(*both) for both in scores]
-        order = np.argsort([one.min() for one in change], kind="stable")[:number].tolist()
-        out = []
-        for i in order:
-            j, noisy = int(change[i].argmin()), noise.drawn[i]
-            before, after = (scores[i][k][j] for k in range(2))
-            out.append(
-                Disturbed(
-                    on.image(i), on.data.keys[i], noisy.texts[j], SENTENCES[noisy.sentence],
-                    place(noisy.at[j], noisy.of[j]), (before, after), abs(float(change[i][j])),
-                )
-            )  # fmt: skip
-        return out
+        flat = [(i, j) for i, one in enumerate(noise.drawn) for j in range(len(one.texts))]
+
+        def case(place_of: int) -> Case:
+            i, j = flat[place_of]
+            one, words = noise.drawn[i], SENTENCES[noise.drawn[i].sentence]
+            before, after = (queries["scores"][name][i][j] for name in (PLAIN, NOISY))
+            title = f"changed by {100 * change[place_of]:,.2f} %"
+            detail = f"noise {place(one.at[j], one.of[j])}, {on.data.keys[i]}"
+            name = f"Score without the marked sentence {before:.4f}, with it {after:.4f}"
+            text = Markup("<mark>{}</mark>").format(words).join(one.texts[j].split(words))
+            alt = f"image {on.data.keys[i]}"
+            return Case(title, detail, image=on.image(i), alt=alt, texts=[(name, text)])
+
+        change = _all_changes(queries)
+        least, most = extremes(change, image=[i for i, _ in flat], number=number)
+        order = "One subtext for each image, by |(s - s~) / s| of the scores s without and s~ with the noise."
+        titles = ("Noise: largest change", "Noise: smallest change")
+        return on.both_ends(titles, order, (most, least), case)
 
 
 class NoiseCollector(SubtextCollector):
@@ -233,18 +226,3 @@ def _notes(queries: dict[str, Any], seed: int) -> tuple[str, ...]:
             f"words behind it; {int((change == 0).sum())} scores did not change at all"
         )
     return tuple(notes)
-
-
-# What stands on a page about noise: an image, a text with a sentence put into it, two scores.
-
-
-class Disturbed(NamedTuple):
-    """An image with a text into which a sentence was put that has nothing to do with it."""
-
-    image: Image.Image | MissingImage
-    name: str
-    text: str  # with the sentence
-    noise: str  # the sentence
-    place: str  # of the sentence in the text, in words
-    scores: tuple[float, float]  # without and with the sentence
-    change: float  # of the score, as a share of what it was
