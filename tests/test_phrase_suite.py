@@ -32,7 +32,8 @@ from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.measured import Measured
+from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.measure import headline, write_html
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites import baselines
@@ -61,7 +62,6 @@ from grainline.evaluation.suites.phrases import (
     by_position,
     uniform,
 )
-from grainline.evaluation.table import headline, write_html
 from grainline.methods.base import HasTokenGroups, TokenGroups
 from grainline.model import Model
 from grainline.types import Texts
@@ -682,7 +682,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
 def test_figures_show_shares_brackets_and_places(tmp_path: Path) -> None:
     model, source = grouping(by_place), InMemory(PLAIN)
     data, result = evaluate_phrases(model, source)
-    on = Measured(model, source, data, result)
+    on = Evaluation(model, source, data, result)
     shown = PhrasesSuite().examples(on)
     assert [one.tiou for one in shown] == sorted(result.queries["scores"][GROUPS]["tIoU"])
     dog = next(one for one in shown if one.name == "a")

@@ -12,7 +12,7 @@ from test_score import Dot, Late, duplicated, some
 from grainline.data.open_source import open_source
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled, with_comparison
-from grainline.evaluation.measured import Measured
+from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.ranks import chance_recall
 from grainline.evaluation.result import Result
 from grainline.evaluation.score import Scorer, retrieval_ranks
@@ -150,10 +150,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(model: Model, data: Path, shortlist: int | None, exact: bool = False) -> Measured:
+def asked(model: Model, data: Path, shortlist: int | None, exact: bool = False) -> Evaluation:
     suite, source = RetrievalSuite(RetrievalOptions(shortlist=shortlist, exact=exact)), open_source(str(data))
     encodings = suite.encode(model, source, Settings(batch_size=5, max_corrupt=0.0))
-    return Measured(model, source, encodings, suite.measure(model.method, encodings, Settings(resamples=20)))
+    return Evaluation(
+        model, source, encodings, suite.measure(model.method, encodings, Settings(resamples=20))
+    )
 
 
 @pytest.fixture(scope="module")

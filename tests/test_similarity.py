@@ -27,8 +27,9 @@ from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import interval
-from grainline.evaluation.measured import Measured
+from grainline.evaluation.measure import table
 from grainline.evaluation.ranks import ranks
 from grainline.evaluation.result import Result, from_json, read, to_json
 from grainline.evaluation.suite import Settings
@@ -46,7 +47,6 @@ from grainline.evaluation.suites.similarity import (
     SimilaritySuite,
     text_conditioned,
 )
-from grainline.evaluation.table import table
 from grainline.methods.base import TextConditioned
 from grainline.model import load
 from grainline.types import Encoded, rows
@@ -435,7 +435,7 @@ def test_single_images_are_those_with_the_most_and_the_least_alike_features() ->
         suite = SimilaritySuite()
         source = Told([*CAPTIONS, "Nice"])
         data = suite.encode(model, source)
-    on = Measured(model, source, data, suite.measure(model.method, data))
+    on = Evaluation(model, source, data, suite.measure(model.method, data))
     values = on.result.queries["kinds"][ALL_TEXTS]["scores"][SIM]
     most, least = (part.cases for part in suite.cases(on, 4))
     assert [one.title for one in most] == [f"Sim {x:.3f}" for x in sorted(values, reverse=True)[:4]]

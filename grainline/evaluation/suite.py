@@ -22,8 +22,8 @@ from grainline.data.formats.texts_alone import without_images
 from grainline.data.record import Source
 from grainline.errors import UserError, amount
 from grainline.evaluation.encode import CAPTIONS, Captions, Collector, Encodings, Progress, encode_source
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.intervals import from_replicates, replicates, wilson
-from grainline.evaluation.measured import SHOWN, Measured
 from grainline.evaluation.result import Metric, Result, Unit, now, versions
 from grainline.evaluation.score import MEMORY, Scorer
 from grainline.model import Model
@@ -234,11 +234,11 @@ class Suite(ABC, Generic[O]):
         """The names of the metrics on top of the page; those that the result lacks are left out."""
         return list(self.headline)
 
-    def cases(self, on: Measured, number: int = SHOWN) -> list[CaseList]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         """Single outcomes on the page, from the worst to the best: so many in each list."""
         return []
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         """The parts of the page below the metrics; the default has the card of the protocol and the cases."""
         card = on.result.settings.get("card")
         out = [Section(self.card[0], facts(card, self.card[1]))] if card else []
@@ -246,9 +246,9 @@ class Suite(ABC, Generic[O]):
             out.append(Section(part.title, hint(part.hint) + cases_html(part.cases, f"part{i}n")))
         return out
 
-    def draw(self, path: str | Path, on: Measured) -> None:
+    def draw(self, path: str | Path, on: Evaluation) -> None:
         """Write the figure, where `figure` says what it shows. The default draws the heat of the cases."""
-        worst, best = self.cases(on, SHOWN // 2)
+        worst, best = self.cases(on, EXAMPLES // 2)
         on.write_heat(path, [*worst.cases, *best.cases[::-1]])
 
     def check_figure(self, model: Model | None) -> None:
@@ -378,7 +378,15 @@ def accuracy(
     right  [run, Q] of 0 and 1;  image [Q] of each query: the bootstrap draws them; None: each its own
     """
     mean = np.mean(right, axis=0)  # [Q] share of the runs that were right
-    alone = wilson(int(mean.sum()), len(mean), settings.level) if len(right) == 1 else None
-    ends = None if alone is None else (alone.low, alone.high)
-    samples = replicates(mean, image, **settings.bootstrap)
+    samples, ends = replicates(mean, image, **settings.bootstrap), wilson_ends(mean, len(right), settings)
     return MetricSamples(float(mean.mean()), samples, mean.size * len(right), chance, ties, "share", ends)
+
+
+def wilson_ends(right: np.ndarray, runs: int, settings: Settings) -> tuple[float, float] | None:
+    """Wilson's interval of the share of queries [Q] that are right, 0 or 1; None for several runs."""
+    return wilson(int(right.sum()), len(right), settings.level)[1:] if runs == 1 else None
+
+
+def count_notes(counts: Mapping[str, int]) -> tuple[str, ...]:
+    """A note of each number that is not 0, with what it counts."""
+    return tuple(f"{number} {what}" for what, number in counts.items() if number)

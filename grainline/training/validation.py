@@ -7,7 +7,7 @@ from grainline.data.record import Source
 from grainline.data.tokenizers.tokenized import TextTokenizer
 from grainline.errors import UserError
 from grainline.evaluation.encode import encode_source
-from grainline.evaluation.measured import Measured
+from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.retrieval import RetrievalSuite
 from grainline.methods.base import Method
@@ -30,7 +30,7 @@ class Validator:
         """max_corrupt  share of the samples that may be corrupt"""
         self.description, self.tokenizer, self.source = description, tokenizer, source
         self.max_corrupt, self.descriptions = max_corrupt, descriptions
-        self.last: Measured | None = None
+        self.last: Evaluation | None = None
 
     def __call__(self, method: Method) -> Validation:
         """The metrics of a method, rSum first, because it selects the best checkpoint."""
@@ -38,7 +38,7 @@ class Validator:
         metrics = {metric.name: metric.value for metric in reversed(result.metrics)}
         return Validation(metrics, result.notes, result.data["images"])
 
-    def run(self, method: Method) -> Measured:
+    def run(self, method: Method) -> Evaluation:
         """Measure the method and store the result in `last`."""
         model = Model(self.description, method, self.tokenizer)
         own = (
@@ -52,7 +52,7 @@ class Validator:
             max_corrupt=self.max_corrupt,
         )
         result = RetrievalSuite().measure(method, encodings, Settings(resamples=100))
-        self.last = Measured(model, self.source, encodings, result)
+        self.last = Evaluation(model, self.source, encodings, result)
         return self.last
 
 

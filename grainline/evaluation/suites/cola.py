@@ -16,7 +16,7 @@ from grainline.data.benchmarks.cola import ROW, Cola
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
-from grainline.evaluation.measured import SHOWN, Measured, extremes
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, accuracy
@@ -82,7 +82,7 @@ class ColaSuite(Suite[NoOptions]):
         right, ties = [run["right"] for run in runs], int(np.sum([run["tied"] for run in runs]))
         return {MULTI: accuracy(right, connected(np.array(runs[0]["images"])), CHANCE, ties, settings)}
 
-    def cases(self, on: Measured, number: int = SHOWN) -> list[CaseList]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         items, data = self.collected(on.data), on.data
         scores = item_scores(on.model.method, data.images, data.texts, items).cpu()
         margin = margins(scores)

@@ -23,8 +23,8 @@ from grainline.data.formats.common import digest
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Captions, Collector, Encodings, texts_of
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.measured import SHOWN, Measured, extremes
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
@@ -124,7 +124,7 @@ class InactivitySuite(Suite[NoOptions]):
             for name, metric in tables[0].items()
         }
 
-    def cases(self, on: Measured, number: int = SHOWN) -> list[CaseList]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         """By AUROC within the image; of equals by the difference of the means."""
         slots = [(i, one) for i, one in enumerate(self.collected(on.data)) if one is not None]
         weights = [([w for _, w in one.own], [w for _, w in one.other]) for _, one in slots]
@@ -275,7 +275,7 @@ def _metrics_of_run(scores: dict[str, list[list[float]]], settings: Settings) ->
     return out
 
 
-def _look(on: Measured, row: int, one: EmptySlots) -> Look:
+def _look(on: Evaluation, row: int, one: EmptySlots) -> Look:
     """An image with the parts of both texts, each with the weight of its empty slot and its heat."""
     image, alt = on.image(row), f"image {on.data.keys[row]}"
     sides = tuple(zip(ROLES, (one.own, one.other), strict=True))

@@ -26,10 +26,9 @@ from grainline.data.formats.joined import Joined, WithoutCaptions
 from grainline.data.formats.joined import remarks as remarks_of
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.collecting import Skipped
-from grainline.evaluation.encode import Encodings, Progress
+from grainline.evaluation.encode import Encodings, Progress, Skipped
+from grainline.evaluation.examples import EXAMPLES, Evaluation, spread
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.measured import SHOWN, Measured, spread
 from grainline.evaluation.result import Result
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
@@ -194,19 +193,19 @@ class PhrasesSuite(Suite[NoOptions]):
         names = [chunks] if number is None else [GROUPS, chunks]
         return [f"{MEASURES[0]}, {name}" for name in names]
 
-    def cases(self, on: Measured, number: int = SHOWN) -> list[CaseList]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         order = f"Evenly spaced from the lowest tIoU to the highest. {RULES}"
         cases = [token_groups(one) for one in self.examples(on, number)]
         return [CaseList("Captions, lowest to highest tIoU", order, cases)]
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         soft = self.collected(on.data).soft
         if soft is None:
             return []  # rules and clusterings have no shares to show
         places = Section("Groups by position", hint(POSITIONS) + positions(by_position(soft)))
         return [places, *super().sections(on)]
 
-    def draw(self, path: str | Path, on: Measured) -> None:
+    def draw(self, path: str | Path, on: Evaluation) -> None:
         name, number = PurePath(on.result.data["path"]).name, len(on.result.queries["image"])
         mean = by_position(self.collected(on.data).soft)
         write_strips(path, self.examples(on), mean, f"Groups of tokens, {number:,} captions of {name}")
@@ -216,7 +215,7 @@ class PhrasesSuite(Suite[NoOptions]):
         if model is not None and not makes_groups(model):
             raise UserError("--png draws the groups of tokens, and this method makes none; leave --png out")
 
-    def examples(self, on: Measured, number: int = SHOWN) -> list[TokenGroups]:
+    def examples(self, on: Evaluation, number: int = EXAMPLES) -> list[TokenGroups]:
         """Captions evenly spaced by their tIoU. [] for a method without groups."""
         grouped: Grouped = self.collected(on.data)
         scores = on.result.queries["scores"]

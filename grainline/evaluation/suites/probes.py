@@ -26,10 +26,9 @@ from grainline.data.benchmarks.contests import (
 from grainline.data.benchmarks.svo import OBJECT, SUBJECT, SVO_PROBES
 from grainline.data.record import Source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.collecting import Rows, numbered
-from grainline.evaluation.encode import Collector, Encodings, Sample, text_rows
+from grainline.evaluation.encode import Collector, Encodings, Rows, Sample, text_rows
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.measured import SHOWN, Measured, extremes
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, accuracy
@@ -143,7 +142,7 @@ class ProbesSuite(Suite[NoOptions]):
             out[NOUNS] = _mean(runs, thirds, settings)
         return out
 
-    def cases(self, on: Measured, number: int = SHOWN) -> list[CaseList]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         probes, data = self.collected(on.data), on.data
         right, wrong = probe_scores(on.model.method, data.images, probes).cpu().numpy()
         images, pairs = probes.images.cpu().numpy(), probes.pairs.tolist()
@@ -211,7 +210,7 @@ class ProbeCollector(Collector):
                 " benchmark of pairs"
             )
         pairs = torch.tensor(self._pairs)
-        texts = numbered(self._texts.stacked(), [-1] * self._texts.number)
+        texts = self._texts.of_no_image()
         names = tuple(self._kind), tuple(self._benchmark), tuple(self._strings)
         return Probes(pairs[:, :2], pairs[:, 2:], texts, *names, skipped)
 

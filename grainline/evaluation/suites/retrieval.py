@@ -16,9 +16,8 @@ from torch import Tensor
 from grainline.config import Config
 from grainline.data.record import Source
 from grainline.evaluation.encode import Encodings
+from grainline.evaluation.examples import EXAMPLES, HEAT_HINT, Evaluation, look_at, spread
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.look import HEAT_HINT, look_at
-from grainline.evaluation.measured import SHOWN, Measured, spread
 from grainline.evaluation.ranks import Fold, Ranks, chance_median, chance_recall, coco_split, folds
 from grainline.evaluation.result import Unit
 from grainline.evaluation.score import Scorer, Top, retrieval_ranks, topk
@@ -104,21 +103,21 @@ class RetrievalSuite(Suite[RetrievalOptions]):
         ]
         return {name: _mean([fold[name] for fold in table]) for name in table[0]}
 
-    def cases(self, on: Measured, number: int = SHOWN) -> list[CaseList]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         """Images for texts, with the sentences of the text in the right image, and texts for images."""
         order = f"Queries evenly spaced from the best rank to the worst; the best {HITS} of all candidates."
         heat = f" {HEAT_HINT}" if on.model.method.has_layout else ""
         texts = [_text_case(on, query) for query in self._spread(on, "t2i", number)]
         images = [_image_case(on, query) for query in self._spread(on, "i2t", number)]
         return [
-            CaseList("Text to image, best to worst", f"{order} {on.how_shown()}{heat}", texts),
+            CaseList("Text to image, best to worst", f"{order} {on.crop_sentence()}{heat}", texts),
             CaseList("Image to text, best to worst", order, images),
         ]
 
-    def draw(self, path: str | Path, on: Measured) -> None:
+    def draw(self, path: str | Path, on: Evaluation) -> None:
         on.write_heat(path, self.cases(on)[0].cases)
 
-    def _spread(self, on: Measured, way: str, number: int) -> list["_Query"]:
+    def _spread(self, on: Evaluation, way: str, number: int) -> list["_Query"]:
         """Queries evenly spaced from the best rank to the worst."""
         parts = folds(self.fold_protocol, on.data.images, on.data.texts, on.data.path)
         queries = [
@@ -292,7 +291,7 @@ class _Query(NamedTuple):
         return Case(f"Right one at rank {self.rank:,} of {len(candidates):,}", tied + name)
 
 
-def _text_case(on: Measured, query: _Query) -> Case:
+def _text_case(on: Evaluation, query: _Query) -> Case:
     data, text = on.data, on.data.strings[query.row]
     own = int(data.texts.image[query.row])
     images, texts = rows(data.images, query.fold.images), rows(data.texts, slice(query.row, query.row + 1))
@@ -312,7 +311,7 @@ def _text_case(on: Measured, query: _Query) -> Case:
     )
 
 
-def _image_case(on: Measured, query: _Query) -> Case:
+def _image_case(on: Evaluation, query: _Query) -> Case:
     data, key = on.data, on.data.keys[query.row]
     images = rows(data.images, slice(query.row, query.row + 1))
     texts = rows(data.texts, query.fold.texts)
@@ -329,7 +328,7 @@ def _image_case(on: Measured, query: _Query) -> Case:
     )
 
 
-def _near(on: Measured, images: Encoded, texts: Encoded) -> tuple[torch.Tensor, torch.Tensor]:
+def _near(on: Evaluation, images: Encoded, texts: Encoded) -> tuple[torch.Tensor, torch.Tensor]:
     """The texts, and the images, that are scored for the first query of the other side."""
     most = on.result.settings["options"]["shortlist"] or max(len(images.image), len(texts.image))
     texts_of, images_of = candidates(images, texts, most, settings_of(on.result).memory)

@@ -25,11 +25,10 @@ from grainline.data.phrases.providers import Rules
 from grainline.data.record import Source
 from grainline.data.texts import PhrasesConfig, grains
 from grainline.errors import UserError
-from grainline.evaluation.collectors.collecting import numbered, stack
-from grainline.evaluation.encode import Collector, Encodings
+from grainline.evaluation.encode import Collector, Encodings, numbered, stack
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
+from grainline.evaluation.examples import SENTENCES as MOST_ON_PAGE
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.look import SENTENCES as MOST_ON_PAGE
-from grainline.evaluation.measured import SHOWN, Measured, extremes
 from grainline.evaluation.ranks import Ranks, chance_recall, refuse_nan
 from grainline.evaluation.score import Cosine, Scorer, retrieval_ranks
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
@@ -114,7 +113,7 @@ class SimilaritySuite(Suite[NoOptions]):
                 out[f"{name}, {kind}"] = MetricSamples(mean, samples[:, i], number, None, 0, "cosine")
         return out
 
-    def cases(self, on: Measured, number: int = SHOWN) -> list[CaseList]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         likeness: tuple[Likeness, ...] = self.collected(on.data)
         usable = [i for i, one in enumerate(likeness) if ALL_TEXTS in one.cosine]
 

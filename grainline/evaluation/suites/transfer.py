@@ -36,7 +36,7 @@ from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSui
 from grainline.model import Model, find_run
 
 RECIPE = "recipe.yaml"
-SHOWN = 5  # pairs of images that look the same
+EXAMPLES = 5  # pairs of images that look the same
 
 
 class Named(NamedTuple):
@@ -316,10 +316,10 @@ def _notes(both: Overlap) -> tuple[str, ...]:
     if both.images:
         notes.append(f"{both.images:,} of {both.compared:,} images were trained on, byte by byte")
     if both.near:
-        pairs = ", ".join(f"{key} = {other}" for key, other in both.near[:SHOWN])
+        pairs = ", ".join(f"{key} = {other}" for key, other in both.near[:EXAMPLES])
         notes.append(
             f"{len(both.near):,} of {both.compared:,} images look like crops or smaller copies of training"
-            f" images; look at them: {pairs}" + ", ..." * (len(both.near) > SHOWN)
+            f" images; look at them: {pairs}" + ", ..." * (len(both.near) > EXAMPLES)
         )
     if both.unlike:
         notes.append(

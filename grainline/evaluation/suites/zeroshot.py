@@ -26,10 +26,9 @@ from grainline.data.formats.common import some
 from grainline.data.formats.plain import read_lines
 from grainline.data.record import Source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.collecting import stack
-from grainline.evaluation.encode import Collector, Encoder, Encodings
+from grainline.evaluation.encode import Collector, Encoder, Encodings, stack
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates_of_classes, wilson
-from grainline.evaluation.measured import SHOWN, Measured, extremes
 from grainline.evaluation.ranks import ranks
 from grainline.evaluation.score import Scorer, prepared, tile_of, tile_side
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, accuracy, settings_of
@@ -149,7 +148,7 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
         out[PER_CLASS] = MetricSamples(mean, samples, rank.size, 1 / classes, ties, "share")
         return out
 
-    def cases(self, on: Measured, number: int = SHOWN) -> list[CaseList]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         classes, queries = self.collected(on.data), on.result.queries
         contest = contests(on.model.method, on.data.images, classes, settings_of(on.result).memory)
         true, false = contest.true.numpy(), contest.false.numpy()
@@ -167,7 +166,7 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
         titles = ("Classes: most wrong", "Classes: most right")
         return on.both_ends(titles, order, extremes(true - false, number=number), case)
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         most = f"The {MOST} most frequent mistakes at most; the JSON has the outcome of every image."
         confused = Section("Classes: confusions", hint(most) + confusion_table(on.result.queries))
         return [*super().sections(on), confused]
