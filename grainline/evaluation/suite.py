@@ -110,6 +110,7 @@ class Suite(ABC, Generic[O]):
     captions: ClassVar[tuple[Captions, ...]] = CAPTIONS  # allowed ones; the first is the default
     reads: ClassVar[str] = "the captions of a record"  # what it reads, for errors
     needs_text: ClassVar[bool] = True  # False: an image without a text is no damage
+    encodes_images: ClassVar[bool] = True  # False: no image is opened
     encodes_captions: ClassVar[bool] = True  # False: captions are kept as strings only
     keeps_tokens: ClassVar[bool] = True  # False: scores read vectors, whatever the method compares
     replaces_scores: ClassVar[str] = ""  # what it compares in place of the scores of the method; "": these
@@ -174,10 +175,11 @@ class Suite(ABC, Generic[O]):
             source,
             captions=captions,
             need_text=self.needs_text,
+            encode_images=self.encodes_images,
             encode_texts=self.encodes_captions,
             keep_tokens=self.keeps_tokens,
             collectors={} if collector is None else {self.name: collector},
-            descriptions=descriptions,
+            descriptions=descriptions if self.encodes_images else None,
             batch=settings.batch_size,
             max_corrupt=settings.max_corrupt,
             progress=progress,
