@@ -1107,7 +1107,7 @@ SIMILARITY = [
           "sentences = list(dict.fromkeys(parts.sentences))", "sentences = list(parts.sentences)"),
     Fault("evaluation/suites/similarity.py", "tests/test_similarity.py",
           "all tokens of a batch stand once for each text",
-          "image.to(device).split(self._batch), row.to(device).split(self._batch)",
+          "image.to(device).split(self.batch), row.to(device).split(self.batch)",
           "image.to(device).split(len(row)), row.to(device).split(len(row))"),
     Fault("evaluation/suites/similarity.py", "tests/test_similarity.py",
           "captions of one text are not left out",
@@ -1119,7 +1119,7 @@ SIMILARITY = [
           "[texts for _, texts in items]", "[texts for _, texts in items[::-1]]"),
     Fault("evaluation/suites/similarity.py", "tests/test_similarity.py",
           "nobody is told that the gallery holds the answers",
-          "_lists(both.t2i)}, (NOTE,))", "_lists(both.t2i)})"),
+          "**ranks}, (NOTE,))", "**ranks})"),
     Fault("build.py", "tests/test_similarity.py", "pairs are scored as they were trained",
           'changes = {"scoring": way}', "changes = {}"),
 ]
