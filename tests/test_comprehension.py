@@ -35,15 +35,15 @@ from grainline.evaluation.suites.comprehension import (
     choose,
     maps,
 )
-from grainline.evaluation.suites.expressions import (
+from grainline.evaluation.suites.gradient_maps import gradient_heat
+from grainline.evaluation.suites.regions import (
     HEAT,
     box_iou,
     box_scores,
     box_sums,
     unit_range,
-    with_expressions,
+    variant,
 )
-from grainline.evaluation.suites.gradient_maps import gradient_heat
 from grainline.model import Model, on_pixels
 from grainline.report.heatmap import dashed, ruled
 from grainline.report.page import MissingImage
@@ -249,7 +249,7 @@ def slow_outcomes(model: Model, source: Any, offered: Any) -> dict[str, list[tup
 def test_choices_on_scenes_are_those_of_a_loop(batch: int) -> None:
     model, source = tiny_model("maxsim"), Scenes(SCENES)
     data, result = measure(model, source, batch=batch)
-    made = with_expressions(source)
+    made = variant(source, "with_expressions")
     assert isinstance(made, Scenes)
     expected = slow_outcomes(model, made, made.boxes)
     told = result.queries

@@ -11,6 +11,7 @@ score           All images against all texts in tiles, never the whole score mat
 shortlist       Two stages: candidates by vector, and their order by the method's own score.
 suite           The frame of all suites, and their table.
 text_attention  Attention of the parts of a text over image tokens and an empty slot.
+vectors         `grainline encode`: vectors of a source or of a file of texts.
 pages/          Images as `grainline show` draws them.
 suites/         One file for each suite: from encodings to outcomes, and from outcomes to metrics.
 """

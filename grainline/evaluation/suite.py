@@ -360,7 +360,15 @@ def accuracy(
     right  [run, Q] of 0 and 1;  image [Q] of each query: the bootstrap draws them; None: each its own
     """
     mean = np.mean(right, axis=0)  # [Q] share of the runs that were right
-    alone = wilson(int(mean.sum()), len(mean), settings.level) if len(right) == 1 else None
-    ends = None if alone is None else (alone.low, alone.high)
-    samples = replicates(mean, image, **settings.bootstrap)
+    samples, ends = replicates(mean, image, **settings.bootstrap), wilson_ends(mean, len(right), settings)
     return MetricSamples(float(mean.mean()), samples, mean.size * len(right), chance, ties, "share", ends)
+
+
+def wilson_ends(right: np.ndarray, runs: int, settings: Settings) -> tuple[float, float] | None:
+    """Wilson's interval of the share of queries [Q] that are right, 0 or 1; None for several runs."""
+    return wilson(int(right.sum()), len(right), settings.level)[1:] if runs == 1 else None
+
+
+def count_notes(counts: Mapping[str, int]) -> tuple[str, ...]:
+    """A note of each number that is not 0, with what it counts."""
+    return tuple(f"{number} {what}" for what, number in counts.items() if number)
