@@ -103,16 +103,6 @@ class Collector(ABC):
         """
 
 
-class Known(Collector):
-    """A value that is known before the walk."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def result(self, data: Encodings) -> Any:
-        return self.value
-
-
 class Rows:
     """Collects inputs and encodes them in batches."""
 

@@ -76,6 +76,16 @@ class Settings(NamedTuple):
         return {"resamples": self.resamples, "seed": self.seed}
 
 
+class Inputs(NamedTuple):
+    """The arguments of `Suite.encode`, after its checks: `settings.captions` is set."""
+
+    model: Model
+    source: Source
+    settings: Settings
+    descriptions: Descriptions | None
+    progress: Progress | None
+
+
 class MetricSamples(NamedTuple):
     """One metric of one set of queries, with its value in every resample."""
 
@@ -158,10 +168,7 @@ class Suite(ABC, Generic[O]):
         descriptions: Descriptions | None = None,
         progress: Progress | None = None,
     ) -> Encodings:
-        """Walk over the source once. A suite that needs another walk overrides this.
-
-        Raises UserError as `check` and `encode_source` do.
-        """
+        """The source as the suite reads it. Raises UserError as `check` and `encode_source` do."""
         self.check(model, source)
         captions = self.choose_captions(settings.captions)
         if descriptions is not None and descriptions.own and captions == "whole" and self.needs_text:
@@ -169,20 +176,25 @@ class Suite(ABC, Generic[O]):
                 "--captions whole reads the long captions, which describe their own images here: "
                 "give --captions first, or each, or other descriptions"
             )
-        model, source = self.prepare(model, source)
-        collector = self.collector(model, source, settings._replace(captions=captions))
+        return self.walk(Inputs(model, source, settings._replace(captions=captions), descriptions, progress))
+
+    def walk(self, inputs: Inputs) -> Encodings:
+        """Walk over the source once. A suite that needs another walk, or more of them, overrides this."""
+        model, source = self.prepare(inputs.model, inputs.source)
+        settings = inputs.settings
+        collector = self.collector(model, source, settings)
         return encode_source(
             model,
             source,
-            captions=captions,
+            captions=self.choose_captions(settings.captions),
             need_text=self.needs_text,
             encode_texts=self.encodes_captions,
             keep_tokens=self.keeps_tokens,
             collectors={} if collector is None else {self.name: collector},
-            descriptions=descriptions,
+            descriptions=inputs.descriptions,
             batch=settings.batch_size,
             max_corrupt=settings.max_corrupt,
-            progress=progress,
+            progress=inputs.progress,
         )
 
     @abstractmethod
@@ -271,7 +283,7 @@ class Suite(ABC, Generic[O]):
                 f"--captions is {given!r}; {self.name} reads {self.reads}; "
                 f"allowed: {', '.join(self.captions)}"
             )
-        return cast(Captions, given)
+        return given
 
 
 def suite_class(name: str) -> type[Suite[Any]]:
