@@ -17,6 +17,7 @@ from PIL import Image
 from rich.console import Console
 from runs import call, complaint
 from seeing import NAME, Seer, known
+from test_intervals import interval
 from test_viz import Page
 from torch import Tensor
 
@@ -29,7 +30,6 @@ from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings, encode_source
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.intervals import interval
 from grainline.evaluation.measure import table
 from grainline.evaluation.ranks import ranks
 from grainline.evaluation.result import Result, from_json, read, to_json
