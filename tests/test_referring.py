@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from indexes import saved, tiny_model
 from PIL import Image
 from runs import call
+from test_intervals import interval
 from test_scenes import fits
 from test_scenes import read as understood
 from test_viz import Page
@@ -25,7 +26,7 @@ from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.intervals import interval, wilson
+from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.referring import (

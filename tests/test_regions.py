@@ -13,6 +13,7 @@ from indexes import saved, tiny_model
 from make import SEGMENTS
 from PIL import Image
 from runs import call, complaint, recipe
+from test_intervals import interval
 from test_roi import slow
 from test_scenes import fits
 from test_scenes import read as understood
@@ -29,7 +30,7 @@ from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
-from grainline.evaluation.intervals import interval, wilson
+from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import SUITES, Settings
 from grainline.evaluation.suites.fgovd import (

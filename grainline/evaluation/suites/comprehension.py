@@ -112,6 +112,7 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
     """The share of expressions whose map chooses a right box, for each map, and for the largest box."""
 
     name = "comprehension"
+    card = ("Protocol", "What was chosen from, and how")
     Options = ComprehensionOptions
     headline = (*(f"{ACCURACY}, {name}" for name in MAPS.values()), AMONG)
 

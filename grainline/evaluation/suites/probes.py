@@ -86,6 +86,7 @@ class ProbesSuite(Suite[NoOptions]):
     """The share of comparisons in which a right pair of image and text scores higher than a wrong one."""
 
     name = "probes"
+    card = ("Protocol", "What was compared, for each benchmark")
     captions = ("whole",)
     reads = "foils and their captions"
     needs_text = False
