@@ -42,7 +42,7 @@ LOSSES = [
           "(a.image[:, None] == b.image[None]) & (a.image >= 0)[:, None]",
           "a.image[:, None] == b.image[None]"),
     Fault("training/step.py", "tests/test_contract.py", "weights of the terms are ignored",
-          "term.weight * ddp_mean(term.mean)", "ddp_mean(term.mean)"),
+          "x.weight * ddp_mean(x.mean)", "ddp_mean(x.mean)"),
     Fault("training/step.py", "tests/test_contract.py", "the chunks of a cached step leave out a row",
           "slice(i, i + chunk)", "slice(i, i + max(1, chunk - 1))"),
 ]
@@ -125,8 +125,8 @@ TRAINING = [
           "reversed(list(enumerate(patterns))) if pattern.fullmatch(name)), None)"),
     Fault("training/loop.py", "tests/test_resume.py::test_a_run_goes_on_from_the_checkpoint_that_is_named",
           "a resumed run leaves out a batch",
-          "range(self.step * parts, cfg.max_steps * parts)",
-          "range((self.step + (self.step > 0)) * parts, (cfg.max_steps + 1) * parts)"),
+          "range(self.step * cfg.grad_accum, cfg.max_steps * cfg.grad_accum)",
+          "range((self.step + (self.step > 0)) * cfg.grad_accum, (cfg.max_steps + 1) * cfg.grad_accum)"),
     Fault("training/loop.py", "tests/test_loop.py", "the schedule is one step ahead",
           "set_rates(self.optimizer, self.step, cfg.max_steps)",
           "set_rates(self.optimizer, self.step + 1, cfg.max_steps)"),
@@ -600,7 +600,7 @@ SHARDED = [
           "full = full_tensor(x.detach())", "full = x.detach().to_local()"),
     Fault("training/checkpoint.py", "tests/test_sharded.py",
           "moments are read back into the wrong parameters",
-          "shard_like(value, parameters[i])", "shard_like(value.flip(0), parameters[i])"),
+          "shard_like(value, parameters[name])", "shard_like(value.flip(0), parameters[name])"),
     Fault("training/loop.py", "tests/test_sharded.py", "what is asked to be sharded is not",
           "sharded = cfg.fsdp and world_size() > 1", "sharded = cfg.fsdp and world_size() > 2"),
     Fault("distributed.py", "tests/test_torchrun.py", "only the first process learns which weights are best",
@@ -771,7 +771,7 @@ TUNING = [
 ]
 KEPT = [
     Fault("training/step.py", "tests/test_facts.py", "facts carry a gradient",
-          "ddp_mean(term.mean).detach() for", "ddp_mean(term.mean) for"),
+          "ddp_mean(x.mean).detach() for", "ddp_mean(x.mean) for"),
     Fault("training/loop.py", "tests/test_facts.py", "a fact that is not finite stops the run",
           "checked = row[: len(names)]", "checked = row"),
     Fault("training/loop.py", "tests/test_facts.py", "facts of an accumulated batch are sums",
@@ -1088,7 +1088,7 @@ BETA_CLIP = [
           "local = method.before_gather(Pair(concat(image_chunks), texts_encoded))",
           "local = Pair(concat(image_chunks), texts_encoded)"),
     Fault("training/inputs.py", "tests/test_begin.py", "a run begins with nothing",
-          "x.copy_(weights[name])", "pass"),
+          "state[name].copy_(weights[name])", "pass"),
     Fault("training/run.py", "tests/test_begin.py", "a resumed run begins anew",
           "if recipe.init_from and resume_from is None else None", "if recipe.init_from else None"),
 ]
@@ -1749,7 +1749,7 @@ FEATURES = [
         "training/loop.py",
         "tests/test_features.py",
         "an encoder with kept features learns",
-        "if isinstance(run.data.crop, CachedFeatures):",
+        "if run.cached_features:",
         "if run.data.crop is None:",
     ),
     Fault(

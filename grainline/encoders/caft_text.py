@@ -30,6 +30,9 @@ class ComposerConfig(Config):
     drop_path: float = Field(0.0, ge=0.0, lt=1.0)
 
 
+BLEND = 0.2  # share of the MLP, in CLIP-Adapter
+
+
 class Composer(Layered):
     """Sub-captions to their caption."""
 
@@ -66,4 +69,4 @@ class Adapter(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., W] -> the same"""
         change = self.widen(F.relu(self.narrow(x)))
-        return (1 - 0.2) * x + 0.2 * F.relu(change) if self.blend else x + change
+        return (1 - BLEND) * x + BLEND * F.relu(change) if self.blend else x + change

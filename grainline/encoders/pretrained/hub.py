@@ -48,8 +48,8 @@ def download(name: str) -> Path:
             return Path(file).parent  # half a model would hide why the rest did not come
     raise UserError(
         f"no folder {name} here, and the Hugging Face hub gave no model of that name "
-        f"({message.rstrip('.')}); download the folder where the hub can be reached and give its path, or set "
-        "HF_HOME to a cache that holds it"
+        f"({message.rstrip('.')}); download the folder where the hub can be reached and give its path, or "
+        "set HF_HOME to a cache that holds it"
     )
 
 
