@@ -118,7 +118,7 @@ def recompute_layers(model: nn.Module) -> None:
                 f"train.activation_checkpointing cannot compute {name} twice: its running statistics would "
                 "count each batch twice; leave it out"
             )
-        layer.forward = partial(_recomputed, layer.forward)  # type: ignore[method-assign]
+        layer.forward = partial(_recomputed, layer.forward)
 
 
 def compile_layers(model: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
@@ -134,7 +134,7 @@ def compile_layers(model: nn.Module, backend: str | Callable[..., Any] = "induct
     config.accumulated_cache_size_limit = max(config.accumulated_cache_size_limit, 16 * len(layers))
     for name, layer in layers:
         compiled = torch.compile(layer.forward, backend=backend, fullgraph=True)
-        layer.forward = partial(_compiled, compiled, name)  # type: ignore[method-assign]
+        layer.forward = partial(_compiled, compiled, name)
 
 
 def _layers(model: nn.Module, option: str) -> list[tuple[str, nn.Module]]:

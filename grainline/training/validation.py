@@ -38,11 +38,11 @@ class Validator:
         """The metrics of a method, rSum first, because it selects the best checkpoint."""
         model = Model(self.description, method, self.tokenizer)
         # A description of the record's own is a long caption: an input then, not a query.
-        captions = "each" if self.descriptions is not None and self.descriptions.own else "whole"
+        own = self.descriptions is not None and self.descriptions.own
         encodings = encode_source(
             model,
             self.source,
-            captions=captions,
+            captions="each" if own else "whole",
             descriptions=self.descriptions,
             max_corrupt=self.max_corrupt,
         )

@@ -284,7 +284,7 @@ def attention(
 
     if not dropout:
         options = 0.0, scaling, is_causal
-        return sdpa_attention_forward(module, query, key, value, attention_mask, *options, **rest)  # type: ignore[no-any-return]
+        return sdpa_attention_forward(module, query, key, value, attention_mask, *options, **rest)
     logits = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if rest.get("position_bias") is not None:
         logits = logits + rest["position_bias"]

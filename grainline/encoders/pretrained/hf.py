@@ -21,8 +21,8 @@ def from_hugging_face(folder: Path, quick_gelu: bool | None) -> Source:
     with quiet(), readable(folder):
         config = transformers.AutoConfig.from_pretrained(name).to_dict()
     kind = _kind_of(name, config)
-    for side in sides_of({"config": config}).values():
-        _square(name, side)
+    for settings in sides_of({"config": config}).values():
+        _square(name, settings)
     if quick_gelu is not None:
         if kind != "clip":
             raise UserError(f"{name} is a {kind}, which has one activation; quick_gelu is for CLIP")
