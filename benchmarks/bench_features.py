@@ -17,7 +17,6 @@ import torch
 
 from benchmarks.bench_loading import files
 from benchmarks.harness import keep_pages, paired, report, seconds
-from grainline.cli.data import encoding, shape
 from grainline.config import parse
 from grainline.data.batches import collate
 from grainline.data.cache import CachedFeatures, make_features
@@ -30,6 +29,7 @@ from grainline.encoders.pretrained.hub import library
 from grainline.encoders.pretrained.preprocess import KNOWN
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.training.optim import OptimizerConfig, ParamRule, build_optimizer, train_mode
+from grainline.training.precompute import feature_encoder
 from grainline.training.step import Objective
 from grainline.types import Clock
 
@@ -99,8 +99,8 @@ def main() -> None:
         return steps(data, made, args.batch)
 
     with tempfile.TemporaryDirectory() as home:
-        encode, out = encoding(made.eval(), tokens=False), Path(home) / "features"
-        row = shape(encode, 224)
+        encode, out = feature_encoder(made.eval(), tokens=False), Path(home) / "features"
+        row = (1, encode(torch.zeros(1, 3, 224, 224, dtype=torch.uint8)).shape[-1])
         once = seconds(lambda: make_features(source, encode, out, transform, encoder="bench", row=row))
         kept = training(CachedFeatures(out, source, transform, "bench", tokens=False))
         plain = training(SameTransform(transform))

@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
+import torch
 
 from benchmarks.harness import interval, keep_pages, paired, report, seconds
 from grainline.index import inverted
-from grainline.index.candidates import Candidates, Exact, native_bf16
+from grainline.index.candidates import Candidates, Exact
 from grainline.index.inverted import Inverted, open_candidates, update_inverted
 from grainline.index.store import SEGMENTS, VECTORS, Row, Segment, open_segment, write_segment
+from grainline.nn.runtime import has_bf16
 
 K = 10
 SPREAD = 0.7  # length of what a vector has beside its centre, whose length is 1
@@ -64,7 +66,7 @@ def make(number: int, width: int, queries: int) -> Data:
 def measure(data: Data, repeats: int) -> None:
     """All ways over the same vectors."""
     ways: dict[str, Any] = {"float32": _exact(data.vectors, low=False)}
-    if native_bf16():
+    if has_bf16(torch.device("cpu")):
         ways["bfloat16"] = _exact(data.vectors, low=True)
     for name, way in ways.items():
         _check(way, data, name)

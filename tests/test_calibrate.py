@@ -37,10 +37,10 @@ QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
 def test_the_best_hit_of_a_text_is_never_its_own_image() -> None:
     rng = np.random.default_rng(0)
     score, own = rng.normal(size=(50, 7)).round(1).astype(np.float16), rng.random((50, 7)) < 0.3
-    found = best_hits([(score[:3], own[:3]), (score[3:3], own[3:3]), (score[3:], own[3:])])
+    best_score, best_row = best_hits([(score[:3], own[:3]), (score[3:3], own[3:3]), (score[3:], own[3:])])
     for column in range(7):
         best, row = min((-float(score[i, column]), i) for i in range(50) if not own[i, column])
-        assert (found.row[column], found.score[column]) == (row, pytest.approx(-best))
+        assert (best_row[column], best_score[column]) == (row, pytest.approx(-best))
 
 
 def test_spans_are_runs_of_sentences_with_the_aside_and_short_texts_go_on(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
+from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
-from grainline.evaluation.measured import Measured
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.comprehension import (
@@ -35,15 +35,15 @@ from grainline.evaluation.suites.comprehension import (
     choose,
     maps,
 )
-from grainline.evaluation.suites.expressions import (
+from grainline.evaluation.suites.gradient_maps import gradient_heat
+from grainline.evaluation.suites.regions import (
     HEAT,
     box_iou,
     box_scores,
     box_sums,
     unit_range,
-    with_expressions,
+    variant,
 )
-from grainline.evaluation.suites.gradient_maps import gradient_heat
 from grainline.model import Model, on_pixels
 from grainline.report.heatmap import dashed, ruled
 from grainline.report.page import MissingImage
@@ -249,7 +249,7 @@ def slow_outcomes(model: Model, source: Any, offered: Any) -> dict[str, list[tup
 def test_choices_on_scenes_are_those_of_a_loop(batch: int) -> None:
     model, source = tiny_model("maxsim"), Scenes(SCENES)
     data, result = measure(model, source, batch=batch)
-    made = with_expressions(source)
+    made = variant(source, "with_expressions")
     assert isinstance(made, Scenes)
     expected = slow_outcomes(model, made, made.boxes)
     told = result.queries
@@ -493,7 +493,7 @@ def test_the_command_writes_a_result_a_page_and_maps(tmp_path: Path, capsys: Cap
 def test_choices_are_shown_from_both_ends_with_their_boxes(tmp_path: Path) -> None:
     model, source = tiny_model("maxsim"), Scenes("scenes:dev?count=4&size=40")
     data, result = measure(model, source)
-    on = Measured(model, source, data, result)
+    on = Evaluation(model, source, data, result)
     worst, best = (ComprehensionSuite().extremes(on, sign, 3) for sign in (1, -1))
     lead = [one.by[GRADIENT].lead for one in data.collected["comprehension"].expressions]
     assert (worst[0].right, best[0].right) == (min(lead) > 0, max(lead) > 0)
@@ -518,7 +518,7 @@ def test_choices_are_shown_from_both_ends_with_their_boxes(tmp_path: Path) -> No
     wide = rows_file(tmp_path, [{"image": "a.png", "caption": "A.", "regions": regions}])
     data, result = measure(model, wide)
     (tmp_path / "a.png").unlink()
-    (gone,) = ComprehensionSuite().extremes(Measured(model, wide, data, result), 1)
+    (gone,) = ComprehensionSuite().extremes(Evaluation(model, wide, data, result), 1)
     assert isinstance(gone.look.image, MissingImage)
     assert gone.look.heat is None
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from grainline.cli.demo import demo
 from grainline.evaluation.result import read
+from grainline.training.demo import demo
 from grainline.training.log import read_log
 
 SHORT = [

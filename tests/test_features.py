@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from test_pack import Listed
 
 from grainline.build import Description, method_config, start
-from grainline.cli.data import make_encoder, row_shape
 from grainline.config import parse
 from grainline.data.batches import collate
 from grainline.data.cache import CachedFeatures, make_features
@@ -26,6 +25,7 @@ from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
 from grainline.fingerprint import image_fingerprint
 from grainline.model import load
+from grainline.training.precompute import feature_encoder
 from grainline.training.recipe import DataConfig
 from grainline.training.step import cached_step, step
 
@@ -324,9 +324,7 @@ def test_chunks_of_features_give_the_gradients_of_all() -> None:
 
 def test_segments_that_may_be_empty_are_not_kept() -> None:
     method = build("flair-segments")
-    assert row_shape(make_encoder(method, tokens=False), 8) == (
-        1,
-        method.get_submodule("towers.to_image").in_features,
-    )
+    black = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+    assert feature_encoder(method, tokens=False)(black).shape == (1, 1, method.towers.to_image.in_features)
     with pytest.raises(UserError, match="segments may be empty"):
-        row_shape(make_encoder(method, tokens=True), 8)
+        feature_encoder(method, tokens=True)(black)

@@ -18,8 +18,8 @@ from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Record
 from grainline.data.texts import balanced_chunks
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
+from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.measured import Measured
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.inactivity import (
@@ -270,7 +270,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
 def test_images_are_shown_from_both_ends_on_one_scale() -> None:
     model, source = caft(), InMemory(records())
     data, result = measure(model, source)
-    on = Measured(model, source, data, result)
+    on = Evaluation(model, source, data, result)
     scores = result.queries["scores"]
     shares = [slow_auroc(*pair) for pair in zip(scores[OWN], scores[OTHER], strict=True)]
     worst, best = (InactivitySuite().extremes(on, sign, 4) for sign in (1, -1))

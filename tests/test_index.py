@@ -229,7 +229,7 @@ def test_chances_are_shares_of_null_texts_counted_by_hand() -> None:
     score = np.array([[0.1, 0.9], [0.5, 0.2], [0.3, 0.4]])
     own = described_images(["a", "b", "c"], ["", "a"])
     assert own.tolist() == [[False, True], [False, False], [False, False]]
-    best = best_hits([(score[:2], own[:2]), (score[2:], own[2:])]).score
+    best, _ = best_hits([(score[:2], own[:2]), (score[2:], own[2:])])
     assert best.tolist() == [0.5, 0.4]
     assert p_value(np.sort(best), np.array([0.4, 0.45, 0.6])).tolist() == [1.0, 2 / 3, 1 / 3]
 

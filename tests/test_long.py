@@ -22,6 +22,7 @@ from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import CorruptSample, Record, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, encode_source
+from grainline.evaluation.measure import tables
 from grainline.evaluation.result import read
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.long_retrieval import (
@@ -31,7 +32,6 @@ from grainline.evaluation.suites.long_retrieval import (
     under,
 )
 from grainline.evaluation.suites.retrieval import RetrievalSuite
-from grainline.evaluation.table import tables
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
 

@@ -12,7 +12,7 @@ from test_viz import EVIL, Page
 from grainline.data.captions import sentences
 from grainline.data.phrases.patterns import select, words_of
 from grainline.data.phrases.providers import Rules
-from grainline.evaluation.look import SENTENCES, look_at, phrases_of
+from grainline.evaluation.examples import SENTENCES, look_at, phrases_of
 from grainline.report.case import Look, SentenceScore, look
 from grainline.report.heatmap import limit_of, overlay
 from grainline.report.page import MissingImage
@@ -117,15 +117,15 @@ def test_of_too_many_phrases_those_at_the_end_of_long_sentences_are_left_out_and
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, image = tiny_model("clip"), Image.new("RGB", (8, 8))
-    monkeypatch.setattr("grainline.evaluation.look.PHRASES", 8)
+    monkeypatch.setattr("grainline.evaluation.examples.PHRASES", 8)
     found = look_at(model, image, many(2))
     kept = [[phrase.text for phrase in told.phrases] for told in found.sentences]
     every = phrases_of(many(2), sentences(many(2)))
     assert [len(inside) for inside in every] == [2, 2, 6]
     assert kept == [every[0], every[1], every[2][:4]]
     assert found.left_out == "Left out: 2 of 10 phrases, at the end of their sentences."
-    monkeypatch.setattr("grainline.evaluation.look.SENTENCES", 2)
-    monkeypatch.setattr("grainline.evaluation.look.PHRASES", 2)
+    monkeypatch.setattr("grainline.evaluation.examples.SENTENCES", 2)
+    monkeypatch.setattr("grainline.evaluation.examples.PHRASES", 2)
     found = look_at(model, image, many(2))
     assert [len(told.phrases) for told in found.sentences] == [1, 1], "turn by turn"
     assert found.left_out == (

@@ -27,7 +27,6 @@ from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Record
 from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
-from grainline.evaluation.collectors.subtexts import EACH, HALVES, THIRDS, boundaries, cumulative, sequences
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings, encode_source
 from grainline.evaluation.result import Result, from_json, read, to_json
@@ -40,6 +39,7 @@ from grainline.evaluation.suites.monotonicity import (
     rises,
     ties,
 )
+from grainline.evaluation.suites.subtexts import EACH, HALVES, THIRDS, boundaries, cumulative, sequences
 from grainline.model import load
 from grainline.report.charts import Chart, Line, Series, SubtextScores, added, line_chart, subtext_charts
 from grainline.report.page import MissingImage
@@ -314,7 +314,7 @@ def test_metrics_are_those_of_a_loop_over_all_captions(pairwise: bool) -> None:
 
 def test_blocks_of_images_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = measured(Reader()).queries
-    monkeypatch.setattr("grainline.evaluation.suites.monotonicity.IMAGES", 3)
+    monkeypatch.setattr("grainline.evaluation.suites.subtexts.IMAGES", 3)
     assert measured(Reader()).queries == whole
 
 

@@ -32,7 +32,8 @@ from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.measured import Measured
+from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.measure import headline, write_html
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites import baselines
@@ -45,10 +46,8 @@ from grainline.evaluation.suites.baselines import (
     best_cuts,
     chunks,
     clusterings,
-    one_group,
     overlap,
     paired,
-    singletons,
 )
 from grainline.evaluation.suites.grouped import hard
 from grainline.evaluation.suites.phrases import (
@@ -61,7 +60,6 @@ from grainline.evaluation.suites.phrases import (
     by_position,
     uniform,
 )
-from grainline.evaluation.table import headline, write_html
 from grainline.methods.base import HasTokenGroups, TokenGroups
 from grainline.model import Model
 from grainline.types import Texts
@@ -164,7 +162,7 @@ def test_rules_read_nothing_but_the_number_of_tokens() -> None:
     for _ in range(50):
         _, gold, _ = random_case(rng)
         length = gold.shape[1]
-        one, alone = (overlap(x.labels, gold, x.groups) for x in (one_group(length), singletons(length)))
+        one, alone = (overlap(x.labels, gold, x.groups) for x in (chunks(length, 1), chunks(length, length)))
         assert one.tiou == pytest.approx(gold.sum(1).max() / gold.sum())
         assert (alone.precision, alone.tiou) == (1.0, pytest.approx((1 / gold.sum(1)).mean()))
         assert alone.recall == pytest.approx(alone.tiou)
@@ -576,7 +574,7 @@ def test_anchors_stand_beside_every_result_and_batches_decide_nothing() -> None:
 def test_states_of_tokens_are_clustered_without_begin_and_end() -> None:
     model = grouping()
     data, result = evaluate_phrases(model, batch=1)  # the last bits of states depend on the batch
-    assert data.collected["phrases"].words
+    assert data.collected["phrases"].has_states
     for i, text in enumerate(data.collected["phrases"].texts):
         states = model.encode(texts=[text]).tokens[0, 1:-1].numpy()
         for name, labelled in clusterings(states).items():
@@ -682,7 +680,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
 def test_figures_show_shares_brackets_and_places(tmp_path: Path) -> None:
     model, source = grouping(by_place), InMemory(PLAIN)
     data, result = evaluate_phrases(model, source)
-    on = Measured(model, source, data, result)
+    on = Evaluation(model, source, data, result)
     shown = PhrasesSuite().examples(on)
     assert [one.tiou for one in shown] == sorted(result.queries["scores"][GROUPS]["tIoU"])
     dog = next(one for one in shown if one.name == "a")

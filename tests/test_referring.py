@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from indexes import saved, tiny_model
 from PIL import Image
 from runs import call
+from test_intervals import interval
 from test_scenes import fits
 from test_scenes import read as understood
 from test_viz import Page
@@ -24,11 +25,10 @@ from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.intervals import interval, wilson
-from grainline.evaluation.measured import Measured
+from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings
-from grainline.evaluation.suites.expressions import HEAT, unit_range, with_expressions
 from grainline.evaluation.suites.referring import (
     BINS,
     BOX,
@@ -39,6 +39,7 @@ from grainline.evaluation.suites.referring import (
     overlap,
     thresholds,
 )
+from grainline.evaluation.suites.regions import HEAT, unit_range, variant
 from grainline.model import Model
 from grainline.report.heatmap import outlined
 
@@ -185,7 +186,7 @@ def expected(source: Any) -> Any:
 
 @pytest.mark.parametrize("method", ["clip", "maxsim", "beta_clip"])
 def test_outcomes_are_those_of_a_loop(method: str) -> None:
-    model, source = tiny_model(method), expected(with_expressions(Scenes(SCENES)))
+    model, source = tiny_model(method), expected(Scenes(SCENES).with_expressions())
     data, result = measure(model, source)
     wanted = slow_outcomes(model, source)
     told = result.queries
@@ -211,7 +212,7 @@ def test_batches_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = (measure(model, source, batch)[0].collected["referring"].expressions for batch in (1, 64))
     assert one is not None
     assert one == other
-    monkeypatch.setattr("grainline.evaluation.suites.expressions.PIXELS", 1)
+    monkeypatch.setattr("grainline.evaluation.suites.regions.PIXELS", 1)
     assert measure(model, source, 64)[0].collected["referring"].expressions == one
 
 
@@ -343,7 +344,7 @@ def test_results_are_pooled_and_compared_and_other_masks_are_refused() -> None:
 
 
 def test_expressions_of_scenes_name_exactly_one_object_and_mask_it() -> None:
-    source = with_expressions(Scenes("scenes:dev?count=300&size=48"))
+    source = Scenes("scenes:dev?count=300&size=48").with_expressions()
     assert isinstance(source, Scenes)
     number = left_out = sentences = 0
     for i in (*range(20), 156, 278):  # those two have a phrase that fits two objects
@@ -372,13 +373,13 @@ def test_expressions_of_scenes_name_exactly_one_object_and_mask_it() -> None:
 
 def test_scenes_make_expressions_where_the_suite_asks_for_them() -> None:
     one = Scenes("scenes:dev?count=2&regions=2", size=48)
-    found = with_expressions(one)
+    found = variant(one, "with_expressions")
     assert isinstance(found, Scenes)
-    assert found.fingerprint() == with_expressions(Scenes("scenes:dev?count=2", size=48)).fingerprint()  # type: ignore[union-attr]
+    assert found.fingerprint() == Scenes("scenes:dev?count=2", size=48).with_expressions().fingerprint()  # type: ignore[union-attr]
     assert found.fingerprint() != one.fingerprint()
     assert not any(region.foils for region in found[0].regions)
-    assert with_expressions(found)[1].regions[0].phrase == found[1].regions[0].phrase
-    joined = with_expressions(open_sources(["scenes:dev?count=2", "scenes:test?count=3"], size=48))
+    assert variant(found, "with_expressions")[1].regions[0].phrase == found[1].regions[0].phrase
+    joined = variant(open_sources(["scenes:dev?count=2", "scenes:test?count=3"], size=48), "with_expressions")
     assert all(region.mask is not None for i in range(5) for region in joined[i].regions)
 
 
@@ -413,12 +414,12 @@ def test_the_command_writes_a_result_a_page_and_heat_maps(tmp_path: Path, capsys
 def test_expressions_are_shown_from_the_least_and_the_best_covered(tmp_path: Path) -> None:
     model, source = tiny_model("clip"), Scenes("scenes:dev?count=5&size=40")
     data, result = measure(model, source)
-    on = Measured(model, source, data, result)
+    on = Evaluation(model, source, data, result)
     scores = result.queries["scores"]
     iou = np.array(scores["intersection"]) / np.array(scores["union"])
     worst, best = (ReferringSuite().extremes(on, sign, 4) for sign in (1, -1))
     assert (worst[0].iou, best[0].iou) == (iou.min(), iou.max())
-    made = with_expressions(source)
+    made = variant(source, "with_expressions")
     for shown, sign in ((worst, 1), (best, -1)):
         assert [sign * one.iou for one in shown] == sorted(sign * one.iou for one in shown)
         assert len({one.name for one in shown}) == len(shown) == 4
@@ -439,12 +440,12 @@ def test_expressions_are_shown_from_the_least_and_the_best_covered(tmp_path: Pat
     ]
     wide = rows_file(tmp_path, rows)
     data, result = measure(model, wide)
-    (one,) = ReferringSuite().extremes(Measured(model, wide, data, result), 1)
+    (one,) = ReferringSuite().extremes(Evaluation(model, wide, data, result), 1)
     assert isinstance(one.look.image, Image.Image)
     squashed = Image.open(tmp_path / "a.png").resize((8, 8), Image.Resampling.BICUBIC)
     assert np.array_equal(np.asarray(one.look.image), np.asarray(squashed)), "shown as it was seen: pressed"
     (tmp_path / "a.png").unlink()
-    (gone,) = ReferringSuite().extremes(Measured(model, wide, data, result), 1)
+    (gone,) = ReferringSuite().extremes(Evaluation(model, wide, data, result), 1)
     assert gone.look.heat is None
 
 

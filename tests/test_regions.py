@@ -13,6 +13,7 @@ from indexes import saved, tiny_model
 from make import SEGMENTS
 from PIL import Image
 from runs import call, complaint, recipe
+from test_intervals import interval
 from test_roi import slow
 from test_scenes import fits
 from test_scenes import read as understood
@@ -28,8 +29,8 @@ from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.intervals import interval, wilson
-from grainline.evaluation.measured import Measured
+from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import SUITES, Settings
 from grainline.evaluation.suites.fgovd import (
@@ -39,8 +40,8 @@ from grainline.evaluation.suites.fgovd import (
     margins,
     question_scores,
     ranks_of,
-    with_foils,
 )
+from grainline.evaluation.suites.regions import variant
 from grainline.model import Model, load
 from grainline.report.case import Look, SentenceScore, look
 from grainline.report.heatmap import framed, overlay
@@ -290,14 +291,14 @@ def test_images_are_pressed_into_the_square_unless_asked_otherwise(tmp_path: Pat
     side = model.method.size
     pressed, result = measure(model, source)
     assert len(pressed.collected["fg-ovd"].box) == len(BOXES), "no box lies outside, none is cut"
-    assert pressed.collected["fg-ovd"].counts == (0, 0, 0)
+    assert pressed.collected["fg-ovd"].counts == {"outside": 0, "rim": 0, "boxless": 0}
     wanted = [
         [x * side / 60, y * side / 40, (x + w) * side / 60, (y + h) * side / 40] for _, (x, y, w, h) in BOXES
     ]
     np.testing.assert_allclose(pressed.collected["fg-ovd"].box.numpy(), wanted, atol=1e-4)
     assert result.settings["square"] == "squash"
     cropped, other = measure(model, source, "model")
-    assert (cropped.collected["fg-ovd"].counts.outside, other.settings["square"]) == (1, "crop")
+    assert (cropped.collected["fg-ovd"].counts["outside"], other.settings["square"]) == (1, "crop")
     with pytest.raises(UserError, match="results with regions 4 and 5 cannot be compared"):
         compare(other, result, "before.json")
     said = complaint(capsys, "evaluate", "x", "--data", "y", "--suite", "fg-ovd", "--set", "resize=crop")
@@ -431,9 +432,9 @@ def test_foils_of_a_phrase_are_false_of_its_object_in_one_thing_and_hold_every_o
 
 def test_scenes_draw_foils_where_the_suite_asks_for_them() -> None:
     one = Scenes("scenes:dev?count=2", size=48)
-    joined = with_foils(open_sources(["scenes:dev?count=2", "scenes:test?count=3"], size=48))
+    joined = variant(open_sources(["scenes:dev?count=2", "scenes:test?count=3"], size=48), "with_foils")
     assert all(region.foils for i in range(5) for region in joined[i].regions)
-    found = with_foils(one)
+    found = variant(one, "with_foils")
     assert isinstance(found, Scenes)
     assert (found.size, found.path, len(found)) == (48, one.path, 2)
     assert (
@@ -527,7 +528,7 @@ def test_outcomes_are_those_of_a_loop_in_float64(method: str, tmp_path: Path) ->
 
 
 def test_batches_do_not_matter() -> None:
-    model, source = tiny_model("clip"), with_foils(Scenes("scenes:dev?count=3&size=40"))
+    model, source = tiny_model("clip"), Scenes("scenes:dev?count=3&size=40").with_foils()
     one, other = (measure(model, source, batch=batch)[0].collected["fg-ovd"] for batch in (2, 64))
     assert one.questions == other.questions
     assert len({question.kind for question in one.questions}) == 4
@@ -588,7 +589,7 @@ def test_texts_that_are_cut_to_the_same_tokens_tie(tmp_path: Path) -> None:
 
 
 def test_results_are_pooled_and_compared_and_other_regions_are_refused() -> None:
-    source = with_foils(Scenes("scenes:dev?count=6&size=40"))
+    source = Scenes("scenes:dev?count=6&size=40").with_foils()
     first, second = (measure(tiny_model("clip", seed), source)[1] for seed in (0, 1))
     both = pooled([first, second])
     mean = np.mean([r.metric("accuracy, colour").value for r in (first, second)])
@@ -660,9 +661,9 @@ def test_the_command_measures_and_compares(tmp_path: Path, capsys: Capture) -> N
 
 
 def test_regions_are_shown_from_the_most_wrong_and_the_most_right() -> None:
-    model, source = tiny_model("clip"), with_foils(Scenes("scenes:dev?count=5&size=40"))
+    model, source = tiny_model("clip"), Scenes("scenes:dev?count=5&size=40").with_foils()
     data, result = measure(model, source)
-    on = Measured(model, source, data, result)
+    on = Evaluation(model, source, data, result)
     lead = margins(question_scores(data.collected["fg-ovd"]))
     worst, best = (FgOvdSuite().extremes(on, sign, 4) for sign in (1, -1))
     assert (worst[0].lead, best[0].lead) == (lead.min(), lead.max())

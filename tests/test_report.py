@@ -19,13 +19,13 @@ from grainline.data.open_source import open_source
 from grainline.data.scenes.source import Scenes
 from grainline.evaluation import ranks as protocols
 from grainline.evaluation.encode import encode_source
-from grainline.evaluation.measured import Measured
+from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.measure import write_html
+from grainline.evaluation.result import validation_summary
 from grainline.evaluation.suite import Settings, suite_of
 from grainline.evaluation.suites.probes import ProbesSuite, probe_scores
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
 from grainline.evaluation.suites.zeroshot import TEMPLATES, ZeroshotSuite, confused
-from grainline.evaluation.table import write_html
-from grainline.evaluation.validated import validated
 from grainline.report.page import MissingImage
 from grainline.training.log import read_log
 from grainline.training.report import curves
@@ -46,16 +46,16 @@ def captioned(folder: Path, number: int) -> Path:
 
 def measured(
     folder: Path, captions: Any = "each", protocol: str = "plain", method: str = "maxsim"
-) -> Measured:
+) -> Evaluation:
     model, source = tiny_model(method), open_source(str(folder))
     data = encode_source(model, source, captions=captions, max_corrupt=0.5)
     result = RetrievalSuite(RetrievalOptions(protocol=protocol)).measure(
         model.method, data, Settings(resamples=10)
     )
-    return Measured(model, source, data, result._replace(settings=result.settings | {"model": "tiny"}))
+    return Evaluation(model, source, data, result._replace(settings=result.settings | {"model": "tiny"}))
 
 
-# Evaluation
+# Measured
 
 
 def test_images_are_those_of_their_rows_where_samples_were_skipped(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_image_that_vanished_or_changed_is_named_in_its_place(tmp_path: Path) 
 def test_foils_are_shown_from_the_most_wrong_and_the_most_right() -> None:
     model, source = tiny_model(), Scenes("scenes:dev?count=9&size=32")
     data = ProbesSuite().encode(model, source)
-    on = Measured(model, source, data, ProbesSuite().measure(model.method, data, Settings(resamples=10)))
+    on = Evaluation(model, source, data, ProbesSuite().measure(model.method, data, Settings(resamples=10)))
     probes = data.collected["probes"]
     true, false = probe_scores(model.method, data.images, probes).tolist()
     margin = [a - b for a, b in zip(true, false, strict=True)]
@@ -183,7 +183,7 @@ def test_foils_are_shown_from_the_most_wrong_and_the_most_right() -> None:
             assert model.score([record.image], [one.true, one.false])[0].tolist() == pytest.approx(one.scores)
 
 
-def sorted_by_class(method: str, folder: Path) -> Measured:
+def sorted_by_class(method: str, folder: Path) -> Evaluation:
     """Nine images of three classes, one of which is broken."""
     for i in range(9):
         photo(folder / f"{'abc'[i % 3]} thing" / f"{i:02}.png", i)
@@ -191,7 +191,7 @@ def sorted_by_class(method: str, folder: Path) -> Measured:
     model, source = tiny_model(method), open_source(f"classes:{folder}")
     data = ZeroshotSuite().encode(model, source, Settings(max_corrupt=0.5))
     result = ZeroshotSuite().measure(model.method, data, Settings(resamples=10))
-    return Measured(model, source, data, result._replace(settings=result.settings | {"model": "tiny"}))
+    return Evaluation(model, source, data, result._replace(settings=result.settings | {"model": "tiny"}))
 
 
 @pytest.mark.parametrize("method", ["clip", "maxsim"])
@@ -258,7 +258,7 @@ def test_the_page_of_a_classification_names_both_classes_and_the_confusions(
 def test_a_page_says_how_the_model_sees_images(tmp_path: Path) -> None:
     on = sorted_by_class("clip", tmp_path)
     on.model.transform.resize = "squash"
-    assert on.how_shown() == "Images are shown as the model sees them: pressed into a square."
+    assert on.crop_sentence() == "Images are shown as the model sees them: pressed into a square."
 
 
 def test_evaluate_writes_a_page_and_refuses_a_folder_before_it_measures(
@@ -350,7 +350,7 @@ def test_pages_say_at_which_rank_the_model_of_a_run_finds_right_images(run: Path
     last = [line for line in read_log(run / "run") if line["kind"] == "validation"][-1]
     assert last["images"] == 6
     said = f"at rank {last['metrics']['text to image median rank']:g} of 6 (median)."
-    assert said in validated(str(run / "run"))
+    assert said in validation_summary(str(run / "run"))
     page = tmp_path / "page.html"
     data = ("--data", "scenes:dev?count=8")
     assert call("evaluate", run / "run", *data, "--html", page) == 0

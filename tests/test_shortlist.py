@@ -12,7 +12,7 @@ from test_score import Dot, Late, duplicated, some
 from grainline.data.open_source import open_source
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled, with_comparison
-from grainline.evaluation.measured import Measured
+from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.ranks import chance_recall
 from grainline.evaluation.result import Result
 from grainline.evaluation.score import Scorer, retrieval_ranks
@@ -150,10 +150,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(model: Model, data: Path, shortlist: int | None, exact: bool = False) -> Measured:
+def asked(model: Model, data: Path, shortlist: int | None, exact: bool = False) -> Evaluation:
     suite, source = RetrievalSuite(RetrievalOptions(shortlist=shortlist, exact=exact)), open_source(str(data))
     encodings = suite.encode(model, source, Settings(batch_size=5, max_corrupt=0.0))
-    return Measured(model, source, encodings, suite.measure(model.method, encodings, Settings(resamples=20)))
+    return Evaluation(
+        model, source, encodings, suite.measure(model.method, encodings, Settings(resamples=20))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -200,8 +202,8 @@ def test_exact_ranks_stand_beside_those_of_the_shortlist(model: Model, data: Pat
     said = f"4 candidates closest by vector, {400 / IMAGES:.3g} % image to text and {400 / IMAGES:.3g} %"
     assert any(said in note and "metrics named exact" in note for note in both.notes)
     assert any(said in note and "exact" not in note for note in short.notes)
-    assert share_scored(both.queries, 4) == {"i2t": 4 / IMAGES, "t2i": 4 / IMAGES}
-    assert share_scored(both.queries, 99) == {"i2t": 1, "t2i": 1}
+    assert share_scored(both.queries["folds"], 4) == (4 / IMAGES, 4 / IMAGES)
+    assert share_scored(both.queries["folds"], 99) == (1, 1)
     assert {d.name for d in compare(both, short)} == set(values(short))
     assert not any("exact" in name for name in values(pooled([both, short])))
     assert "rSum, exact" in values(pooled([both, both]))
@@ -243,7 +245,7 @@ def test_a_full_result_can_be_compared_and_not_be_pooled_with_one_in_two_stages(
     ("changes", "message"),
     [
         (["shortlist=0"], "field 'shortlist' is 0: Input should be greater than or equal to 1"),
-        (["exact=true"], "exact ranks by all scores beside a shortlist; set shortlist with it"),
+        (["exact=true"], "exact ranks by all scores next to a shortlist; set shortlist with it"),
     ],
 )
 def test_options_that_do_not_go_together(changes: list[str], message: str) -> None:

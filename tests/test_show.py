@@ -16,7 +16,7 @@ from test_viz import EVIL, Page
 from grainline.data.texts import balanced_chunks
 from grainline.encoders.cast import segments
 from grainline.errors import UserError
-from grainline.evaluation.pages.shown import refuse_unshown, segmentations, shown
+from grainline.evaluation.pages.shown import refuse_unshown, segment_panels, segmentations
 from grainline.evaluation.text_attention import (
     TIMES,
     attention_maps,
@@ -160,7 +160,7 @@ def test_all_maps_of_a_figure_are_on_one_scale(tmp_path: Path) -> None:
     limit = end_of_scale(model, seen)
     assert limit == min(1, TIMES / 6) == 1
     for end in (limit, 0.2):
-        found = shown(model, "a", seen, [LONG, "The cat sleeps."], end)
+        found = segment_panels(model, "a", seen, [LONG, "The cat sleeps."], end)
         assert [len(row) for row in found.rows] == [4, 4, 1]
         assert [panel.words[:4] for panel in found.rows[1]] == ["1.1 ", "1.2 ", "1.3 ", "1.4 "]
         assert found.rows[2][0].words == "2  The cat sleeps."
@@ -179,9 +179,9 @@ def test_all_maps_of_a_figure_are_on_one_scale(tmp_path: Path) -> None:
 
 def test_texts_without_parts_stand_in_one_row(tmp_path: Path) -> None:
     model = tiny_model("flair", changes=("heads=2",))
-    found = shown(model, "a", square(model, tmp_path), [LONG, "The cat."], 0.5)
+    found = segment_panels(model, "a", square(model, tmp_path), [LONG, "The cat."], 0.5)
     assert [[panel.words for panel in row] for row in found.rows] == [[f"1  {LONG}", "2  The cat."]]
-    alone = shown(model, "a", square(model, tmp_path), ["The cat."], 0.5)
+    alone = segment_panels(model, "a", square(model, tmp_path), ["The cat."], 0.5)
     assert [[panel.words for panel in row] for row in alone.rows] == [["The cat."]]
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from PIL import Image
 from rich.console import Console
 from runs import call, complaint, recipe
+from test_intervals import interval
 from test_zeroshot import Cosine, encoded
 from torch import Tensor
 
@@ -21,21 +22,25 @@ from grainline.data.captions import sentences
 from grainline.data.record import Record
 from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
-from grainline.evaluation.collectors import subtexts as noise
-from grainline.evaluation.collectors.subtexts import NOISY, PLAIN, SENTENCES, drawn, inserted, pool
 from grainline.evaluation.compare import compare, pooled, with_comparison
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.intervals import interval
+from grainline.evaluation.measure import difference_table, table
 from grainline.evaluation.result import Result, from_json, read, to_json
 from grainline.evaluation.suite import Settings
+from grainline.evaluation.suites import stability as noise
 from grainline.evaluation.suites.stability import (
+    NOISY,
+    PLAIN,
+    SENTENCES,
     SSI,
     StabilityOptions,
     StabilitySuite,
     changes,
     concentration,
+    insert_noise,
+    inserted,
+    pool,
 )
-from grainline.evaluation.table import difference_table, table
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
 from grainline.types import Encoded
@@ -219,13 +224,15 @@ def test_what_is_drawn_is_a_function_of_seed_image_and_subtext() -> None:
     other = measured(Reader(), Told(texts), seed=6)
     assert other.queries["sentence"] != whole.queries["sentence"]
     assert other.queries["at"] != whole.queries["at"]
-    assert drawn(0, "a", ["A dog runs.", "A dog runs. It is wet."])[:3] == (18, (1, 2), (1, 2)), "everywhere"
-    assert drawn(0, "a", ["A dog runs. It is wet."]).at == (2,), "whatever else the image has"
+    assert insert_noise(0, "a", ["A dog runs.", "A dog runs. It is wet."])[:3] == (18, (1, 2), (1, 2)), (
+        "everywhere"
+    )
+    assert insert_noise(0, "a", ["A dog runs. It is wet."]).at == (2,), "whatever else the image has"
 
 
 def test_sentences_and_places_are_drawn_evenly() -> None:
     text = "A dog runs. It is wet. The sea is grey. It rains."
-    found = [drawn(seed, f"p{i}", [text]) for i in range(1000) for seed in range(4)]
+    found = [insert_noise(seed, f"p{i}", [text]) for i in range(1000) for seed in range(4)]
     for counts, kinds in (
         (Counter(one.sentence for one in found), 40),
         (Counter(one.at[0] for one in found), 5),
@@ -292,7 +299,7 @@ def test_noise_beyond_what_is_read_changes_nothing_and_is_counted() -> None:
 def test_no_text_is_encoded_twice(pairwise: bool) -> None:
     model = Reader(pairwise, context=9)
     data = noisy(model, Told(captions(20)), batch=3)
-    told = data.collected["stability"].told
+    told = data.collected["stability"].subtexts
     assert (
         len({tuple(text.split()[:9]) for text in model.texts}) == len(model.texts) == len(told.texts.vector)
     )
@@ -310,13 +317,13 @@ def test_no_text_is_encoded_twice(pairwise: bool) -> None:
 def test_scores_near_zero_are_floored_and_counted() -> None:
     source = Told(["Word1 has word2. Word3 has word4."] * 30)
     data = noisy(Reader(), source)
-    told = data.collected["stability"].told
+    told = data.collected["stability"].subtexts
     plain = sorted({told.row[place].item() for place in told.of[PLAIN][0]})
     vector = told.texts.vector.clone()
     vector[plain[0]] = 0
     told = told._replace(texts=told.texts._replace(vector=vector))
     result = StabilitySuite().measure(
-        Cosine(), data._replace(collected={"stability": data.collected["stability"]._replace(told=told)})
+        Cosine(), data._replace(collected={"stability": data.collected["stability"]._replace(subtexts=told)})
     )
     assert "30 of 60 scores are closer to 0 than 1e-06 and count as that" in result.notes
     assert result.metric(SSI).value > 1e5
@@ -331,8 +338,8 @@ def test_a_value_that_few_subtexts_make_up_is_said_to_be_so() -> None:
     data = noisy(Reader(lean=1.5), Told(captions(60)))
     assert not any("half of the SSI" in note for note in StabilitySuite().measure(Cosine(), data).notes)
     vector = data.images.vector.clone()
-    row = data.collected["stability"].told.row[data.collected["stability"].told.of[PLAIN][0][0]]
-    text = data.collected["stability"].told.texts.vector[row]
+    row = data.collected["stability"].subtexts.row[data.collected["stability"].subtexts.of[PLAIN][0][0]]
+    text = data.collected["stability"].subtexts.texts.vector[row]
     vector[0] = F.normalize(vector[0] - (vector[0] @ text) * text, dim=0)  # at right angles to its text
     found = StabilitySuite().measure(Cosine(), data._replace(images=data.images._replace(vector=vector)))
     assert "half of the SSI comes from 1 of 180 subtexts: their scores are close to 0" in found.notes
@@ -344,7 +351,7 @@ def test_a_result_says_which_noise_and_which_way_is_better() -> None:
     assert any("40 sentences, digest 8d79d0ca, seed 7; published values" in note for note in result.notes)
     assert from_json(to_json(result)) == result
     assert result.data["texts"] == len(
-        {*noisy(Reader(), Told(captions(20)), 7).collected["stability"].told.strings}
+        {*noisy(Reader(), Told(captions(20)), 7).collected["stability"].subtexts.strings}
     )
     out = io.StringIO()
     Console(file=out, width=200).print(table(result))

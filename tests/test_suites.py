@@ -13,11 +13,11 @@ from runs import call, complaint
 from grainline.data.open_source import open_source, open_sources
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
-from grainline.evaluation.measured import Measured
+from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.measure import write_html
 from grainline.evaluation.result import Result, read, write
 from grainline.evaluation.suite import SUITES, Settings, load_suite, suite_class, suite_of
 from grainline.evaluation.suites.transfer import Named, Training
-from grainline.evaluation.table import write_html
 from grainline.model import Model
 
 Capture = pytest.CaptureFixture[str]
@@ -47,14 +47,14 @@ def source_of(name: str, folder: Path) -> Any:
     return open_sources([str(folder / "items.json")], images=str(folder / "images"))
 
 
-def measured(name: str, folder: Path, seed: int = 0) -> Measured:
+def measured(name: str, folder: Path, seed: int = 0) -> Evaluation:
     suite: Any = load_suite(name)
     model, source = model_of(name, seed), source_of(name, folder)
     if name == "transfer":
         suite.training = Training("run", (Named("scenes:train?count=3&size=32", None, "run"),), ())
     data = suite.encode(model, source, SETTINGS)
     result = suite.measure(model.method, data, SETTINGS)
-    return Measured(
+    return Evaluation(
         model, source, data, result._replace(settings=result.settings | {"model": "a", "method": "b"})
     )
 

@@ -7,8 +7,7 @@ import pytest
 from indexes import TEXTS, photos, saved, texts, tiny_model
 from runs import call
 
-from grainline.evaluation.result import Metric, Result, write
-from grainline.evaluation.validated import validated
+from grainline.evaluation.result import Metric, Result, validation_summary, write
 from grainline.index.search import open_index
 
 WEAK = (
@@ -33,34 +32,35 @@ def _log(run: Path, *lines: tuple[int, float, int | None]) -> None:
 
 def test_the_log_is_quoted_at_the_step_of_the_weights_else_at_its_end(run: Path) -> None:
     _log(run, (100, 3.0, 575), (200, 71.5, 575))
-    assert validated(str(run)) == WEAK
+    assert validation_summary(str(run)) == WEAK
     best = saved(tiny_model(), run / "best")
     (best / "model.json").unlink()
     (best / "state.json").write_text(json.dumps({"state": {"step": 100}}))
-    assert "at rank 3 of 575 (median)." in validated(str(best))
-    assert "too weak" not in validated(str(best))
+    assert "at rank 3 of 575 (median)." in validation_summary(str(best))
+    assert "too weak" not in validation_summary(str(best))
 
 
 def test_a_log_of_before_has_no_number_of_images(run: Path) -> None:
     _log(run, (100, 2.0, None))
-    assert validated(str(run)).endswith("finds the right image at rank 2 (median).")
+    assert validation_summary(str(run)).endswith("finds the right image at rank 2 (median).")
 
 
 def test_a_result_beside_the_weights_is_quoted_with_its_data_where_the_log_has_none(run: Path) -> None:
-    assert validated(str(run)) == ""
+    assert validation_summary(str(run)) == ""
     metric = Metric("text to image median rank", 1.0, 1.0, 1.0, 500, 250.5, 0, "rank")
     data = {"images": 500, "path": "photos.jsonl"}  # any data: nothing says that it is validation data
     write(Result("", "", (metric,), {}, data, {}, 0, "", (), {}), run / "retrieval.json")
     assert (
-        validated(str(run)) == "On photos.jsonl this model finds the right image at rank 1 of 500 (median)."
+        validation_summary(str(run))
+        == "On photos.jsonl this model finds the right image at rank 1 of 500 (median)."
     )
     (run / "retrieval.json").write_text("{")
-    assert validated(str(run)) == ""
+    assert validation_summary(str(run)) == ""
 
 
 @pytest.mark.parametrize("path", ["/no/such", "openai/clip-vit-base-patch16"])
 def test_of_what_is_no_run_nothing_is_said(path: str) -> None:
-    assert validated(path) == ""
+    assert validation_summary(path) == ""
 
 
 def test_a_search_says_it_in_the_terminal_on_the_page_and_in_json(

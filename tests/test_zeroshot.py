@@ -14,13 +14,15 @@ import torch.nn.functional as F
 from PIL import Image
 from rich.console import Console
 from runs import call, complaint, recipe
+from test_intervals import interval
 from torch import Tensor
 
 from grainline.data.open_source import open_source
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled, with_comparison
 from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.intervals import Interval, interval, replicates, replicates_of_classes, wilson
+from grainline.evaluation.intervals import Interval, replicates, replicates_of_classes, wilson
+from grainline.evaluation.measure import difference_table, table
 from grainline.evaluation.result import Result, from_json, read, to_json, write
 from grainline.evaluation.suite import Settings, metrics_of
 from grainline.evaluation.suites.probes import ProbesSuite
@@ -38,7 +40,6 @@ from grainline.evaluation.suites.zeroshot import (
     read_classes,
     read_templates,
 )
-from grainline.evaluation.table import difference_table, table
 from grainline.fingerprint import fingerprint
 from grainline.model import load
 from grainline.training.recipe import read_recipe

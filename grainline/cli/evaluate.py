@@ -1,31 +1,16 @@
-"""The commands `evaluate` and `encode`: a model is measured; its vectors are written."""
+"""The commands `evaluate`, `suites`, `encode` and `show`."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from grainline.cli.progress import progress
-
-Many = Annotated[list[str] | None, typer.Option(help="One or more data sources, as in docs/data.md.")]
-Images = Annotated[str | None, typer.Option(help="Folder of the images, for files that name them by path.")]
-Descriptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Descriptions of the images, for methods that read them: files of `data describe`, or long"
-        " (default: those of the run's recipe)."
-    ),
-]
+from grainline.cli.options import BatchSize, Data, Descriptions, Images, MaxCorrupt, Model, progress
 
 
 def evaluate(  # noqa: PLR0913 - each is an option of the command
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="Run folder, weights inside one (runs/x/best), or a checkpoint: folder, file, name."
-        ),
-    ],
-    data: Many = None,
+    model: Model,
+    data: Data = None,
     images: Images = None,
     suite: Annotated[
         str, typer.Option(help="A name that `grainline suites` lists, or module:Class of your own.")
@@ -36,7 +21,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ] = None,
     captions: Annotated[
         str | None,
-        typer.Option(help="whole (default): all that is said as one text; each; first."),
+        typer.Option(help="whole (default): all captions as one text; each; first."),
     ] = None,
     scoring: Annotated[
         str | None,
@@ -64,29 +49,25 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ] = None,
     descriptions: Descriptions = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images and texts encoded at a time.")] = 64,
+    batch_size: BatchSize = 64,
     memory: Annotated[int, typer.Option(min=1, help="Most memory for scores, in MiB.")] = 256,
-    max_corrupt: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of samples that may be damaged.")
-    ] = 0.02,
+    max_corrupt: MaxCorrupt = 0.02,
 ) -> None:
     """Measure a model, with intervals and chance."""
     from rich.console import Console
 
     from grainline.evaluation.measure import evaluate as run
+    from grainline.evaluation.measure import tables
     from grainline.evaluation.suite import Settings, load_suite
-    from grainline.evaluation.table import tables
     from grainline.training.recipe import descriptions_for
 
     loaded = load_suite(suite, changes or ())
-    settings = Settings(
-        loaded.choose_captions(captions), batch_size, max_corrupt, seed, memory=memory * 2**20
-    )
+    captions = loaded.choose_captions(captions)
     result = run(
         model,
         data or (),
         loaded,
-        settings,
+        Settings(captions, batch_size, max_corrupt, seed, memory=memory * 2**20),
         images=images,
         scoring=scoring,
         patches=patches,
@@ -97,8 +78,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         descriptions=lambda opened: descriptions_for(opened, model, descriptions),
         progress=lambda: progress("encoding"),
     )
-    for shown in tables(result):
-        Console().print(shown)
+    for table in tables(result):
+        Console().print(table)
     for path in filter(None, (json, html, png)):
         print(f"written: {path}")
 
@@ -111,56 +92,52 @@ def suites(
     """List the suites of `grainline evaluate`, or the options of one."""
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from grainline.evaluation.suite import SUITES, suite_class
 
-    out = Table(show_lines=False)
     if name is None:
-        for column in ("suite", "what it measures", "--png draws"):
-            out.add_column(column, overflow="fold")
-        for known in SUITES:
-            cls = suite_class(known)
-            out.add_row(known, escape(summary_of(cls)), cls.figure or "-")
-        Console().print(out)
-        return
-    cls = suite_class(name)
-    print(f"{cls.name}: {summary_of(cls)}")
-    print(f"--captions: {', '.join(cls.captions)} ({cls.reads})")
-    if not cls.Options.model_fields:
-        print("no options")
-        return
-    for column in ("--set", "type", "default", "meaning"):
-        out.add_column(column, overflow="fold")
-    for option, field in cls.Options.model_fields.items():
-        schema = cls.Options.model_json_schema()["properties"][option]
-        out.add_row(
-            option, escape(type_of(schema)), escape(str(field.default)), escape(field.description or "")
-        )
-    Console().print(out)
+        columns = ["suite", "what it measures", "--png draws"]
+        classes = {suite: suite_class(suite) for suite in SUITES}
+        rows = [[suite, _summary(cls), cls.figure or "-"] for suite, cls in classes.items()]
+    else:
+        cls = suite_class(name)
+        print(f"{cls.name}: {_summary(cls)}")
+        print(f"--captions: {', '.join(cls.captions)} ({cls.reads})")
+        if not cls.Options.model_fields:
+            print("no options")
+            return
+        columns = ["--set", "type", "default", "meaning"]
+        types = cls.Options.model_json_schema()["properties"]
+        fields = cls.Options.model_fields.items()
+        rows = [[key, _type(types[key]), str(f.default), f.description or ""] for key, f in fields]
+    table = Table(*(Column(column, overflow="fold") for column in columns))
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console().print(table)
 
 
-def summary_of(cls: type) -> str:
-    """The first sentence of the docstring of a class."""
+def _summary(cls: type) -> str:
+    """The first paragraph of the docstring of a class."""
     return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
 
 
-def type_of(schema: dict[str, Any]) -> str:
+def _type(schema: dict[str, Any]) -> str:
     """The type of an option in words, from its JSON schema.
 
-    >>> type_of({"anyOf": [{"type": "integer"}, {"type": "null"}]}), type_of({"enum": ["a", "b"]})
+    >>> _type({"anyOf": [{"type": "integer"}, {"type": "null"}]}), _type({"enum": ["a", "b"]})
     ('integer or null', 'a, b')
     """
     if "anyOf" in schema:
-        return " or ".join(map(type_of, schema["anyOf"]))
+        return " or ".join(map(_type, schema["anyOf"]))
     if "enum" in schema or "const" in schema:
         return ", ".join(map(str, schema.get("enum", [schema.get("const")])))
-    inner = f" of {type_of(schema['items'])}" if "items" in schema else ""
+    inner = f" of {_type(schema['items'])}" if "items" in schema else ""
     return str(schema.get("type", "any")) + inner
 
 
 def encode(
-    model: Annotated[str, typer.Argument(help="Run folder, weights inside one, or a checkpoint.")],
+    model: Model,
     source: Annotated[str, typer.Argument(help="A data source, or a .txt file with one text a line.")],
     out: Annotated[
         Path, typer.Option(help="New folder for vectors.safetensors, rows.jsonl and notes.jsonl.")
@@ -168,17 +145,17 @@ def encode(
     images: Images = None,
     captions: Annotated[str, typer.Option(help="Texts of a data source: whole, each or first.")] = "whole",
     descriptions: Descriptions = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images and texts encoded at a time.")] = 64,
+    batch_size: BatchSize = 64,
 ) -> None:
     """Write unit vectors of all images and texts of a source, or of the lines of a text file."""
-    from grainline.cli.encode import encode_path
+    from grainline.evaluation.vectors import write_vectors
     from grainline.model import load
     from grainline.training.recipe import descriptions_for
 
     loaded = load(model)
     described = None if source.endswith(".txt") else descriptions_for(loaded, model, descriptions)
     with progress("encoding") as step:
-        counts = encode_path(
+        counts = write_vectors(
             loaded,
             source,
             out,
@@ -189,7 +166,45 @@ def encode(
             progress=step,
         )
     skipped = counts.pop("skipped")
-    told = ", ".join(f"{number} {name}" for name, number in counts.items())
-    print(
-        f"written: {out} ({told})" + (f"; {skipped} samples were skipped, see notes.jsonl" if skipped else "")
+    written = ", ".join(f"{number} {name}" for name, number in counts.items())
+    note = f"; {skipped} samples were skipped, see notes.jsonl" if skipped else ""
+    print(f"written: {out} ({written}){note}")
+
+
+def show(
+    model: Model,
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="One or more files.")],
+    text: Annotated[
+        list[str] | None, typer.Option(help="One or more texts; each part of one has a map of its own.")
+    ] = None,
+    scale: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Weight of a token that has the full colour (default: 8 times an even share)."
+        ),
+    ] = None,
+    descriptions: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Descriptions of the images, for methods that read them: files of `data describe`; keys"
+            " are paths as they are given, or names of files (default: those of the run's recipe)."
+        ),
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a figure.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page.")] = None,
+) -> None:
+    """Show the segments of images, where texts attend, or which patches are selected for a text."""
+    from grainline.evaluation.pages.shown import show as run
+    from grainline.training.recipe import descriptions_for
+
+    run(
+        model,
+        images,
+        text or (),
+        scale=scale,
+        png=png,
+        html=html,
+        descriptions=lambda opened: descriptions_for(opened, model, descriptions),
     )
+    for path in filter(None, (png, html)):
+        print(f"written: {path}")

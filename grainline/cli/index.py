@@ -1,21 +1,20 @@
 """The commands `index ...`, `search`, `serve` and `export`; main.py mounts them. They load torch when run."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from grainline.cli.progress import progress
+from grainline.cli.options import progress
 from grainline.errors import UserError, amount, escape_controls
 
 Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
 Paths = Annotated[list[str], typer.Argument(help="Images, or folders of images, below the folder.")]
 Weights = Annotated[str | None, typer.Option(help="The model of the index, if its folder has moved.")]
-
-DescriptionsOption = Annotated[
+Descriptions = Annotated[
     list[str] | None,
     typer.Option(
-        "--descriptions",
         help="Files of `data describe`, for methods that read descriptions; keys are paths below the folder.",
     ),
 ]
@@ -32,25 +31,19 @@ def build(
         str | None,
         typer.Option(help="Texts like the queries, about other images: a data source or a .txt file."),
     ] = None,
-    descriptions: DescriptionsOption = None,
+    descriptions: Descriptions = None,
 ) -> None:
     """Index all images below a folder. Run again, it continues an interrupted build."""
     from grainline.index.sync import build as run
 
+    texts, about = calibration_texts, descriptions or ()
     with progress("indexing") as step:
-        report = run(
-            images,
-            out,
-            model=model,
-            calibration_texts=calibration_texts,
-            descriptions=descriptions or (),
-            progress=step,
-        )
+        report = run(images, out, model=model, calibration_texts=texts, descriptions=about, progress=step)
     _print_report(out, report)
 
 
 @index.command()
-def add(folder: Folder, paths: Paths, model: Weights = None, descriptions: DescriptionsOption = None) -> None:
+def add(folder: Folder, paths: Paths, model: Weights = None, descriptions: Descriptions = None) -> None:
     """Add images below the image folder of the index."""
     from grainline.index.sync import add as run
 
@@ -74,7 +67,7 @@ def refresh(
     full: Annotated[
         bool, typer.Option("--full", help="Read every image, whatever its size and time.")
     ] = False,
-    descriptions: DescriptionsOption = None,
+    descriptions: Descriptions = None,
 ) -> None:
     """Update the index: encode new and changed images, remove those without a file."""
     from grainline.index.sync import refresh as run
@@ -127,12 +120,16 @@ def search(  # noqa: PLR0913 - each is an option of the command
     from grainline.index.results import Options
     from grainline.index.search import image_queries, open_index
 
-    _refuse_query([text, image, queries], image is None, heat, descriptions)
+    _check_queries((text, image, queries), image is not None, heat, descriptions)
     if html is not None:
         writable(html)
     image_index = open_index(folder, model)
     if qdrant is not None:
-        image_index.use_finder(_qdrant(qdrant, image_index.reader))
+        from grainline.index.qdrant import Qdrant, connect
+
+        finder = Qdrant(connect(qdrant), image_index.reader)
+        finder.sync()
+        image_index.finder = finder
     options = Options(shortlist or None, heat=heat is not None)
     if image is not None:
         results = image_index.search_images(image_queries(image_index, image, descriptions or ()), k, options)
@@ -149,10 +146,8 @@ def search(  # noqa: PLR0913 - each is an option of the command
         print(f"written: {json}")
     if html is not None:
         written = write_html(html, results, image_index, options, images=image is not None)
-        print(
-            f"written: {html}"
-            + (f", the first {written} of {len(results)} queries" if written < len(results) else "")
-        )
+        note = f", the first {written} of {len(results)} queries" if written < len(results) else ""
+        print(f"written: {html}{note}")
 
 
 def serve(
@@ -178,7 +173,10 @@ def serve(
     """Search an index in the browser: a page and a JSON interface, on this machine only by default."""
     from grainline.config import parse
     from grainline.web.limits import Limits
-    from grainline.web.serve import serve as run
+
+    if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "python_multipart")):
+        raise UserError("grainline serve needs more packages: pip install 'grainline[serve]'")
+    from grainline.web.server import serve as run
 
     values = {"batch": batch_size, "queue": queue, "share": share, "behind_proxy": behind_proxy or []}
     run(folder, model, host, port, parse(Limits, values, "the options"))
@@ -205,32 +203,21 @@ def export(
     print(f"written: {out}")
 
 
-def _refuse_query(
-    queries: list[Any], by_text: bool, heat: Path | None, descriptions: list[str] | None
+def _check_queries(
+    queries: tuple[Any, ...], by_image: bool, heat: Path | None, descriptions: list[str] | None
 ) -> None:
-    """Raise UserError for no query or several, and for options that are for the other kind."""
-    if [query is None for query in queries].count(False) != 1:
+    if sum(query is not None for query in queries) != 1:
         raise UserError("give one query: a text, --image FILE, or --queries FILE")
-    if descriptions and by_text:
+    if descriptions and not by_image:
         raise UserError("--descriptions are of images that are searched for; they go with --image")
-    if heat is not None and not by_text:
+    if heat is not None and by_image:
         raise UserError("--heat shows sentences; it goes with a text, not with --image")
 
 
-def _qdrant(url: str, reader: Any) -> Any:
-    from grainline.index.qdrant import Qdrant, connect
-
-    search = Qdrant(connect(url), reader)
-    search.sync()
-    return search
-
-
 def _print_report(folder: Path, report: Any) -> None:
-    counts = [f"{number} {name}" for name, number in report._asdict().items() if name in COUNTS and number]
+    counted = ((name, getattr(report, name)) for name in ("added", "changed", "removed", "encoded"))
+    counts = [f"{number} {name}" for name, number in counted if number]
     print(f"{folder}: {amount(report.images, 'image')} ({', '.join(counts) or 'nothing changed'})")
     if report.corrupt:
         causes = ", ".join(f"{number} {cause}" for cause, number in report.corrupt.items())
         print(f"not usable: {causes}; the first: {escape_controls('; '.join(report.corrupt_first))}")
-
-
-COUNTS = ("added", "changed", "removed", "encoded")

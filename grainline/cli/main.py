@@ -9,17 +9,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from grainline import __version__
-from grainline.cli import index
+from grainline.cli import evaluate, index
 from grainline.cli.data import data
-from grainline.cli.evaluate import Images, Many, encode, evaluate, suites
-from grainline.cli.show import show
+from grainline.cli.options import Data, Images, RecipeChanges
 from grainline.errors import UserError, escape_controls
 from grainline.stop import Stopped
-
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change fields of the recipe: train.max_steps=500 data.workers=2 ..."),
-]
 
 app = typer.Typer(
     name="grainline",
@@ -31,7 +25,7 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(index.index, name="index")
 app.command()(index.search)
-app.command()(show)
+app.command()(evaluate.show)
 app.command()(index.serve)
 app.command()(index.export)
 
@@ -59,12 +53,12 @@ def top(
 def train(
     recipe: Annotated[str, typer.Argument(help="Name of a built-in recipe (clip/scenes) or a YAML file.")],
     out: Annotated[Path, typer.Option(help="Folder of the run.")],
-    data: Many = None,
+    data: Data = None,
     images: Images = None,
     validation: Annotated[
         list[str] | None, typer.Option(help="Sources to measure on while training.")
     ] = None,
-    changes: Sets = None,
+    changes: RecipeChanges = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")
     ] = False,
@@ -89,9 +83,9 @@ def train(
         print(f"trained: {last}")
 
 
-app.command()(evaluate)
-app.command()(suites)
-app.command()(encode)
+app.command()(evaluate.evaluate)
+app.command()(evaluate.suites)
+app.command()(evaluate.encode)
 
 
 @app.command()
@@ -121,12 +115,12 @@ def convert(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the run and its report.")] = Path("out/demo"),
-    changes: Sets = None,
+    changes: RecipeChanges = None,
 ) -> None:
     """Train a small model on drawn scenes, measure it and write report.html: a few minutes on two cores."""
-    from grainline.cli.demo import demo as run_demo
+    from grainline.training.demo import demo as run
 
-    run_demo(out, changes or [])
+    run(out, changes or [])
 
 
 def main() -> NoReturn:

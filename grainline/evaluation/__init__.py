@@ -1,22 +1,17 @@
-"""Retrieval and foil suites: scores in chunks, ranks with ties counted, intervals, results as JSON.
+"""Measure a model: encode a source, ask a suite, give metrics with intervals and chance.
 
-collect      What a suite sends along while a source is encoded: it takes images, texts and regions as
-             they come.
-compare      Results against each other: a later one against an earlier one, several seeds as one.
-encode       A data source, encoded: what every suite reads.
-intervals    Intervals: percentile bootstrap over images, and Wilson's interval for plain accuracies.
-options      What `grainline evaluate` is asked for: checked before a model is loaded, then encoded and
-             measured.
-outcome      From outcomes to a result: what all suites share.
-ranks        Which rows are compared with which, ranks from scores, recalls from ranks.
-result       The result of a suite: metrics with intervals and chance, and where they come from.
-score        All images against all texts in tiles: ranks and best matches without ever holding the score
-             matrix.
-shortlist    Two stages: candidates by vector, and their order by the method's own score.
-table        A result as tables in the terminal.
-validated    At which rank a model finds right images: what its run measured on its validation data, in
-             one sentence.
-collectors/  What suites collect of each image and its texts while a source is encoded.
-pages/       What pages and figures about a measurement show: single outcomes from the best to the worst.
-suites/      Suites: from encodings to outcomes, and from outcomes to metrics.
+compare         Two results against each other, and several seeds as one.
+encode          A data source, encoded: what every suite reads; and what suites collect on the way.
+examples        Single outcomes for pages: images, and the heat of texts in them.
+intervals       Bootstrap intervals over images, and Wilson's interval for plain accuracies.
+measure         `grainline.evaluate`, and a result as tables and as a page.
+ranks           Ranks from scores, recalls from ranks, and the folds of published protocols.
+result          The result of a suite and its JSON file; what a run says of its validation data.
+score           All images against all texts in tiles, never the whole score matrix.
+shortlist       Two stages: candidates by vector, and their order by the method's own score.
+suite           The frame of all suites, and their table.
+text_attention  Attention of the parts of a text over image tokens and an empty slot.
+vectors         `grainline encode`: vectors of a source or of a file of texts.
+pages/          Images as `grainline show` draws them.
+suites/         One file for each suite: from encodings to outcomes, and from outcomes to metrics.
 """

@@ -1,13 +1,16 @@
 """A data source, encoded: what every suite reads.
 
 Samples that cannot be used are skipped, counted by cause and carried into the result. Tokens are dropped
-unless the method compares them; those of images are then kept as scores read them (`Method.held`).
+unless the method compares them; those of images are then stored as scores read them (`Method.precompute`).
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from grainline.data.decode import decode
@@ -16,9 +19,8 @@ from grainline.data.formats.joined import remarks
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source
 from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
-from grainline.evaluation.collectors.collecting import Rows, Skipped, numbered
 from grainline.evaluation.score import Scorer
-from grainline.types import Encoded, rows, vectors_only, without_places
+from grainline.types import Encoded, concat, rows, vectors_only, without_places
 
 Captions = Literal["whole", "each", "first"]
 CAPTIONS: tuple[Captions, ...] = ("whole", "each", "first")
@@ -27,7 +29,7 @@ Progress = Callable[[int, int], None]  # samples done, samples in all
 
 
 class Encoder(Protocol):
-    """What encoding asks of a model."""
+    """The part of `Model` that encoding uses."""
 
     @property
     def method(self) -> Scorer: ...
@@ -37,7 +39,7 @@ class Encoder(Protocol):
         """How many texts so far were longer than the context, and cut."""
 
     def read(self, texts: Sequence[str]) -> TokenizedParts:
-        """What it reads of texts, and how much of each is cut."""
+        """The tokens of texts, and how much of each is cut."""
 
     def encode(
         self,
@@ -53,20 +55,20 @@ class Encodings(NamedTuple):
     images: Encoded  # [N] `image` is 0 .. N-1 in file order
     texts: Encoded  # [M] in file order; `image` is the row of the image
     keys: tuple[str, ...]  # [N] names of the images
-    strings: tuple[str, ...]  # [M] the texts as they were given to the model
+    strings: tuple[str, ...]  # [M] the texts as the model got them
     path: str
     fingerprint: str
     captions: Captions
     samples: int  # in the source, damaged ones included
     damaged: dict[str, int]  # cause -> samples that were skipped
     damaged_first: tuple[str, ...]  # cause and place of the first of them
-    blank: int  # captions without a character, skipped beside others of the same image
+    blank: int  # captions without a character, skipped where the image has others
     cut: int  # texts that were longer than the model reads, those of probes included
     positions: tuple[int, ...]  # [N] where each image stands in the source: skipped samples leave gaps
     remarks: tuple[str, ...] = ()  # what the source found at opening
     described: tuple[str, ...] = ()  # [N] descriptions of the images, for a method that reads them
     descriptions: str = ""  # where they come from
-    collected: Mapping[str, Any] = {}  # what each collector returned, by its name
+    collected: Mapping[str, Any] = {}  # the result of each collector, by its name
 
 
 class Sample(NamedTuple):
@@ -101,10 +103,106 @@ class Collector(ABC):
         """
 
 
+class Rows:
+    """Collects inputs and encodes them in batches."""
+
+    def __init__(self, encode: Callable[[list[Any]], Encoded], batch: int) -> None:
+        self.encode, self.batch = encode, batch
+        self.waiting: list[Any] = []
+        self.done: list[Encoded] = []
+        self.number = 0
+
+    def add(self, item: Any) -> int:
+        """Queue one input; its row."""
+        self.waiting.append(item)
+        self.number += 1
+        if len(self.waiting) == self.batch:
+            self.encode_waiting()
+        return self.number - 1
+
+    def stacked(self, owner: Sequence[int] | None = None) -> Encoded:
+        """All rows, as `numbered` has them."""
+        self.encode_waiting()
+        return numbered(stack(self.done), owner)
+
+    def of_no_image(self) -> Encoded:
+        """All rows, as texts that describe no image of the gallery."""
+        return self.stacked([-1] * self.number)
+
+    @torch.no_grad()
+    def encode_waiting(self) -> None:
+        if self.waiting:
+            self.done.append(self.encode(self.waiting))
+            self.waiting = []
+
+
+def stack(parts: Sequence[Encoded]) -> Encoded:
+    """Rows of several batches; tokens are padded to the longest, because texts are trimmed batch by batch.
+
+    >>> def some(n: int, length: int) -> Encoded:
+    ...     return Encoded(torch.ones(n, 2), torch.ones(n, length, 2), torch.ones(n, length).bool(),
+    ...                    torch.arange(n), torch.arange(n))
+    >>> stack([some(1, 3), some(2, 1)]).mask.int().tolist()
+    [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
+    """
+    longest = max(part.mask.shape[1] for part in parts)
+    padding = [longest - part.mask.shape[1] for part in parts]
+    return concat(
+        [
+            part._replace(tokens=F.pad(part.tokens, (0, 0, 0, n)), mask=F.pad(part.mask, (0, n)))
+            for part, n in zip(parts, padding, strict=True)
+        ]
+    )
+
+
+def numbered(encoded: Encoded, owner: Sequence[int] | None = None) -> Encoded:
+    """The rows with ids of their own, 0, 1, ..., and the image of each: its own id, or that of `owner`."""
+    item = torch.arange(len(encoded.vector), device=encoded.vector.device)
+    image = item if owner is None else torch.tensor(owner, device=item.device)
+    return encoded._replace(item=item, image=image)
+
+
 def text_rows(model: Encoder, batch: int) -> Rows:
     """Rows that encode texts in batches, with tokens where the method compares them."""
-    kept = without_places if model.method.pairwise else vectors_only
-    return Rows(lambda items: kept(model.encode(texts=items)), batch)
+    reduce = without_places if model.method.pairwise else vectors_only
+    return Rows(lambda items: reduce(model.encode(texts=items)), batch)
+
+
+class Skipped:
+    """The damaged samples of one walk over a source: counted by cause, the first ones named.
+
+    samples  in the source
+    share    of them that may be skipped
+    path     of the source, for errors
+    """
+
+    def __init__(self, samples: int, share: float, path: str) -> None:
+        self._samples, self._share, self._path = samples, share, path
+        self._failed: list[tuple[str, str]] = []  # cause, text: an exception would keep its image in memory
+
+    def add(self, error: CorruptSample) -> None:
+        """The next one. Raises UserError where it is one too many, naming the first of them."""
+        self._failed.append((error.cause, str(error)))
+        if len(self._failed) > self._share * self._samples:
+            raise UserError(
+                f"at least {len(self._failed)} of {self._samples} samples in {self._path} are corrupt;"
+                f" allowed are {self._share:.0%} of them (--max-corrupt, or data.max_corrupt of a recipe);"
+                f" the first: {'; '.join(self.first())}"
+            )
+
+    def refuse_all(self) -> None:
+        """Raise UserError where nothing else is left."""
+        if len(self._failed) == self._samples:
+            first = self._failed[0][1]
+            raise UserError(f"no sample of {self._path} can be used; the first of {self._samples}: {first}")
+
+    def causes(self) -> dict[str, int]:
+        """How many there are of each cause."""
+        return dict(Counter(cause for cause, _ in self._failed))
+
+    def first(self) -> tuple[str, ...]:
+        """The first three: cause and place."""
+        return tuple(text for _, text in self._failed[:3])
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller
@@ -113,6 +211,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     *,
     captions: Captions = "whole",
     need_text: bool = True,
+    encode_images: bool = True,
     encode_texts: bool = True,
     keep_tokens: bool = True,
     collectors: Mapping[str, Collector] = {},
@@ -125,9 +224,10 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
 
     captions     "whole": one text per image, its fullest; "each": every caption; "first": the first one
     need_text    an image without a text counts as damaged; else it is encoded alone
+    encode_images False opens no image: the encodings have no row
     encode_texts  False keeps the texts as strings only: the names of classes come again and again
     keep_tokens  False drops all tokens, also where the method compares them
-    collectors   what suites collect beside the vectors, by name: `Encodings.collected`
+    collectors   collect what suites need of each sample, by name: `Encodings.collected`
     descriptions of the images, for a model that reads them
     batch        images, and texts, that the model sees at once
     max_corrupt  share of samples that may be skipped
@@ -140,38 +240,36 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     if len(source) == 0:
         raise UserError(f"no samples in {source.path}; evaluation needs at least one")
     cut_before = model.cut
-    run = _Run(
-        model, captions, need_text, encode_texts, batch,
-        keep_tokens, collectors,
-    )  # fmt: skip
-    failed = Skipped(len(source), max_corrupt, source.path)
-    told_of = source if descriptions is None else WithDescriptions(source, descriptions)
+    walk = _Walk(model, captions, need_text, encode_texts, keep_tokens, list(collectors.values()), batch)
+    skipped = Skipped(len(source), max_corrupt, source.path)
+    records = source if descriptions is None else WithDescriptions(source, descriptions)
     for index in range(len(source)):
         try:
-            record = told_of[index]
-            run.add(record, decode(record), index)
+            record = records[index]
+            walk.add(record, decode(record) if encode_images else None, index)
         except CorruptSample as error:
-            failed.add(error)
+            skipped.add(error)
         if progress is not None:
             progress(index + 1, len(source))
-    failed.refuse_all()
-    images = numbered(run.images.stacked())  # the last regions are pooled here
+    skipped.refuse_all()
+    # the last regions are pooled here
+    images = walk.images.stacked() if encode_images else rows(model.encode(texts=["a"]), slice(0, 0))
     data = Encodings(
         images=images,
-        texts=numbered(run.texts.stacked(), run.owner) if run.texts.number else rows(images, slice(0, 0)),
-        keys=tuple(run.keys),
-        strings=tuple(run.strings),
+        texts=walk.texts.stacked(walk.owner) if walk.texts.number else rows(images, slice(0, 0)),
+        keys=tuple(walk.keys),
+        strings=tuple(walk.strings),
         path=source.path,
         fingerprint=source.fingerprint(),
         captions=captions,
         samples=len(source),
-        damaged=failed.causes(),
-        damaged_first=failed.first(),
-        blank=run.blank,
+        damaged=skipped.causes(),
+        damaged_first=skipped.first(),
+        blank=walk.blank,
         cut=0,  # known once all texts are encoded
-        positions=tuple(run.positions),
+        positions=tuple(walk.positions),
         remarks=remarks(source),
-        described=tuple(run.described),
+        described=tuple(walk.described),
         descriptions="" if descriptions is None else str(descriptions),
     )
     data = data._replace(collected={name: one.result(data) for name, one in collectors.items()})
@@ -193,8 +291,8 @@ def texts_of(record: Record, captions: Captions) -> list[str]:
     return list(record.captions[:1] if captions == "first" else record.captions)
 
 
-class _Run:
-    """One walk over a source."""
+class _Walk:
+    """What one walk over a source has read so far."""
 
     def __init__(
         self,
@@ -202,19 +300,24 @@ class _Run:
         captions: Captions,
         need_text: bool,
         encode_texts: bool,
-        batch: int,
         keep_tokens: bool,
-        collectors: Mapping[str, Collector],
+        collectors: Sequence[Collector],
+        batch: int,
     ) -> None:
-        self.collectors = tuple(collectors.values())
-        self.waiting: list[Sequence[str]] = []  # captions of the images that are not encoded yet
         tokens = model.method.pairwise and keep_tokens
-        kept = without_places if tokens else vectors_only
-        held = model.method.precompute if tokens else vectors_only
-        self.images = Rows(lambda items: kept(held(self._seen(model.encode(images=items)))), batch)
-        self.texts = Rows(lambda items: kept(model.encode(texts=items)), batch)
-        self.captions, self.need_text = captions, need_text
-        self.encode_texts = encode_texts
+        reduce = without_places if tokens else vectors_only
+        precompute = model.method.precompute if tokens else vectors_only
+
+        def encode_images(items: list[tuple[Any, list[str]]]) -> Encoded:
+            encoded = model.encode(images=[image for image, _ in items])
+            for collector in collectors:
+                collector.add_images(encoded, [texts for _, texts in items])
+            return reduce(precompute(encoded))
+
+        self.images = Rows(encode_images, batch)
+        self.texts = Rows(lambda items: reduce(model.encode(texts=items)), batch)
+        self.captions, self.need_text, self.encode_texts = captions, need_text, encode_texts
+        self.collectors = collectors
         self.keys: list[str] = []
         self.positions: list[int] = []  # in the source
         self.strings: list[str] = []
@@ -222,7 +325,7 @@ class _Run:
         self.described: list[str] = []
         self.blank = 0
 
-    def add(self, record: Record, image: Image.Image, index: int) -> None:
+    def add(self, record: Record, image: Image.Image | None, index: int) -> None:
         """Queue the record at a place of the source.
 
         Raises CorruptSample, having queued nothing, if a text is lacking or a mask wrong.
@@ -231,11 +334,10 @@ class _Run:
         real = [text for text in texts if text.strip()]
         if not real and self.need_text:
             raise CorruptSample(MISSING_CAPTION, record.key)
+        row, size = len(self.keys), (0, 0) if image is None else image.size
         for collector in self.collectors:
-            collector.add(Sample(record, image.size, index, self.images.number, real))
+            collector.add(Sample(record, size, index, row, real))
         self.blank += len(texts) - len(real)
-        row = self.images.number
-        self.waiting.append(real)
         self.keys.append(record.key)
         self.positions.append(index)
         for text in real:
@@ -243,14 +345,9 @@ class _Run:
                 self.texts.add(text)
             self.strings.append(text)
             self.owner.append(row)
+        if image is None:
+            return
         if record.dense is not None:
             self.described.append(record.dense)
-        # encodes a batch that is full: after its texts
-        self.images.add(image if record.dense is None else Described(image, record.dense))
-
-    def _seen(self, images: Encoded) -> Encoded:
-        number = len(images.vector)
-        texts, self.waiting = self.waiting[:number], self.waiting[number:]
-        for collector in self.collectors:
-            collector.add_images(images, texts)
-        return images
+        # Encodes a batch that is full: after its texts.
+        self.images.add((image if record.dense is None else Described(image, record.dense), real))

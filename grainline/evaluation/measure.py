@@ -1,30 +1,35 @@
-"""`grainline.evaluate`: load a model, encode a source, measure it with a suite, and write result and page."""
+"""`grainline.evaluate`: load a model, encode a source, measure it with a suite, and write result and page.
+
+The same file shows a result: as tables in the terminal, and as a page.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+from rich.table import Table
+
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_sources
-from grainline.errors import UserError
-from grainline.evaluation.compare import read_earlier, refuse_options, with_comparison
+from grainline.errors import UserError, amount, escape_controls
+from grainline.evaluation.compare import Difference, read_earlier, refuse_options, with_comparison
 from grainline.evaluation.encode import Progress
-from grainline.evaluation.measured import Measured
-from grainline.evaluation.result import Result, writable, write
+from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.result import Result, validation_summary, writable, write
 from grainline.evaluation.suite import Settings, Suite, load_suite
-from grainline.evaluation.table import write_html
 from grainline.fingerprint import origin
 from grainline.model import Model, load
-
-NO_SETTINGS = Settings()
+from grainline.report import table as report
+from grainline.report.page import Section, hint, render_page, summary, write_page
 
 
 def evaluate(  # noqa: PLR0913 - each is an option of the command
     model: str | Path,
     data: str | Sequence[str],
     suite: str | Suite[Any] = "retrieval",
-    settings: Settings = NO_SETTINGS,
+    settings: Settings = Settings(),  # noqa: B008
     *,
     options: Sequence[str] = (),
     images: str | None = None,
@@ -53,7 +58,10 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
 
     Raises UserError for a wrong model, source, suite or option, before the model is loaded where possible.
     """
-    suite, model, data = _suite(suite, options), str(model), [data] if isinstance(data, str) else data
+    model, data = str(model), [data] if isinstance(data, str) else data
+    if options and not isinstance(suite, str):
+        raise UserError("options go with the name of a suite; a Suite has its own")
+    suite = load_suite(suite, options) if isinstance(suite, str) else suite
     settings = settings._replace(captions=suite.choose_captions(settings.captions))
     _refuse_options(suite, scoring, html, png)
     if not data:
@@ -76,20 +84,12 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         result = with_comparison(result, earlier, compare_to)
     if json:
         write(result, json)
-    on = Measured(loaded, source, encodings, result)
+    on = Evaluation(loaded, source, encodings, result)
     if html:
         write_html(html, suite, on)
     if png:
         suite.draw(png, on)
     return result
-
-
-def _suite(suite: str | Suite[Any], options: Sequence[str]) -> Suite[Any]:
-    if isinstance(suite, str):
-        return load_suite(suite, options)
-    if options:
-        raise UserError("options go with the name of a suite; a Suite has its own")
-    return suite
 
 
 def _refuse_options(suite: Suite[Any], scoring: str | None, html: Path | None, png: Path | None) -> None:
@@ -106,3 +106,84 @@ def _refuse_options(suite: Suite[Any], scoring: str | None, html: Path | None, p
     for name in suite.page_options:
         if getattr(suite.options, name) and not (html or png):
             raise UserError(f"{name} says what the figure shows; give --html FILE or --png FILE with it")
+
+
+def tables(result: Result) -> list[Table]:
+    """The metrics; the card of a protocol and the differences to an earlier result where there are such."""
+    out = [table(result)]
+    out += [card_table(result)] if "card" in result.settings else []
+    return out + ([difference_table(result)] if "compared_to" in result.settings else [])
+
+
+def table(result: Result) -> Table:
+    """Metric, value, interval, chance, queries and ties of every metric, and the notes as a caption."""
+    level = result.settings["level"]
+    size = f"{amount(result.data['images'], 'image')}, {amount(result.data['texts'], 'text')}"
+    title = f"{result.suite}, protocol {result.protocol}, {size}"
+    out = Table(
+        title=escape(title),
+        caption=escape("\n".join(map(escape_controls, result.notes))) or None,
+        caption_justify="left",
+    )
+    out.add_column("metric", overflow="fold")  # the one that gives way in a narrow terminal
+    for column in ("value", f"{100 * level:g} % interval", "chance", "queries", "ties"):
+        out.add_column(column, justify="right", no_wrap=True)
+    for metric in result.metrics:
+        out.add_row(
+            escape(metric.label), metric.text(metric.value), metric.ends(), metric.text(metric.chance),
+            f"{metric.queries:,}", f"{metric.ties:,}",
+        )  # fmt: skip
+    return out
+
+
+def card_table(result: Result) -> Table:
+    """Which texts and images were compared, and how, line by line."""
+    out = Table(title=escape(f"protocol {result.protocol}"), show_header=False)
+    out.add_column(no_wrap=True)
+    out.add_column(overflow="fold")
+    for name, text in result.settings["card"].items():
+        out.add_row(escape(name), escape(escape_controls(text)))
+    return out
+
+
+def difference_table(result: Result) -> Table:
+    """What changed against the earlier result of `settings["compared_to"]`, metric by metric."""
+    entry, level = result.settings["compared_to"], result.settings["level"]
+    out = Table(title=escape(f"{result.suite}, compared to {entry['path']}"))
+    out.add_column("metric", overflow="fold")
+    for column in ("before", "after", "difference", f"{100 * level:g} % interval, paired"):
+        out.add_column(column, justify="right", no_wrap=True)
+    for fields in entry["differences"]:
+        row = Difference(**fields)
+        values = [row.text(x, sign) for x, sign in ((row.before, ""), (row.after, ""), (row.value, "+"))]
+        out.add_row(escape(row.label), *values, f"{row.text(row.low, '+')} to {row.text(row.high, '+')}")
+    return out
+
+
+def write_html(path: str | Path, suite: Suite[Any], on: Evaluation) -> None:
+    """Write the page: its metrics, and single outcomes. Raises UserError if the place cannot be written."""
+    sections = [metrics_section([on.result]), *suite.sections(on)]
+    name = suite.title or suite.name.capitalize()
+    about = f"Measured on {on.result.data['path']} at {on.result.time}."
+    validation = validation_summary(on.result.settings["model"])
+    lead = summary(headline(suite, on.result)) + (hint(validation) if validation else "")
+    write_page(path, render_page(f"{name} of {on.result.settings['model']}", lead, sections, [about]))
+
+
+def headline(suite: Suite[Any], result: Result) -> dict[str, str]:
+    """The numbers on top of the page, by their names."""
+    by_name = {metric.name: metric for metric in result.metrics}
+    metrics = [by_name[name] for name in suite.headlines(result) if name in by_name]
+    values = {}
+    for m in metrics or result.metrics[:1]:
+        name = m.label if m.label[1].isupper() else m.label[0].upper() + m.label[1:]
+        chance = "" if m.chance is None else f"\nchance {m.text(m.chance)}"
+        values[name] = f"{m.text(m.value)}\n{m.ends()}{chance}"
+    skipped = sum(result.data["damaged"].values())
+    images = f"{result.data['images']:,}" + (f"\n{skipped:,} skipped" if skipped else "")
+    return {**values, "Images": images, suite.texts_label: f"{result.data['texts']:,}"}
+
+
+def metrics_section(results: Sequence[Result]) -> Section:
+    """The tables of some results as a part of a page."""
+    return Section("Metrics", report.tables(results))

@@ -1,11 +1,12 @@
-"""The result of a suite: metrics with intervals and chance, and where they come from."""
+"""The result of a suite: metrics with intervals and chance, where they come from, and its JSON file.
+
+A run also measures itself while it is trained; `validation_summary` gives that in one sentence.
+"""
 
 import json
-import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from errno import EISDIR
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,6 +15,9 @@ import torch
 
 import grainline
 from grainline.errors import UserError
+from grainline.files import STATE, temporary_path
+from grainline.model import find_run
+from grainline.report.page import write_page
 
 Unit = Literal["share", "rank", "sum", "correlation", "change", "cosine"]
 DECIMALS: dict[Unit, int] = {"share": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2, "cosine": 3}
@@ -21,7 +25,7 @@ LESS_IS_BETTER: tuple[Unit, ...] = ("rank", "change")
 
 
 class Metric(NamedTuple):
-    """One number with what it has to be judged by."""
+    """One number with its interval and chance."""
 
     name: str  # "text to image R@1"
     value: float
@@ -31,7 +35,7 @@ class Metric(NamedTuple):
     chance: float | None  # what a random ranking, or a coin, reaches; None: there is no such thing
     ties: int  # queries where an exact tie with a negative decided, counted as wrong
     unit: Unit  # share of 1, a rank, a sum of percentages, a correlation, a change in percent, or a cosine
-    wilson: tuple[float, float] | None = None  # second interval, of plain accuracies
+    wilson: tuple[float, float] | None = None  # Wilson's interval, of plain accuracies
 
     @property
     def label(self) -> str:
@@ -74,7 +78,7 @@ def labelled(name: str, unit: Unit) -> str:
 
 
 class Result(NamedTuple):
-    """What a suite found. `queries` holds every single outcome, so that seeds can be pooled later."""
+    """The metrics of a suite on some data. `queries` has every outcome, so that seeds can be pooled later."""
 
     suite: str
     protocol: str
@@ -88,18 +92,15 @@ class Result(NamedTuple):
     queries: dict[str, Any]
 
     def metric(self, name: str) -> Metric:
-        """The metric of a name.
-
-        Raises KeyError that lists the names there are.
-        """
-        for metric in self.metrics:
-            if metric.name == name:
-                return metric
-        raise KeyError(f"no metric {name!r}; there are: {', '.join(metric.name for metric in self.metrics)}")
+        """The metric of a name. Raises KeyError that lists the names there are."""
+        by_name = {metric.name: metric for metric in self.metrics}
+        if name not in by_name:
+            raise KeyError(f"no metric {name!r}; there are: {', '.join(by_name)}")
+        return by_name[name]
 
 
 def versions() -> dict[str, str]:
-    """What the numbers were computed with."""
+    """The software that the numbers were computed with."""
     return {
         "grainline": grainline.__version__,
         "python": platform.python_version(),
@@ -111,29 +112,31 @@ def versions() -> dict[str, str]:
 
 
 def now() -> str:
-    """Time stamp in UTC to the second."""
+    """UTC to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def to_json(result: Result) -> str:
     """The result as JSON text: one metric a line, long lists not broken."""
-    fields: dict[str, Any] = result._asdict()
     metrics = ",\n".join("    " + _dumps(metric._asdict()) for metric in result.metrics)
     lines = [
         f'  "metrics": [\n{metrics}\n  ]' if k == "metrics" else f"  {_dumps(k)}: {_dumps(v)}"
-        for k, v in fields.items()
+        for k, v in result._asdict().items()
     ]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def from_json(text: str, where: str = "the text") -> Result:
-    """The result that `to_json` wrote.
+def _dumps(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)  # ASCII: file names need not be valid Unicode
 
-    Raises UserError if the text is no JSON or not a result.
-    """
+
+def from_json(text: str, where: str = "the text") -> Result:
+    """The result that `to_json` wrote. Raises UserError if the text is no JSON or not a result."""
     try:
         fields = json.loads(text)
-        fields["metrics"] = tuple(_metric(metric) for metric in fields["metrics"])
+        fields["metrics"] = tuple(
+            Metric(**one | {"wilson": one["wilson"] and tuple(one["wilson"])}) for one in fields["metrics"]
+        )
         fields["notes"] = tuple(fields["notes"])
         return Result(**fields)
     except (ValueError, TypeError, KeyError) as error:
@@ -141,46 +144,12 @@ def from_json(text: str, where: str = "the text") -> Result:
 
 
 def write(result: Result, path: str | Path) -> None:
-    """Write a result whole or not at all, making folders on the way.
-
-    Raises UserError if the place cannot be written.
-    """
-    path = Path(path)
-    writable(path)
-    beside = _part(path)
-    try:
-        beside.write_text(to_json(result), encoding="utf-8")
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise _unwritable(path, error) from error
-
-
-def writable(path: Path) -> None:
-    """Raise UserError if a result could not be written there, before it costs minutes to make."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _part(path).touch()
-        _part(path).unlink()
-        if path.is_dir():
-            raise IsADirectoryError(EISDIR, "it is a folder")
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _part(path: Path) -> Path:
-    return path.with_name(path.name + ".part")
-
-
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write {path}: {error.strerror}; name a file in a folder you may write to")
+    """Write a result whole or not at all, making folders on the way. Raises UserError if it cannot be."""
+    write_page(path, to_json(result))
 
 
 def read(path: str | Path) -> Result:
-    """Read a result from a file.
-
-    Raises UserError if there is none.
-    """
+    """Read a result from a file. Raises UserError if there is none."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -190,10 +159,78 @@ def read(path: str | Path) -> Result:
     return from_json(text, str(path))
 
 
-def _metric(fields: Mapping[str, Any]) -> Metric:
-    wilson = fields["wilson"]
-    return Metric(**{**fields, "wilson": None if wilson is None else tuple(wilson)})
+def writable(path: Path) -> None:
+    """Raise UserError if a file could not be written there, before its content costs minutes to make."""
+    reason = "it is a folder" if path.is_dir() else ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary_path(path).touch()
+        temporary_path(path).unlink()
+    except OSError as error:
+        reason = reason or str(error.strerror)
+    if reason:
+        raise UserError(f"cannot write {path}: {reason}; name a file in a folder you may write to")
 
 
-def _dumps(value: Any) -> str:
-    return json.dumps(value, allow_nan=False)  # ASCII: file names need not be valid Unicode
+# A run measures itself on `data.validation` of its recipe and writes that to its log. The demo or a user may
+# write a measurement as retrieval.json into its folder: it names its own data, which need not be validation
+# data. A checkpoint of others has neither.
+
+LOG, RESULT = "log.jsonl", "retrieval.json"
+MEDIAN_RANK = "text to image median rank"
+HITS = 10  # of a search, unless another number is given
+
+
+def validation_summary(path: str) -> str:
+    """The median rank of the right image on the validation data of a run, in words; "" where it has none.
+
+    path  of a run or of weights in it, as `load` takes it
+
+    A run that measured itself several times is quoted at the step of the weights.
+    """
+    try:
+        run = find_run(Path(path))
+    except UserError:  # it was moved, or is a name that nothing stands for here
+        run = None
+    value = None if run is None else _median_rank(*run)
+    if value is None:
+        return ""
+    rank, images, data = value
+    among = "" if images is None else f" of {images:,}"
+    weak = f" It is too weak to trust: most right images are not among the first {HITS}."
+    text = f"On {data} this model finds the right image at rank {rank:,g}{among} (median)."
+    return text + weak * (rank > HITS)
+
+
+def _median_rank(run: Path, weights: Path) -> tuple[float, int | None, str] | None:
+    """Median rank, number of images and the data: of the log, else of the result in the folder."""
+    lines = [line for line in _validations(run / LOG) if MEDIAN_RANK in line.get("metrics", {})]
+    if lines:
+        own = [line for line in lines if line["step"] == _step(weights)]
+        line = (own or lines)[-1]
+        return line["metrics"][MEDIAN_RANK], line.get("images"), "its validation data"
+    try:
+        result = from_json((run / RESULT).read_text(encoding="utf-8"), RESULT)
+        return result.metric(MEDIAN_RANK).value, result.data["images"], result.data["path"]
+    except (OSError, ValueError, KeyError, UserError):
+        return None
+
+
+def _validations(path: Path) -> Iterator[dict[str, Any]]:
+    """The validations in a log. The last line of a run that was killed may be no JSON."""
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        if b'"validation"' in line:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if entry.get("kind") == "validation":
+                yield entry
+
+
+def _step(weights: Path) -> int | None:
+    try:
+        step: int = json.loads((weights / STATE).read_bytes())["state"]["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return step

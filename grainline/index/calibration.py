@@ -1,18 +1,12 @@
 """Calibration: p of a hit and p of a sentence in a hit, from the scores of null texts in this index.
 
-p of a hit, in three steps:
-  1. the scores of a query are standardised: minus their mean, over their std, both over a background of at
-     most 256 images of the index, the same ones for every query;
-  2. the null distribution is the standardised best score of each null text: of queries without a match;
-  3. p is the share of null texts that reach the score of the hit: (1 + reached) / (1 + texts).
-The null texts have about as many sentences as the query, because scores of fewer sentences vary more.
-
-Scores of image queries are not standardised: 1 means the same in every index, and a copy has it. Their null
-distribution is the similarity of the images of the index with their nearest neighbours, so p is the share of
-images that have a neighbour as near.
+p of a hit: scores of a query are standardised by their mean and std over a background of at most 256 images.
+The null distribution is the standardised best score of each null text, a query without a match, with about as
+many sentences as the query. p is the share of null texts that reach the score: (1 + reached) / (1 + texts).
+For image queries it is the similarity of indexed images with their nearest neighbours, not standardised.
 
 p of a sentence in a hit must correct for selection: the hit is among the best because its sentences score
-high, so a high score of a sentence says less among hits than among all images. In five steps:
+high, so a high score of a sentence says less among hits than among all images.
   1. the score of a sentence is relative to its level, the mean of its LEVEL_SHARE best scores over the
      background: about the score of an image that shows it;
   2. tail(x) is the share of pairs of a null sentence and a background image that reach x;
@@ -22,17 +16,11 @@ high, so a high score of a sentence says less among hits than among all images. 
      as high. This is a test given the selection (selective inference, Fithian, Sun & Taylor,
      arXiv 1410.2597; exact for a score that is the mean over sentences, else an approximation);
   5. p is the share of null texts whose sentence has a help as small in the best hit of its search. In best
-     hits the false positive rate is the level whatever step 4 approximates; in later hits it is lower. At
-     least MIN_TEXTS null texts are used, those whose number of sentences is nearest to that of the query.
-If the other sentences alone select the image, as in a right image, need is low and the test keeps its power;
-if the sentence itself selects it, p is large. The verdict on the query plays no part.
+     hits the false positive rate is the level whatever step 4 approximates; in later hits it is lower.
 
 Null texts with images also give true sentences: their sentences in their images, if these are among the first
 RANKS hits. The power is the share of these with p <= level. Their scores also say below which score an image
 does not show a sentence.
-
-With n null texts the false positive rate at the level 0.05 has a std of sqrt(0.05 * 0.95 / n) between sets of
-null texts: 1.3 points for 300 and 0.7 for 1,000.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,12 +32,12 @@ import numpy as np
 BACKGROUND = 256
 DUPLICATE = 1e-5  # from 1: closer vectors are of one image; encoding it again moves them by 2e-7
 MIN_IMAGES = 16  # images that a mean and a std need
-LEVEL_SHARE = 0.2  # share of the background that says what a sentence scores where it is shown
+LEVEL_SHARE = 0.2  # of the background
 RANKS = 10  # hits that users look at
-AT_ONCE = 512  # images whose null scores are looked at together
-MIN_TEXTS = 300  # null texts that judge a query and its sentences, at least
-MIN_TRUE = 20  # true sentences that a power is measured on, at least
-MIN_POWER = 0.2  # of true sentences: a model that tells fewer judges none
+AT_ONCE = 512  # images whose null scores are compared together
+MIN_TEXTS = 300  # null texts that a query and its sentences are compared with
+MIN_TRUE = 20  # true sentences that a power is measured on
+MIN_POWER = 0.2  # with less power than this no sentence is judged
 
 
 class Standard(NamedTuple):
@@ -62,13 +50,6 @@ class Standard(NamedTuple):
         """score  [K, Q]"""
         standard: np.ndarray = (score - self.mean) / self.std
         return standard
-
-
-class BestHits(NamedTuple):
-    """The best hit of each null text."""
-
-    score: np.ndarray  # [Q] float64
-    row: np.ndarray  # [Q]
 
 
 class NullSample(NamedTuple):
@@ -118,11 +99,12 @@ class Calibration:
     def nearest_counts(self, count: int) -> np.ndarray:
         """The null texts of two sentences and more whose number of sentences is nearest, by ratio.
 
-        NEAR of them, and all others that are as near as the last of these.
+        MIN_TEXTS of them, and all others that are as near as the last of these.
         """
-        ratio = np.maximum(self.null_sample.counts / count, count / self.null_sample.counts)
-        ratio[self.null_sample.counts < 2] = np.inf
-        order = np.argsort(ratio, kind="stable")[: int((self.null_sample.counts > 1).sum())]
+        counts = self.null_sample.counts
+        ratio = np.maximum(counts / count, count / counts)
+        ratio[counts < 2] = np.inf
+        order = np.argsort(ratio, kind="stable")[: int((counts > 1).sum())]
         last = np.searchsorted(ratio[order], ratio[order][:MIN_TEXTS][-1:], side="right")
         return order[: int(last[0])] if len(order) else order
 
@@ -137,12 +119,12 @@ class Calibration:
         return float(np.median(self.best(count)))
 
     def null(self, count: int) -> np.ndarray:
-        """What help the tested sentences of the nearest null texts are, sorted."""
+        """The help of the tested sentences of the nearest null texts, sorted."""
         if count not in self._null:
             nearest, sample = self.nearest_counts(count), self.null_sample
             counts = sample.counts[nearest]
             numbers, which = np.unique(counts, return_inverse=True)
-            usual = np.array([self.usual_best(int(number)) for number in numbers])[which]
+            usual = np.array([self.usual_best(number) for number in numbers.tolist()])[which]
             margin = (sample.best[nearest] - usual) * sample.standard.std[nearest]
             self._null[count] = np.sort(self.help(sample.tested[nearest], margin, counts))
         return self._null[count]
@@ -161,7 +143,7 @@ class Calibration:
     def power(self, level: float) -> float | None:
         """Of true sentences of right images among the first RANKS hits, the share with p <= level.
 
-        None where no text has an image; 0 where right images hardly ever come up there.
+        None for fewer than MIN_TRUE texts with images; 0 where right images are hardly ever among them.
         """
         if len(self.true_sample.which) < MIN_TRUE:
             return None
@@ -169,12 +151,12 @@ class Calibration:
         return float((p <= level).mean()) if len(p) >= MIN_TRUE else 0.0
 
     def p_if_true(self, tested: np.ndarray) -> np.ndarray:
-        """Share of true sentences in their own images that score so low: p that a true one would."""
+        """Share of true sentences in their own images that score so low."""
         return share_below(np.sort(self.true_sample.tested), tested)
 
 
 def background(hashes: Sequence[str]) -> np.ndarray:
-    """The rows of the background: [B], those with the smallest hashes, independent of the order of rows."""
+    """The rows of the background: [B], those with the smallest hashes, whatever the order of rows."""
     return np.argsort(np.array(hashes), kind="stable")[:BACKGROUND]
 
 
@@ -182,7 +164,7 @@ def standard(score: np.ndarray, mask: np.ndarray | None = None) -> Standard:
     """Mean and std of the scores of each query; 0 and 1 for fewer than MIN_IMAGES images.
 
     score  [B, Q] of the background
-    seen   [B, Q] bool, scores that count; all if None
+    mask   [B, Q] bool, scores that count; all if None
     """
     if len(score) < MIN_IMAGES:
         return Standard(np.zeros(score.shape[1]), np.ones(score.shape[1]))
@@ -197,7 +179,7 @@ def sentence_level(score: np.ndarray, mask: np.ndarray | None = None) -> np.ndar
     0 for fewer than MIN_IMAGES images.
 
     score  [B, P] of the background
-    seen   [B, P] bool, scores that count; all if None
+    mask   [B, P] bool, scores that count; all if None
 
     >>> sentence_level(np.arange(20.0)[:, None]).tolist()
     [17.5]
@@ -210,8 +192,8 @@ def sentence_level(score: np.ndarray, mask: np.ndarray | None = None) -> np.ndar
     return best
 
 
-def best_hits(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> BestHits:
-    """The best hit of each null text; of equal scores the first row.
+def best_hits(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Score and row of the best hit of each null text; of equal scores the first row: [Q] each
 
     blocks  scores [K, Q] of images, and [K, Q] bool: the text describes the image; rows are numbered on
     """
@@ -227,7 +209,7 @@ def best_hits(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> BestHits:
             better = np.flatnonzero(top > best)
             best[better], row[better] = top[better], start + i + block[:, better].argmax(0)
         start += len(score)
-    return BestHits(best, row)
+    return best, row
 
 
 def p_value(null: np.ndarray, value: np.ndarray) -> np.ndarray:
@@ -253,12 +235,9 @@ def share_below(null: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 def described_images(hashes: Sequence[str], owners: Sequence[str]) -> np.ndarray:
     """Whether text q describes image n: [N, Q] bool."""
-    texts_of: dict[str, list[int]] = {}
-    for column, owner in enumerate(owners):
-        if owner:
-            texts_of.setdefault(owner, []).append(column)
+    own, shared = np.array(owners), set(owners).intersection(hashes)
     out = np.zeros((len(hashes), len(owners)), dtype=bool)
     for row, sha256 in enumerate(hashes):
-        if sha256 in texts_of:
-            out[row, texts_of[sha256]] = True
+        if sha256 in shared:
+            out[row] = own == sha256
     return out

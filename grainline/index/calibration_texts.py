@@ -1,23 +1,19 @@
 """Calibration texts (null texts): texts that describe images outside the index.
 
 The best score of a query says little by itself: some texts score high with all images. An index therefore
-stores the scores of null texts with all its images (`calibration.py` uses them):
-  texts   whole captions, or lines of a file
-  asides  one sentence of each text, apart
-  spans   a few sentences of each text that include its aside: queries are often shorter than captions
+stores the scores of null texts with all its images (`calibration.py` uses them): of whole captions, or lines
+of a file, of one sentence of each, and of spans of a few sentences that include it, since queries are often
+shorter than captions. A null text does not count for its own image, which the hash of its bytes identifies.
 
-A null text whose own image is in the index, found by the hash of its bytes, does not see that image.
-
-Where the source of the texts has images, some of them are encoded too: what a text and its aside score with
-their own image says how well the model tells true sentences (`with_image_scores`). They are not
-part of the index.
+Where the source of the texts has images, some of them are encoded too: the scores of a text and its sentence
+with their own image say how well the model recognises true sentences. They are not part of the index.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +24,7 @@ from grainline.data.formats.joined import parts_of
 from grainline.data.formats.plain import read_lines
 from grainline.data.formats.texts_alone import TextsAlone
 from grainline.data.open_source import open_source
-from grainline.data.record import CorruptSample, Record, Source
+from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 from grainline.files import Corrupt, write_text
 from grainline.index.store import (
@@ -46,80 +42,64 @@ from grainline.index.store import (
 from grainline.model import Model
 from grainline.types import Encoded, rows, vectors_only
 
-MAX_TEXTS = 1_000  # texts, at most
-MAX_IMAGES = 256  # of them, whose own images are encoded too, at most
+MAX_TEXTS = 1_000
+MAX_IMAGES = 256  # of them, whose own images are encoded too
 SPAN_LENGTHS = (2, 3, 4, 6)  # sentences of a span, in turn
 DEFAULT_SOURCE = f"scenes:dev?count={MAX_TEXTS}&seed=1618"
 FILE = "texts.json"
 FIELDS = ("vector", "tokens", "mask", "item", "image")  # of Encoded: all that scores read
 
-T = TypeVar("T")
-
 
 class CalibrationTexts(NamedTuple):
-    """Texts that describe other images, with what was made of each of them."""
+    """Texts that describe other images; every field but `source` has one value a text."""
 
     source: str
-    texts: tuple[str, ...]  # [Q]
-    image_hashes: tuple[str, ...]  # [Q] sha256 of the image that a text describes, "" if not known
-    sentences: tuple[str, ...]  # [Q] one sentence of each
-    spans: tuple[str, ...]  # [Q] a few sentences, the aside among them
-    counts: tuple[int, ...]  # [Q] sentences of a text
-    span_counts: tuple[int, ...]  # [Q] sentences of a span
-    places: tuple[int, ...]  # [Q] where a text stands in the source
-    image_scores: tuple[
-        tuple[float, float] | None, ...
-    ] = ()  # [Q] scores of text and aside with the own image; or ()
+    texts: tuple[str, ...]
+    image_hashes: tuple[str, ...]  # sha256 of the image that a text describes, "" if not known
+    sentences: tuple[str, ...]  # one sentence of each
+    spans: tuple[str, ...]  # a few sentences, this one among them
+    counts: tuple[int, ...]  # sentences of a text
+    span_counts: tuple[int, ...]  # sentences of a span
+    places: tuple[int, ...]  # of the texts in the source
+    image_scores: tuple[tuple[float, float] | None, ...] = ()  # of text and sentence with the own image
 
 
 def gather_texts(path: str | None) -> CalibrationTexts:
-    """The null texts of a source with captions, of a .txt file with one text a line, or drawn ones."""
+    """The null texts of a source with captions, of a .txt file with one text a line, or synthetic ones."""
     where = path or DEFAULT_SOURCE
     captions = (
         [(line, "", place) for place, line in enumerate(read_lines(where))]
         if where.endswith(".txt")
-        else _captions(open_source(where, size=32), where)  # nobody looks at the images of drawn scenes here
+        else _captions(open_source(where, size=32), where)  # the images of scenes are not used here
     )
-    split = [(one, [s.text for s in sentences(one[0])]) for one in captions]
-    split = _evenly([one for one in split if one[1]], MAX_TEXTS)
+    split = [(*one, parts) for one in captions if (parts := [s.text for s in sentences(one[0])])]
+    if len(split) > MAX_TEXTS:
+        split = [split[i * len(split) // MAX_TEXTS] for i in range(MAX_TEXTS)]
     if len(split) < 20:
         raise UserError(f"{where} holds {len(split)} texts; how sure a search is needs 20 of them at least")
-    parts = [part for _, part in split]
-    spans = [_span(parts, i, SPAN_LENGTHS[i % len(SPAN_LENGTHS)]) for i in range(len(parts))]
+    texts, hashes, places, parts_of_texts = zip(*split, strict=True)
+    own = [i % len(parts) for i, parts in enumerate(parts_of_texts)]  # place of the sentence of each
+    singles = [parts[place] for parts, place in zip(parts_of_texts, own, strict=True)]
+    spans = []
+    for i, parts in enumerate(parts_of_texts):
+        count = SPAN_LENGTHS[i % len(SPAN_LENGTHS)]
+        start = max(0, min(own[i] - count // 2, len(parts) - count))
+        span = parts[start : start + count]  # a short text goes on with the sentences of the next
+        spans.append(span + [singles[(i + 1 + j) % len(singles)] for j in range(count - len(span))])
     return CalibrationTexts(
         where,
-        tuple(text for (text, _, _), _ in split),
-        tuple(owner for (_, owner, _), _ in split),
-        tuple(part[_sentence_place(i, part)] for i, part in enumerate(parts)),
+        texts,
+        hashes,
+        tuple(singles),
         tuple(" ".join(span) for span in spans),
-        tuple(map(len, parts)),
+        tuple(map(len, parts_of_texts)),
         tuple(map(len, spans)),
-        tuple(place for (_, _, place), _ in split),
+        places,
     )
-
-
-def _sentence_place(number: int, part: Sequence[str]) -> int:
-    """Which sentence of a text is its aside."""
-    return number % len(part)
-
-
-def _span(parts: Sequence[Sequence[str]], number: int, count: int) -> list[str]:
-    """So many sentences of a text, its aside among them; a short text goes on with asides of the next."""
-    part = parts[number]
-    place = _sentence_place(number, part)
-    start = max(0, min(place - count // 2, len(part) - count))
-    span = list(part[start : start + count])
-    for i in range(count - len(span)):
-        other = (number + 1 + i) % len(parts)
-        span.append(parts[other][_sentence_place(other, parts[other])])
-    return span
 
 
 def encode_calibration(model: Model, texts: CalibrationTexts) -> dict[str, Encoded]:
-    """Texts, asides and spans as the method compares them, in float32.
-
-    A method whose score is a product of vectors needs no more than these.
-    """
+    """Texts, sentences and spans as the method compares them, in float32."""
     by_name = {NULL_TEXTS: texts.texts, NULL_SENTENCES: texts.sentences, NULL_SPANS: texts.spans}
     encoded = {name: model.encode(texts=texts) for name, texts in by_name.items()}
     return encoded if model.method.pairwise else {name: vectors_only(one) for name, one in encoded.items()}
@@ -129,9 +109,9 @@ def encode_calibration(model: Model, texts: CalibrationTexts) -> dict[str, Encod
 def with_image_scores(
     model: Model, texts: CalibrationTexts, encoded: Mapping[str, Encoded]
 ) -> CalibrationTexts:
-    """The texts with what they and their asides score with their own images.
+    """The texts with scores of themselves and their sentences with their own images.
 
-    At most OWN of them, evenly spread; none where there is no image that the model can read.
+    Of at most MAX_IMAGES texts, evenly spaced; of none where the model can read no image.
     """
     scores: list[tuple[float, float] | None] = [None] * len(texts.texts)
     if texts.source.endswith(".txt") or model.method.reads_descriptions:
@@ -160,7 +140,7 @@ def with_image_scores(
 
 
 def write_calibration(target: Path, texts: CalibrationTexts, encoded: Mapping[str, Encoded]) -> Part:
-    """Write the texts as a sealed folder, and encoded. OSError leaves nothing."""
+    """Write the texts, also encoded, as a sealed folder. OSError leaves nothing."""
     with new_part(target, {"texts": len(texts.texts)}) as folder:
         write_text(folder / FILE, json.dumps(texts._asdict(), indent=1) + "\n")
         for name, one in encoded.items():
@@ -170,7 +150,7 @@ def write_calibration(target: Path, texts: CalibrationTexts, encoded: Mapping[st
 
 
 def read_encoded(target: Path, part: Part) -> dict[str, Encoded]:
-    """The encoded texts that `write_calibration` wrote. Raises Corrupt, and UserError for damage."""
+    """The encoded texts that `write_calibration` wrote. Raises Corrupt."""
     sealed = check_part(target, part)
     out = {}
     for name in (NULL_TEXTS, NULL_SENTENCES, NULL_SPANS):
@@ -190,30 +170,19 @@ def read_calibration(target: Path) -> CalibrationTexts:
 
 
 def _captions(source: Source, where: str) -> list[tuple[str, str, int]]:
-    """Texts of a source with the hashes of their images and their places; damaged samples are left out."""
+    """Texts of a source with hashes of their images and their places. Corrupt samples are left out."""
     captions: list[tuple[str, str, int]] = []
-    step = max(1, len(source) // (2 * MAX_TEXTS))
-    for i in range(0, len(source), step):
+    for i in range(0, len(source), max(1, len(source) // (2 * MAX_TEXTS))):
         try:
             record = source[i]
         except CorruptSample:
             continue
         if record.whole.strip():
-            captions.append((record.whole, _image_hash(record), i))
+            image = b"" if isinstance(record.image, Image.Image) else record.image
+            captions.append((record.whole, hashlib.sha256(image).hexdigest() if image else "", i))
     if not captions:
         raise UserError(
             f"no captions in {where}; --calibration-texts wants a source with captions, or a .txt file of "
-            f"texts"
+            "texts"
         )
     return captions
-
-
-def _image_hash(record: Record) -> str:
-    return "" if isinstance(record.image, Image.Image) else hashlib.sha256(record.image).hexdigest()
-
-
-def _evenly(values: list[T], most: int) -> list[T]:
-    """At most so many of them, evenly spread."""
-    if len(values) <= most:
-        return values
-    return [values[i * len(values) // most] for i in range(most)]

@@ -1,15 +1,12 @@
 """Candidates of a query: the interface of a candidate search, and the exact search.
 
-The exact search compares every vector with every query, panel by panel.
-
-In four steps for each panel of vectors:
-  1. score it in bfloat16, several times faster than in float32 where the processor multiplies it natively;
+The exact search compares every vector with every query, panel by panel:
+  1. score a panel in bfloat16, several times faster than float32 where the processor multiplies it natively;
      elsewhere, and for a single query, in float32;
   2. bound how far a score can be from the true one: the rounding of these vectors and of the query is known,
      that of the sum is at most D * 2^-23;
-  3. keep the rows that may belong to the k best, given the bound and the k best so far;
+  3. select the rows that may belong to the k best, given the bound and the k best so far;
   4. score these alone in float64, from the stored vectors, and merge them.
-
 So the result is that of float64 whatever step 1 multiplies in. The bfloat16 copy is made by the first search
 of several queries and stays in memory: two bytes a number.
 """
@@ -21,11 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# One interface for exact products (candidates.py), FAISS (inverted.py) and Qdrant. The search scores all
-# candidates again: an approximate candidate search can miss an image, but scores are always exact.
-
+from grainline.nn.runtime import has_bf16
 
 APPROXIMATE = "candidates are approximate: an image may be missed"
+PANEL = 16_384  # vectors scored at a time
+GROUP = 64  # scores that are compared by their largest first
+QUERIES = 128  # scored at a time: bounds the memory of the scores
+PAIRS = 4_096  # scored in float64 at a time
+ROUNDING = 2.0**-8  # twice what rounding to bfloat16 changes, relative to the number
+SUM = 2.0**-23  # for each of D products summed in float32, at length 1
 
 
 class Candidates(NamedTuple):
@@ -36,7 +37,10 @@ class Candidates(NamedTuple):
 
 
 class CandidateSearch(Protocol):
-    """Finds the candidates of queries."""
+    """Finds the candidates of queries: `Exact`, `inverted.Inverted`, `qdrant.Qdrant`.
+
+    The search scores all candidates again, so an approximate one can miss an image but scores are exact.
+    """
 
     note: str  # a limit of the search in accuracy or speed, for users; "" if there is none
 
@@ -45,14 +49,6 @@ class CandidateSearch(Protocol):
 
         queries  [M, D] float32, unit length
         """
-
-
-PANEL = 16_384  # vectors scored at a time
-GROUP = 64  # scores of which first only the largest is looked at
-QUERIES = 128  # scored at a time: bounds the memory of the scores
-PAIRS = 4_096  # scored in float64 at a time
-ROUNDING = 2.0**-8  # twice what rounding to bfloat16 changes, relative to the number
-SUM = 2.0**-23  # for each of D products summed in float32, at length 1
 
 
 class LowPrecision(NamedTuple):
@@ -66,20 +62,17 @@ class LowPrecision(NamedTuple):
 class Panel(NamedTuple):
     """Vectors that are scored together: all or some rows of one segment or several."""
 
-    first: int  # row of the whole that its first row is, removed ones included
-    blocks: tuple[np.ndarray, ...]  # [R, D] each
+    first: int  # its first row among all rows, removed ones included
+    rows: int
+    blocks: Sequence[np.ndarray]  # [R, D] each
     dead: Tensor  # [K] int64 rows of the panel that do not count
-
-    @property
-    def rows(self) -> int:
-        return sum(len(block) for block in self.blocks)
 
 
 class TopRows(NamedTuple):
     """The best rows of some queries, sorted by query and then by descending score."""
 
     query: np.ndarray  # [P]
-    row: np.ndarray  # [P] of the whole
+    row: np.ndarray  # [P] among all rows
     score: np.ndarray  # [P] float64
 
 
@@ -100,10 +93,9 @@ class Exact:
         alive = np.concatenate([np.zeros(0, bool), *live])
         self.number = np.cumsum(alive) - 1  # of each row among the live ones
         self.living = int(alive.sum())
-        self.panels = [_panel(part, start, alive) for start, part in _panels(blocks)]
-        self.low: list[LowPrecision | None] | None = None
-        if native_bf16() if low is None else low:
-            self.low = [None] * len(self.panels)
+        self.panels = _panels(blocks, alive)
+        self.use_low = has_bf16(torch.device("cpu")) if low is None else low
+        self.low: dict[int, LowPrecision] = {}  # by number of the panel
 
     def top(self, queries: np.ndarray, k: int) -> Candidates:
         """The k nearest live rows of every query, by scores in float64; equal scores are sorted by row.
@@ -123,11 +115,9 @@ class Exact:
 
     def _best(self, queries: np.ndarray, k: int) -> TopRows:
         best = TopRows(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-        floor = torch.full(
-            (len(queries),), -torch.inf, dtype=torch.float64
-        )  # [M] the k-th best is at least that
-        most = max((panel.rows for panel in self.panels), default=0)
-        score = torch.empty(len(queries), -(-most // GROUP) * GROUP)
+        floor = torch.full((len(queries),), -torch.inf, dtype=torch.float64)  # of the k-th best score: [M]
+        widest = max((panel.rows for panel in self.panels), default=0)
+        score = torch.empty(len(queries), -(-widest // GROUP) * GROUP)
         for number, panel in enumerate(self.panels):
             error, rounding = self._approximate(number, queries, score)
             score[:, panel.rows :] = -torch.inf
@@ -146,20 +136,16 @@ class Exact:
         return best
 
     def _approximate(self, number: int, queries: np.ndarray, out: Tensor) -> tuple[Tensor, float]:
-        """Write the scores of a panel into out [M, >= R]. Returns bounds of their error.
-
-        The bounds: an absolute error for each query [M], and a relative error.
-        """
+        """Write the scores of a panel into out [M, >= R]. Returns their absolute [M] and relative error."""
         panel = self.panels[number]
         length = torch.from_numpy(queries).double().norm(dim=1)
-        if self.low is None or len(queries) == 1:  # a product with one vector gains nothing from bfloat16
+        if not self.use_low or len(queries) == 1:  # a product with one vector gains nothing from bfloat16
             at = 0
             for block in panel.blocks:
                 out[:, at : at + len(block)] = torch.from_numpy(queries @ block.T)
                 at += len(block)
             return length * queries.shape[1] * SUM * 1.01, 0.0
-        low = self.low[number] or _low_precision(panel)
-        self.low[number] = low
+        low = self.low.get(number) or self.low.setdefault(number, _low_precision(panel))
         exact = torch.from_numpy(queries)
         rounded = exact.bfloat16()
         out[:, : panel.rows] = rounded @ low.vectors.T
@@ -187,29 +173,23 @@ class Exact:
         return out
 
 
-def native_bf16() -> bool:
-    """Whether this processor multiplies bfloat16 in hardware."""
-    # Named with underscores, but there from torch 2.6 on; the public list of capabilities came later.
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-
-
-def _panels(blocks: Sequence[np.ndarray]) -> list[tuple[int, tuple[np.ndarray, ...]]]:
-    """Split large blocks and join small ones: the first row of each panel, and its blocks."""
-    out: list[tuple[int, tuple[np.ndarray, ...]]] = []
-    cut = [block[i : i + PANEL] for block in blocks for i in range(0, len(block), PANEL)]
-    first, at, current = 0, 0, list[np.ndarray]()
-    for block in cut:
-        if current and at - first + len(block) > PANEL:
-            out.append((first, tuple(current)))
-            first, current = at, []
-        current.append(block)
-        at += len(block)
-    return [*out, (first, tuple(current))] if current else out
-
-
-def _panel(blocks: tuple[np.ndarray, ...], first: int, alive: np.ndarray) -> Panel:
-    rows = sum(len(block) for block in blocks)
-    return Panel(first, blocks, torch.from_numpy(np.flatnonzero(~alive[first : first + rows])))
+def _panels(blocks: Sequence[np.ndarray], alive: np.ndarray) -> list[Panel]:
+    """Split large blocks and join small ones."""
+    groups: list[list[np.ndarray]] = []
+    room = 0
+    for part in (block[i : i + PANEL] for block in blocks for i in range(0, len(block), PANEL)):
+        if len(part) > room:
+            groups.append([])
+            room = PANEL
+        groups[-1].append(part)
+        room -= len(part)
+    panels, first = list[Panel](), 0
+    for group in groups:
+        rows = sum(map(len, group))
+        dead = torch.from_numpy(np.flatnonzero(~alive[first : first + rows]))
+        panels.append(Panel(first, rows, group, dead))
+        first += rows
+    return panels
 
 
 def _low_precision(panel: Panel) -> LowPrecision:

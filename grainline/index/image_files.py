@@ -5,7 +5,8 @@ No path leads out of the folder: a link to a file outside counts as a corrupt im
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,13 +27,6 @@ class ImageFile(NamedTuple):
     path: str  # below the root, with slashes
     size: int
     mtime_ns: int
-
-
-class LoadedImage(NamedTuple):
-    """An image file, read."""
-
-    row: Row
-    data: bytes
 
 
 def root_of(path: str | Path) -> Path:
@@ -86,32 +80,23 @@ def relative(root: Path, path: str | Path) -> str:
 
 def stat_image(root: Path, path: str) -> ImageFile:
     """Size and time of an image. Raises CorruptSample."""
-    try:
-        confine(root, path)
-        state = os.stat(root / path)
-    except FileNotFoundError as error:
-        raise CorruptSample(MISSING_IMAGE, path) from error
-    except (OSError, ValueError) as error:
-        raise CorruptSample(UNREADABLE_FILE, f"{path} ({error})") from error
+    with _read_errors(path):
+        state = os.stat(confine(root, path))
     return ImageFile(path, state.st_size, state.st_mtime_ns)
 
 
-def read_image(root: Path, file: ImageFile) -> LoadedImage:
-    """The bytes of an image and the row they make. Raises CorruptSample.
+def read_image(root: Path, file: ImageFile) -> tuple[Row, bytes]:
+    """The row and the bytes of an image. Raises CorruptSample.
 
     Size and time are those from before it was read: if it is changed meanwhile, the next refresh sees it.
     """
-    try:
+    with _read_errors(file.path):
         data = read_plain(root / file.path)
-    except FileNotFoundError as error:
-        raise CorruptSample(MISSING_IMAGE, file.path) from error
-    except OSError as error:
-        raise CorruptSample(UNREADABLE_FILE, f"{file.path} ({error.strerror})") from error
-    return LoadedImage(Row(file.path, hashlib.sha256(data).hexdigest(), file.size, file.mtime_ns), data)
+    return Row(file.path, hashlib.sha256(data).hexdigest(), file.size, file.mtime_ns), data
 
 
 def confine(root: Path, path: str) -> Path:
-    """The file that a path below the root means. Raises CorruptSample where it lies outside."""
+    """The file at a path below the root, without links. Raises CorruptSample where it lies outside."""
     real = _real(root / path)
     if not real.is_relative_to(root):
         raise CorruptSample(OUTSIDE, f"{path} -> {real}")
@@ -120,15 +105,23 @@ def confine(root: Path, path: str) -> Path:
 
 def read_indexed(root: Path, row: Row) -> bytes:
     """The bytes of an indexed image as they were indexed. Raises CorruptSample where they changed."""
-    try:
+    with _read_errors(row.path):
         real = confine(root, row.path)
-        # Size first: what stands there now may be endless, or a pipe that nobody writes into.
+        # Size first: an endless file or a pipe may stand there now.
         data = real.read_bytes() if real.is_file() and real.stat().st_size == row.size else b""
-    except (OSError, ValueError) as error:
-        raise CorruptSample(UNREADABLE_FILE, f"{row.path} ({error})") from error
     if hashlib.sha256(data).hexdigest() != row.sha256:
         raise CorruptSample(CHANGED if real.exists() else MISSING_IMAGE, row.path)
     return data
+
+
+@contextmanager
+def _read_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CorruptSample(MISSING_IMAGE, path) from error
+    except (OSError, ValueError) as error:
+        raise CorruptSample(UNREADABLE_FILE, f"{path} ({error})") from error
 
 
 def paths_below(paths: Iterable[str], by: Sequence[str]) -> list[str]:
@@ -138,13 +131,7 @@ def paths_below(paths: Iterable[str], by: Sequence[str]) -> list[str]:
     ['a/b.jpg', 'a/c.jpg']
     """
     folders = set(by)
-    if "." in folders:
-        return list(paths)
-    return [
-        path
-        for path in paths
-        if path in folders or any(str(parent) in folders for parent in Path(path).parents)
-    ]
+    return [path for path in paths if not folders.isdisjoint((path, *map(str, Path(path).parents)))]
 
 
 def _real(path: Path) -> Path:

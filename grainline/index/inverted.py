@@ -1,9 +1,9 @@
-"""Candidates among very many images: an inverted file of 8-bit vectors (FAISS), kept beside the segments.
+"""Candidates among very many images: an inverted file of 8-bit vectors (FAISS), next to the segments.
 
     INDEX/ann/00000002/
       vectors.faiss   an IVF of 8-bit vectors; the id of a row is `first` of its segment and its place there
       state.json      "parts": name, sha256, first id and rows of each segment that is in it; "trained": the
-                      rows that its lists were found for; size and sha256 of vectors.faiss
+                      number of rows that its lists were trained for; size and sha256 of vectors.faiss
 
 It is derived: a missing or corrupt file costs time, not results. A writer builds it when the index has more
 than EXACT images, adds to it when more than LOOSE of them are not in it, and builds it again when the index
@@ -11,11 +11,11 @@ has grown GROWN-fold or shrunk by a quarter. A folder is never changed: a new on
 is removed.
 
 A reader takes the newest one whose sha256 are right, and of it only the segments that the manifest names with
-the same sha256. Removed rows are passed over while FAISS searches; rows that are not in it are scanned. It
-needs no lock. Where there is no such file, every vector is compared.
+the same sha256. FAISS skips removed rows; rows that are not in it are compared one by one.
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,10 +28,9 @@ from grainline.index.store import ANN, VECTORS, Segment, new_part
 EXACT = 200_000  # images up to which every vector is compared
 LOOSE = 0.01  # share of the images that may be missing before they are added
 GROWN, SHRUNK = 2.0, 0.25  # of the rows it was trained for; share of its rows that no longer count
-PROBES = 64  # lists that are looked into
+PROBES = 64  # lists that are searched
 AT_ONCE = 16_384  # vectors added at a time
 FILE, LAYOUT = "vectors.faiss", 1
-SLOW_NOTE = "all {0:,} images were compared one by one; {1}"
 
 
 class IndexedSegment(NamedTuple):
@@ -48,11 +47,11 @@ class InvertedFile(NamedTuple):
 
     index: Any  # of FAISS
     parts: tuple[IndexedSegment, ...]
-    trained: int  # rows that its lists were found for
+    trained: int  # rows that its lists were trained for
 
 
 class Inverted:
-    """An inverted file, searched in part, beside an exact scan of what is not in it."""
+    """A search of some lists of an inverted file, and an exact search of the rows that are not in it."""
 
     note = APPROXIMATE
 
@@ -60,7 +59,8 @@ class Inverted:
         """segments  those that the manifest names, in order"""
         faiss = _faiss()
         live = [segment.live for segment in segments]
-        number = _numbers(live)
+        numbers = np.cumsum(np.concatenate(live)) - 1  # of each row among all live rows
+        number = np.split(numbers, np.cumsum([len(x) for x in live])[:-1])
         covered = _covered(inverted, segments)
         self.index = inverted.index
         self.number = np.full(sum(part.rows for part in inverted.parts), -1)  # of each id among the live rows
@@ -69,7 +69,7 @@ class Inverted:
         rest = [i for i in range(len(segments)) if i not in covered]
         self.rest = Exact([segments[i].arrays[VECTORS].whole() for i in rest], [live[i] for i in rest])
         self.rest_number = np.concatenate([np.zeros(0, np.int64), *(number[i][live[i]] for i in rest)])
-        self.alive = np.packbits(self.number >= 0, bitorder="little")
+        self.alive = np.packbits(self.number >= 0, bitorder="little")  # FAISS holds only a pointer to it
         self.selector = faiss.IDSelectorBitmap(self.alive)
         self.how = faiss.SearchParametersIVF(sel=self.selector, nprobe=min(inverted.index.nlist, probes))
 
@@ -86,7 +86,7 @@ class Inverted:
 
 def open_candidates(folder: Path, segments: Sequence[Segment]) -> CandidateSearch:
     """The candidate search for an index: exact for few images, else its inverted file if there is one."""
-    number, advice = sum(int(segment.live.sum()) for segment in segments), ""
+    number, advice = _images(segments), ""
     if number > EXACT and not available():
         advice = "`pip install 'grainline[search]'` and `grainline index refresh` make it faster"
     elif number > EXACT:
@@ -96,7 +96,7 @@ def open_candidates(folder: Path, segments: Sequence[Segment]) -> CandidateSearc
         advice = f"`grainline index refresh {folder}` makes it faster"
     vectors = [segment.arrays[VECTORS].whole() for segment in segments]
     exact = Exact(vectors, [segment.live for segment in segments])
-    exact.note = SLOW_NOTE.format(number, advice) if advice else ""
+    exact.note = f"all {number:,} images were compared one by one; {advice}" if advice else ""
     return exact
 
 
@@ -105,23 +105,23 @@ def update_inverted(folder: Path, segments: Sequence[Segment]) -> None:
 
     Nothing is done without FAISS; for few images there is none.
     """
-    near = folder / ANN
-    if near.is_dir():
-        clear_leftovers(near)
-    if sum(int(segment.live.sum()) for segment in segments) <= EXACT:
-        discard(near)
+    ann = folder / ANN
+    if ann.is_dir():
+        clear_leftovers(ann)
+    if _images(segments) <= EXACT:
+        discard(ann)
     elif available():
         inverted = read_inverted(folder)
         new = _extended(inverted, segments) if inverted is not None else _build(segments)
         if new is not None:
-            _write(near, new)
-        for old in _folders(near)[1:]:
+            _write(ann, new)
+        for old in _folders(ann)[1:]:
             discard(old)
 
 
 def read_inverted(folder: Path) -> InvertedFile | None:
-    """The newest inverted file that is whole; None if there is none."""
-    for _ in range(2):  # a writer may have put a newer one in its place after we looked
+    """The newest inverted file without damage; None if there is none."""
+    for _ in range(2):  # a writer may have replaced it by a newer one since its name was read
         for path in _folders(folder / ANN):
             try:
                 return _read(path)
@@ -132,11 +132,7 @@ def read_inverted(folder: Path) -> InvertedFile | None:
 
 def available() -> bool:
     """Whether FAISS is installed."""
-    try:
-        _faiss()
-    except ImportError:
-        return False
-    return True
+    return find_spec("faiss") is not None
 
 
 def _read(path: Path) -> InvertedFile:
@@ -154,14 +150,11 @@ def _read(path: Path) -> InvertedFile:
     return inverted
 
 
-def _write(near: Path, inverted: InvertedFile) -> None:
-    newest = [int(path.name) for path in _folders(near)[:1]]
-    body = {
-        "layout": LAYOUT,
-        "parts": [part._asdict() for part in inverted.parts],
-        "trained": inverted.trained,
-    }
-    with new_part(near / f"{max(newest, default=0) + 1:08d}", body) as folder:
+def _write(ann: Path, inverted: InvertedFile) -> None:
+    number = max((int(path.name) for path in _folders(ann)), default=0) + 1
+    parts = [part._asdict() for part in inverted.parts]
+    body = {"layout": LAYOUT, "parts": parts, "trained": inverted.trained}
+    with new_part(ann / f"{number:08d}", body) as folder:
         try:
             _faiss().write_index(inverted.index, str(folder / FILE))
         except RuntimeError as error:  # FAISS has no other
@@ -172,12 +165,12 @@ def _write(near: Path, inverted: InvertedFile) -> None:
 def _build(segments: Sequence[Segment]) -> InvertedFile:
     """Train new lists and add all live rows."""
     faiss = _faiss()
-    number = sum(int(segment.live.sum()) for segment in segments)
+    number = _images(segments)
     lists = max(1, min(2 * int(number**0.5), number // 40))
     width = segments[0].arrays[VECTORS].shape[1]
     index = faiss.index_factory(width, f"IVF{lists},SQ8", faiss.METRIC_INNER_PRODUCT)
-    index.cp.min_points_per_centroid = 1  # there are 40 of them; FAISS asks for 39 of one list, too
-    step = max(1, number // (64 * lists))  # between the vectors that the lists are found from
+    index.cp.min_points_per_centroid = 1  # there are 40 of them; FAISS wants 39 even for one list
+    step = max(1, number // (64 * lists))  # between the vectors that the lists are trained with
     sample = [segment.arrays[VECTORS][np.flatnonzero(segment.live)[::step]] for segment in segments]
     index.train(np.concatenate(sample))
     return _added(InvertedFile(index, (), number), segments)
@@ -186,8 +179,8 @@ def _build(segments: Sequence[Segment]) -> InvertedFile:
 def _extended(inverted: InvertedFile, segments: Sequence[Segment]) -> InvertedFile | None:
     """With the missing rows added, or built again; None if no change is needed."""
     covered = _covered(inverted, segments)
-    inside = sum(int(segments[i].live.sum()) for i in covered)
-    number = sum(int(segment.live.sum()) for segment in segments)
+    inside = _images([segments[i] for i in covered])
+    number = _images(segments)
     if number > GROWN * inverted.trained or inside < (1 - SHRUNK) * inverted.index.ntotal:
         return _build(segments)
     if number - inside <= LOOSE * number:
@@ -215,20 +208,16 @@ def _covered(inverted: InvertedFile, segments: Sequence[Segment]) -> dict[int, i
     return {i: first_ids[key] for i, key in enumerate(keys) if key in first_ids}
 
 
-def _numbers(live: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Of each row of each segment, its number among all live rows."""
-    whole = np.cumsum(np.concatenate(live)) - 1
-    return np.split(whole, np.cumsum([len(x) for x in live])[:-1])
+def _images(segments: Sequence[Segment]) -> int:
+    return sum(int(segment.live.sum()) for segment in segments)
 
 
-def _folders(near: Path) -> list[Path]:
+def _folders(ann: Path) -> list[Path]:
     """Newest first."""
-    if not near.is_dir():
-        return []
-    return sorted((path for path in near.iterdir() if path.name.isdigit()), reverse=True)
+    return sorted((path for path in ann.glob("*") if path.name.isdigit()), reverse=True)
 
 
-def _faiss() -> Any:
+def _faiss() -> Any:  # its stubs are incomplete
     import faiss
 
     return faiss

@@ -12,7 +12,7 @@ from grainline import __version__
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, escape_controls
 from grainline.files import WRITE_ERRORS, reason, write_text
-from grainline.index.results import Hit, Options, QueryHits, as_json, sentences_with
+from grainline.index.results import Hit, Options, QueryHits, Verdict, as_json
 from grainline.index.search import Index
 from grainline.nn.upsample import FLOOR, FULL
 from grainline.report.case import Answered, Found, Look, SentenceScore, answered
@@ -30,22 +30,21 @@ def table(result: QueryHits) -> Table:
         caption=escape("\n".join(result.notes)) or None,
         caption_justify="left",
     )
-    for column in ("image", "score", "p", "sure"):
-        out.add_column(column, overflow="fold")
-    for column in ("shows", "cannot tell", "does not"):
+    for column in ("image", "score", "p", "sure", "shows", "cannot tell", "does not"):
         out.add_column(column, overflow="fold")
     for hit in result.hits:
-        unclear, missing = len(sentences_with(hit, "cannot tell")), sentences_with(hit, "does not")
-        lacks = f"{len(missing)}: {short('; '.join(missing), 60)}" if missing else ""
-        shows = f"{len(sentences_with(hit, 'shows'))} of {len(hit.sentences)}" if hit.sentences else ""
+        of: dict[Verdict, list[str]] = {"shows": [], "cannot tell": [], "does not": []}
+        for one in hit.sentences:
+            of[one.verdict].append(one.text)
+        missing = of["does not"]
         out.add_row(
             escape(escape_controls(hit.path)),
             f"{hit.score:.3f}",
             f"{hit.p:.3f}",
             "yes" if hit.sure else "no",
-            shows,
-            str(unclear or ""),
-            escape(escape_controls(lacks)),
+            f"{len(of['shows'])} of {len(hit.sentences)}" if hit.sentences else "",
+            str(len(of["cannot tell"]) or ""),
+            escape(escape_controls(f"{len(missing)}: {short('; '.join(missing), 60)}" if missing else "")),
         )
     return out
 

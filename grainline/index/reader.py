@@ -17,7 +17,6 @@ from grainline.files import Corrupt
 from grainline.fingerprint import fingerprint
 from grainline.index.calibration import (
     DUPLICATE,
-    BestHits,
     Calibration,
     NullSample,
     Standard,
@@ -40,12 +39,11 @@ from grainline.index.store import (
     SEGMENTS,
     TOKENS,
     VECTORS,
+    CorruptIndex,
     Manifest,
-    ModelId,
     Row,
     Segment,
     check_part,
-    corrupt,
     open_segment,
     read_manifest,
     take,
@@ -61,7 +59,7 @@ class IndexReader:
     """Live rows of an index."""
 
     def __init__(self, folder: Path, *, thorough: bool = False) -> None:
-        """thorough  check the arrays too, which reads all there is. Raises UserError."""
+        """thorough  check the arrays too, which reads every file. Raises UserError."""
         self.folder = folder
         self.manifest, self.segments, self.calibration_texts = _read(folder, thorough)
         self.live = [segment.live for segment in self.segments]
@@ -71,7 +69,7 @@ class IndexReader:
         self.rows: list[Row] = [self.segments[i].rows[row] for i, row in self.locations.tolist()]
         self.hashes = [row.sha256 for row in self.rows]
         self.numbers = {row.path: i for i, row in enumerate(self.rows)}
-        self._best: dict[str, BestHits] = {}
+        self._best: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -86,10 +84,7 @@ class IndexReader:
         return take(self.segments, name, self.locations[rows])
 
     def encoded(self, rows: np.ndarray, precomputed_class: Any = None) -> Encoded:
-        """Some live rows as the method scores them, with tokens or `precomputed` where the index holds them.
-
-        precomputed_class  that of the method
-        """
+        """Some live rows as the method scores them. precomputed_class: that of the method"""
         vector = torch.from_numpy(self.take(VECTORS, rows))
         number = torch.from_numpy(np.ascontiguousarray(rows))
         tokens, mask = vector.new_zeros(len(rows), 0, vector.shape[1]), torch.zeros(len(rows), 0).bool()
@@ -111,18 +106,15 @@ class IndexReader:
     @cached_property
     def null_text_scores(self) -> np.ndarray:
         """Standardised best scores of the null texts, sorted: [Q]"""
-        return np.sort(self._standard(NULL_TEXTS).apply(self._hits(NULL_TEXTS).score))
+        return np.sort(self._standard_best(NULL_TEXTS))
 
     @cached_property
     def null_sentence_scores(self) -> np.ndarray:
-        """The same of single sentences, for queries of one sentence: [P]"""
-        return np.sort(self._standard(NULL_SENTENCES).apply(self._hits(NULL_SENTENCES).score))
+        """The same of single sentences, for queries of one sentence: [Q]"""
+        return np.sort(self._standard_best(NULL_SENTENCES))
 
     def null_scores(self, count: int) -> np.ndarray:
-        """Sorted best scores of queries of so many sentences without a match.
-
-        From null texts of about as many sentences: scores of fewer sentences vary more.
-        """
+        """Sorted best scores of queries of so many sentences without a match."""
         if count == 1:
             return self.null_sentence_scores
         best = self.calibration.best(count)
@@ -136,7 +128,7 @@ class IndexReader:
         """
         queries = self.take(VECTORS, self.background)
         exact, hashes = Exact(self.vectors, self.live), np.array(self.hashes)
-        for k in (NEIGHBOURS, len(self.background) + 1):  # few will do, but where an image has many copies
+        for k in (NEIGHBOURS, len(self.background) + 1):  # few are enough, unless an image has many copies
             near = exact.top(queries, k)
             same = hashes[near.row] == hashes[self.background][:, None]  # [B, k]
             best = np.where(same | (near.score >= 1 - DUPLICATE), -np.inf, near.score).max(1)
@@ -149,48 +141,39 @@ class IndexReader:
         """Computes p of the sentences of a query in its hits."""
         score = self.take(NULL_SENTENCES, self.background).astype(np.float64)
         level = sentence_level(score, ~self._described_background)
-        pool = np.sort((score - level)[~self._described_background])
-        hits = [self._hits(name) for name in (NULL_TEXTS, NULL_SPANS)]
-        of = [self._standard(name) for name in (NULL_TEXTS, NULL_SPANS)]
-        place = np.arange(len(level))
-        tested = [self.take(NULL_SENTENCES, one.row)[place, place] - level for one in hits]
-        sample = NullSample(
+        names, place = (NULL_TEXTS, NULL_SPANS), np.arange(len(level))
+        hits = [self.take(NULL_SENTENCES, self._hits(name)[1])[place, place] for name in names]
+        null_sample = NullSample(
             np.array([*self.calibration_texts.counts, *self.calibration_texts.span_counts]),
-            np.concatenate([one.apply(hit.score) for one, hit in zip(of, hits, strict=True)]),
-            Standard(*map(np.concatenate, zip(*of, strict=True))),
-            np.concatenate(tested),
-            pool,
+            np.concatenate([self._standard_best(name) for name in names]),
+            Standard(*map(np.concatenate, zip(*map(self._standard, names), strict=True))),
+            np.concatenate([tested - level for tested in hits]),
+            np.sort((score - level)[~self._described_background]),
         )
-        return Calibration(sample, self._true_sample(level))
-
-    def _true_sample(self, level: np.ndarray) -> TrueSample:
-        """The null texts with images of their own, as if these stood in the index. level: [Q] of asides"""
-        which = np.array(
-            [i for i, one in enumerate(self.calibration_texts.image_scores) if one is not None],
-            dtype=np.int64,
-        )
-        score, tested = (
-            np.array([self.calibration_texts.image_scores[i] for i in which], dtype=np.float64)
-            .reshape(-1, 2)
-            .T
-        )
-        rank = np.zeros(len(which), dtype=np.int64)
+        # The null texts with images of their own, as if these images were in the index.
+        image_scores = self.calibration_texts.image_scores
+        which = np.array([i for i, pair in enumerate(image_scores) if pair is not None], np.int64)
+        text, tested = np.array([image_scores[i] for i in which], np.float64).reshape(-1, 2).T
+        rank = np.zeros(len(which), np.int64)
         for block, described in self._blocks(NULL_TEXTS):
-            rank += ((block[:, which] > score) & ~described[:, which]).sum(0)
-        return TrueSample(which, rank, score, tested - level[which])
+            rank += ((block[:, which] > text) & ~described[:, which]).sum(0)
+        return Calibration(null_sample, TrueSample(which, rank, text, tested - level[which]))
 
     @cached_property
     def _described_background(self) -> np.ndarray:
         """Whether a null text describes an image of the background: [B, Q] bool"""
-        return described_images(
-            [self.hashes[row] for row in self.background], self.calibration_texts.image_hashes
-        )
+        hashes = [self.hashes[row] for row in self.background]
+        return described_images(hashes, self.calibration_texts.image_hashes)
 
     def _standard(self, name: str) -> Standard:
         return standard(self.take(name, self.background), ~self._described_background)
 
-    def _hits(self, name: str) -> BestHits:
-        """The best hits of the null texts, without the images they describe."""
+    def _standard_best(self, name: str) -> np.ndarray:
+        """Standardised scores of the best hits of null texts: [Q]"""
+        return self._standard(name).apply(self._hits(name)[0])
+
+    def _hits(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and rows of the best hits of the null texts, without the images they describe: [Q] each"""
         if name not in self._best:
             self._best[name] = best_hits(self._blocks(name))
         return self._best[name]
@@ -206,45 +189,37 @@ def read_parts(
     folder: Path, manifest: Manifest, *, thorough: bool = False
 ) -> tuple[CalibrationTexts, list[Segment]]:
     """The null texts and the segments that a manifest names; raises Corrupt."""
-    place = folder / CALIBRATION / manifest.calibration.name
-    check_part(place, manifest.calibration, thorough=thorough)
-    texts = read_calibration(place)
-    parts = manifest.segments
-    return texts, [open_segment(folder / SEGMENTS / part.name, part, thorough=thorough) for part in parts]
+    target = folder / CALIBRATION / manifest.calibration.name
+    check_part(target, manifest.calibration, thorough=thorough)
+    segments = (open_segment(folder / SEGMENTS / x.name, x, thorough=thorough) for x in manifest.segments)
+    return read_calibration(target), list(segments)
 
 
 def _read(folder: Path, thorough: bool) -> tuple[Manifest, list[Segment], CalibrationTexts]:
+    manifest = read_manifest(folder)
     for attempt in range(TRIES):
-        manifest = read_manifest(folder)
         try:
             texts, segments = read_parts(folder, manifest, thorough=thorough)
-        except Corrupt as error:
-            if attempt == TRIES - 1 or read_manifest(folder) == manifest:
-                raise corrupt(folder, error) from None
-        else:
             return manifest, segments, texts
+        except Corrupt as error:
+            before, manifest = manifest, read_manifest(folder)
+            if attempt == TRIES - 1 or manifest == before:
+                raise CorruptIndex(folder, error) from None
     raise AssertionError("unreachable")
-
-
-# The model of an index: vectors of other weights cannot be compared with those of the index.
-
-
-def model_id_of(model: Model, path: str) -> ModelId:
-    """The identity of a model that was loaded from a path ("" if it is only in memory)."""
-    place = str(Path(path).resolve()) if path and Path(path).exists() else path  # what is not here is a name
-    return ModelId(place, model.description.method, fingerprint(model))
 
 
 def model_of(
     folder: Path, manifest: Manifest, model_or_path: Model | str | None, device: str | None = None
 ) -> Model:
     """The model of an index, given or loaded from the path it stores. UserError for other weights."""
-    path = model_or_path if isinstance(model_or_path, str) else manifest.model_id.path
-    if not isinstance(model_or_path, Model) and not path:
-        raise UserError(f"index {folder} was made with a model in memory; name its folder with --model")
-    model = model_or_path if isinstance(model_or_path, Model) else load(path, device=device)
+    if isinstance(model_or_path, Model):
+        model, which = model_or_path, "this model"
+    else:
+        path = model_or_path or manifest.model_id.path
+        if not path:
+            raise UserError(f"index {folder} was made with a model in memory; name its folder with --model")
+        model, which = load(path, device=device), f"the model {path}"
     if fingerprint(model) != manifest.model_id.fingerprint:
-        which = f"the model {path}" if not isinstance(model_or_path, Model) else "this model"
         raise UserError(
             f"index {folder} was made with other weights than {which} has now: "
             f"give the {manifest.model_id.method} it was made with (--model), or build an index anew"

@@ -1,16 +1,14 @@
 """Results of a search, as tuples and as JSON."""
 
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 LEVEL = 0.05  # of the queries that have no match, this share may be called sure
-SUPPORT = 0.05  # of the sentences that hits do not show, this share may be said to be shown
-ABSENT = 0.05  # of the sentences that right images do show, this share may be said not to be shown
+SUPPORT = 0.05  # of the sentences that hits do not show, this share may get the verdict "shows"
+ABSENT = 0.05  # of the sentences that right images do show, this share may get the verdict "does not"
 
 Verdict = Literal["shows", "cannot tell", "does not"]
-"""Whether an image shows a sentence."""
 
 
 class Sentence(NamedTuple):
@@ -63,30 +61,20 @@ def as_json(result: QueryHits) -> dict[str, Any]:
     >>> as_json(QueryHits("a dog", (Hit("a.jpg", 0.5, 0.25, False),)))["hits"]
     [{'path': 'a.jpg', 'score': 0.5, 'p': 0.25, 'sure': False, 'sentences': []}]
     """
-    hits = [
-        {**hit._asdict(), "sentences": [_without_heat(sentence) for sentence in hit.sentences]}
-        for hit in result.hits
-    ]
+    hits = [hit._asdict() for hit in result.hits]
+    for hit in hits:
+        hit["sentences"] = [one._asdict() for one in hit["sentences"]]
+        for one in hit["sentences"]:
+            del one["heat"]
     return {"query": result.query, "sure": result.sure, "hits": hits, "notes": list(result.notes)}
 
 
-def sentences_with(hit: Hit, verdict: Verdict) -> Sequence[str]:
-    """The sentences of the query with this verdict."""
-    return [sentence.text for sentence in hit.sentences if sentence.verdict == verdict]
+def verdict_of(p: float, p_if_true: float, options: Options) -> Verdict:
+    """The verdict on a sentence. p_if_true: share of true sentences that score so low
 
-
-def verdict_of(p: float, p_if_true: float, options: Options = Options()) -> Verdict:  # noqa: B008
-    """The verdict on a sentence.
-
-    lacking  share of true sentences that score so low
-
-    >>> verdict_of(0.04, 0.9), verdict_of(0.5, 0.9), verdict_of(0.5, 0.03)
-    ('shows', 'cannot tell', 'does not')
+    >>> [verdict_of(*p, Options()) for p in [(0.04, 0.9), (0.5, 0.9), (0.5, 0.03)]]
+    ['shows', 'cannot tell', 'does not']
     """
     if p <= options.support:
         return "shows"
     return "does not" if p_if_true <= options.absent else "cannot tell"
-
-
-def _without_heat(sentence: Sentence) -> dict[str, Any]:
-    return {name: value for name, value in sentence._asdict().items() if name != "heat"}

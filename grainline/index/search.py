@@ -5,6 +5,7 @@ of candidates with their stored tokens; a shortlist of all images is an exact se
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from grainline.data.captions import sentences
 from grainline.data.descriptions import Described, Descriptions, require_fit
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError
-from grainline.evaluation.validated import validated
+from grainline.evaluation.result import validation_summary
 from grainline.index.calibration import MIN_IMAGES, MIN_POWER, Standard, p_value, sentence_level, standard
 from grainline.index.calibration_texts import DEFAULT_SOURCE
 from grainline.index.candidates import CandidateSearch
@@ -31,7 +32,7 @@ from grainline.nn.upsample import NULL_TEXTS
 from grainline.types import Encoded, rows, to
 
 AT_ONCE = 256  # images whose tokens are scored at a time
-SPARE = 16  # candidates beyond k: products in float32 may swap neighbours
+SPARE = 16  # candidates in addition to k: products in float32 may swap neighbours
 DEFAULT = Options()
 
 
@@ -52,25 +53,20 @@ class Index:
         self.reader, self.model = reader, model
         self.path = reader.manifest.model_id.path if path is None else path
         self.root = Path(reader.manifest.root)
-        self._finder = finder
+        if finder is not None:
+            self.finder = finder
 
     def __len__(self) -> int:
         return len(self.reader)
 
-    def use_finder(self, finder: CandidateSearch) -> None:
-        """Replace the candidate search."""
-        self._finder = finder
+    @cached_property
+    def finder(self) -> CandidateSearch:
+        return open_candidates(self.reader.folder, self.reader.segments)
 
     @cached_property
     def validated(self) -> str:
         """At which rank the model finds right images on the validation data of its run; "" if unknown."""
-        return validated(self.path) if self.path else ""
-
-    @property
-    def finder(self) -> CandidateSearch:
-        if self._finder is None:
-            self._finder = open_candidates(self.reader.folder, self.reader.segments)
-        return self._finder
+        return validation_summary(self.path) if self.path else ""
 
     @torch.no_grad()
     def search(self, texts: Sequence[str], k: int = 10, options: Options = DEFAULT) -> list[QueryHits]:
@@ -81,17 +77,24 @@ class Index:
         encoded = self.model.encode(texts=texts)
         split = [[sentence.text for sentence in sentences(text)] for text in texts]
         background = self._score(self.reader.background, encoded)  # [B, M]
+        standards = [standard(background[:, i : i + 1]) for i in range(len(texts))]
         hits_of = []
-        for i, (rows_, score) in enumerate(self._scored(encoded, k, options)):
-            null = self.reader.null_scores(len(split[i]))
-            hits_of.append(self._hits(rows_, score, background[:, i], null, k, options))
+        for parts, of, (numbers, score) in zip(
+            split, standards, self._candidates(encoded, k, options), strict=True
+        ):
+            null = self.reader.null_scores(len(parts))
+            hits_of.append(self._hits(numbers, score, null, k, options, of))
+        notes = self.notes()
         if options.sentences or options.heat:
-            hits_of = self._with_sentences(hits_of, split, standard(background), options)
-        notes = self.notes() + (self._about_sentences(options) if options.sentences else ())
-        return [
-            QueryHits(text, tuple(hits), notes + _notes_of(hits, cut))
-            for text, hits, cut in zip(texts, hits_of, self._truncated(texts), strict=True)
-        ]
+            hits_of = self._with_sentences(hits_of, split, standards, options)
+        if options.sentences:
+            notes += self._sentence_notes(options)
+        out = []
+        for text, hits, truncated in zip(texts, hits_of, self.model.read(texts).truncated, strict=True):
+            own = ["the text was longer than the model reads, and truncated"] if truncated else []
+            own += [] if hits else ["no candidates were found"]
+            out.append(QueryHits(text, tuple(hits), (*notes, *own)))
+        return out
 
     @torch.no_grad()
     def search_images(
@@ -107,7 +110,7 @@ class Index:
             hits = []
             if len(row):
                 score = self.reader.take(VECTORS, row).astype(np.float64) @ vectors[i].astype(np.float64)
-                hits = self._hits(row, score, None, self.reader.null_image_scores, k, options)
+                hits = self._hits(row, score, self.reader.null_image_scores, k, options)
             query = image.image if isinstance(image, Described) else image
             name = str(query) if isinstance(query, str | Path) else f"image {i}"
             out.append(QueryHits(name, tuple(hits), self.notes(texts=False)))
@@ -122,8 +125,10 @@ class Index:
         """Scores of images, by number [K], with texts: [K, M]"""
         return self._score(numbers, self.model.encode(texts=texts))
 
-    def _scored(self, queries: Encoded, k: int, options: Options) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """For each query: the candidate rows [K] and their scores [K]."""
+    def _candidates(
+        self, queries: Encoded, k: int, options: Options
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """For each query: the rows of its candidates [K] and their scores [K]."""
         count = k + SPARE
         if self.model.method.pairwise:
             count = len(self) if options.shortlist is None else max(k, options.shortlist)
@@ -152,74 +157,60 @@ class Index:
         self,
         numbers: np.ndarray,
         score: np.ndarray,
-        background: np.ndarray | None,
         null: np.ndarray,
         k: int,
         options: Options,
+        of: Standard | None = None,
     ) -> list[Hit]:
         """The k best hits. numbers, score: candidates [K]
 
-        background  [B] scores with the background, to standardise the score; None: `null` is not
-        null        sorted scores of queries without a match
+        null  sorted scores of queries without a match
+        of    mean and std of the scores of the query over the background; None: `null` is not standardised
         """
         order = np.lexsort((numbers, -score))[:k]
-        value = score[order]
-        if background is not None:
-            value = standard(background[:, None]).apply(value[:, None])[:, 0]
-        shares = p_value(null, value)
+        p = p_value(null, score[order] if of is None else of.apply(score[order])).tolist()
         return [
-            Hit(
-                self.reader.rows[numbers[i]].path, float(score[i]), float(share), bool(share <= options.level)
-            )
-            for i, share in zip(order, shares, strict=True)
+            Hit(self.reader.rows[numbers[i]].path, float(score[i]), share, share <= options.level)
+            for i, share in zip(order, p, strict=True)
         ]
 
     def _with_sentences(
-        self, hits_of: list[list[Hit]], split: list[list[str]], of: Standard, options: Options
+        self, hits_of: list[list[Hit]], split: list[list[str]], standards: list[Standard], options: Options
     ) -> list[list[Hit]]:
-        """The hits with score, p and verdict of each sentence of the query.
-
-        of  mean and std of the scores of each query over the background
-        """
+        """The hits with score, p and verdict of each sentence of the query."""
         distinct = list(dict.fromkeys(text for texts in split for text in texts))
-        at = {text: i for i, text in enumerate(distinct)}
+        place = {text: i for i, text in enumerate(distinct)}
         encoded = self.model.encode(texts=distinct)
         levels = sentence_level(self._score(self.reader.background, encoded))  # [T]
         out = []
-        for i, (hits, texts) in enumerate(zip(hits_of, split, strict=True)):
+        for hits, texts, of in zip(hits_of, split, standards, strict=True):
             if not hits:
                 out.append(hits)
                 continue
             numbers = np.array([self.reader.numbers[hit.path] for hit in hits])
-            places = [at[text] for text in texts]
+            places = [place[text] for text in texts]
             score = self._score(numbers, rows(encoded, torch.tensor(places)))  # [K, S]
-            of_query = Standard(of.mean[i : i + 1], of.std[i : i + 1])
-            verdicts = self._judge(hits, score, score - levels[places], of_query, options)
+            verdicts = self._judge(hits, score, score - levels[places], of, options)
             heat: list[Any] = [[None] * len(texts)] * len(hits)
             if options.heat:
                 heat = [list(x) for x in self.heat([(row, texts) for row in numbers.tolist()])]
-            out.append(
-                [
-                    hit._replace(
-                        sentences=tuple(map(Sentence, texts, score[j].tolist(), *verdicts[j], heat[j]))
-                    )
-                    for j, hit in enumerate(hits)
-                ]
-            )
+            judged = [
+                map(Sentence, texts, score[j].tolist(), *verdicts[j], heat[j]) for j in range(len(hits))
+            ]
+            out.append([hit._replace(sentences=tuple(x)) for hit, x in zip(hits, judged, strict=True)])
         return out
 
     def _judge(
         self, hits: list[Hit], score: np.ndarray, tested: np.ndarray, of: Standard, options: Options
     ) -> list[tuple[list[float], list[Verdict]]]:
-        """p and verdict of each sentence in each hit of a query. tested [K, S], scores minus levels"""
+        """p and verdict of each sentence in each hit of a query. tested [K, S]: scores minus levels"""
         count = score.shape[1]
         if len(self) < MIN_IMAGES:
             p = np.ones(score.shape)
         elif count == 1:  # the sentence is the query
             p = np.array([[hit.p] for hit in hits])
         else:
-            best = np.array([hit.score for hit in hits])
-            p = self.reader.calibration.p(count, best, of, tested)
+            p = self.reader.calibration.p(count, np.array([hit.score for hit in hits]), of, tested)
         power = self._power(options)
         if power is not None and power < MIN_POWER:
             return [(row.tolist(), ["cannot tell"] * count) for row in p]
@@ -233,7 +224,7 @@ class Index:
         """Share of true sentences with the verdict "shows"; None if no images with captions measure it."""
         return 0.0 if len(self) < MIN_IMAGES else self.reader.calibration.power(options.support)
 
-    def _about_sentences(self, options: Options) -> tuple[str, ...]:
+    def _sentence_notes(self, options: Options) -> tuple[str, ...]:
         """Limits of the verdicts on sentences."""
         power = self._power(options)
         if len(self) < MIN_IMAGES:
@@ -263,19 +254,17 @@ class Index:
         method = self.model.method
         if not method.has_layout:
             raise UserError(f"the image tokens of {self.model.description.method} have no places")
-        size = size or (method.size, method.size)
         numbers = list(dict.fromkeys(row for row, _ in queries))
-        texts = list(dict.fromkeys(text for _, sentences_of in queries for text in sentences_of))
-        at = {row: i for i, row in enumerate(numbers)}
-        place = {text: i for i, text in enumerate(texts)}
-        rows_of = self.reader.rows
-        images = self.model.encode(images=[given(self._read(i), rows_of[i].description) for i in numbers])
+        texts = list(dict.fromkeys(text for _, own in queries for text in own))
+        of = [self.reader.rows[i] for i in numbers]
+        images = self.model.encode(images=[given(self._read(row.path), row.description) for row in of])
         encoded = self.model.encode(texts=texts)
         out = []
-        for row, sentences_of in queries:
-            image = rows(images, slice(at[row], at[row] + 1))
-            of_query = rows(encoded, torch.tensor([place[text] for text in sentences_of]))
-            out.append(heat_of(method, image, of_query, self._heat_null, size).cpu())
+        for row, own in queries:
+            image = rows(images, torch.tensor([numbers.index(row)]))
+            of_query = rows(encoded, torch.tensor([texts.index(text) for text in own]))
+            heat = heat_of(method, image, of_query, self._heat_null, size or (method.size, method.size))
+            out.append(heat.cpu())
         return out
 
     @cached_property
@@ -286,9 +275,7 @@ class Index:
         places = np.linspace(0, len(pool) - 1, min(NULL_TEXTS, len(pool))).astype(int)
         return self.model.encode(texts=[pool[i] for i in places])
 
-    def _read(self, row: int) -> bytes:
-        """The bytes of the image of a row. UserError if the file is gone or has changed."""
-        path = self.reader.rows[row].path
+    def _read(self, path: str) -> bytes:
         try:
             return self.read(path)
         except CorruptSample:
@@ -296,10 +283,6 @@ class Index:
                 f"{self.root / path} has changed since it was indexed: run `grainline index refresh "
                 f"{self.reader.folder}`"
             ) from None
-
-    def _truncated(self, texts: Sequence[str]) -> list[bool]:
-        """Which texts are longer than the context of the model."""
-        return self.model.read(texts).truncated
 
     def notes(self, texts: bool = True) -> tuple[str, ...]:
         """Limits of all searches of this index, by text or by image."""
@@ -320,12 +303,6 @@ class Index:
             raise UserError(f"index {self.reader.folder} holds no images; `grainline index add` some first")
         if k < 1:
             raise UserError(f"k is {k}; it must be 1 at least")
-
-
-def _notes_of(hits: Sequence[Hit], cut: bool) -> tuple[str, ...]:
-    """Limits of the hits of one query."""
-    notes = ["the text was longer than the model reads, and truncated"] if cut else []
-    return (*notes, *([] if hits else ["no candidates were found"]))
 
 
 def open_index(
@@ -349,43 +326,29 @@ def check(folder: str | Path) -> int:
     return len(IndexReader(Path(folder), thorough=True))
 
 
-# Images as queries, with their descriptions where the model reads them.
-
-
 def image_queries(index: Index, images: Sequence[str], descriptions: Sequence[str]) -> list[ImageLike]:
     """Image files as queries, with their descriptions if the model of the index reads them.
 
-    names  files of descriptions, by the path of an image as it is given or by its name; an image of the
-           index has its description there
+    descriptions  files of descriptions, by the path of an image or by its name; an image of the index has its
+                  description there
 
     Raises UserError for an image without a description, and for files that the model does not read.
     """
-    model = index.model
-    if not model.method.reads_descriptions:
-        require_fit(
-            model.description.method,
-            False,
-            Descriptions(descriptions) if descriptions else None,
-            "--descriptions",
-        )
-        return list(images)
+    name = index.model.description.method
     files = Descriptions(descriptions) if descriptions else None
-    return [Described(image, _description(index, image, files)) for image in images]
-
-
-def _description(index: Index, image: str, files: Descriptions | None) -> str:
-    text = None if files is None else files.of_file(image)
-    if text is not None:
-        return text
-    try:
-        place = index.reader.numbers.get(relative(index.root, image))
-    except UserError:  # it lies elsewhere
-        place = None
-    text = None if place is None else index.reader.rows[place].description
-    if text is None:
-        name = index.model.description.method
-        raise UserError(
-            f"{name} reads a description beside each image, and {image} has none in the index: name a file "
-            "of `grainline data describe` with --descriptions"
-        )
-    return text
+    if not index.model.method.reads_descriptions:
+        require_fit(name, False, files, "--descriptions")
+        return list(images)
+    out: list[ImageLike] = []
+    for image in images:
+        text = None if files is None else files.of_file(image)
+        if text is None:
+            with suppress(UserError, KeyError):  # it lies elsewhere, or is not indexed
+                text = index.reader.rows[index.reader.numbers[relative(index.root, image)]].description
+        if text is None:
+            raise UserError(
+                f"{name} reads a description beside each image, and {image} has none in the index: name a "
+                "file of `grainline data describe` with --descriptions"
+            )
+        out.append(Described(image, text))
+    return out

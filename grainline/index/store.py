@@ -1,30 +1,18 @@
-"""An index on disk: layout, manifest and commit, and arrays that are checked before they are read.
+"""An index on disk: its layout, the manifest, and arrays that are checked before they are read.
 
     INDEX/
       manifest.json          the contents of the index, with its own sha256
       segments/00000003/     rows that were written together, never changed afterwards
-        rows.jsonl           {"path", "sha256", "size", "mtime_ns"} of every row, in order, and "description"
-                             where the method reads one beside the image
+        rows.jsonl           a `Row` a line
         vectors.npy          [R, D] float32, unit length
         tokens.npy, mask.npy [R, L, D] float16 and [R, L] bool, for methods whose score needs tokens
-        precomputed-X.npy    in their place, for methods that compute something beforehand: field X of
-                             `Encoded.precomputed` (`Method.precompute`), such as key and value of a pooling;
-                             float16, or int64 and bool as they are
-        null_texts.npy       [R, Q] float16, scores with the null texts (calibration_texts.py)
-        null_sentences.npy   [R, Q] float16, scores with one sentence of each
-        null_spans.npy       [R, Q] float16, scores with a few sentences of each
-        state.json           size and sha256 of each of these, and of itself; "pages": the crc32 of each page
-                             of the arrays (store.py)
-      calibration/00000000/  texts.json: the null texts; state.json
-        null_texts-X.npy ... field X of the encoded null texts; also null_sentences-X and null_spans-X
+        precomputed-X.npy    instead of tokens: field X of what `Method.precompute` returns, floats as float16
+        null_texts.npy       [R, Q] float16, scores with the null texts (calibration_texts.py);
+                             also null_sentences.npy and null_spans.npy
+        state.json           size and sha256 of each of these, and of itself; "pages": crc32 of each page
+      calibration/00000000/  texts.json: the null texts; null_texts-X.npy: field X of them encoded; state.json
       ann/00000001/          an inverted file for many images, derived from the segments (inverted.py)
       lock                   locked by the process that writes; the system frees it when that process ends
-
-The manifest contains: `version` of this layout; `model_id` (path, method, fingerprint of weights and
-tokenizer); `root`, the folder of the images; `calibration` and `segments`, each by name and by the sha256 of
-its state.json, with the numbers of its removed rows (`dead`); `next`, the number of the next folder;
-`corrupt`, the images that could not be decoded; `excluded`, those that the user removed; `descriptions`, the
-files of descriptions that were read last.
 
 A change writes new folders first and then replaces the manifest, in one rename. A process killed before that
 leaves the old index and some folders that no manifest names; the next writer removes them.
@@ -33,18 +21,17 @@ leaves the old index and some folders that no manifest names; the next writer re
 import hashlib
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 
 from grainline.errors import UserError
 from grainline.files import (
-    LOCK,
     PAGE,
     STATE,
     WRITE_ERRORS,
@@ -66,18 +53,10 @@ from grainline.files import (
 
 VERSION = 6
 NPY = ".npy"  # the arrays, checked page by page; all other files are read and checked whole
-MANIFEST, SEGMENTS, CALIBRATION, ANN = "manifest.json", "segments", "calibration", "ann"
-VECTORS, TOKENS, MASK, NULL_TEXTS, NULL_SENTENCES, NULL_SPANS = (
-    "vectors",
-    "tokens",
-    "mask",
-    "null_texts",
-    "null_sentences",
-    "null_spans",
-)
+MANIFEST, SEGMENTS, CALIBRATION, ANN, ROWS = "manifest.json", "segments", "calibration", "ann", "rows.jsonl"
+VECTORS, TOKENS, MASK = "vectors", "tokens", "mask"
 PRECOMPUTED = "precomputed-"  # before the name of a field of `Encoded.precomputed`
-ROWS = "rows.jsonl"
-OURS = (MANIFEST, SEGMENTS, CALIBRATION, ANN, LOCK)
+NULL_TEXTS, NULL_SENTENCES, NULL_SPANS = "null_texts", "null_sentences", "null_spans"
 
 
 class ModelId(NamedTuple):
@@ -91,7 +70,7 @@ class ModelId(NamedTuple):
 class Part(NamedTuple):
     """A sealed folder that belongs to the index."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[0-9]{8}$")]
     sha256: str  # of its state.json, which holds those of its files
     rows: int
     dead: tuple[int, ...] = ()  # rows that were removed or replaced
@@ -111,13 +90,33 @@ class Manifest(NamedTuple):
     """The contents of an index."""
 
     model_id: ModelId
-    root: str
+    root: str  # the folder of the images
     calibration: Part
     segments: tuple[Part, ...] = ()
-    next: int = 1
+    next: int = 1  # number of the next folder
     corrupt: tuple[CorruptImage, ...] = ()
-    excluded: tuple[str, ...] = ()
-    descriptions: tuple[str, ...] = ()  # files, where the method reads them
+    excluded: tuple[str, ...] = ()  # paths that the user removed
+    descriptions: tuple[str, ...] = ()  # files that were read last, where the method reads descriptions
+
+
+class CorruptIndex(UserError):
+    """A file of an index does not have the bytes that were written."""
+
+    def __init__(self, folder: Path, error: object) -> None:
+        super().__init__(
+            f"index {folder} is corrupt: {error}; build it anew from its images in another folder"
+        )
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """UserError for a disk that is full or read-only."""
+    try:
+        yield
+    except WRITE_ERRORS as error:
+        raise UserError(
+            f"cannot write into {folder}: {reason(error)}; the index has not changed: run the command again"
+        ) from None
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -129,23 +128,22 @@ def read_manifest(folder: Path) -> Manifest:
         )
     try:
         body = read_sealed(path)
-        version = body.pop("version")
-        if version != VERSION:
-            raise UserError(
-                f"index {folder} has layout {version}, this grainline reads layout {VERSION}; build it anew "
-                "in another folder"
-            )
-        return _parsed(body)
+        version = body.pop("version", None)
+        if version == VERSION:
+            return TypeAdapter(Manifest).validate_python(body)
     except Corrupt as error:
-        raise corrupt(folder, error) from None
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise corrupt(folder, f"{MANIFEST} does not hold what it should ({error!r})") from None
+        raise CorruptIndex(folder, error) from None
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise CorruptIndex(folder, f"{MANIFEST} does not hold what it should ({where})") from None
+    raise UserError(
+        f"index {folder} has layout {version}, this grainline reads layout {VERSION}; build it anew in "
+        "another folder"
+    )
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replace the manifest: after this a change is there, before it is not. OSError leaves the old one."""
+    """Replace the manifest, which commits a change. OSError leaves the old one."""
     body = {
         "version": VERSION,
         **manifest._asdict(),
@@ -169,9 +167,8 @@ def new_part(target: Path, body: Mapping[str, Any]) -> Iterator[Path]:
     folder.mkdir(parents=True)
     try:
         yield folder
-        seal(
-            folder, {**body, "pages": {path.name: page_sums(path) for path in sorted(folder.glob(f"*{NPY}"))}}
-        )
+        pages = {path.name: page_sums(path) for path in sorted(folder.glob(f"*{NPY}"))}
+        seal(folder, {**body, "pages": pages})
         move_into_place(target)
     except OSError:
         discard(folder)
@@ -195,25 +192,6 @@ def clear(folder: Path, manifest: Manifest) -> None:
     discard(temporary_path(folder / MANIFEST))
 
 
-class CorruptIndex(UserError):
-    """A file of an index does not have the bytes that were written."""
-
-
-def corrupt(folder: Path, error: object) -> CorruptIndex:
-    """The error for a corrupt index."""
-    return CorruptIndex(
-        f"index {folder} is corrupt: {error}; build it anew from its images in another folder"
-    )
-
-
-def cannot_write(folder: Path, error: Exception) -> UserError:
-    """The error of a disk that is full or read-only."""
-    assert isinstance(error, WRITE_ERRORS)
-    return UserError(
-        f"cannot write into {folder}: {reason(error)}; the index has not changed: run the command again"
-    )
-
-
 def inside(path: str) -> str:
     """A path of a row, checked to stay below the root. Raises Corrupt."""
     if not path or path.startswith("/") or ".." in path.split("/") or "\0" in path:  # Path takes 5 us more
@@ -221,44 +199,18 @@ def inside(path: str) -> str:
     return path
 
 
-def _parsed(body: dict[str, Any]) -> Manifest:
-    return Manifest(
-        model_id=ModelId(**body["model_id"]),
-        root=str(body["root"]),
-        calibration=_part(body["calibration"]),
-        segments=tuple(_part(part) for part in body["segments"]),
-        next=int(body["next"]),
-        corrupt=tuple(CorruptImage(**image) for image in body["corrupt"]),
-        excluded=tuple(body["excluded"]),
-        descriptions=tuple(body["descriptions"]),
-    )
-
-
-def _part(values: dict[str, Any]) -> Part:
-    part = Part(**{**values, "dead": tuple(values["dead"])})
-    if not re.fullmatch(r"[0-9]{8}", part.name):
-        raise ValueError(f"part {part.name!r}")
-    return part
-
-
-# Arrays on disk of which no byte is used before it was checked, page by page.
-#
-# To compare all files of an index with their sha256 takes longer than to search it. So a sealed folder also
-# holds a crc32 of each PAGE bytes of its arrays ("pages" in state.json). A reader compares a page with it
-# when it first uses a byte of that page, once for each opening. A crc32 finds every flipped bit of a page and
-# every burst of up to 32 bits; of other damage it misses one page in 4 billion. The checksums themselves are
-# part of state.json, whose sha256 is in the manifest, and the manifest carries its own.
+# Comparing all files with their sha256 takes longer than a search, so a reader compares each PAGE bytes of an
+# array with a crc32 in state.json when it first uses them. A crc32 finds every flipped bit of a page and any
+# burst of up to 32 bits; of other damage it misses one page in 4 billion.
 
 
 class Column:
     """An array of a sealed folder, [R, ...]. Only `[]` and `whole` read it, and they check what they read."""
 
     def __init__(self, path: Path, sealed: Mapping[str, Any]) -> None:
-        """
-        path    INDEX/segments/00000003/vectors.npy, of the size that is sealed
-        sealed  the body of the state.json beside it
+        """sealed  the body of the state.json in its folder
 
-        Raises Corrupt where there is no array, and UserError where the page with its shape is damaged.
+        Raises Corrupt where there is no array, and CorruptIndex where the page with its shape is damaged.
         """
         self.path = path
         size = sealed["files"][path.name]["bytes"]
@@ -279,18 +231,18 @@ class Column:
         return int(self.shape[0])
 
     def __getitem__(self, rows: Any) -> Any:
-        """Some rows, by numbers, by a mask or as a slice, as numpy takes them. UserError for damage."""
+        """Some rows, by numbers, by a mask or as a slice, as numpy takes them. CorruptIndex for damage."""
         if self._unchecked.any():
             width = self._array.dtype.itemsize * int(np.prod(self.shape[1:]))
             first = self._first + np.atleast_1d(np.arange(len(self))[rows]) * width
             last = first + max(width - 1, 0)
-            most = int((last // PAGE - first // PAGE).max(initial=0))
-            pages = first[:, None] // PAGE + np.arange(most + 1)
+            pages_each = int((last // PAGE - first // PAGE).max(initial=0)) + 1
+            pages = first[:, None] // PAGE + np.arange(pages_each)
             self._check(np.unique(np.minimum(pages, last[:, None] // PAGE)))
         return self._array[rows]
 
     def whole(self) -> np.ndarray:
-        """All of it, memory-mapped. UserError for damage."""
+        """All of it, memory-mapped. CorruptIndex for damage."""
         self._check(np.arange(len(self._unchecked)))
         return self._array
 
@@ -302,10 +254,8 @@ class Column:
             if crc32(piece) != self._sums[page * width : (page + 1) * width]:
                 place = "/".join(self.path.parts[-3:])
                 end = start + len(piece) - 1
-                raise corrupt(
-                    self.path.parents[2],
-                    f"{place} is not what was written, somewhere in bytes {start:,} to {end:,}",
-                )
+                why = f"{place} is not what was written, somewhere in bytes {start:,} to {end:,}"
+                raise CorruptIndex(self.path.parents[2], why)
             self._unchecked[page] = False
 
 
@@ -326,10 +276,6 @@ def _mapped(path: Path, size: int) -> np.ndarray:
     return mapped
 
 
-# Segments: rows that are written together. A segment is written to a temporary folder, sealed, renamed into
-# place, and never changed.
-
-
 class Row(NamedTuple):
     """An image as it was when it was encoded."""
 
@@ -337,11 +283,11 @@ class Row(NamedTuple):
     sha256: str  # of its bytes
     size: int
     mtime_ns: int
-    description: str | None = None  # what the model read beside its pixels; None: it reads none
+    description: str | None = None  # read with its pixels; None: the model reads none
 
     @property
     def content(self) -> tuple[str, str | None]:
-        """What its arrays depend on: rows of the same content have the same arrays."""
+        """Rows of the same content have the same arrays."""
         return self.sha256, self.description
 
 
@@ -361,15 +307,14 @@ class Segment(NamedTuple):
 
 
 def write_segment(target: Path, rows: Sequence[Row], arrays: Mapping[str, np.ndarray]) -> Part:
-    """Write a segment; it is whole and on the disk when this returns. OSError leaves nothing.
-
-    arrays  [R, ...] by name
-    """
+    """Write a segment; it is on the disk when this returns. OSError leaves nothing. arrays: [R, ...] each"""
     assert all(len(array) == len(rows) for array in arrays.values())
     with new_part(target, {"rows": len(rows)}) as folder:
         for name, array in arrays.items():
-            save_array(folder / f"{name}.npy", array)
-        _write_rows(folder / ROWS, rows)
+            save_array(folder / f"{name}{NPY}", array)
+        bodies = ({name: x for name, x in row._asdict().items() if x is not None} for row in rows)
+        (folder / ROWS).write_text("".join(json.dumps(body) + "\n" for body in bodies), encoding="utf-8")
+        sync(folder / ROWS)
     return Part(target.name, seal_of(target), len(rows))
 
 
@@ -381,18 +326,15 @@ def save_array(path: Path, array: np.ndarray) -> None:
 
 
 def open_segment(target: Path, part: Part, *, thorough: bool = False) -> Segment:
-    """Check and map a segment; raises Corrupt.
-
-    thorough  read the arrays too, which may be many gigabytes; otherwise each page is checked when it is read
-    """
-    sealed_json = check_part(target, part, thorough=thorough)
+    """Check and map a segment; raises Corrupt. thorough: as in `check_part`"""
+    sealed = check_part(target, part, thorough=thorough)
     try:
         lines = (target / ROWS).read_text(encoding="utf-8").splitlines()
         rows = tuple(Row(**values) for values in json.loads(f"[{','.join(lines)}]"))  # at once: half the time
     except (OSError, ValueError, TypeError) as error:
         raise Corrupt(f"segment {part.name} cannot be read ({error})") from None
-    large = [name for name in sorted(sealed_json["files"]) if name.endswith(NPY)]
-    arrays = {name.removesuffix(NPY): Column(target / name, sealed_json) for name in large}
+    names = [name for name in sorted(sealed["files"]) if name.endswith(NPY)]
+    arrays = {name.removesuffix(NPY): Column(target / name, sealed) for name in names}
     for row in rows:
         inside(row.path)
     if {len(rows), *(len(array) for array in arrays.values())} != {part.rows} or VECTORS not in arrays:
@@ -401,9 +343,9 @@ def open_segment(target: Path, part: Part, *, thorough: bool = False) -> Segment
 
 
 def check_part(target: Path, part: Part, *, thorough: bool = False) -> dict[str, Any]:
-    """Check a sealed folder against the manifest that names it; what is sealed. Raises Corrupt.
+    """Compare a sealed folder with the manifest that names it, and return its state.json. Raises Corrupt.
 
-    thorough  read the arrays too; otherwise only their sizes are checked
+    thorough  read the arrays too, which may be many gigabytes; otherwise only their sizes are checked
     """
     name = f"{target.parent.name}/{part.name}"
     try:
@@ -412,28 +354,19 @@ def check_part(target: Path, part: Part, *, thorough: bool = False) -> dict[str,
     except OSError as error:
         raise Corrupt(f"{name} cannot be read ({error.strerror})") from None
     try:
-        sealed_json = read_sealed(target / STATE)
-        large = [file for file in sealed_json["files"] if file.endswith(NPY)]
-        check_files(target, sealed_json["files"], () if thorough else large)
+        sealed = read_sealed(target / STATE)
+        large = [file for file in sealed["files"] if file.endswith(NPY)]
+        check_files(target, sealed["files"], () if thorough else large)
     except Corrupt as error:
         raise Corrupt(f"{name}/{error}") from None
-    return sealed_json
+    return sealed
 
 
 def take(segments: Sequence[Segment], name: str, where: np.ndarray) -> np.ndarray:
-    """Rows of one array, wherever they lie: [K, ...]
-
-    where  [K, 2] number of the segment, and of the row in it
-    """
+    """Rows of one array: [K, ...]. where: [K, 2] number of the segment, and of the row in it"""
     first = segments[int(where[0, 0])].arrays[name]
     out = np.empty((len(where), *first.shape[1:]), dtype=first.dtype)
     for number in np.unique(where[:, 0]):
         in_segment = where[:, 0] == number
         out[in_segment] = segments[number].arrays[name][where[in_segment, 1]]
     return out
-
-
-def _write_rows(path: Path, rows: Sequence[Row]) -> None:
-    bodies = [{name: value for name, value in row._asdict().items() if value is not None} for row in rows]
-    path.write_text("".join(json.dumps(row) + "\n" for row in bodies), encoding="utf-8")
-    sync(path)

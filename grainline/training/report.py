@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grainline.evaluation.measured import Measured
+from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.measure import metrics_section
 from grainline.evaluation.suite import load_suite
-from grainline.evaluation.table import metrics_section
 from grainline.report.charts import DASHES, Chart, Series
 from grainline.report.page import (
     Section,
@@ -38,7 +38,7 @@ class RunSummary(NamedTuple):
     ended: str  # "" where all steps were made, else what stopped it, in words
 
 
-def write_report(out: Path, story: RunSummary, validation: Measured | None) -> None:
+def write_report(out: Path, story: RunSummary, validation: Evaluation | None) -> None:
     """Write the page of a run.
 
     validation  the last one, with examples where the run has ended well

@@ -9,7 +9,7 @@ from grainline.data.record import Source
 from grainline.data.tokenizers.tokenized import TextTokenizer
 from grainline.errors import UserError
 from grainline.evaluation.encode import encode_source
-from grainline.evaluation.measured import Measured
+from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.retrieval import RetrievalSuite
 from grainline.methods.base import Method
@@ -32,7 +32,7 @@ class Validator:
         """max_corrupt  share of the samples that may be corrupt"""
         self.description, self.tokenizer, self.source = description, tokenizer, source
         self.max_corrupt, self.descriptions = max_corrupt, descriptions
-        self.last: Measured | None = None  # the result of the last call
+        self.last: Evaluation | None = None  # the result of the last call
 
     def __call__(self, method: Method) -> Validation:
         """The metrics of a method, rSum first, because it selects the best checkpoint."""
@@ -47,11 +47,11 @@ class Validator:
             max_corrupt=self.max_corrupt,
         )
         result = RetrievalSuite().measure(method, encodings, Settings(resamples=100))
-        self.last = Measured(model, self.source, encodings, result)
+        self.last = Evaluation(model, self.source, encodings, result)
         metrics = {metric.name: metric.value for metric in reversed(result.metrics)}
         return Validation(metrics, result.notes, result.data["images"])
 
-    def final(self, out: Path) -> Measured | None:
+    def final(self, out: Path) -> Evaluation | None:
         """The last result; of a run that was resumed after its end, that of the weights in its folder."""
         if self.last is None:
             self(load(out, trust_code=True).method)

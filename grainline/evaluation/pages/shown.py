@@ -1,37 +1,109 @@
-"""Images as `grainline show` draws them: segments, where texts look, patches that stay.
-
-Images as `grainline show` draws them: their segments, and where the parts of texts look in them.
+"""`grainline show`: the segments of images, where the parts of texts attend, or the patches that stay.
 
 A map that is stretched to its own range hides that a text looks at nothing, so all maps are drawn on one
 scale, and the weight of the empty slot stands below each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
+from grainline.data.descriptions import Descriptions
 from grainline.errors import UserError
+from grainline.evaluation.result import writable
 from grainline.evaluation.suites.phrases import pieces
-from grainline.evaluation.text_attention import attention_maps, require_attention
+from grainline.evaluation.text_attention import attention_maps, end_of_scale, require_attention
 from grainline.methods.base import HasAttention
 from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
-from grainline.model import Model, given
+from grainline.model import Model, given, load
 from grainline.nn.upsample import place
 from grainline.report.heatmap import enlarged, overlay, segmented
+from grainline.report.page import Section, hint, render_page, write_page
 from grainline.report.panels import (
     PIXELS,
     ImagePanels,
     Panel,
+    cards,
     legend,
     patch_count,
     selected_patches,
     shares,
     two_selections,
+    write_rows,
 )
+from grainline.report.png import require_matplotlib
 from grainline.types import Images, each, rows
+
+SCALE = (
+    "No colour: no weight, full orange: {limit:.3g} or more of the weight of a text, in all maps alike."
+    " The weights of all segments or patches and of the empty slot sum to 1."
+)
+SELECTION_SCALE = (
+    "Dark: patches that are dropped. Below them stands each token that words find, with the shares of patches"
+    " that it is made of. No colour: no share, full orange: {limit:.3g} or more of the token, in all maps"
+    " alike; a frame is around the largest."
+)
+LINES = "Lines are heavier, the more stages keep them."
+
+
+def show(
+    model: str | Path,
+    images: Sequence[str],
+    texts: Sequence[str] = (),
+    *,
+    scale: float | None = None,
+    png: Path | None = None,
+    html: Path | None = None,
+    descriptions: Callable[[Model], Descriptions | None] = lambda model: None,  # noqa: ARG005
+) -> None:
+    """Write a figure and a page that show images as a model reads them, for some texts.
+
+    scale         weight of a token that has the full colour; by default 8 times an even share
+    descriptions  of the images, for a method that reads them
+
+    Raises UserError where the method has nothing to show, or an image has no description.
+    """
+    if not (png or html):
+        raise UserError("nothing to write; give --png FILE or --html FILE")
+    if scale is not None and not (texts and 0 < scale <= 1):
+        raise UserError(f"--scale is {scale:g}; it is a weight above 0 and at most 1, and goes with --text")
+    if png:
+        require_matplotlib()
+    for file in filter(None, (png, html)):
+        writable(file)
+    loaded = load(model)
+    refuse_unshown(loaded, texts)
+    selects = isinstance(loaded.method, SelectsPatches)
+    known = descriptions(loaded)
+    described = [None if known is None else known.of_file(image) for image in images]
+    for image, description in zip(images, described, strict=True):
+        if known is not None and description is None:
+            raise UserError(
+                f"the method reads a description of each image, and {image} has none in {known}: name"
+                " a file of `grainline data describe` with --descriptions"
+            )
+    squares = [loaded.cropped(image) for image in images]
+    limit = scale or end_of_scale(loaded, squares[0])
+    panels = [
+        selection_panels(loaded, image, square, (texts, description), limit)
+        if selects
+        else segment_panels(loaded, image, square, texts, limit)
+        for image, square, description in zip(images, squares, described, strict=True)
+    ]
+    cut = sum(loaded.read(texts).truncated) if texts else 0
+    note = f" {cut} of {len(texts)} texts are longer than the model reads, and were cut." if cut else ""
+    rule = (SELECTION_SCALE if selects else SCALE).format(limit=limit) + note if texts else ""
+    title = f"{loaded.description.method}, {model}"
+    if png:
+        write_rows(png, panels, title, rule)
+    if html:
+        lines = LINES if loaded.method.segmented else ""
+        body = hint(f"{lines} {rule}".strip()) + cards(panels)
+        write_page(html, render_page(title, "", [Section("Images", body)]))
 
 
 def segmentations(model: Model, square: Image.Image) -> list[np.ndarray]:
@@ -66,7 +138,9 @@ def refuse_unshown(model: Model, texts: Sequence[str]) -> None:
         raise UserError(f"this {name} sees patches, not segments; give --text, to show where it looks")
 
 
-def shown(model: Model, name: str, square: Image.Image, texts: Sequence[str], limit: float) -> ImagePanels:
+def segment_panels(
+    model: Model, name: str, square: Image.Image, texts: Sequence[str], limit: float
+) -> ImagePanels:
     """An image as its segments of all stages, and where each part of each text looks.
 
     square  as `model.seen` has it
@@ -126,7 +200,7 @@ class Match(NamedTuple):
     share: np.ndarray  # [G, G] of each patch in the token; zeros where it has no place
 
 
-def kept(
+def selection_panels(
     model: Model, name: str, square: Image.Image, told: tuple[Sequence[str], str | None], limit: float
 ) -> ImagePanels:
     """An image with what stays of it for each of some captions, and what their words find.

@@ -18,7 +18,7 @@ from grainline.data.benchmarks.cola import ROW, Cola
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
-from grainline.evaluation.measured import SHOWN, Measured
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, accuracy
@@ -85,19 +85,19 @@ class ColaSuite(Suite[NoOptions]):
         right, ties = [run["right"] for run in runs], int(np.sum([run["tied"] for run in runs]))
         return {MULTI: accuracy(right, connected(np.array(runs[0]["images"])), CHANCE, ties, settings)}
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         order = "By the lesser of the two differences: the own image of a caption less the other one."
         return [
-            Section("Items: most wrong", hint(f"{order} {on.how_shown()}") + _html(self._crossed(on, 1))),
+            Section("Items: most wrong", hint(f"{order} {on.crop_sentence()}") + _html(self._crossed(on, 1))),
             Section("Items: most right", hint(order) + _html(self._crossed(on, -1))),
         ]
 
-    def _crossed(self, on: Measured, sign: int) -> list["Crossed"]:
+    def _crossed(self, on: Evaluation, sign: int) -> list["Crossed"]:
         """The items with the smallest margin (sign 1) or the largest (-1)."""
         items, data = self.collected(on.data), on.data
         score = item_scores(on.model.method, data.images, data.texts, items).cpu()
         out = []
-        for i in (sign * margins(score)).argsort(stable=True)[:SHOWN].tolist():
+        for i in (sign * margins(score)).argsort(stable=True)[:EXAMPLES].tolist():
             images, texts = items.images[i].tolist(), items.texts[i].tolist()
             out.append(
                 Crossed(

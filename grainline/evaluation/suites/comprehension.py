@@ -5,20 +5,21 @@ training for it. In five steps:
   1. squash the whole image into the square that the model reads;
   2. read the expression in lower case, without a prompt around it;
   3. make maps of it over the pixels of the image, as below;
-  4. score each box by what lies inside over its area to the power of one half, and choose the highest;
+  4. score each box by the sum of the map inside over the square root of its area, and choose the highest;
   5. it is right if its IoU with the true box is above one half, unless a wrong one has the same score.
 
 Boxes come from a file of detections, or are those of the things in the image. Chance is the share of right
 boxes among them. Where no box is right, none can be chosen: the share of expressions with one bounds all.
 
 Maps are
-    gradient     what each image token does for the score of the pair (gradient_maps.py), of methods whose
-                 scores read tokens; beside it the same about the mean token
+    gradient     what each image token does for the score (gradient_maps.py), of methods whose scores read
+                 tokens; and a second one about the mean token
     heat         the method's own, stretched to 0 .. 1: neither its sign nor its offset counts
-    attention    what its last attention takes up for the score (gradient_maps.py), on request
-    largest box  the same everywhere: what a map reaches that ignores the text
+    attention    what its last attention passes on to the score (gradient_maps.py), on request
+    largest box  the same everywhere: the accuracy of a map that ignores the text
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -37,26 +38,27 @@ from grainline.data.formats.common import digest
 from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Record, Source, boxes_of, region_box
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
-from grainline.evaluation.measured import SHOWN, Measured
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import HEAT as HEAT_MAPS
-from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, accuracy
-from grainline.evaluation.suites.expressions import (
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, accuracy, count_notes
+from grainline.evaluation.suites.gradient_maps import attention_heat, gradient_heat, require_patch_grid
+from grainline.evaluation.suites.regions import (
     ALPHA,
     HEAT,
+    Compared,
     Expression,
     ExpressionCollector,
+    ExpressionSuite,
     ImageExpressions,
     areas,
     box_iou,
     box_scores,
     clipped,
-    require_layout,
+    number_flat,
     unit_range,
-    with_expressions,
+    variant,
 )
-from grainline.evaluation.suites.gradient_maps import attention_heat, gradient_heat, require_patch_grid
 from grainline.methods.base import Method
 from grainline.model import Model, given, on_pixels
 from grainline.report.case import Look, SentenceScore
@@ -73,7 +75,6 @@ MAPS = {
     LARGEST: "largest box",
 }
 ROUNDING = 1e-6  # of the largest value of a map: what varies less is the same everywhere
-HALF = 0.5  # a box is right if its IoU with the true one is above it
 NEEDED = "expressions choose boxes, as in RefCOCO's files, in `scenes` or own data (docs/data.md)"
 
 
@@ -87,26 +88,15 @@ class BoxChoice(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """An expression and what was chosen for it."""
+    """The boxes that the maps chose for an expression."""
 
-    image: int  # row among the images that were encoded
+    image: int  # row among the encoded images
     region: int  # of that record
     text: str
     true: Box
     boxes: tuple[Box, ...]  # to choose from
     fitting: int  # how many of these are right
     by: dict[str, BoxChoice]  # by the name of the map
-
-
-class Choices(NamedTuple):
-    """The choices for E expressions about N images."""
-
-    expressions: tuple[Choice, ...]
-    same: tuple[int, ...]  # [N] the first image that is the same, byte by byte
-    boxless: int  # regions without a box: skipped
-    outside: int  # boxes without a pixel in their image: left out
-    flat: dict[str, int]  # map -> how many are the same everywhere, so that they choose nothing
-    offered: dict[str, str]  # where the boxes to choose from come from
 
 
 class ComprehensionOptions(Config):
@@ -120,18 +110,12 @@ class ComprehensionOptions(Config):
     )
 
 
-class ComprehensionSuite(Suite[ComprehensionOptions]):
+class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
     """The share of expressions whose map chooses a right box, for each map, and for the largest box."""
 
     name = "comprehension"
     Options = ComprehensionOptions
-    captions = ("whole",)
-    reads = "the texts of regions"
-    needs_text = False
-    encodes_captions = False
-    keeps_tokens = False
     headline = (*(f"{ACCURACY}, {name}" for name in MAPS.values()), AMONG)
-    figure = HEAT_MAPS
 
     def __init__(self, options: ComprehensionOptions | None = None) -> None:
         super().__init__(options)
@@ -140,56 +124,51 @@ class ComprehensionSuite(Suite[ComprehensionOptions]):
 
     def check(self, model: Model, source: Source) -> None:
         super().check(model, source)
-        require_layout(model)
         if self.options.map_from == ATTENTION:
             require_patch_grid(model.method, model.description.method)
-
-    def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
-        return model.pressed(), with_expressions(source)
 
     def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
         attention = self.options.map_from == ATTENTION
         return ChoiceCollector(model, settings.batch_size, source, self.proposals, attention)
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
-        choices: Choices = self.collected(data)
-        expressions = choices.expressions
+        choices: Compared = self.collected(data)
+        expressions, flat = choices.expressions, choices.flat
         names = [name for name in MAPS if name in expressions[0].by]
-        if choices.flat.get(GRADIENT) == len(expressions) > choices.flat.get(CENTRED, 0):
-            names.remove(GRADIENT)  # no token has a part in the direction of its gradient
-        by = {name: _columns([one.by[name] for one in expressions]) for name in names}
-        queries = {
-            "keys": list(data.keys),
-            "texts": digest(one.text for one in expressions),
-            "image": [choices.same[one.image] for one in expressions],
-            "region": [one.region for one in expressions],
+        if flat.get(GRADIENT) == len(expressions) > flat.get(CENTRED, 0):
+            names.remove(GRADIENT)  # scores do not depend on the lengths of tokens
+        by_map = {}
+        for name in names:
+            boxes = [one.by[name] for one in expressions]
+            right, tied = [int(one.right) for one in boxes], [int(one.tied) for one in boxes]
+            by_map[name] = {"chosen": [one.box for one in boxes], "right": right, "tied": tied}
+        queries = self.queries(data) | {
             "offered": digest(" ".join(f"{x:.3f}" for b in one.boxes for x in b) for one in expressions),
             "boxes": [len(one.boxes) for one in expressions],
             "fitting": [one.fitting for one in expressions],
-            "trivial": by.pop(LARGEST),
-            "scores": by,
+            "trivial": by_map.pop(LARGEST),
+            "scores": by_map,
         }
-        number = {"texts": len({one.text for one in expressions}), "expressions": len(expressions)}
-        about = {"offered": choices.offered, "alpha": ALPHA, "card": _card(choices, queries)}
-        return Outcomes(queries, _notes(choices, queries), about, number)
+        offered = offered_from(self.proposals)
+        about = {"offered": offered, "alpha": ALPHA, "card": _card(offered, queries)}
+        return Outcomes(queries, _notes(choices, queries), about, self.numbers(data))
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Shares of expressions: means over the runs; the bootstrap draws images, the same for every map."""
         image, boxes, fitting = (np.array(runs[0][name]) for name in ("image", "boxes", "fitting"))
         chance = float(np.mean(fitting / np.maximum(boxes, 1)))
         in_all = [name for name in MAPS if all(name in run["scores"] for run in runs)]
-        by = {name: [run["scores"][name] for run in runs] for name in in_all}
-        by[LARGEST] = [run["trivial"] for run in runs]
+        by_map = {name: [run["scores"][name] for run in runs] for name in in_all}
+        by_map[LARGEST] = [run["trivial"] for run in runs]
         out = {}
-        for name, choices in by.items():
-            right = np.array([one["right"] for one in choices], np.float64)  # [run, E]
-            ties = sum(sum(one["tied"]) for one in choices)
+        for name, choices in by_map.items():
+            right, ties = [one["right"] for one in choices], sum(sum(one["tied"]) for one in choices)
             out[f"{ACCURACY}, {MAPS[name]}"] = accuracy(right, image, chance, ties, settings)
         among = (fitting > 0).astype(np.float64)[None].repeat(len(runs), 0)
         out[AMONG] = accuracy(among, image, None, 0, settings)
         return out
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         order = (
             f"By the score of the best right box less that of the best wrong one, in the"
             f" {MAPS[first_map(on.result.queries)]}; one expression for each image. The frame of black"
@@ -203,35 +182,33 @@ class ComprehensionSuite(Suite[ComprehensionOptions]):
             Section("Expressions: most right", hint(order) + _html(best, "b")),
         ]
 
-    def draw(self, path: str | Path, on: Measured) -> None:
-        both = [*self.extremes(on, 1, SHOWN // 2), *self.extremes(on, -1, SHOWN // 2)[::-1]]
+    def draw(self, path: str | Path, on: Evaluation) -> None:
+        both = [*self.extremes(on, 1, EXAMPLES // 2), *self.extremes(on, -1, EXAMPLES // 2)[::-1]]
         on.write_heat(path, [one.look._replace(alt=one.outcome) for one in both])
 
-    def extremes(self, on: Measured, sign: int, number: int = SHOWN) -> list["Picked"]:
+    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Picked"]:
         """The expressions whose right box leads by least (sign 1) or most (-1), each of another image."""
         expressions, name = self.collected(on.data).expressions, first_map(on.result.queries)
         order = np.argsort([sign * one.by[name].lead for one in expressions], kind="stable")
         _, first = np.unique(np.array(on.result.queries["image"])[order], return_index=True)
-        whole = on._replace(model=on.model.pressed(), source=with_expressions(on.source))
+        whole = on._replace(model=on.model.pressed(), source=variant(on.source, "with_expressions"))
         return [_picked(whole, expressions[i], name) for i in order[np.sort(first)[:number]].tolist()]
 
 
-def _columns(by: Sequence[BoxChoice]) -> dict[str, list[int]]:
-    return {
-        "chosen": [one.box for one in by],
-        "right": [int(one.right) for one in by],
-        "tied": [int(one.tied) for one in by],
-    }
+def offered_from(proposals: Proposals | None) -> dict[str, str]:
+    """Where the boxes to choose from come from."""
+    if proposals is None:
+        return {"boxes": "ground truth"}
+    return {"boxes": proposals.path, "sha256": proposals.sha256}
 
 
-def _card(choices: Choices, queries: dict[str, Any]) -> dict[str, str]:
-    """What was chosen from, and how."""
-    number = np.array(queries["boxes"])
-    of, detected = choices.offered["boxes"], "sha256" in choices.offered
-    what = "of a file of detections" if detected else "of all things that the data know"
+def _card(offered: dict[str, str], queries: dict[str, Any]) -> dict[str, str]:
+    """The protocol."""
+    number, boxes = np.array(queries["boxes"]), offered["boxes"]
+    what = "of a file of detections" if "sha256" in offered else "of all things that the data know"
     names = ", ".join(MAPS[name] for name in queries["scores"])
     return {
-        "boxes": f"{of}, {what}: {number.mean():.1f} an expression, from {number.min()} to {number.max()}",
+        "boxes": f"{boxes}, {what}: {number.mean():.1f} an expression, from {number.min()} to {number.max()}",
         "maps": f"{names}; {MAPS[LARGEST]} knows nothing of the expression",
         "score of a box": f"the sum inside over area ** {ALPHA}; right if IoU > 0.5 with the true box",
         "texts": "expressions in lower case, without a prompt",
@@ -239,20 +216,13 @@ def _card(choices: Choices, queries: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _notes(choices: Choices, queries: dict[str, Any]) -> tuple[str, ...]:
-    """What a reader of the metrics has to know."""
-    alone = sum(number == 0 for number in queries["boxes"])
-    counts = {
-        "regions have neither a box nor a mask and were skipped": choices.boxless,
-        "boxes have no pixel in their image and were left out": choices.outside,
-        "expressions are about images without a box to choose, and count as wrong": alone,
-    }
-    counts |= {
-        f"maps by {name} are the same everywhere and choose nothing": number
-        for name, number in choices.flat.items()
-        if name in queries["scores"]
-    }
-    notes = tuple(f"{number} {what}" for what, number in counts.items() if number)
+def _notes(choices: Compared, queries: dict[str, Any]) -> tuple[str, ...]:
+    alone = "expressions are about images without a box to choose, and count as wrong"
+    counts = choices.counts | {alone: sum(number == 0 for number in queries["boxes"])}
+    for name, number in choices.flat.items():
+        if name in queries["scores"]:
+            counts[f"maps by {name} are the same everywhere and choose nothing"] = number
+    notes = count_notes(counts)
     if CENTRED not in queries["scores"]:
         notes += ("scores of this model read vectors and no image tokens, so it has no gradient maps",)
     elif GRADIENT not in queries["scores"]:
@@ -282,14 +252,14 @@ class ChoiceCollector(ExpressionCollector):
         super().__init__(model, batch)
         self._source, self._proposals, self._attention = source, proposals, attention
         self._choices: list[Choice] = []
-        self._flat: dict[str, int] = {}
+        self._flat: Counter[str] = Counter()
         self._boxless = self._outside = self._with_boxes = 0
 
     def expressions_of(self, record: Record, size: tuple[int, int], index: int) -> ImageExpressions:
         """Raises CorruptSample for an expression whose box has no part in the image."""
         expressions = []
-        true = [region_box(region) for region in record.regions]
-        for i, (region, box) in enumerate(zip(record.regions, true, strict=True)):
+        for i, region in enumerate(record.regions):
+            box = region_box(region)
             if box is not None and not len(_inside([box], size)):
                 raise CorruptSample(
                     CORRUPT_REGION, f"{record.key} ({region.phrase}: its box is not in the image)"
@@ -297,49 +267,49 @@ class ChoiceCollector(ExpressionCollector):
             if box is not None:
                 expressions.append(Expression(i, region.phrase.lower(), box))
         offered: Sequence[Box] = ()
-        if expressions and self._proposals is None:
-            offered = boxes_of(self._source, index, record)
-        elif expressions and self._proposals is not None:
-            offered = self._proposals.of(record.key)
+        square = None
+        if expressions:
+            proposals, source = self._proposals, self._source
+            offered = boxes_of(source, index, record) if proposals is None else proposals.of(record.key)
+            if self._attention:
+                square = self.model.prepared(given(decode(record), record.dense))
         boxes = _inside(offered, size)
-        self._boxless += sum(box is None for box in true)
+        self._boxless += len(record.regions) - len(expressions)
         self._outside += len(offered) - len(boxes)
         self._with_boxes += bool(offered)
-        square = None
-        if expressions and self._attention:
-            square = self.model.prepared(given(decode(record), record.dense))
         return ImageExpressions(size, expressions, (boxes, square))
 
     def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions, image: int) -> None:
         """By every map."""
         boxes, square = of.shared
         true = clipped(torch.tensor([one.target for one in of.expressions]), of.size)
-        right = box_iou(true, boxes) > HALF  # [E, B]
-        by = {}
+        right = box_iou(true, boxes) > 0.5  # [E, B]
+        by_map = {}
         for name, heat in maps(self.method, images, texts, of.size, square).items():
-            self._flat[name] = self._flat.get(name, 0) + int((heat.amax((1, 2)) == heat.amin((1, 2))).sum())
+            self._flat[name] += number_flat(heat)
             score = box_scores(heat.cpu(), boxes)
-            by[name] = [choose(*both) for both in zip(score, right, strict=True)]
+            by_map[name] = [choose(*both) for both in zip(score, right, strict=True)]
         edges = tuple((x[0], x[1], x[2], x[3]) for x in boxes.tolist())
         for k, one in enumerate(of.expressions):
-            choices = {name: of_map[k] for name, of_map in by.items()}
-            fitting = int(right[k].sum())
-            self._choices.append(Choice(image, one.region, one.text, one.target, edges, fitting, choices))
+            by = {name: choices[k] for name, choices in by_map.items()}
+            self._choices.append(
+                Choice(image, one.region, one.text, one.target, edges, int(right[k].sum()), by)
+            )
 
-    def result(self, data: Encodings) -> Choices:
+    def result(self, data: Encodings) -> Compared:
         """Raises UserError where there is none, and where no image has boxes."""
         if not self._choices:
             raise UserError(f"no region of {data.path} has a box or a mask; {NEEDED}")
-        of = {"boxes": "ground truth"}
-        if self._proposals is not None:
-            of = {"boxes": self._proposals.path, "sha256": self._proposals.sha256}
         if not self._with_boxes:
             raise UserError(
-                f"{of['boxes']} names no image of {data.path}: it must say image_id or file_name as the"
-                " images are called"
+                f"{offered_from(self._proposals)['boxes']} names no image of {data.path}: it must say"
+                " image_id or file_name as the images are called"
             )
-        flat = {name: number for name, number in self._flat.items() if name != LARGEST}
-        return Choices(tuple(self._choices), tuple(self.same), self._boxless, self._outside, flat, of)
+        counts = {
+            "regions have neither a box nor a mask and were skipped": self._boxless,
+            "boxes have no pixel in their image and were left out": self._outside,
+        }
+        return Compared(tuple(self._choices), tuple(self.same), counts, dict(self._flat))
 
 
 def maps(
@@ -382,14 +352,12 @@ def choose(score: Tensor, right: Tensor) -> BoxChoice:
     wrong = best & ~right
     highest = wrong if bool(wrong.any()) else best
     tied = bool(wrong.any() and (best & right).any())
-    return BoxChoice(int(highest.int().argmax()), not bool(wrong.any()), tied, _lead(score, right))
-
-
-def _lead(score: Tensor, right: Tensor) -> float:
-    if not bool(right.any()):
-        return -1.0
-    best, other = float(score[right].max()), float(score[~right].max()) if bool((~right).any()) else 0.0
-    return (best - other) / max(best, other) if max(best, other) > 0 else 0.0
+    lead = -1.0
+    if bool(right.any()):
+        first, second = (float(score[one].max()) if bool(one.any()) else 0.0 for one in (right, ~right))
+        larger = max(first, second)
+        lead = (first - second) / larger if larger > 0 else 0.0
+    return BoxChoice(int(highest.int().argmax()), not bool(wrong.any()), tied, lead)
 
 
 def _inside(boxes: Any, size: tuple[int, int]) -> Tensor:
@@ -423,14 +391,14 @@ def _html(shown: Sequence[Picked], name: str) -> Markup:
     return render("picked.html", shown=shown, name=name)
 
 
-def _picked(on: Measured, one: Choice, name: str) -> Picked:
+def _picked(on: Evaluation, one: Choice, name: str) -> Picked:
     choice, key = one.by[name], on.data.keys[one.image]
     box = one.boxes[choice.box] if choice.box >= 0 else None
     iou = 0.0 if box is None else float(box_iou(torch.tensor([box]), torch.tensor([one.true])))
     return Picked(_look(on, one, box, name), key, choice.right, iou, len(one.boxes))
 
 
-def _look(on: Measured, one: Choice, box: Box | None, name: str) -> Look:
+def _look(on: Evaluation, one: Choice, box: Box | None, name: str) -> Look:
     """The image squashed into the square, with the map and all boxes. box: the one that was chosen"""
     image, text = on.image(one.image), one.text
     alt = f"{on.data.keys[one.image]}, with a frame around what is meant and dashes around what was chosen"
@@ -451,7 +419,7 @@ def _look(on: Measured, one: Choice, box: Box | None, name: str) -> Look:
     )
 
 
-def _in_square(boxes: Sequence[Box], on: Measured, row: int, square: Image.Image) -> list[Box]:
+def _in_square(boxes: Sequence[Box], on: Evaluation, row: int, square: Image.Image) -> list[Box]:
     """Boxes of an image where they lie in the square."""
     width, height = image_size(on.source[on.data.positions[row]])
     across, down = square.width / width, square.height / height

@@ -24,8 +24,8 @@ from grainline.data.formats.common import digest
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Captions, Collector, Encodings, texts_of
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.measured import SHOWN, Measured
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
@@ -125,18 +125,18 @@ class InactivitySuite(Suite[NoOptions]):
             for name, metric in tables[0].items()
         }
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         order = (
             "By AUROC within the image. The score of a part is the weight of its empty slot; its heat is the"
             " weight of what it looks at beside it. All maps of all images share one scale."
         )
         worst, best = self.extremes(on, 1), self.extremes(on, -1)
         return [
-            Section("Images: told apart least", hint(f"{order} {on.how_shown()}") + _html(worst, "l")),
+            Section("Images: told apart least", hint(f"{order} {on.crop_sentence()}") + _html(worst, "l")),
             Section("Images: told apart best", hint(order) + _html(best, "b")),
         ]
 
-    def extremes(self, on: Measured, sign: int, number: int = SHOWN) -> list["Emptied"]:
+    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Emptied"]:
         """The images with the least (sign 1) or largest (-1) AUROC; of equals by the difference of means."""
         ranked = []
         for i, one in enumerate(self.collected(on.data)):
@@ -292,7 +292,7 @@ def _html(shown: Sequence[Emptied], name: str) -> Markup:
     return render("empty.html", shown=shown, name=name)
 
 
-def _look(on: Measured, row: int, one: EmptySlots) -> Look:
+def _look(on: Evaluation, row: int, one: EmptySlots) -> Look:
     """An image with the parts of both texts, each with the weight of its empty slot and its heat."""
     image, alt = on.image(row), f"image {on.data.keys[row]}"
     sides = tuple(zip(ROLES, (one.own, one.other), strict=True))

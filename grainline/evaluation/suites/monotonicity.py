@@ -1,7 +1,7 @@
 """Monotonicity: does an image score higher, the more of its caption is read?
 
 HiMo-CLIP, arXiv 2511.06653, section 5.1. In three steps:
-  1. take the subtexts of every caption, each the beginning of the next (evaluation/collectors/subtexts.py);
+  1. take the subtexts of every caption, each the beginning of the next (subtexts.py);
   2. score each of them with its own image, and with no other;
   3. HiMo@2 and HiMo@3: the share of captions whose scores rise strictly, of two and of three subtexts;
      HiMo@K: the mean over the captions of Pearson's correlation of score and number, over all its subtexts.
@@ -16,43 +16,37 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from grainline.config import Config
 from grainline.data.formats.common import some
 from grainline.data.record import Source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.collecting import numbered
-from grainline.evaluation.collectors.subtexts import (
+from grainline.evaluation.compare import read_earlier, refuse_other
+from grainline.evaluation.encode import Collector, Encodings
+from grainline.evaluation.examples import Evaluation, spread
+from grainline.evaluation.intervals import replicates
+from grainline.evaluation.result import Result
+from grainline.evaluation.score import Scorer
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Strings, Suite, accuracy
+from grainline.evaluation.suites.subtexts import (
     EACH,
     HALVES,
     PARTS,
     THIRDS,
-    Gathered,
+    SubtextCollector,
     Subtexts,
-    sequences,
+    sequence_scores,
 )
-from grainline.evaluation.compare import read_earlier, refuse_other
-from grainline.evaluation.encode import Collector, Encodings, Sample, text_rows
-from grainline.evaluation.intervals import replicates
-from grainline.evaluation.measured import Measured, spread
-from grainline.evaluation.ranks import refuse_nan
-from grainline.evaluation.result import Result
-from grainline.evaluation.score import Scorer, pair_scores
-from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Strings, Suite, accuracy
 from grainline.model import Model
 from grainline.report.charts import RULES, Line, SubtextScores, models, subtext_charts
 from grainline.report.page import Section, hint
 from grainline.report.png import COLOURS, write_png
-from grainline.types import Encoded, rows
 
 LONG = f"{EACH}, K >= 4"
 LEAST = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}
 """Subtexts that a sample must have to count for a metric."""
 
-IMAGES = 256  # scored at a time
 SHOWN = 4  # images of the figure, unless they are named
 MOST = len(COLOURS)  # models of the figure
 
@@ -115,12 +109,12 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
             out[name] = MetricSamples(float(value.mean()), samples, number, 0.0, tied, "correlation")
         return out
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         shown = self.charts(on)  # first: it refuses results of other data
         order = f"Evenly spaced from the worst {EACH} to the best."
         if self.options.samples:
             order = "Named by the option `samples`."
-        body = hint(f"{order} {RULES} {on.how_shown()}") + subtext_charts(shown)
+        body = hint(f"{order} {RULES} {on.crop_sentence()}") + subtext_charts(shown)
         sections = [Section("Score by subtexts", body)]
         if not self.others:
             return sections
@@ -131,11 +125,11 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
         ]
         return [Section("Models side by side", models(table)), *sections]
 
-    def draw(self, path: str | Path, on: Measured) -> None:
+    def draw(self, path: str | Path, on: Evaluation) -> None:
         number, name = len(on.data.keys), PurePath(on.result.data["path"]).name
         write_png(path, self.charts(on), f"Score by subtexts, {number:,} images of {name}")
 
-    def charts(self, on: Measured) -> list[SubtextScores]:
+    def charts(self, on: Evaluation) -> list[SubtextScores]:
         """The images with the lines of all models: those that are named, else evenly from worst to best.
 
         Raises UserError for a result of other data and for keys that are not there.
@@ -153,21 +147,6 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
             )
             for i in _rows_shown(on, self.options.samples)
         ]
-
-
-class SubtextCollector(Collector):
-    """Encodes the cumulative subtexts of the text of every image, each once."""
-
-    def __init__(self, model: Model, batch: int) -> None:
-        self._rows = text_rows(model, batch)
-        self._subtexts = Gathered(model.read, self._rows.add)
-
-    def add(self, sample: Sample) -> None:
-        self._subtexts.add(sequences(sample.texts[0], sample.record.subtexts))
-
-    def result(self, data: Encodings) -> Any:
-        self.truncated = self._subtexts.spared
-        return self._subtexts.encoded(numbered(self._rows.stacked(), [-1] * self._rows.number))
 
 
 def rises(scores: Sequence[float]) -> bool:
@@ -202,37 +181,6 @@ def correlation(scores: Sequence[float]) -> float:
     x = np.arange(len(y)) - (len(y) - 1) / 2
     y = y - y.mean()
     return float(np.clip(x @ y / np.sqrt((x @ x) * (y @ y)), -1.0, 1.0))
-
-
-def sequence_scores(method: Scorer, images: Encoded, subtexts: Subtexts) -> dict[str, dict[str, list[Any]]]:
-    """Of every sequence, for each image: the number of its subtexts, their scores, and which were cut.
-
-    Raises UserError for NaN scores.
-    """
-    row = subtexts.row.tolist()
-    score: dict[tuple[int, int], float] = {}  # image and row
-    for start in range(0, len(images.vector), IMAGES):
-        block = range(start, min(start + IMAGES, len(images.vector)))
-        pairs = list(dict.fromkeys((i, row[t]) for of in subtexts.of.values() for i in block for t in of[i]))
-        if pairs:
-            image, text = torch.tensor(pairs).T
-            block_images = rows(images, slice(start, start + IMAGES))
-            scores = pair_scores(method, block_images, rows(subtexts.texts, text), image - start)
-            refuse_nan(int(scores.isnan().sum()), len(scores))
-            score |= zip(pairs, _decimals(scores), strict=True)
-    return {
-        name: {
-            "subtexts": [len(places) for places in of],
-            "scores": [[score[i, row[t]] for t in places] for i, places in enumerate(of)],
-            "cut": [[int(subtexts.cut[t]) for t in places] for places in of],
-        }
-        for name, of in subtexts.of.items()
-    }
-
-
-def _decimals(score: Tensor) -> list[float]:
-    """The shortest decimals that are these float32 numbers: equal stays equal, and files are half as long."""
-    return [float(str(one)) for one in score.cpu().numpy()]
 
 
 def _notes(sequences: Mapping[str, Mapping[str, list[Any]]]) -> tuple[str, ...]:
@@ -290,7 +238,7 @@ def _line(result: Result, name: str, place: int) -> Line:
     return Line(name, scores, [bool(cut) for cut in each["cut"][place]], correlation(scores))
 
 
-def _rows_shown(on: Measured, keys: Sequence[str]) -> list[int]:
+def _rows_shown(on: Evaluation, keys: Sequence[str]) -> list[int]:
     if keys:
         place = {key: i for i, key in enumerate(on.data.keys)}
         missing = [key for key in keys if key not in place]

@@ -26,10 +26,9 @@ from grainline.data.benchmarks.contests import (
 from grainline.data.benchmarks.svo import OBJECT, SUBJECT, SVO_PROBES
 from grainline.data.record import Source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.collecting import Rows, numbered
-from grainline.evaluation.encode import Collector, Encodings, Sample, text_rows
+from grainline.evaluation.encode import Collector, Encodings, Rows, Sample, text_rows
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.measured import SHOWN, Measured
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, accuracy
@@ -144,16 +143,16 @@ class ProbesSuite(Suite[NoOptions]):
             out[NOUNS] = _mean(runs, thirds, settings)
         return out
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         order = "By the difference of the two scores; one comparison for each image."
         worst, best = (comparisons(self.comparisons(on, sign)) for sign in (1, -1))
         return [
             Section("Protocol", facts(on.result.settings["card"], "What was compared, for each benchmark")),
-            Section("Probes: most wrong", hint(f"{order} {on.how_shown()}") + worst),
+            Section("Probes: most wrong", hint(f"{order} {on.crop_sentence()}") + worst),
             Section("Probes: most right", hint(order) + best),
         ]
 
-    def comparisons(self, on: Measured, sign: int, number: int = SHOWN) -> list[Comparison]:
+    def comparisons(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list[Comparison]:
         """Those with the smallest lead of the right pair (sign 1) or the largest (-1), one an image."""
         probes, data = self.collected(on.data), on.data
         right, wrong = probe_scores(on.model.method, data.images, probes).cpu().numpy()
@@ -213,7 +212,7 @@ class ProbeCollector(Collector):
                 " benchmark of pairs"
             )
         pairs = torch.tensor(self._pairs)
-        texts = numbered(self._texts.stacked(), [-1] * self._texts.number)
+        texts = self._texts.of_no_image()
         names = tuple(self._kind), tuple(self._benchmark), tuple(self._strings)
         return Probes(pairs[:, :2], pairs[:, 2:], texts, *names, skipped)
 

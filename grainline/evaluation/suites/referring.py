@@ -2,7 +2,7 @@
 
 As CAFT (Woo et al., arXiv 2602.02977) measures it after SaG, without training for it. In five steps:
   1. squash the whole image into the square that the model reads: a crop could lose the target;
-  2. take the heat of the expression, spread over the pixels of the annotation;
+  2. take the heat of the expression, interpolated to the pixels of the annotation;
   3. stretch it to 0 .. 1 and cut it at Otsu's threshold;
   4. IoU with the right mask, for each expression;
   5. mIoU is the mean over the expressions, cumulative IoU the sum of all intersections over that of all
@@ -22,24 +22,24 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
-from grainline.data.formats.common import digest
 from grainline.data.record import CORRUPT_REGION, CorruptSample, Record, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
-from grainline.evaluation.intervals import replicates, wilson
-from grainline.evaluation.measured import SHOWN, Measured
+from grainline.evaluation.examples import EXAMPLES, Evaluation
+from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import HEAT as HEAT_MAPS
-from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
-from grainline.evaluation.suites.expressions import (
+from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, count_notes, wilson_ends
+from grainline.evaluation.suites.regions import (
     HEAT,
+    Compared,
     Expression,
     ExpressionCollector,
+    ExpressionSuite,
     ImageExpressions,
-    require_layout,
+    number_flat,
     unit_range,
-    with_expressions,
+    variant,
 )
 from grainline.model import Model, on_pixels
 from grainline.report.case import Look, SentenceScore
@@ -69,92 +69,53 @@ class Overlap(NamedTuple):
     pixels: dict[str, Pixels]  # by the name of the mask
 
 
-class Overlaps(NamedTuple):
-    """E expressions about N images, compared."""
-
-    expressions: tuple[Overlap, ...]
-    same: tuple[int, ...]  # [N] the first image that is the same, byte by byte
-    maskless: int  # regions without a mask: skipped
-    empty: int  # regions whose mask has no pixel: skipped
-    flat: int  # maps that are the same everywhere: their mask is empty
-
-
-class ReferringSuite(Suite[NoOptions]):
+class ReferringSuite(ExpressionSuite[NoOptions]):
     """mIoU, cumulative IoU and the share of IoU above one half, of heat and of two fixed masks."""
 
     name = "referring"
-    captions = ("whole",)
-    reads = "the texts of regions"
-    needs_text = False
-    encodes_captions = False
-    keeps_tokens = False
     replaces_scores = "reads heat"
     headline = (MIOU, CUMULATIVE, HALF)
-    figure = HEAT_MAPS
-
-    def check(self, model: Model, source: Source) -> None:
-        super().check(model, source)
-        require_layout(model)
-
-    def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
-        return model.pressed(), with_expressions(source)
 
     def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
         return MaskCollector(model, settings.batch_size)
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
-        overlaps: Overlaps = self.collected(data)
-        expressions = overlaps.expressions
+        compared: Compared = self.collected(data)
         pixels = {
             name: {
-                "intersection": [one.pixels[name].intersection for one in expressions],
-                "union": [one.pixels[name].union for one in expressions],
+                "intersection": [one.pixels[name].intersection for one in compared.expressions],
+                "union": [one.pixels[name].union for one in compared.expressions],
             }
             for name in MASKS
         }
-        queries = {
-            "keys": list(data.keys),
-            "texts": digest(one.text for one in expressions),
-            "image": [overlaps.same[one.image] for one in expressions],
-            "region": [one.region for one in expressions],
-            "scores": pixels.pop(HEAT),
-            "trivial": pixels,
-        }
-        counts = {
-            "regions have no mask and were skipped": overlaps.maskless,
-            "regions have a mask without a pixel and were skipped": overlaps.empty,
-            "maps are the same everywhere, so their masks are empty": overlaps.flat,
-        }
-        notes = tuple(f"{number} {what}" for what, number in counts.items() if number)
-        number = {"texts": len({one.text for one in expressions}), "expressions": len(expressions)}
-        return Outcomes(queries, notes, data=number)
+        queries = self.queries(data) | {"scores": pixels.pop(HEAT), "trivial": pixels}
+        flat = {"maps are the same everywhere, so their masks are empty": compared.flat[HEAT]}
+        return Outcomes(queries, count_notes(compared.counts | flat), data=self.numbers(data))
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Metrics from pixels: means over the runs; the bootstrap draws images, the same for every mask."""
         image = np.array(runs[0]["image"])
-        by = {HEAT: [run["scores"] for run in runs]}
-        by |= {name: [run["trivial"][name] for run in runs] for name in runs[0]["trivial"]}
+        by_mask = {HEAT: [run["scores"] for run in runs]}
+        by_mask |= {name: [run["trivial"][name] for run in runs] for name in runs[0]["trivial"]}
         out = {}
-        for name, pixels in by.items():
+        for name, pixels in by_mask.items():
             both, either = (
                 np.array([one[field] for one in pixels], np.float64) for field in ("intersection", "union")
             )  # [run, E]
             iou = both / either
             values = np.stack([iou.mean(0), both.mean(0), either.mean(0), (iou > 0.5).mean(0)], axis=1)
-            drawn = replicates(values, image, **settings.bootstrap)
-            mean, number = values.mean(0), values.shape[0] * len(runs)
-            alone = wilson(int(values[:, 3].sum()), len(values), settings.level) if len(runs) == 1 else None
-            ends = None if alone is None else (alone.low, alone.high)
+            mean, samples = values.mean(0), replicates(values, image, **settings.bootstrap)
+            ends = wilson_ends(values[:, 3], len(runs), settings)
             of = "" if name == HEAT else f", {name}"
-            for label, value, again, second in (
-                (MIOU, mean[0], drawn[:, 0], None),
-                (CUMULATIVE, mean[1] / mean[2], drawn[:, 1] / drawn[:, 2], None),
-                (HALF, mean[3], drawn[:, 3], ends),
+            for label, value, resampled, interval in (
+                (MIOU, mean[0], samples[:, 0], None),
+                (CUMULATIVE, mean[1] / mean[2], samples[:, 1] / samples[:, 2], None),
+                (HALF, mean[3], samples[:, 3], ends),
             ):
-                out[label + of] = MetricSamples(float(value), again, number, None, 0, "share", second)
+                out[label + of] = MetricSamples(float(value), resampled, iou.size, None, 0, "share", interval)
         return out
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         order = (
             "By IoU; one expression for each image. The line runs around what is meant. Heat is orange"
             " where the map is above its mean and blue where it is below; what is above Otsu's threshold of"
@@ -166,18 +127,18 @@ class ReferringSuite(Suite[NoOptions]):
             Section("Expressions: covered best", hint(order) + _html(best, "b")),
         ]
 
-    def draw(self, path: str | Path, on: Measured) -> None:
-        both = [*self.extremes(on, 1, SHOWN // 2), *self.extremes(on, -1, SHOWN // 2)[::-1]]
+    def draw(self, path: str | Path, on: Evaluation) -> None:
+        both = [*self.extremes(on, 1, EXAMPLES // 2), *self.extremes(on, -1, EXAMPLES // 2)[::-1]]
         looks = [one.look._replace(alt=f"IoU {100 * one.iou:.1f} %, {one.name}") for one in both]
         on.write_heat(path, looks)
 
-    def extremes(self, on: Measured, sign: int, number: int = SHOWN) -> list["Pointed"]:
+    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Pointed"]:
         """The expressions with the lowest IoU (sign 1) or the highest (-1), each of another image."""
         expressions = self.collected(on.data).expressions
         iou = np.array([one.pixels[HEAT].intersection / one.pixels[HEAT].union for one in expressions])
         order = np.argsort(sign * iou, kind="stable")
         _, first = np.unique(np.array(on.result.queries["image"])[order], return_index=True)
-        whole = on._replace(model=on.model.pressed(), source=with_expressions(on.source))
+        whole = on._replace(model=on.model.pressed(), source=variant(on.source, "with_expressions"))
         return [
             Pointed(_look(whole, expressions[i]), on.data.keys[expressions[i].image], float(iou[i]))
             for i in order[np.sort(first)[:number]].tolist()
@@ -214,7 +175,7 @@ class MaskCollector(ExpressionCollector):
         with torch.no_grad():
             heat = on_pixels(self.method, images, self.method.heat(images, texts), of.size)
         refuse_nan(int(heat.isnan().any(2).any(1).sum()), len(heat))
-        self._flat += int((heat.amax((1, 2)) == heat.amin((1, 2))).sum())
+        self._flat += number_flat(heat)
         true = torch.from_numpy(np.stack([one.target for one in of.expressions])).to(heat.device)
         box = torch.from_numpy(centred_box(*of.size)).to(heat.device)
         masks = {HEAT: otsu_mask(heat), WHOLE: torch.ones_like(true), BOX: box.expand_as(true)}
@@ -223,11 +184,15 @@ class MaskCollector(ExpressionCollector):
             pixels = {name: Pixels(both[k], either[k]) for name, (both, either) in counts.items()}
             self._overlaps.append(Overlap(image, one.region, one.text, pixels))
 
-    def result(self, data: Encodings) -> Overlaps:
+    def result(self, data: Encodings) -> Compared:
         """Raises UserError where there is none."""
         if not self._overlaps:
             raise UserError(f"no region of {data.path} has a mask; {NEEDED}")
-        return Overlaps(tuple(self._overlaps), tuple(self.same), self._maskless, self._empty, self._flat)
+        counts = {
+            "regions have no mask and were skipped": self._maskless,
+            "regions have a mask without a pixel and were skipped": self._empty,
+        }
+        return Compared(tuple(self._overlaps), tuple(self.same), counts, {HEAT: self._flat})
 
 
 def thresholds(values: Tensor) -> Tensor:
@@ -246,18 +211,16 @@ def thresholds(values: Tensor) -> Tensor:
     >>> thresholds(torch.tensor([[[0.0, 0.1, 0.5, 1.0]], [[0.0, 0.0, 0.0, 0.0]]]).double()).tolist()
     [0.1015625, 1.0]
     """
-    number = len(values)
     place = ((values * BINS).ceil().long() - 1).clamp(0, BINS - 1).flatten(1)
-    place = place + BINS * torch.arange(number, device=values.device)[:, None]
-    count = torch.bincount(place.flatten(), minlength=BINS * number).view(number, BINS).double()
+    place = place + BINS * torch.arange(len(values), device=values.device)[:, None]
+    count = torch.bincount(place.flatten(), minlength=BINS * len(values)).view(-1, BINS).double()
     below = count.cumsum(1)  # whole numbers, exact in float64
     total = (count * torch.arange(BINS, device=values.device)).cumsum(1)
     above, rest = below[:, -1:] - below, total[:, -1:] - total
     # w0 w1 (m0 - m1)^2 without its divisions, which would round equal values apart
     between = (total * above - rest * below).square() / (below * above).clamp(min=1)
-    best = between.argmax(1)
-    separable = between.amax(1) > 0
-    return torch.where(separable, (best + 1.0).double() / BINS, 1.0)
+    highest, best = between.max(1)
+    return torch.where(highest > 0, (best + 1.0).double() / BINS, 1.0)
 
 
 def otsu_mask(heat: Tensor) -> Tensor:
@@ -294,7 +257,7 @@ def _html(shown: Sequence[Pointed], name: str) -> Markup:
     return render("pointed.html", shown=shown, name=name)
 
 
-def _look(on: Measured, one: Overlap) -> Look:
+def _look(on: Evaluation, one: Overlap) -> Look:
     """The image squashed into the square, with the outline of a region and the heat of its text."""
     image, text = on.image(one.image), one.text
     alt = f"{on.data.keys[one.image]}, with an outline around what is meant"

@@ -1,10 +1,8 @@
 """Stability: how much does a sentence that has nothing to do with the image change a score?
 
 SSI of HiMo-CLIP, arXiv 2511.06653, in percent; lower is better. In three steps:
-  1. draw one sentence of noise for every image, and put it into each of its subtexts
-    (evaluation/collectors/subtexts.py) at a
-     sentence boundary, before the first sentence and after the last included
-       (evaluation/collectors/subtexts.py);
+  1. choose one sentence of noise for every image, and put it into each of its subtexts (subtexts.py): between
+     two sentences, before the first or after the last;
   2. score both forms with the image: s without, s~ with the noise;
   3. SSI = 100 * mean over images of the mean over their subtexts of |(s - s~) / s|.
 
@@ -16,41 +14,88 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image
 from pydantic import Field
 
 from grainline.config import Config
+from grainline.data.captions import sentences
+from grainline.data.formats.common import digest
 from grainline.data.record import Source
-from grainline.evaluation.collectors.collecting import stack
-from grainline.evaluation.collectors.subtexts import (
-    EACH,
-    END,
-    MIDDLE,
-    NOISY,
-    PLAIN,
-    SENTENCES,
-    START,
-    Gathered,
-    Noise,
-    Subtexts,
-    drawn,
-    place,
-    pool,
-)
-from grainline.evaluation.encode import Collector, Encodings
+from grainline.evaluation.encode import Collector, Encodings, Sample
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.measured import SHOWN, Measured
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite
-from grainline.evaluation.suites.monotonicity import SubtextCollector, sequence_scores
+from grainline.evaluation.suites.subtexts import EACH, SubtextCollector, Subtexts, sequence_scores, sequences
 from grainline.model import Model
 from grainline.report.page import MissingImage, Section, hint, render
-from grainline.types import Encoded, vectors_only
 
 SSI = "SSI"
 FLOOR = 1e-6  # of |s|
 HEAVY = 0.05  # of the subtexts: a note says when fewer make up half of the value
+PLAIN, NOISY = "without noise", "with noise"
+START, MIDDLE, END = "at the start", "in the middle", "at the end"
+
+SENTENCES = (
+    "The committee postponed its decision until the second half of the year.",
+    "Interest on the loan is calculated at the end of every quarter.",
+    "Most verbs in this language take their ending from the subject.",
+    "The password has to be changed at least once every six months.",
+    "Nobody could remember who had proposed the rule in the first place.",
+    "An even number is always the sum of two equal whole numbers.",
+    "The contract ends unless one of the parties renews it in writing.",
+    "Her answer was polite, but it left the question open.",
+    "The second edition corrects several errors in the index.",
+    "Inflation fell for the third month in a row.",
+    "Please confirm your appointment by the end of the working day.",
+    "The theory explains why the method fails on small samples.",
+    "His pension will be reviewed when the new law takes effect.",
+    "A refund can only be granted within thirty days of purchase.",
+    "The translation keeps the rhythm of the original and loses its rhyme.",
+    "Members vote on the budget by secret ballot every other year.",
+    "The proof uses induction on the number of steps.",
+    "She learned to play chess from an old manual.",
+    "The deadline for applications was extended by ten days.",
+    "Silence is often taken for agreement, which is a mistake.",
+    "The server restarts by itself after each update.",
+    "Their friendship began with a misunderstanding about the rent.",
+    "The melody returns in a minor key before the end.",
+    "Insurance does not cover damage that was caused on purpose.",
+    "The price includes tax but not the cost of delivery.",
+    "He promised to call back and then forgot about it.",
+    "The survey was repeated because too few people had replied.",
+    "Knowledge of a second language is an advantage for this position.",
+    "The meeting started late and ended without a result.",
+    "The court dismissed the appeal for lack of evidence.",
+    "Every function must return a value or raise an error.",
+    "The average hides large differences between the groups.",
+    "Her grandfather disliked speeches of any kind.",
+    "The warranty expires after two years of normal use.",
+    "It took them a week to agree on the wording of the report.",
+    "The word came into English through French in the twelfth century.",
+    "Nothing in the minutes suggests that the vote was close.",
+    "The recipe doubles well, although it needs more time.",
+    "Unpaid invoices are passed on to a collection agency.",
+    "The hypothesis was rejected at the usual level of significance.",
+)
+"""Written for this purpose: about what no image shows, so that no caption can profit from one."""
+
+
+class Insertion(NamedTuple):
+    """The sentence of noise of an image, in each of its subtexts."""
+
+    sentence: int  # which of SENTENCES
+    at: tuple[int, ...]  # for each subtext the number of its sentences before the noise
+    of: tuple[int, ...]  # for each subtext the number of its sentences
+    texts: tuple[str, ...]  # with the noise
+
+
+class Noise(NamedTuple):
+    """The subtexts of N images without and with noise, encoded."""
+
+    seed: int
+    subtexts: Subtexts  # sequences PLAIN and NOISY
+    images: tuple[Insertion, ...]  # [N]
 
 
 class StabilityOptions(Config):
@@ -75,17 +120,17 @@ class StabilitySuite(Suite[StabilityOptions]):
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         noise: Noise = self.collected(data)
-        sequences = sequence_scores(scorer, data.images, noise.told)
+        sequences = sequence_scores(scorer, data.images, noise.subtexts)
         queries = {
             "keys": list(data.keys),
-            "sentence": [one.sentence for one in noise.drawn],
-            "at": [list(one.at) for one in noise.drawn],
-            "of": [list(one.of) for one in noise.drawn],
+            "sentence": [one.sentence for one in noise.images],
+            "at": [list(one.at) for one in noise.images],
+            "of": [list(one.of) for one in noise.images],
             "scores": {name: sequences[name]["scores"] for name in (PLAIN, NOISY)},
             "cut": {name: sequences[name]["cut"] for name in (PLAIN, NOISY)},
         }
         about = {"noise_seed": noise.seed, "noise_pool": pool()}
-        return Outcomes(queries, _notes(queries, noise.seed), about, {"texts": len(noise.told.strings)})
+        return Outcomes(queries, _notes(queries, noise.seed), about, {"texts": len(noise.subtexts.strings)})
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """SSI over all images, and by where the noise stands; a place without any noise is left out.
@@ -96,7 +141,7 @@ class StabilitySuite(Suite[StabilityOptions]):
             list(zip(at, of, strict=True)) for at, of in zip(runs[0]["at"], runs[0]["of"], strict=True)
         ]
         image = np.repeat(np.arange(len(numbers)), list(map(len, numbers)))  # [T]
-        where = np.array([place(at, of) for one in numbers for at, of in one])  # [T]
+        where = np.array([place_name(at, of) for one in numbers for at, of in one])  # [T]
         change = 100 * np.mean([_all_changes(run) for run in runs], axis=0)  # [T]
         out = {}
         for one in (None, START, MIDDLE, END):
@@ -110,15 +155,15 @@ class StabilitySuite(Suite[StabilityOptions]):
                 out[name] = MetricSamples(float(mean.mean()), samples, queries, None, 0, "change")
         return out
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         order = "One subtext for each image, by |(s - s~) / s| of the scores s without and s~ with the noise."
         most, least = (render("noise.html", shown=self.examples(on, sign)) for sign in (-1, 1))
         return [
-            Section("Noise: largest change", hint(f"{order} {on.how_shown()}") + most),
+            Section("Noise: largest change", hint(f"{order} {on.crop_sentence()}") + most),
             Section("Noise: smallest change", hint(order) + least),
         ]
 
-    def examples(self, on: Measured, sign: int, number: int = SHOWN) -> list["Disturbed"]:
+    def examples(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Disturbed"]:
         """The subtexts whose score changes most (sign -1) or least (1), each of another image."""
         noise, queries = self.collected(on.data), on.result.queries
         scores = list(
@@ -128,12 +173,12 @@ class StabilitySuite(Suite[StabilityOptions]):
         order = np.argsort([one.min() for one in change], kind="stable")[:number].tolist()
         out = []
         for i in order:
-            j, noisy = int(change[i].argmin()), noise.drawn[i]
+            j, noisy = int(change[i].argmin()), noise.images[i]
             before, after = (scores[i][k][j] for k in range(2))
             out.append(
                 Disturbed(
                     on.image(i), on.data.keys[i], noisy.texts[j], SENTENCES[noisy.sentence],
-                    place(noisy.at[j], noisy.of[j]), (before, after), abs(float(change[i][j])),
+                    place_name(noisy.at[j], noisy.of[j]), (before, after), abs(float(change[i][j])),
                 )
             )  # fmt: skip
         return out
@@ -147,31 +192,70 @@ class NoiseCollector(SubtextCollector):
 
     def __init__(self, model: Model, batch: int, seed: int) -> None:
         super().__init__(model, batch)
-        self._model, self._batch, self._seed = model, batch, seed
+        self._seed, self._images = seed, list[Insertion]()
 
-    @torch.no_grad()
+    def add(self, sample: Sample) -> None:
+        super().add(sample)
+        texts = sequences(sample.texts[0], sample.record.subtexts)[EACH]
+        self._images.append(insert_noise(self._seed, sample.record.key, texts))
+
     def result(self, data: Encodings) -> Noise:
-        plain: Subtexts = super().result(data)
-        queue: list[str] = []
+        self._rows.encode_waiting()  # so that batches with noise begin with it
+        for one in self._images:
+            self._queue.add({NOISY: one.texts})
+        subtexts: Subtexts = super().result(data)
+        of = {PLAIN: subtexts.of[EACH], NOISY: subtexts.of[NOISY]}
+        return Noise(self._seed, subtexts._replace(of=of), tuple(self._images))
 
-        def add(text: str) -> int:
-            queue.append(text)
-            return len(queue) - 1
 
-        gathered = Gathered(self._model.read, add)
-        gathered.add({EACH: plain.strings})  # in their order, so that they get the rows that they have
-        known = len(queue)
-        noise = []
-        for key, places in zip(data.keys, plain.of[EACH], strict=True):
-            texts = [plain.strings[place] for place in places]
-            noise.append(drawn(self._seed, key, texts))
-            gathered.add({PLAIN: texts, NOISY: noise[-1].texts})
-        before = self._model.cut
-        both = gathered.encoded(_appended(self._model, plain.texts, queue[known:], self._batch))
-        assert torch.equal(both.row[: len(plain.row)], plain.row), "the subtexts are read as before"
-        self.truncated += sum(both.cut[len(plain.cut) :]) - (self._model.cut - before)
-        both = both._replace(of={name: both.of[name] for name in (PLAIN, NOISY)})
-        return Noise(self._seed, both, tuple(noise))
+def insert_noise(seed: int, key: str, texts: Sequence[str]) -> Insertion:
+    """One sentence for an image, and for each of its subtexts a place: any with equal chance.
+
+    key  of the image
+
+    All of it depends on seed, key and subtext alone: not on the order of the images, nor on other texts.
+    """
+    sentence = _hash([seed, "sentence", key]) % len(SENTENCES)
+    pieces = [[piece.text for piece in sentences(text)] for text in texts]
+    of = [len(one) for one in pieces]
+    at = [_hash([seed, "place", key, text]) % (n + 1) for text, n in zip(texts, of, strict=True)]
+    noisy = [inserted(one, SENTENCES[sentence], k) for one, k in zip(pieces, at, strict=True)]
+    return Insertion(sentence, tuple(at), tuple(of), tuple(noisy))
+
+
+def _hash(parts: Sequence[str | int]) -> int:
+    """A whole number below 2 ** 256 that looks random, and is the same wherever the parts are the same."""
+    return int(digest(parts), 16)
+
+
+def inserted(pieces: Sequence[str], noise: str, at: int) -> str:
+    """Sentences as one text, with the noise after the first `at` of them.
+
+    A text before the noise gets a full stop if it lacks one, or the two would be one sentence.
+
+    >>> inserted(["A dog runs.", "It is wet"], "Tax is due.", 1)
+    'A dog runs. Tax is due. It is wet'
+    >>> inserted(["A dog runs.", "It is wet"], "Tax is due.", 2)
+    'A dog runs. It is wet. Tax is due.'
+    """
+    before = " ".join(pieces[:at])
+    if before and sentences(f"{before} {noise}")[-1].text != noise:
+        before += "."
+    return " ".join(filter(None, [before, noise, *pieces[at:]]))
+
+
+def place_name(at: int, of: int) -> str:
+    """Where noise stands that has `at` of the `of` sentences of a text before it.
+
+    >>> [place_name(at, 2) for at in range(3)]
+    ['at the start', 'in the middle', 'at the end']
+    """
+    return START if at == 0 else END if at == of else MIDDLE
+
+
+def pool() -> str:
+    """A short digest of the sentences: results with others cannot be compared."""
+    return digest(SENTENCES)[:8]
 
 
 def changes(plain: Sequence[float] | np.ndarray, noisy: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -182,15 +266,6 @@ def changes(plain: Sequence[float] | np.ndarray, noisy: Sequence[float] | np.nda
     """
     s, noisy_s = np.asarray(plain, np.float64), np.asarray(noisy, np.float64)
     return np.abs(s - noisy_s) / np.maximum(np.abs(s), FLOOR)
-
-
-def _appended(model: Model, texts: Encoded, new: Sequence[str], batch: int) -> Encoded:
-    """Encoded texts with new ones behind them."""
-    kept = (lambda x: x) if model.method.pairwise else vectors_only
-    parts = [kept(model.encode(texts=new[i : i + batch])) for i in range(0, len(new), batch)]
-    out = stack([texts, *parts])
-    item = torch.arange(len(out.vector), device=out.vector.device)
-    return out._replace(item=item, image=torch.full_like(item, -1))
 
 
 def _all_changes(run: dict[str, Any]) -> np.ndarray:
@@ -233,9 +308,6 @@ def _notes(queries: dict[str, Any], seed: int) -> tuple[str, ...]:
             f"words behind it; {int((change == 0).sum())} scores did not change at all"
         )
     return tuple(notes)
-
-
-# What stands on a page about noise: an image, a text with a sentence put into it, two scores.
 
 
 class Disturbed(NamedTuple):

@@ -27,10 +27,9 @@ from grainline.data.formats.common import some
 from grainline.data.formats.plain import read_lines
 from grainline.data.record import Source
 from grainline.errors import UserError
-from grainline.evaluation.collectors.collecting import stack
-from grainline.evaluation.encode import Collector, Encoder, Encodings
+from grainline.evaluation.encode import Collector, Encoder, Encodings, stack
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.intervals import replicates_of_classes, wilson
-from grainline.evaluation.measured import SHOWN, Measured
 from grainline.evaluation.ranks import ranks
 from grainline.evaluation.score import Scorer, prepared, tile_of, tile_side
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, accuracy, settings_of
@@ -149,17 +148,17 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
         out[PER_CLASS] = MetricSamples(mean, samples, rank.size, 1 / classes, ties, "share")
         return out
 
-    def sections(self, on: Measured) -> list[Section]:
+    def sections(self, on: Evaluation) -> list[Section]:
         order = "By the score of the true class less that of the best other class."
         most = f"The {MOST} most frequent mistakes at most; the JSON has the outcome of every image."
         worst, best = (render("classified.html", shown=self.examples(on, sign)) for sign in (1, -1))
         return [
-            Section("Classes: most wrong", hint(f"{order} {on.how_shown()}") + worst),
+            Section("Classes: most wrong", hint(f"{order} {on.crop_sentence()}") + worst),
             Section("Classes: most right", hint(order) + best),
             Section("Classes: confusions", hint(most) + confusion_table(confused(on.result.queries))),
         ]
 
-    def examples(self, on: Measured, sign: int, number: int = SHOWN) -> list["Classified"]:
+    def examples(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Classified"]:
         """The images whose class leads least (sign 1), or most (-1)."""
         classes, queries = self.collected(on.data), on.result.queries
         contest = contests(on.model.method, on.data.images, classes, settings_of(on.result).memory)

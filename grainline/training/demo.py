@@ -10,10 +10,10 @@ from rich.console import Console
 
 from grainline.data.open_source import open_source
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.measured import Measured
+from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.measure import metrics_section, table
 from grainline.evaluation.result import Result, write
 from grainline.evaluation.suite import load_suite
-from grainline.evaluation.table import metrics_section, table
 from grainline.model import load
 from grainline.report.page import Section, render_page, write_page
 from grainline.report.page import summary as page_summary
@@ -61,7 +61,7 @@ def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
         console.print(table(result))
     page = out / REPORT_FILE
     summary = _summary(results, encodings)
-    on = Measured(model, unseen, encodings, results["retrieval"])
+    on = Evaluation(model, unseen, encodings, results["retrieval"])
     sections = [metrics_section(tables), Section("Training", charts(curves(read_log(out))))]
     sections += retrieval.sections(on)
     sections += probes.sections(on._replace(data=compared, result=results["probes"]))

@@ -1,0 +1,160 @@
+"""Single outcomes for pages and figures: the images behind a result, and the heat of texts in them.
+
+Images are read again from the source. Where one is not there any more, its place says so.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from grainline.data.captions import Sentence, sentences
+from grainline.data.decode import decode
+from grainline.data.phrases.base import Phrase
+from grainline.data.phrases.patterns import select, words_of
+from grainline.data.phrases.providers import Rules
+from grainline.data.record import CorruptSample, Source
+from grainline.evaluation.encode import Encodings
+from grainline.evaluation.result import Result
+from grainline.model import ImageLike, Model, given
+from grainline.nn.upsample import FEWEST, NULL_TEXTS
+from grainline.report.case import Look, SentenceScore
+from grainline.report.page import MissingImage
+from grainline.report.png import write_maps
+
+EXAMPLES = 6  # of a kind, on a page
+SENTENCES = 12  # of a text
+PHRASES = 30  # of these sentences: as many as beta-CLIP takes of a caption
+CONTRAST_HINT = (
+    "Heat is orange where the image shows more of a text than of other texts of the data and blue where less;"
+    " 1 is what one of five of these reaches, and less has no colour."
+)
+HEAT_HINT = (
+    f"{CONTRAST_HINT} At most {SENTENCES} sentences and {PHRASES} phrases in them are shown, each with its"
+    " score."
+)
+MARKS = " .!?…"  # around a phrase that is a whole sentence
+
+
+class Evaluation(NamedTuple):
+    """A result with what it was measured on."""
+
+    model: Model
+    source: Source
+    data: Encodings
+    result: Result
+
+    def image(self, row: int) -> Image.Image | MissingImage:
+        """The square that the model sees of an encoded image, or why it cannot be shown."""
+        key = self.data.keys[row]
+        try:
+            record = self.source[self.data.positions[row]]
+            if record.key != key:
+                return MissingImage(f"{key} is not where it was when it was encoded")
+            return self.model.cropped(decode(record))
+        except CorruptSample as error:
+            return MissingImage(f"{key} cannot be shown: {error.cause}")
+
+    def null(self, row: int) -> list[str] | None:
+        """Sentences about other images, to measure heat against; None where there are too few."""
+        others = [i for i, image in enumerate(self.data.texts.image.tolist()) if image != row]
+        some = [others[i] for i in spread(np.arange(len(others)), NULL_TEXTS)]
+        parts = [(sentences(self.data.strings[i]), i) for i in some]
+        single = list(dict.fromkeys(one[i % len(one)].text for one, i in parts if one))
+        return single if len(single) >= FEWEST else None
+
+    def given(self, row: int, image: Image.Image) -> ImageLike:
+        """The image as the model takes it: with its description, where the method reads one."""
+        return given(image, self.data.described[row] if self.data.described else None)
+
+    def write_heat(self, path: str | Path, looks: Sequence[Look]) -> None:
+        """Write heat maps as a figure. Raises UserError if the place cannot be written."""
+        name = PurePath(self.result.data["path"]).name
+        write_maps(path, looks, f"Heat in {self.result.suite}, {len(self.data.keys):,} images of {name}")
+
+    def crop_sentence(self) -> str:
+        """How images are cropped for the page, in a sentence."""
+        squash = self.model.transform.resize == "squash"
+        how = "pressed into a square" if squash else "a square from their middle"
+        return f"Images are shown as the model sees them: {how}."
+
+
+def spread(rank: np.ndarray, number: int) -> list[int]:
+    """Places of some values, evenly from the lowest value to the highest, both included.
+
+    >>> spread(np.array([5, 1, 9, 1, 2]), 3)
+    [1, 4, 2]
+    """
+    order = np.argsort(rank, kind="stable")
+    ends = np.linspace(0, len(order) - 1, min(number, len(order)))
+    return [int(place) for place in order[np.rint(ends).astype(int)]]
+
+
+def look_at(
+    model: Model,
+    image: Image.Image | MissingImage,
+    text: str,
+    description: str | None = None,
+    null: Sequence[str] | None = None,
+) -> Look:
+    """The sentences of a text in an image, each with its score and the phrases that the rules find in it.
+
+    description  of the image, for a model that reads it
+    null         other texts that heat is measured against, as in `Model.heat`
+
+    Where image tokens have no places there is no heat, and phrases are left out.
+    """
+    if isinstance(image, MissingImage):
+        return Look(image, "")
+    everything = sentences(text)
+    first, located = everything[:SENTENCES], model.method.has_layout
+    phrases = phrases_of(text, first) if located else [[] for _ in first]
+    turns = sorted((turn, i) for i, inside in enumerate(phrases) for turn in range(len(inside)))
+    number = Counter(i for _, i in turns[:PHRASES])  # turn by turn: a long sentence leaves room for others
+    phrases = [inside[: number[i]] for i, inside in enumerate(phrases)]
+    strings = [part for one, inside in zip(first, phrases, strict=True) for part in (one.text, *inside)]
+    described = given(image, description)
+    score = iter(model.score([described], strings)[0].tolist())
+    scored = [
+        SentenceScore(
+            one.text, next(score), phrases=[SentenceScore(phrase, next(score)) for phrase in inside]
+        )
+        for one, inside in zip(first, phrases, strict=True)
+    ]
+    heat = model.heat(described, strings, null).cpu().numpy() if located else None
+    cut_sentences = len(everything) - len(first)
+    cut_phrases, all_phrases = len(turns) - number.total(), len(turns)
+    parts = []
+    if cut_sentences:
+        parts.append(f"{cut_sentences} of {len(everything)} sentences, at the end")
+    if cut_phrases:
+        where = " in those shown" if cut_sentences else ""
+        parts.append(f"{cut_phrases} of {all_phrases} phrases{where}, at the end of their sentences")
+    left_out = f"Left out: {'; '.join(parts)}." if parts else ""
+    return Look(image, "the right image", scored, heat, left_out=left_out, contrast=null is not None)
+
+
+def phrases_of(text: str, among: Sequence[Sentence]) -> list[list[str]]:
+    """The phrases in each of some sentences of a text, in the order of the text.
+
+    They are those that training takes with the filter `content`. A phrase that comes again, in whatever
+    capitals, stands only in its first place, and one that is a whole sentence is left out.
+
+    >>> text = "A brown dog. It runs over wet sand next to a brown dog. Wet sand is next to a man."
+    >>> phrases_of(text, sentences(text))
+    [[], ['runs over', 'wet sand', 'next to'], ['a man']]
+    """
+    once: dict[str, Phrase] = {}
+    for phrase in sorted(select(text, Rules().phrases(text)), key=lambda one: (one.start, -one.end)):
+        once.setdefault(words_of(text, phrase).lower(), phrase)
+    return [
+        [
+            words_of(text, phrase)
+            for words, phrase in once.items()
+            if one.start <= phrase.start and phrase.end <= one.end and words != one.text.lower().strip(MARKS)
+        ]
+        for one in among
+    ]

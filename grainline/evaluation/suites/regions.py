@@ -1,0 +1,269 @@
+"""What the suites of regions share: their walk over a source, and features, sums and IoU of boxes.
+
+An expression is the phrase of a region, which names one thing in the image. Tokens of images are not stored:
+each collector reads them while they are there.
+"""
+
+from abc import abstractmethod
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from grainline.data.formats.common import digest
+from grainline.data.formats.joined import Joined, WithoutCaptions
+from grainline.data.record import Record, Source, content_of
+from grainline.errors import UserError
+from grainline.evaluation.encode import Collector, Encodings, Sample
+from grainline.evaluation.suite import HEAT as HEAT_MAPS
+from grainline.evaluation.suite import O, Suite
+from grainline.model import Model
+from grainline.nn.pooling import roi_align
+from grainline.types import Encoded, full, rows
+
+HEAT = "heat"
+ALPHA = 0.5  # the power of the area of a box, in ReCLIP (Subramanian et al., arXiv 2204.05991)
+PIXELS = 2**22  # of maps in memory at a time, unless one image alone has more
+
+
+class RegionSuite(Suite[O]):
+    """A suite that reads the texts of regions, and no captions."""
+
+    captions = ("whole",)
+    reads = "the texts of regions"
+    needs_text = encodes_captions = keeps_tokens = False
+    figure = HEAT_MAPS
+
+
+class ExpressionSuite(RegionSuite[O]):
+    """A suite that looks for the thing that an expression names, in the whole image squashed to a square."""
+
+    def check(self, model: Model, source: Source) -> None:
+        super().check(model, source)
+        if not model.method.has_layout:
+            name = model.description.method
+            raise UserError(
+                f"the image tokens of {name} have no places in the image, so it has no heat there"
+            )
+
+    def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
+        return model.pressed(), variant(source, "with_expressions")
+
+    def queries(self, data: Encodings) -> dict[str, Any]:
+        """The fields of `Outcomes.queries` that name the expressions."""
+        compared: Compared = self.collected(data)
+        return {
+            "keys": list(data.keys),
+            "texts": digest(one.text for one in compared.expressions),
+            "image": [compared.same[one.image] for one in compared.expressions],
+            "region": [one.region for one in compared.expressions],
+        }
+
+    def numbers(self, data: Encodings) -> dict[str, int]:
+        """How many texts and expressions there are, for `Outcomes.data`."""
+        texts = [one.text for one in self.collected(data).expressions]
+        return {"texts": len(set(texts)), "expressions": len(texts)}
+
+
+def variant(source: Source, method: str) -> Source:
+    """The source that a method of the source makes of it; a source without this method stays as it is.
+
+    method  with_foils, with_expressions or texts_only
+    """
+    if isinstance(source, Joined):
+        return Joined([variant(one, method) for one in source.sources])
+    if isinstance(source, WithoutCaptions):
+        return WithoutCaptions(variant(source.source, method), source.skip)
+    changed: Source = getattr(source, method)() if hasattr(source, method) else source
+    return changed
+
+
+class RegionCollector(Collector):
+    """Collects regions of images, and which images are equal. Abstract.
+
+    batch  texts, or pairs of image and text, in memory at once
+    """
+
+    def __init__(self, model: Model, batch: int) -> None:
+        self.model, self.method, self.batch = model, model.method, batch
+        self.truncated = 0
+        self.same: list[int] = []  # for each image the first one with the same content
+        self._first: dict[bytes, int] = {}
+
+    def add(self, sample: Sample) -> None:
+        content = sha256(content_of(sample.record.image)).digest()
+        self.same.append(self._first.setdefault(content, len(self.same)))
+
+
+class Expression(NamedTuple):
+    """An expression."""
+
+    region: int  # of its record
+    text: str
+    target: Any  # what it refers to: a mask, or a box
+
+
+class ImageExpressions(NamedTuple):
+    """The expressions of an image."""
+
+    size: tuple[int, int]  # height and width
+    expressions: list[Expression]
+    shared: Any = None  # what all of them share, such as the boxes to choose from
+
+
+class Compared(NamedTuple):
+    """E expressions about N images, compared."""
+
+    expressions: tuple[Any, ...]
+    same: tuple[int, ...]  # [N] the first image with the same content
+    counts: dict[str, int]  # what was skipped, in words -> how many
+    flat: dict[str, int]  # map -> how many are the same everywhere
+
+
+class ExpressionCollector(RegionCollector):
+    """Compares the expressions of one image after the other. Abstract."""
+
+    def __init__(self, model: Model, batch: int) -> None:
+        super().__init__(model, batch)
+        self._texts: set[str] = set()
+        self._waiting: list[ImageExpressions] = []
+        self._encoded = 0  # images
+
+    @abstractmethod
+    def expressions_of(self, record: Record, size: tuple[int, int], index: int) -> ImageExpressions:
+        """The expressions of a record. Raises CorruptSample before it counts anything.
+
+        size   height and width of the decoded image
+        index  position of the record in the source
+        """
+
+    @abstractmethod
+    def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions, image: int) -> None:
+        """Compare some expressions with their image.
+
+        images, texts  rows that belong together, one for each expression
+        image          its row among the encoded images
+        """
+
+    def add(self, sample: Sample) -> None:
+        width, height = sample.size
+        self._waiting.append(self.expressions_of(sample.record, (height, width), sample.position))
+        super().add(sample)
+
+    def add_images(self, images: Encoded, texts: Any) -> None:
+        waiting, self._waiting = self._waiting, []
+        strings = list(dict.fromkeys(one.text for of in waiting for one in of.expressions))
+        place = {text: i for i, text in enumerate(strings)}
+        encoded = self._encode(strings) if strings else None
+        for i, of in enumerate(waiting):
+            step = max(1, min(self.batch, PIXELS // (of.size[0] * of.size[1])))
+            for start in range(0, len(of.expressions), step):
+                assert encoded is not None, "there are texts"
+                few = of._replace(expressions=of.expressions[start : start + step])
+                row = torch.tensor([place[one.text] for one in few.expressions], device=images.vector.device)
+                both = rows(images, torch.full_like(row, i)), rows(encoded, row)
+                self.compare(*both, few, self._encoded)
+            self._encoded += 1
+
+    def _encode(self, texts: list[str]) -> Encoded:
+        """Rows of texts. Texts of earlier batches are encoded again, but each truncated text counts once."""
+        known = [text for text in texts if text in self._texts]
+        self.truncated -= sum(self.model.read(known).truncated) if known else 0
+        self._texts.update(texts)
+        return self.model.encode(texts=texts)
+
+
+def unit_range(heat: Tensor) -> Tensor:
+    """Each map stretched to 0 .. 1 in float64; one that is the same everywhere becomes 0: [N, H, W] both"""
+    values = heat.double()
+    low, high = values.amin((1, 2), keepdim=True), values.amax((1, 2), keepdim=True)
+    return (values - low) / torch.where(high > low, high - low, 1.0)
+
+
+def number_flat(heat: Tensor) -> int:
+    """How many maps [N, H, W] are the same everywhere."""
+    return int((heat.amax((1, 2)) == heat.amin((1, 2))).sum())
+
+
+# Boxes [B, 4]: left, top, right, bottom in pixels.
+
+
+def box_means(images: Encoded, boxes: Tensor, row: Tensor, grid: tuple[int, int] | None, side: int) -> Tensor:
+    """The mean of image tokens over each box: [B, D]
+
+    boxes  in the square of `side` pixels that the model reads
+    row    [B] the image of each box
+    grid   rows and columns of patches, which are pooled by RoIAlign; None: tokens are segments with `places`,
+           and a segment weighs as much as its pixels in the box; a pixel that the box cuts counts in part
+    """
+    if grid is not None:
+        on_grid = full(images.tokens[:, : grid[0] * grid[1]]).unflatten(1, grid)
+        return roi_align(on_grid, boxes, row, scale=(grid[0] / side, grid[1] / side))[:, 0, 0]
+    assert images.places is not None, "segments without places"
+    places = images.places.flatten(1).long()  # [N, h * w]
+    height, width = images.places.shape[1:]
+    down = _covered(boxes[:, 1], boxes[:, 3], side / height, height)  # [B, h]
+    across = _covered(boxes[:, 0], boxes[:, 2], side / width, width)
+    out = []
+    for i, y, x in zip(row.tolist(), down, across, strict=True):
+        share = y.new_zeros(images.tokens.shape[1]).index_add(0, places[i], (y[:, None] * x).flatten())
+        out.append((share / share.sum()).to(images.tokens.dtype) @ images.tokens[i])
+    return full(torch.stack(out)) if out else full(images.tokens[:0, 0])
+
+
+def _covered(low: Tensor, high: Tensor, step: float, number: int) -> Tensor:
+    """The share of each of `number` steps along one side that lies between two ends [B]: [B, number]"""
+    edge = step * torch.arange(number + 1, device=low.device)
+    ends = torch.minimum(high[:, None], edge[1:]) - torch.maximum(low[:, None], edge[:-1])
+    return (ends / step).clamp(min=0)
+
+
+def box_sums(maps: Tensor, boxes: Tensor) -> Tensor:
+    """The sum of each map [E, H, W] over the pixels whose centres lie in each box: [E, B] float64
+
+    for e, b: sum of maps[e, y, x] over left <= x + 0.5 < right and top <= y + 0.5 < bottom
+    """
+    height, width = maps.shape[1:]
+    whole = maps.new_zeros((len(maps), height + 1, width + 1), dtype=torch.float64)
+    whole[:, 1:, 1:] = maps.double().cumsum(1).cumsum(2)
+    edge = (boxes.double() - 0.5).ceil().long()
+    left, right = edge[:, 0].clamp(0, width), edge[:, 2].clamp(0, width)
+    top, bottom = edge[:, 1].clamp(0, height), edge[:, 3].clamp(0, height)
+    return whole[:, bottom, right] - whole[:, top, right] - whole[:, bottom, left] + whole[:, top, left]
+
+
+def box_scores(maps: Tensor, boxes: Tensor, alpha: float = ALPHA) -> Tensor:
+    """`box_sums` over area ** alpha: [E, B] float32, rounded so that boxes of equal sums and areas tie.
+
+    >>> corners = torch.zeros(1, 4, 4)
+    >>> corners[0, :2, :2], corners[0, 2:, 2:] = 1.0, 0.5
+    >>> box_scores(corners, torch.tensor([[0.0, 0, 2, 2], [0, 0, 4, 4], [2, 2, 4, 4]])).tolist()
+    [[2.0, 1.5, 1.0]]
+    """
+    return (box_sums(maps, boxes) / areas(boxes).pow(alpha)).float()
+
+
+def areas(boxes: Tensor) -> Tensor:
+    """[..., 4] to [...] float64"""
+    boxes = boxes.double()
+    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+
+
+def box_iou(a: Tensor, b: Tensor) -> Tensor:
+    """Intersection over union of every a [A, 4] with every b [B, 4]: [A, B] float64
+
+    >>> box_iou(torch.tensor([[0.0, 0, 2, 2]]), torch.tensor([[0.0, 0, 2, 1], [5, 5, 6, 6]])).tolist()
+    [[0.5, 0.0]]
+    """
+    a, b = a.double()[:, None], b.double()[None]
+    low, high = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])
+    both = (high - low).clamp(min=0).prod(-1)
+    return both / (areas(a) + areas(b) - both)
+
+
+def clipped(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Boxes cut off at the rim of an image: [B, 4] float64. size: its height and width"""
+    height, width = size
+    limit = torch.tensor([width, height, width, height], dtype=torch.float64)
+    return torch.minimum(boxes.double().clamp(min=0), limit)

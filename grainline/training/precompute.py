@@ -1,0 +1,127 @@
+"""What training reads instead of computing it: features of a frozen image encoder, and superpixels.
+
+`grainline data features` and `grainline data superpixels` write these folders, data/cache.py defines them.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from grainline.build import Description, image_settings, start
+from grainline.data.cache import CacheResult, make_features, make_superpixels
+from grainline.data.lines import Progress
+from grainline.data.open_source import open_sources
+from grainline.data.transforms import EvalTransform
+from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
+from grainline.errors import UserError
+from grainline.fingerprint import image_fingerprint
+from grainline.methods.base import Method
+from grainline.model import find_run, load
+from grainline.training.recipe import names, read_recipe
+from grainline.types import Images
+
+
+def write_features(
+    model: str,
+    sources: Sequence[str],
+    out: Path,
+    *,
+    tokens: bool = False,
+    images: str | None = None,
+    changes: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> CacheResult:
+    """Run an image encoder over all images once, for `data.features` of a recipe that freezes it.
+
+    model    a run, or the recipe that will be trained
+    tokens   write image tokens too, for methods that learn from them
+    changes  of the recipe, as `--set` takes them
+
+    Raises UserError for a recipe whose image encoder has fresh weights, and for changes of a run.
+    """
+    description, method = _starting_method(model, list(changes))
+    size, encode = method.size, feature_encoder(method, tokens=tokens)
+    rows, width = encode(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape[1:]
+    return make_features(
+        open_sources(sources, images=images, size=size),
+        encode,
+        out,
+        EvalTransform(size, **image_settings(description)),
+        encoder=image_fingerprint(description.config.image, method.towers.image),
+        row=(rows, width),
+        progress=progress,
+    )
+
+
+def write_superpixels(
+    sources: Sequence[str],
+    out: Path,
+    config: SuperpixelConfig,
+    *,
+    size: int = 224,
+    images: str | None = None,
+    progress: Progress | None = None,
+) -> CacheResult:
+    """Compute the superpixels of all images once, for `data.superpixels` of a recipe without random crops.
+
+    size  side of the images that the model reads
+    """
+    segmenter = Superpixels(config, size)
+    if config.checkpoint is not None:
+        segmenter.fill(Path(config.checkpoint))
+    segmenter.to(_device())
+    return make_superpixels(
+        open_sources(sources, images=images, size=size),
+        lambda pixels: segmenter(pixels.to(_device())).label,
+        out,
+        size=size,
+        settings=config.model_dump(mode="json", exclude={"checkpoint"}),
+        progress=progress,
+    )
+
+
+def feature_encoder(method: Method, *, tokens: bool) -> Callable[[Tensor], Tensor]:
+    """From squares [n, 3, S, S] uint8 to features [n, 1 + L, W]: the summary, and the tokens if wanted."""
+    device = next(method.parameters()).device
+
+    @torch.no_grad()
+    def encode(pixels: Tensor) -> Tensor:
+        encoded = method.towers.image_tokens(
+            Images(pixels.to(device), torch.arange(len(pixels), device=device))
+        )
+        if tokens and encoded.mask is not None:
+            raise UserError(
+                "segments may be empty, which cached features cannot say: leave --tokens out, or train "
+                "without data.features"
+            )
+        patches = encoded.patches if tokens else encoded.patches[:, :0]
+        return torch.cat([encoded.pooled[:, None], patches], dim=1)
+
+    return encode
+
+
+def _starting_method(name: str, changes: list[str]) -> tuple[Description, Method]:
+    """A method in evaluation mode with the image encoder that training would start with."""
+    if name in names() or name.endswith((".yaml", ".yml")):
+        recipe = read_recipe(name, changes)
+        if recipe.init_from is None:
+            started = start(recipe.description)
+            if started.image is None:
+                raise UserError(
+                    f"the image encoder of recipe {name} begins with fresh weights: give a run, or a recipe "
+                    "with model.image.pretrained or init_from"
+                )
+            return started.description, started.method().eval().to(_device())
+        name = recipe.init_from
+    elif changes:
+        raise UserError("--set changes fields of a recipe, and --model names a run: leave one of them out")
+    if find_run(Path(name)) is None:
+        raise UserError(f"{name} is neither a run nor a recipe; a recipe says how a checkpoint is read")
+    model = load(name)
+    return model.description, model.method
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
