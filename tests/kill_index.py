@@ -2,8 +2,9 @@
 
     python tests/kill_index.py FOLDER [--kills 100]
 
-`near` is a refresh of an index that keeps an inverted file, as one of very many images does. Prints how
-many points each operation had, and how many of the random kills fell into the work.
+`near` is a refresh of an index with an inverted file, as one of very many images has; it writes all that a
+refresh without one does. Prints how many points each operation had, and how many of the random kills fell
+into the work.
 """
 
 import argparse
@@ -233,7 +234,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=KILLS, help="at random moments")
     args = parser.parse_args()
-    for operation in ("build", "add", "remove", "refresh", "near", "random"):
+    for operation in ("build", "add", "remove", "near", "random"):
         here = args.folder / operation
         here.mkdir(parents=True)
         number = randomly(here, args.kills) if operation == "random" else points(here, operation)

@@ -1,7 +1,7 @@
 """Plants one fault at a time in a copy of the package and checks that the tests catch each.
 
     make mutants                             everything: minutes on two cores
-    python tests/mutants.py --only sampler   the faults whose file or line of explanation holds the word
+    python tests/mutants.py --only sampler   the faults whose file, tests or explanation hold the word
     python tests/mutants.py --dry            plants none: each text stands once in its file, tests exist
 
 First the named tests run on an unchanged copy. A fault counts as caught when a test fails; a copy that cannot
@@ -33,13 +33,13 @@ PASSED, FAILED = 0, 1  # of pytest; its other exit codes say that no test ran to
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Plant faults; the tests must catch each.")
-    parser.add_argument("--only", default="", help="a word in the file or in the explanation of the faults")
+    parser.add_argument("--only", default="", help="a word in the file, tests or explanation of the faults")
     parser.add_argument("--jobs", type=int, default=2, help="how many to try at a time")
     parser.add_argument("--dry", action="store_true", help="only check the texts and tests of the faults")
     args = parser.parse_args()
-    faults = [fault for fault in FAULTS if args.only in fault.file or args.only in fault.breaks]
+    faults = [x for x in FAULTS if any(args.only in text for text in (x.file, x.tests, x.breaks))]
     if not faults:
-        print(f"no fault has {args.only!r} in its file or explanation")
+        print(f"no fault has {args.only!r} in its file, tests or explanation")
         return 1
     complaints = {fault: complaint for fault in faults if (complaint := mistake_in(fault))}
     for fault, complaint in complaints.items():

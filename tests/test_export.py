@@ -62,6 +62,14 @@ def tiny(name: str, *changes: str, values: dict[str, Any] = make.TINY) -> Model:
     return Model(description, build(description), tokenizer)
 
 
+@pytest.fixture
+def no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what stands beside the graphs: none is made, which takes seconds each."""
+    monkeypatch.setattr(onnx, "write_graph", lambda *args: args[3].touch())
+    monkeypatch.setattr(onnx, "session", lambda *_: None)
+    monkeypatch.setattr(onnx, "differences", lambda *_: Parity(0.0, 0.0))
+
+
 def texts(parts: int, length: int = 24) -> Texts:
     """Five texts of unequal lengths; of several parts, some are equal and some are not there."""
     ids = torch.randint(3, make.VOCAB, (5, parts, length))
@@ -184,10 +192,20 @@ def _run_the_documented_example(model: Model, place: Path) -> None:
     np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
 
 
+def test_a_checkpoint_of_others_is_exported_with_its_own_preprocessing(tmp_path: Path) -> None:
+    checkpoints.whole("clip", tmp_path / "in")
+    processor = {"size": {"shortest_edge": 20}, "crop_size": 16, "resample": 2}
+    (tmp_path / "in" / "preprocessor_config.json").write_text(json.dumps(processor))
+    model = load(tmp_path / "in")
+    export(model, tmp_path / "out")
+    about = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert (about["resize"], about["filter"], about["margin"]) == ("crop", "bilinear", 1.25)
+    _run_the_documented_example(model, tmp_path)
+
+
 @pytest.mark.parametrize(
-    ("kind", "processor", "told"),
+    ("kind", "processor", "expected"),
     [
-        ("clip", {"size": {"shortest_edge": 20}, "crop_size": 16, "resample": 2}, ("crop", "bilinear", 1.25)),
         ("siglip", {"size": {"height": 16, "width": 16}, "resample": 1}, ("squash", "lanczos", 1.0)),
         (
             "siglip",
@@ -196,16 +214,15 @@ def _run_the_documented_example(model: Model, place: Path) -> None:
         ),
     ],
 )
-def test_a_checkpoint_of_others_is_told_how_it_wants_its_images(
-    kind: str, processor: dict[str, Any], told: tuple[str, str, float], tmp_path: Path
+@pytest.mark.usefixtures("no_graphs")
+def test_the_preprocessing_of_a_checkpoint_is_written_beside_its_graphs(
+    kind: str, processor: dict[str, Any], expected: tuple[str, str, float], tmp_path: Path
 ) -> None:
     checkpoints.whole(kind, tmp_path / "in")
     (tmp_path / "in" / "preprocessor_config.json").write_text(json.dumps(processor))
-    model = load(tmp_path / "in")
-    export(model, tmp_path / "out")
+    export(load(tmp_path / "in"), tmp_path / "out")
     about = json.loads((tmp_path / "out" / "export.json").read_text())
-    assert (about["resize"], about["filter"], about["margin"]) == told
-    _run_the_documented_example(model, tmp_path)
+    assert (about["resize"], about["filter"], about["margin"]) == expected
 
 
 class Image_(nn.Module):
@@ -292,6 +309,7 @@ def test_images_that_texts_pool_are_in_no_graph(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("no_graphs")
 @pytest.mark.parametrize(("name", "changes"), [("flair", ("heads=2",)), ("caft", COMPOSER)])
 def test_images_that_texts_pool_are_refused_and_vectors_of_the_same_weights_are_not(
     name: str, changes: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -97,7 +97,7 @@ def test_a_torn_line_is_written_again(tmp_path: Path, cut: int) -> None:
 
 
 def test_a_killed_command_goes_on(tmp_path: Path) -> None:
-    out, source = tmp_path / "out.jsonl", "scenes:dev?count=900&size=32"
+    out, source = tmp_path / "out.jsonl", "scenes:dev?count=500&size=32"
     command = [sys.executable, "-m", "grainline", "data", "phrases", source, "--out", str(out)]
     command += ["--processes", "2"]
     with (tmp_path / "said").open("w") as said:

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from runs import call, complaint, recipe
 from test_cola import Capture, Counting, painted
+from test_intervals import interval
 
 from grainline.data.benchmarks.contests import Contest, FoilCoco, Foiled, SugarCrepe, Valse, origins
 from grainline.data.benchmarks.svo import COLUMNS, SvoProbes
@@ -21,7 +22,7 @@ from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import Foil, Source
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
-from grainline.evaluation.intervals import from_replicates, interval, replicates, wilson
+from grainline.evaluation.intervals import from_replicates, replicates, wilson
 from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.probes import ALL, CARDS, NOUNS, ProbesSuite
