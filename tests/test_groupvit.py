@@ -19,7 +19,7 @@ from grainline.build import Description, image_settings, method_config, start
 from grainline.data.transforms import EvalTransform
 from grainline.encoders.pretrained import load_pretrained
 from grainline.encoders.pretrained.adapters import group_places
-from grainline.evaluation.pages.shown import segment_panels
+from grainline.evaluation.show import segment_panels
 from grainline.methods.base import Method
 from grainline.model import Model, on_pixels
 from grainline.training.optim import ParamRule, param_groups, train_mode
