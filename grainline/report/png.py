@@ -294,9 +294,9 @@ def write_panels(path: str | Path, cases: Sequence[Case], title: str, rule: str)
         sheet.draw(SPACE, tall - 0.24, (0.5, 0.1), ramp())
         sheet.write(SPACE + 0.6, tall - 0.12, textwrap.fill(rule, RULE_COLUMNS), SMALL, color=SOFT)
     top = MAPS_HEAD
-    for (head, panels), over, under in zip(lines, above, below, strict=True):
+    for (head, line), over, under in zip(lines, above, below, strict=True):
         sheet.write(SIDE + 2 * SPACE, top + SPACE + LINE * len(head), "\n".join(head))
-        for column, panel in enumerate(panels):
+        for column, panel in enumerate(line):
             if panel is not None:
                 _panel(sheet, SPACE + column * (SIDE + SPACE), top + over, panel)
         top += over + SIDE + under
