@@ -6,8 +6,8 @@ Radford et al., arXiv 2103.00020, section 3.1. In three steps:
      method compares tokens, so there the score of a class is the mean of the scores of its prompts;
   3. rank the classes for every image; a tie is wrong.
 
-A class is the first caption of an image. Underscores count as blanks, everywhere. As a check against
-forgetting the suite is run before and after a fine-tuning on the same images (evaluation/compare.py).
+A class is the first caption of an image. Underscores count as blanks. As a check against forgetting, run the
+suite before and after a fine-tuning on the same images (evaluation/compare.py).
 """
 
 from collections import Counter
@@ -233,12 +233,14 @@ def contests(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) 
 def per_class(queries: Mapping[str, Any], level: float) -> list[dict[str, Any]]:
     """Images, right ones and accuracy with Wilson's interval of every class; None without images."""
     label, right = np.array(queries["label"]), np.array(queries["rank"]) == 1
-    out = []
+    out: list[dict[str, Any]] = []
     for number, name in enumerate(queries["classes"]):
         of_class = right[label == number]
-        row: dict[str, Any] = {"class": name, "images": len(of_class), "right": int(of_class.sum())}
-        share = wilson(int(of_class.sum()), len(of_class), level) if len(of_class) else (None, None, None)
-        out.append(row | dict(zip(("accuracy", "low", "high"), share, strict=True)))
+        images, hits = len(of_class), int(of_class.sum())
+        accuracy, low, high = wilson(hits, images, level) if images else (None, None, None)
+        out.append(
+            {"class": name, "images": images, "right": hits, "accuracy": accuracy, "low": low, "high": high}
+        )
     return out
 
 
@@ -248,10 +250,7 @@ def confusions(queries: Mapping[str, Any], most: int = MOST) -> list[dict[str, A
     pairs = zip(label, queries["predicted"], rank, strict=True)
     number = Counter((true, other) for true, other, place in pairs if place > 1)
     ordered = sorted(number.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
-    return [
-        {"true": names[true], "predicted": names[other], "images": images}
-        for (true, other), images in ordered
-    ]
+    return [{"true": names[a], "predicted": names[b], "images": images} for (a, b), images in ordered]
 
 
 def read_templates(path: str) -> tuple[str, ...]:
@@ -313,11 +312,7 @@ def spelt(label: str) -> str:
 
 
 def _refuse_twice(values: Sequence[str], what: str) -> None:
-    twice = (
-        sorted({value for value in values if values.count(value) > 1})
-        if len(set(values)) < len(values)
-        else []
-    )
+    twice = sorted(value for value, number in Counter(values).items() if number > 1)
     if twice:
         raise UserError(f"{what} given twice: {some([repr(value) for value in twice])}; each must be unique")
 
@@ -352,7 +347,6 @@ def _scores(
 
 
 def _notes(method: Scorer, queries: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a reader of these accuracies has to know."""
     names, label = queries["classes"], queries["label"]
     most, times = Counter(label).most_common(1)[0]
     notes = [
