@@ -41,6 +41,7 @@ from grainline.evaluation.suites.baselines import (
 from grainline.evaluation.suites.grouped import GroupCollector, Grouped, hard, makes_groups
 from grainline.evaluation.suites.regions import variant
 from grainline.model import Model
+from grainline.report.case import CaseList
 from grainline.report.page import Section, hint
 from grainline.report.png import write_strips
 from grainline.report.tokens import POSITIONS, RULES, TokenGroups, positions, token_groups
@@ -129,16 +130,17 @@ class PhrasesSuite(Suite[NoOptions]):
         names = [chunks] if number is None else [GROUPS, chunks]
         return [f"{MEASURES[0]}, {name}" for name in names]
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        examples = self.examples(on)
-        if not examples:
-            return []  # rules and clusterings have no shares to show
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         order = f"Evenly spaced from the lowest tIoU to the highest. {RULES}"
-        mean = by_position(self.collected(on.data).soft)
-        return [
-            Section("Groups by position", hint(POSITIONS) + positions(mean)),
-            Section("Captions, lowest to highest tIoU", hint(order) + token_groups(examples)),
-        ]
+        cases = [token_groups(one) for one in self.examples(on, number)]
+        return [CaseList("Captions, lowest to highest tIoU", order, cases)]
+
+    def sections(self, on: Evaluation) -> list[Section]:
+        soft = self.collected(on.data).soft
+        if soft is None:
+            return []  # rules and clusterings have no shares to show
+        places = Section("Groups by position", hint(POSITIONS) + positions(by_position(soft)))
+        return [places, *super().sections(on)]
 
     def draw(self, path: str | Path, on: Evaluation) -> None:
         name, number = PurePath(on.result.data["path"]).name, len(on.result.queries["image"])
