@@ -40,8 +40,8 @@ def gradient_heat(method: Scorer, images: Encoded, texts: Encoded) -> Slopes:
             plain[i, l] = relu(sum over c of v[l, c] * g[l, c])
             centred[i, l] = relu(sum over c of (v[l, c] - m[c]) * g[l, c])
 
-    To first order, `plain` is how much the score falls if the token is set to zero, and `centred` if it is set
-    to the mean token of its image. Where a method scales tokens to one length before it scores, as by a
+    To first order, `plain` is how much the score falls if the token is set to zero, and `centred` if it is
+    set to the mean token of its image. Where a method scales tokens to one length before it scores, as by a
     LayerNorm, the gradient is at right angles to the token, and `plain` is 0 everywhere.
 
     Pairs are taken one by one, so that no pair has a part in another one's gradient. Raises ValueError for a

@@ -74,16 +74,11 @@ class ClassTexts(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """The outcome of every image."""
+    """Every image between its own class and the best of the others."""
 
     rank: Tensor  # [N] int64, of the true class
     tied: Tensor  # [N] bool, another class has exactly the score of the true one
     predicted: Tensor  # [N] int64, the true class at rank 1, else the best of the others
-
-
-class Contest(NamedTuple):
-    """Every image between its own class and the best of the others."""
-
     true: Tensor  # [N] score of the true class
     false: Tensor  # [N] score of the best other class
     other: Tensor  # [N] int64, that class
@@ -113,14 +108,14 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         classes: ClassTexts = self.collected(data)
-        rank, tied, predicted = judge(scorer, data.images, classes, settings.memory)
+        judged = judge(scorer, data.images, classes, settings.memory)
         queries: dict[str, Any] = {
             "keys": list(data.keys),
             "classes": list(classes.names),
             "label": classes.label.tolist(),
-            "rank": rank.tolist(),
-            "tied": tied.int().tolist(),
-            "predicted": predicted.tolist(),
+            "rank": judged.rank.tolist(),
+            "tied": judged.tied.int().tolist(),
+            "predicted": judged.predicted.tolist(),
         }
         queries |= {"per_class": per_class(queries, settings.level), "confusions": confusions(queries)}
         templates = list(classes.templates)
@@ -150,15 +145,15 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
 
     def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         classes, queries = self.collected(on.data), on.result.queries
-        contest = contests(on.model.method, on.data.images, classes, settings_of(on.result).memory)
-        true, false = contest.true.numpy(), contest.false.numpy()
+        judged = judge(on.model.method, on.data.images, classes, settings_of(on.result).memory)
+        true, false = judged.true.numpy(), judged.false.numpy()
 
         def case(i: int) -> Case:
             by, name = float(true[i]) - float(false[i]), on.data.keys[i]
             detail = f"true class at rank {queries['rank'][i]:,} of {len(classes.names):,}, {name}"
             texts = [
                 (f"True class, score {true[i]:.3f}", classes.names[queries["label"][i]]),
-                (f"Best other class, score {false[i]:.3f}", classes.names[int(contest.other[i])]),
+                (f"Best other class, score {false[i]:.3f}", classes.names[int(judged.other[i])]),
             ]
             return Case(lead(by), detail, by > 0, image=on.image(i), alt=f"image {name}", texts=texts)
 
@@ -207,23 +202,12 @@ def judge(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> 
     """
     parts = []
     for block, score in _scores(method, images, classes, memory):
-        label = classes.label[block].to(score.device)
-        true = F.one_hot(label, score.shape[1]).bool()
-        place = ranks(score, true)
-        other = score.masked_fill(true, -torch.inf).argmax(1)
-        parts.append((*place, torch.where(place.rank == 1, label, other)))
-    return Predictions(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
-
-
-@torch.no_grad()
-def contests(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> Contest:
-    """The scores behind `judge`, by the same blocks: an image is right where `true` is above `false`."""
-    parts = []
-    for block, score in _scores(method, images, classes, memory):
         label = classes.label[block].to(score.device)[:, None]
+        place = ranks(score, torch.zeros_like(score).bool().scatter(1, label, True))
         false, other = score.scatter(1, label, -torch.inf).max(1)
-        parts.append(Contest(score.gather(1, label)[:, 0], false, other))
-    return Contest(*(torch.cat(fields).cpu() for fields in zip(*parts, strict=True)))
+        predicted = torch.where(place.rank == 1, label[:, 0], other)
+        parts.append((*place, predicted, score.gather(1, label)[:, 0], false, other))
+    return Predictions(*(torch.cat(fields).cpu() for fields in zip(*parts, strict=True)))
 
 
 def per_class(queries: Mapping[str, Any], level: float) -> list[dict[str, Any]]:
