@@ -29,13 +29,11 @@ from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.methods.seps import SEPS
 from grainline.model import Model
+from grainline.report.case import Case, LegendEntry, Panel, Row
 from grainline.report.heatmap import AGAINST, FOR
 from grainline.report.panels import (
     DIM,
     SIGN,
-    ImagePanels,
-    LegendEntry,
-    Panel,
     enlarged_image,
     legend,
     patch_count,
@@ -362,13 +360,14 @@ def test_heads_stand_above_their_rows_and_signs_below_their_panels(tmp_path: Pat
     red, lime = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "lime")
     signs = [LegendEntry(Image.new("RGB", (36, 20), "blue"), "blue", "one")] * 3
 
-    def tall(heads: tuple[str, ...], legend: Any = ()) -> int:
-        one = ImagePanels("one", red, [[Panel("a", lime, legend=legend)], [Panel("b", lime)]], heads)
+    def tall(heads: tuple[str, str] = ("", ""), legend: Any = ()) -> int:
+        panels = [Panel("", red), Panel("a", lime, legend=legend)]
+        one = Case("one", rows=[Row(panels, heads[0]), Row([Panel("b", lime)], heads[1])])
         write_rows(tmp_path / "a.png", [one], "title", "rule")
         with Image.open(tmp_path / "a.png") as figure:
             return figure.height
 
-    plain = tall(())
+    plain = tall()
     assert tall(("first\nsecond", "third")) - plain == pytest.approx(3 * 0.14 * 150, abs=2)
     assert tall(("word " * 400, "")) - plain == pytest.approx(4 * 0.14 * 150, abs=2), "long texts are cut"
-    assert tall((), signs) - plain == pytest.approx(3 * SIGN * 150, abs=2)
+    assert tall(legend=signs) - plain == pytest.approx(3 * SIGN * 150, abs=2)

@@ -41,7 +41,8 @@ from grainline.evaluation.suites.monotonicity import (
 )
 from grainline.evaluation.suites.subtexts import EACH, HALVES, THIRDS, boundaries, cumulative, sequences
 from grainline.model import load
-from grainline.report.charts import Chart, Line, Series, SubtextScores, added, line_chart, subtext_charts
+from grainline.report.case import cases_html
+from grainline.report.charts import Chart, Line, Series, SubtextScores, added, line_chart, subtext_case
 from grainline.report.page import MissingImage
 from grainline.report.png import COLUMNS, LINES, _lines, write_png
 from grainline.training.recipe import read_recipe
@@ -553,7 +554,7 @@ def shown(**changes: Any) -> SubtextScores:
 
 
 def test_rings_mark_what_was_cut_and_a_sign_what_ties() -> None:
-    page = subtext_charts([shown()])
+    page = cases_html([subtext_case(shown())], "a")
     assert page.count('class="ring"') == 1
     assert len(re.findall(r'<circle[^>]*fill="var\(--s\d\)"', page)) == 5
     assert page.count(">=</text>") == 1

@@ -22,12 +22,13 @@ from grainline.data.formats.texts_alone import without_images
 from grainline.data.record import Source
 from grainline.errors import UserError, amount
 from grainline.evaluation.encode import CAPTIONS, Captions, Collector, Encodings, Progress, encode_source
-from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.intervals import from_replicates, replicates, wilson
 from grainline.evaluation.result import Metric, Result, Unit, now, versions
 from grainline.evaluation.score import MEMORY, Scorer
 from grainline.model import Model
-from grainline.report.page import Section
+from grainline.report.case import CaseList, cases_html
+from grainline.report.page import Section, facts, hint
 from grainline.report.png import require_matplotlib
 
 SUITES: dict[str, str] = {
@@ -120,6 +121,7 @@ class Suite(ABC, Generic[O]):
     captions: ClassVar[tuple[Captions, ...]] = CAPTIONS  # allowed ones; the first is the default
     reads: ClassVar[str] = "the captions of a record"  # what it reads, for errors
     needs_text: ClassVar[bool] = True  # False: an image without a text is no damage
+    encodes_images: ClassVar[bool] = True  # False: no image is opened
     encodes_captions: ClassVar[bool] = True  # False: captions are strings only
     keeps_tokens: ClassVar[bool] = True  # False: scores read vectors, whatever the method compares
     replaces_scores: ClassVar[str] = ""  # what it compares in place of the scores of the method; "": these
@@ -131,6 +133,7 @@ class Suite(ABC, Generic[O]):
     title: ClassVar[str] = ""  # of the page; "": the name with a capital
     headline: ClassVar[tuple[str, ...]] = ()  # metrics on top of the page
     texts_label: ClassVar[str] = "Texts"  # what the texts are called there
+    card: ClassVar[tuple[str, str]] = ("Protocol", "What was compared, and how")  # title and caption
     figure: ClassVar[str] = ""  # what `--png` draws; "": nothing
     page_options: ClassVar[tuple[str, ...]] = ()  # options that only change the page and the figure
 
@@ -188,10 +191,11 @@ class Suite(ABC, Generic[O]):
             source,
             captions=self.choose_captions(settings.captions),
             need_text=self.needs_text,
+            encode_images=self.encodes_images,
             encode_texts=self.encodes_captions,
             keep_tokens=self.keeps_tokens,
             collectors={} if collector is None else {self.name: collector},
-            descriptions=inputs.descriptions,
+            descriptions=inputs.descriptions if self.encodes_images else None,
             batch=settings.batch_size,
             max_corrupt=settings.max_corrupt,
             progress=inputs.progress,
@@ -245,13 +249,22 @@ class Suite(ABC, Generic[O]):
         """The names of the metrics on top of the page; those that the result lacks are left out."""
         return list(self.headline)
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        """The parts of the page about single outcomes."""
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        """Single outcomes on the page, from the worst to the best: so many in each list."""
         return []
 
+    def sections(self, on: Evaluation) -> list[Section]:
+        """The parts of the page below the metrics; the default has the card of the protocol and the cases."""
+        card = on.result.settings.get("card")
+        out = [Section(self.card[0], facts(card, self.card[1]))] if card else []
+        for i, part in enumerate(self.cases(on)):
+            out.append(Section(part.title, hint(part.hint) + cases_html(part.cases, f"part{i}n")))
+        return out
+
     def draw(self, path: str | Path, on: Evaluation) -> None:
-        """Write the figure. Only called where `figure` says what it shows."""
-        raise AssertionError(f"{self.name} draws no figure")
+        """Write the figure, where `figure` says what it shows. The default draws the heat of the cases."""
+        worst, best = self.cases(on, EXAMPLES // 2)
+        on.write_heat(path, [*worst.cases, *best.cases[::-1]])
 
     def check_figure(self, model: Model | None) -> None:
         """Raise UserError where the figure cannot be drawn. Called before the model is loaded, and after."""

@@ -21,13 +21,11 @@ from grainline.methods.base import HasAttention
 from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.model import Model, given, load
 from grainline.nn.upsample import place
+from grainline.report.case import Case, Panel, Row, cases_html
 from grainline.report.heatmap import enlarged, overlay, segmented
 from grainline.report.page import Section, hint, render_page, write_page
 from grainline.report.panels import (
     PIXELS,
-    ImagePanels,
-    Panel,
-    cards,
     legend,
     patch_count,
     selected_patches,
@@ -102,7 +100,7 @@ def show(
         write_rows(png, panels, title, rule)
     if html:
         lines = LINES if loaded.method.segmented else ""
-        body = hint(f"{lines} {rule}".strip()) + cards(panels)
+        body = hint(f"{lines} {rule}".strip()) + cases_html(panels, "image")
         write_page(html, render_page(title, "", [Section("Images", body)]))
 
 
@@ -138,9 +136,7 @@ def refuse_unshown(model: Model, texts: Sequence[str]) -> None:
         raise UserError(f"this {name} sees patches, not segments; give --text, to show where it looks")
 
 
-def segment_panels(
-    model: Model, name: str, square: Image.Image, texts: Sequence[str], limit: float
-) -> ImagePanels:
+def segment_panels(model: Model, name: str, square: Image.Image, texts: Sequence[str], limit: float) -> Case:
     """An image as its segments of all stages, and where each part of each text looks.
 
     square  as `model.seen` has it
@@ -157,7 +153,12 @@ def segment_panels(
     drawn = _texts(model, square, texts, limit) if texts else []
     if not stages and all(len(panels) == 1 for panels in drawn):
         drawn = [[panel for panels in drawn for panel in panels]]
-    return ImagePanels(name, square, ([stages] if stages else []) + drawn)
+    first, *more = ([stages] if stages else []) + drawn
+    return Case(name, rows=[Row([_square(square), *first]), *map(Row, more)])
+
+
+def _square(square: Image.Image) -> Panel:
+    return Panel("as the model sees it", square)
 
 
 def _texts(model: Model, square: Image.Image, texts: Sequence[str], limit: float) -> list[list[Panel]]:
@@ -202,7 +203,7 @@ class Match(NamedTuple):
 
 def selection_panels(
     model: Model, name: str, square: Image.Image, told: tuple[Sequence[str], str | None], limit: float
-) -> ImagePanels:
+) -> Case:
     """An image with what stays of it for each of some captions, and what their words find.
 
     square  as `model.seen` has it
@@ -221,7 +222,8 @@ def selection_panels(
         words = pieces(model, text, one.words[0].nonzero()[:, 0].tolist())
         heads.append(summed(one, len(words)))
         lines.append([drawn(match, square, limit) for match in matches(one, words, model.method.grid)])
-    return ImagePanels(name, square, lines, heads)
+    lines[0] = [_square(square), *lines[0]]
+    return Case(name, rows=[Row(*both, large=True) for both in zip(lines, heads, strict=True)])
 
 
 def kept_of(model: Model, square: Image.Image, texts: Sequence[str], description: str | None) -> Selection:

@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 
 from grainline.data.formats.common import digest
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Captions, Collector, Encodings, texts_of
-from grainline.evaluation.examples import EXAMPLES, Evaluation
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
@@ -38,8 +37,8 @@ from grainline.evaluation.text_attention import (
     require_attention,
 )
 from grainline.model import Model
-from grainline.report.case import Look, SentenceScore
-from grainline.report.page import MissingImage, Section, hint, render
+from grainline.report.case import Case, CaseList, Look, SentenceScore
+from grainline.report.page import MissingImage
 from grainline.types import Encoded, rows
 
 AUROC, WITHIN = "AUROC of the empty slot", "AUROC within an image"
@@ -111,26 +110,23 @@ class InactivitySuite(Suite[NoOptions]):
             for name, metric in tables[0].items()
         }
 
-    def sections(self, on: Evaluation) -> list[Section]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        """By AUROC within the image; of equals by the difference of the means."""
+        slots = [(i, one) for i, one in enumerate(self.collected(on.data)) if one is not None]
+        weights = [([w for _, w in one.own], [w for _, w in one.other]) for _, one in slots]
+        share = [within(*both) for both in weights]
+        gap = [float(np.mean(other) - np.mean(own)) for own, other in weights]
+
+        def case(place: int) -> Case:
+            i, one = slots[place]
+            return Case(f"AUROC {100 * share[place]:.1f} %", on.data.keys[i], look=_look(on, i, one))
+
         order = (
             "By AUROC within the image. The score of a part is the weight of its empty slot; its heat is the"
-            " weight of what it looks at beside it. All maps of all images share one scale."
+            " weight of the image tokens. All maps of all images share one scale."
         )
-        worst, best = self.extremes(on, 1), self.extremes(on, -1)
-        return [
-            Section("Images: told apart least", hint(f"{order} {on.crop_sentence()}") + _html(worst, "l")),
-            Section("Images: told apart best", hint(order) + _html(best, "b")),
-        ]
-
-    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Emptied"]:
-        """The images with the least (sign 1) or largest (-1) AUROC; of equals by the difference of means."""
-        ranked = []
-        for i, one in enumerate(self.collected(on.data)):
-            if one is not None:
-                own, other = ([weight for _, weight in side] for side in (one.own, one.other))
-                ranked.append((within(own, other), float(np.mean(other) - np.mean(own)), i, one))
-        ranked.sort(key=lambda one: (sign * one[0], sign * one[1], one[2]))
-        return [Emptied(_look(on, i, one), on.data.keys[i], share) for share, _, i, one in ranked[:number]]
+        titles = ("Images: told apart least", "Images: told apart best")
+        return on.both_ends(titles, order, extremes(share, gap, number=number), case)
 
 
 def texts_in(source: Source, captions: Captions) -> list[str]:
@@ -256,19 +252,6 @@ def _metrics_of_run(scores: dict[str, list[list[float]]], settings: Settings) ->
         samples = replicates(weight[kind], image[kind], **settings.bootstrap)
         out[name] = MetricSamples(float(weight[kind].mean()), samples, int(kind.sum()), None, 0, "share")
     return out
-
-
-class Emptied(NamedTuple):
-    """An image on the page with the parts of its own text and of another one."""
-
-    look: Look  # the image, and the parts of both texts, each with the weight of its empty slot
-    name: str  # of the image
-    share: float  # of pairs of both in which the foreign part has the larger weight
-
-
-def _html(shown: Sequence[Emptied], name: str) -> Markup:
-    """Images one below the other. name: letters and digits, another one for each list on a page"""
-    return render("empty.html", shown=shown, name=name)
 
 
 def _look(on: Evaluation, row: int, one: EmptySlots) -> Look:

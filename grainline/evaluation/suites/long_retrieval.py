@@ -17,11 +17,9 @@ from grainline.data.formats.joined import Joined, remarks
 from grainline.data.record import Record, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import Inputs, Outcomes, Settings
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
-from grainline.report.page import Section, facts
 
 DEFAULT, PLAIN = "default", "plain"
 
@@ -163,6 +161,7 @@ class LongRetrievalSuite(RetrievalSuite):
     """The metrics of retrieval on a set of long captions, each set under its own protocol."""
 
     name = "long-retrieval"
+    card = ("Protocol", "What was compared, and how far it is from published numbers")
     Options = LongRetrievalOptions
     captions = ("whole", "first")
     reads = "one text an image"
@@ -187,10 +186,6 @@ class LongRetrievalSuite(RetrievalSuite):
             notes.append(f"{again:,} texts stand at another image too, word for word: they tie exactly")
         about = {"card": card.for_images(images)}
         return plain._replace(notes=(*plain.notes, *notes), settings=about, protocol=card.protocol)
-
-    def sections(self, on: Evaluation) -> list[Section]:
-        about = "What was compared, and how far it is from published numbers"
-        return [Section("Protocol", facts(on.result.settings["card"], about)), *super().sections(on)]
 
 
 class Under(FileSource):

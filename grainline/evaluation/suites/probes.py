@@ -27,14 +27,13 @@ from grainline.data.benchmarks.svo import OBJECT, SUBJECT, SVO_PROBES
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Rows, Sample, text_rows
-from grainline.evaluation.examples import EXAMPLES, Evaluation
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, accuracy
 from grainline.model import Model
-from grainline.report.page import Section, facts, hint
-from grainline.report.table import Comparison, Rival, comparisons
+from grainline.report.case import Case, CaseList, Panel, Row, lead, marked
 from grainline.types import Encoded, rows
 
 ALL, NOUNS = "all kinds", "noun understanding"
@@ -87,6 +86,7 @@ class ProbesSuite(Suite[NoOptions]):
     """The share of comparisons in which a right pair of image and text scores higher than a wrong one."""
 
     name = "probes"
+    card = ("Protocol", "What was compared, for each benchmark")
     captions = ("whole",)
     reads = "foils and their captions"
     needs_text = False
@@ -143,30 +143,29 @@ class ProbesSuite(Suite[NoOptions]):
             out[NOUNS] = _mean(runs, thirds, settings)
         return out
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        order = "By the difference of the two scores; one comparison for each image."
-        worst, best = (comparisons(self.comparisons(on, sign)) for sign in (1, -1))
-        return [
-            Section("Protocol", facts(on.result.settings["card"], "What was compared, for each benchmark")),
-            Section("Probes: most wrong", hint(f"{order} {on.crop_sentence()}") + worst),
-            Section("Probes: most right", hint(order) + best),
-        ]
-
-    def comparisons(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list[Comparison]:
-        """Those with the smallest lead of the right pair (sign 1) or the largest (-1), one an image."""
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         probes, data = self.collected(on.data), on.data
         right, wrong = probe_scores(on.model.method, data.images, probes).cpu().numpy()
         images, pairs = probes.images.cpu().numpy(), probes.pairs.tolist()
-        order = np.argsort(sign * (right - wrong), kind="stable")
-        _, first = np.unique(images[order, 0], return_index=True)  # the first comparison of each image
-        out = []
-        for i in order[np.sort(first)[:number]].tolist():
+
+        def case(i: int) -> Case:
             own, other = images[i].tolist()
             true, false = (probes.strings[row] for row in pairs[i])
-            rival = None if own == other else Rival(on.image(other), data.keys[other])
-            scores = float(right[i]), float(wrong[i])
-            out.append(Comparison(on.image(own), data.keys[own], probes.kind[i], true, false, scores, rival))
-        return out
+            by, name = float(right[i]) - float(wrong[i]), data.keys[own]
+            detail = f"{'foil' if own == other else 'wrong image'} of kind {probes.kind[i]}, {name}"
+            if own != other:
+                panels = [
+                    Panel(data.keys[row], on.image(row), f"{which} image, score {score:.3f}")
+                    for which, row, score in (("Right", own, right[i]), ("Wrong", other, wrong[i]))
+                ]
+                return Case(lead(by), detail, by > 0, quote=true, rows=[Row(panels, large=True)])
+            names = f"True text, score {right[i]:.3f}", f"False text, score {wrong[i]:.3f}"
+            texts = list(zip(names, marked(true, false), strict=True))
+            return Case(lead(by), detail, by > 0, image=on.image(own), alt=f"image {name}", texts=texts)
+
+        order = "By the difference of the two scores; one comparison for each image."
+        titles = ("Probes: most wrong", "Probes: most right")
+        return on.both_ends(titles, order, extremes(right - wrong, image=images[:, 0], number=number), case)
 
 
 def probe_scores(method: Scorer, images: Encoded, probes: Probes) -> Tensor:
