@@ -2,9 +2,9 @@
 
 tIoU, precision, recall and F1 (baselines.py) of the Text Group Transformer, means over captions that have a
 phrase, begin and end tokens left out. The suite also measures rules that ignore the words: uniform chunks
-(as many as the method has groups, as it uses in a caption, and four), one group, single tokens, random groups,
-and the cuts at relative positions that are best for these phrases; and clusters of token states, where the
-method has a state of every token.
+(as many as the method has groups, as it uses in a caption, and four), one group, single tokens, random groups
+and the cuts at relative positions that are best for these phrases. It measures clusters of
+token states where the method has a state of every token.
 
 A method whose groups depend on positions alone does not beat uniform chunks by much. So captions are grouped
 a second time with their words in another order: phrases at the places of their words, and moved with them.
