@@ -96,8 +96,8 @@ def test_groups_are_shown_as_the_segments_of_one_stage() -> None:
     assert torch.equal(found, made.encode_images(seen(made)).places.long())
     description = Description("flair", method_config("flair", TINY, "test"))
     square = Image.effect_noise((made.size, made.size), 80).convert("RGB")
-    ((panel,),) = segment_panels(Model(description, made, tokenizer()), "a", square, [], 1.0).rows
-    assert panel.words.endswith(" segments")
+    (row,) = segment_panels(Model(description, made, tokenizer()), "a", square, [], 1.0).rows
+    assert row.panels[1].words.endswith(" segments")
 
 
 @torch.no_grad()

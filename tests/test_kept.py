@@ -16,13 +16,13 @@ from test_viz import EVIL, Page
 
 from grainline.config import override, parse
 from grainline.errors import UserError
-from grainline.evaluation import show as show_module
+from grainline.evaluation import show as panels
 from grainline.evaluation.show import (
+    check_texts,
     matches,
-    matches_head,
-    patch_panels,
-    refuse_unshown,
     selection_of,
+    stays,
+    summed,
 )
 from grainline.evaluation.text_attention import TIMES, end_of_scale
 from grainline.methods.laps import LAPS, LAPSConfig
@@ -276,18 +276,18 @@ def test_words_stand_over_the_token_that_they_find(monkeypatch: pytest.MonkeyPat
     ]
     single = a_kept(kind=[PATCH] * 3 + [CLASS], token=torch.tensor([[2, 3, 0, 2, 2]]))
     assert matches(single, ["a", "red", "dog", "."], (2, 2))[0].token == "patch in row 2, column 1"
-    assert matches_head(a_kept(), 4).endswith("over all 4 is 0.094")
-    monkeypatch.setattr(show_module, "WORDS", 2)
+    assert summed(a_kept(), 4).endswith("over all 4 is 0.094")
+    monkeypatch.setattr(panels, "WORDS", 2)
     assert [one.words for one in matches(a_kept(), ["a", "red", "dog", "."], (2, 2))] == [
         [("a", 0.5)],
         [("red", 0.25)],
     ]
-    assert matches_head(a_kept(), 4).endswith("0.094, of which the first 2 are shown")
+    assert summed(a_kept(), 4).endswith("0.094, of which the first 2 are shown")
 
 
 def test_each_choice_that_there_is_has_its_panel(tmp_path: Path) -> None:
     image = squared(tmp_path)
-    one, other, both = patch_panels(a_kept(), image, (2, 2), joint=True)
+    one, other, both = stays(a_kept(), image, (2, 2), joint=True)
     assert [x.words for x in (one, other)] == ["kept for the caption", "kept for the description"]
     assert one.image.tobytes() == selected_patches(image, np.array([[1, 1], [0, 0]], bool), 300).tobytes()
     assert other.image.tobytes() == selected_patches(image, np.array([[0, 1], [1, 0]], bool), 300).tobytes()
@@ -302,8 +302,8 @@ def test_each_choice_that_there_is_has_its_panel(tmp_path: Path) -> None:
         ({"by_description": None}, "kept for caption and description, which choose by one score"),
         ({"by_text": None}, "kept for the description"),
     ):
-        assert [panel.words for panel in patch_panels(a_kept(**gone), image, (2, 2), joint=True)] == [words]
-    (alone_,) = patch_panels(a_kept(by_description=None), image, (2, 2), joint=False)
+        assert [panel.words for panel in stays(a_kept(**gone), image, (2, 2), joint=True)] == [words]
+    (alone_,) = stays(a_kept(by_description=None), image, (2, 2), joint=False)
     assert alone_.words == "kept for the caption"
     assert alone_.below == "2 of 4 patches, 50 %"
 
@@ -353,7 +353,7 @@ def test_laps_shows_what_its_captions_keep_and_reads_no_description(tmp_path: Pa
     told = file(tmp_path / "told.jsonl", {"a.png": "The dog."})
     assert "laps reads none" in complaint(capsys, *given, "--descriptions", told)
     with pytest.raises(UserError, match=r"^laps keeps patches for a text; give --text"):
-        refuse_unshown(model, [])
+        check_texts(model, [])
     assert end_of_scale(model, model.cropped(tmp_path / "a.png")) == min(1, TIMES / 4)
 
 

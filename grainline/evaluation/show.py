@@ -46,6 +46,7 @@ SELECTION_SCALE = (
     " alike; a frame is around the largest."
 )
 LINES = "Lines are heavier, the more stages keep them."
+SQUARE = "as the model sees it"
 
 
 def show(
@@ -74,7 +75,7 @@ def show(
     for file in filter(None, (png, html)):
         writable(file)
     loaded = load(model)
-    refuse_unshown(loaded, texts)
+    check_texts(loaded, texts)
     selects = isinstance(loaded.method, SelectsPatches)
     known = descriptions(loaded)
     described = [None if known is None else known.of_file(image) for image in images]
@@ -105,15 +106,19 @@ def show(
 
 
 def segmentations(model: Model, square: Image.Image) -> list[np.ndarray]:
-    """The segments of a square image, from fine to coarse: [S, S] integers each; [] without segments."""
+    """The segments of a square as the model sees it, from fine to coarse: [S, S] integers each
+
+    [] where image tokens are no segments.
+    """
     pixels = torch.from_numpy(np.array(square)).permute(2, 0, 1)[None].to(model.device)
-    regions = torch.zeros(1, dtype=torch.int64, device=model.device)
     with torch.no_grad():
-        maps = model.method.towers.segmentations(Images(pixels, regions))
+        maps = model.method.towers.segmentations(
+            Images(pixels, torch.zeros(1, dtype=torch.int64, device=model.device))
+        )
     return [one[0].cpu().numpy() for one in maps]
 
 
-def refuse_unshown(model: Model, texts: Sequence[str]) -> None:
+def check_texts(model: Model, texts: Sequence[str]) -> None:
     """Raise UserError where nothing can be shown of a method, or of a text."""
     method, name = model.method, model.description.method
     blank = [i for i, text in enumerate(texts, 1) if not text.strip()]
@@ -133,9 +138,9 @@ def refuse_unshown(model: Model, texts: Sequence[str]) -> None:
 
 
 def segment_panels(model: Model, name: str, square: Image.Image, texts: Sequence[str], limit: float) -> Case:
-    """An image as its segments of all stages, and the attention of each part of each text.
+    """An image as its segments of all stages, and where each part of each text looks.
 
-    square  as `Model.cropped` has it
+    square  as `model.cropped` gives it
     limit   the weight that has the full colour
     """
     maps = segmentations(model, square)
@@ -150,90 +155,99 @@ def segment_panels(model: Model, name: str, square: Image.Image, texts: Sequence
     for i, parts in enumerate(attention_maps(model, square, texts) if texts else (), 1):
         panels = []
         for j, (part, heat) in enumerate(parts, 1):
-            number = ".".join([str(i)] * (len(texts) > 1) + [str(j)] * (len(parts) > 1))
-            image = enlarged(np.asarray(overlay(square, heat, limit)), PIXELS)
-            words = f"{number}  {part.words}".strip()
-            panels.append(Panel(words, Image.fromarray(image), f"empty {part.empty:.2f}"))
+            # The numbers of text and part, where there are several.
+            mark = ".".join(filter(None, (str(i) * (len(texts) > 1), str(j) * (len(parts) > 1))))
+            image = Image.fromarray(enlarged(np.asarray(overlay(square, heat, limit)), PIXELS))
+            panels.append(Panel(f"{mark}  {part.words}".strip(), image, f"empty {part.empty:.2f}"))
         lines.append(panels)
     if not stages and all(len(panels) == 1 for panels in lines):
         lines = [[panel for panels in lines for panel in panels]]
-    first, *more = [stages, *lines] if stages else lines
-    return Case(name, rows=[Row([Panel("as the model sees it", square), *first]), *map(Row, more)])
+    first, *more = ([stages] if stages else []) + lines
+    return Case(name, rows=[Row([Panel(SQUARE, square), *first]), *map(Row, more)])
 
 
-# Patches that a method selects of an image for captions and for a description, and the token of the image
-# that each word of a caption matches. Scores are made of these (`SelectsPatches.select_patches`).
+# The patches that a method selects of an image for a caption, for the description, and together; and for each
+# word of the caption the token of the image that it finds. All of it is in `SelectsPatches.select_patches`.
 
-WORDS = 40  # of a caption whose matches are shown: the first ones
+WORDS = 40  # of a caption, from its start
 CAPTION, DESCRIPTION = "caption", "description"
 
 
 class Match(NamedTuple):
-    """A token of the image, and the words of a caption that match it."""
+    """A token of the image, and the words of a caption that find it."""
 
-    token: str  # what it is
+    token: str  # its name
     words: list[tuple[str, float]]  # with their cosines
     share: np.ndarray  # [G, G] of each patch in the token; zeros where it has no place
 
 
 def selection_panels(
-    model: Model, name: str, square: Image.Image, texts: Sequence[str], description: str | None, limit: float
+    model: Model,
+    name: str,
+    square: Image.Image,
+    texts: Sequence[str],
+    description: str | None,
+    limit: float,
 ) -> Case:
-    """An image with its selected patches for each caption, and the matches of its words.
+    """An image with the patches that stay for each of some captions, and the tokens that their words find.
 
-    square       as `Model.cropped` has it
+    square       as `model.cropped` gives it
     description  of the image, where the method reads one
     limit        the share of a patch in a token that has the full colour
     """
-    grid, joint = model.method.grid, model.method.reads_descriptions
-    selection = selection_of(model, square, texts, description)
-    lines = []
+    selection, grid = selection_of(model, square, texts, description), model.method.grid
+    out = []
     for i, text in enumerate(texts):
         one = rows(selection, slice(i, i + 1))
         number = f" {i + 1}" if len(texts) > 1 else ""
         before = f"Description: {description}\n" if description and not i else ""
+        panels = stays(one, square, grid, joint=model.method.reads_descriptions)
         head = f"{before}Caption{number}, score {float(one.score[0]):.3f}: {text}"
-        first = [] if i else [Panel("as the model sees it", square)]
-        lines.append(Row([*first, *patch_panels(one, square, grid, joint=joint)], head, large=True))
+        out.append(Row(panels if i else [Panel(SQUARE, square), *panels], head, large=True))
         words = pieces(model, text, one.words[0].nonzero()[:, 0].tolist())
         panels = []
         for match in matches(one, words, grid):
-            listed = ", ".join(f"{word}\N{NO-BREAK SPACE}{cosine:.2f}" for word, cosine in match.words)
+            of = ", ".join(f"{word}\N{NO-BREAK SPACE}{cosine:.2f}" for word, cosine in match.words)
             where = place(match.share) if match.share.any() else "without a place"
             image = shares(square, match.share, limit, PIXELS)
-            panels.append(Panel(listed, image, match.token, alt=f"{listed}: {match.token}, {where}"))
-        lines.append(Row(panels, matches_head(one, len(words)), large=True))
-    return Case(name, rows=lines)
+            panels.append(Panel(of, image, match.token, alt=f"{of}: {match.token}, {where}"))
+        out.append(Row(panels, summed(one, len(words)), large=True))
+    return Case(name, rows=out)
 
 
 def selection_of(
     model: Model, square: Image.Image, texts: Sequence[str], description: str | None
 ) -> Selection:
-    """The selection of a square image for each text: [M] rows, on the CPU"""
+    """The patches of a square that stay for each text, and the tokens of words: [M] rows, on the CPU"""
     method = model.method
-    assert isinstance(method, SelectsPatches), "`refuse_unshown` refuses others"
+    assert isinstance(method, SelectsPatches), "ask `check_texts` first"
     image = model.encode(images=[given(square, description)])
     same = rows(image, torch.zeros(len(texts), dtype=torch.int64, device=model.device))
     return each(lambda x: x.cpu(), method.select_patches(same, model.encode(texts=texts)))
 
 
-def patch_panels(
+def stays(
     selection: Selection, square: Image.Image, grid: tuple[int, int] | None, *, joint: bool
 ) -> list[Panel]:
-    """The image with its selected patches, for each branch that there is, and for both together.
+    """The image with the patches that stay, for each choice that there is, and for both together.
 
     selection  one row
-    joint      whether a single branch for the caption reads the description too
+    joint      whether a lone choice of the caption knows the description too
     """
-    by = {CAPTION: selection.by_text, DESCRIPTION: selection.by_description}
-    maps = {branch: _on_grid(one[0], grid) for branch, one in by.items() if one is not None}
-    panels = []
-    for branch, one in maps.items():
-        name = f"kept for the {branch}"
-        if joint and DESCRIPTION not in maps:
-            name = "kept for caption and description, which choose by one score"
-        image = selected_patches(square, one, PIXELS)
-        panels.append(Panel(name, image, patch_count(one), alt=f"{name}: {place(one * 1.0)}"))
+    masks = {CAPTION: selection.by_text, DESCRIPTION: selection.by_description}
+    maps = {what: _on_grid(one[0], grid) for what, one in masks.items() if one is not None}
+    names = {what: f"kept for the {what}" for what in maps}
+    if joint and DESCRIPTION not in maps:
+        names[CAPTION] = "kept for caption and description, which choose by one score"
+    panels = [
+        Panel(
+            names[what],
+            selected_patches(square, one, PIXELS),
+            patch_count(one),
+            alt=f"{names[what]}: {place(one * 1.0)}",
+        )
+        for what, one in maps.items()
+    ]
     if len(maps) == 2:
         first, second = maps.values()
         image = two_selections(square, first, second, PIXELS)
@@ -243,23 +257,23 @@ def patch_panels(
 
 
 def matches(selection: Selection, words: Sequence[str], grid: tuple[int, int] | None) -> list[Match]:
-    """The tokens that the first WORDS words match, in the order of the words, each token once.
+    """The tokens that the first WORDS words find, in the order of the words, each token once.
 
     selection  one row
     words      all words that it compares
     """
     real = selection.words[0]
     out: dict[int, Match] = {}
-    each_word = zip(words, selection.token[0][real].tolist(), selection.cosine[0][real].tolist(), strict=True)
-    for word, token, cosine in list(each_word)[:WORDS]:
+    tokens, cosines = selection.token[0][real].tolist(), selection.cosine[0][real].tolist()
+    for word, token, cosine in list(zip(words, tokens, cosines, strict=True))[:WORDS]:
         share = _on_grid(selection.shares[0, token], grid)
         match = out.setdefault(token, Match(_token_name(selection.kind, token, share), [], share))
         match.words.append((word, cosine))
     return list(out.values())
 
 
-def matches_head(selection: Selection, number: int) -> str:
-    """The words above the tokens that words match. number: of words"""
+def summed(selection: Selection, number: int) -> str:
+    """The line above the tokens that words find. number: of words"""
     mean = float(selection.cosine[0][selection.words[0]].mean())
     left = f", of which the first {WORDS} are shown" if number > WORDS else ""
     return (
@@ -280,6 +294,6 @@ def _token_name(kinds: Sequence[str], token: int, share: np.ndarray) -> str:
 
 
 def _on_grid(values: torch.Tensor, grid: tuple[int, int] | None) -> np.ndarray:
-    """Values of patches [L] on their grid: [G, G]"""
+    """Values of patches [L] where the patches lie: [G, G]"""
     assert grid is not None, "selected patches lie on a grid"
     return values.view(grid).numpy()
