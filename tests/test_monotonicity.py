@@ -695,7 +695,7 @@ def test_the_figure_is_asked_for_in_a_way_that_makes_sense(
         (("--set", "samples=a"), "samples says what the figure shows; give --html FILE or --png FILE"),
         (("--captions", "each"), "--captions is 'each'; monotonicity reads one text an image"),
         (("--set", "monotonicity.protocol=coco-1k"), "unknown field 'protocol'; allowed here: also_plot"),
-        (("--set", "also_plot=[a,b,c,d,e,f]"), "also_plot names 6 results; 5 fit beside the model"),
+        (("--set", "also_plot=[a,b,c,d,e,f]"), "also_plot names 6 results; 5 fit next to the model"),
         (("--html", "x.html", "--set", "also_plot=gone.json"), "cannot read gone.json"),
         (("--png", tmp_path), "it is a folder"),
     ):

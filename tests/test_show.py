@@ -16,7 +16,7 @@ from test_viz import EVIL, Page
 from grainline.data.texts import balanced_chunks
 from grainline.encoders.cast import segments
 from grainline.errors import UserError
-from grainline.evaluation.pages.shown import refuse_unshown, segment_panels, segmentations
+from grainline.evaluation.show import check_texts, segment_panels, segmentations
 from grainline.evaluation.text_attention import (
     TIMES,
     attention_maps,
@@ -261,9 +261,9 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: Capture) -> No
     with pytest.raises(
         UserError, match=r"^clip has neither segments .*`grainline evaluate MODEL .* --png FILE`$"
     ):
-        refuse_unshown(tiny_model("clip"), ["a"])
+        check_texts(tiny_model("clip"), ["a"])
     with pytest.raises(UserError, match=r"^this flair sees patches, not segments; give --text"):
-        refuse_unshown(tiny_model("flair", changes=("heads=2",)), [])
+        check_texts(tiny_model("flair", changes=("heads=2",)), [])
     (tmp_path / "c.png").write_text("no image")
     assert "cannot be used: corrupt image" in complaint(
         capsys, "show", tmp_path / "model", tmp_path / "c.png", *out

@@ -76,7 +76,7 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
         super().__init__(options)
         paths = self.options.also_plot
         if len(paths) >= MOST:
-            raise UserError(f"also_plot names {len(paths)} results; {MOST - 1} fit beside the model")
+            raise UserError(f"also_plot names {len(paths)} results; {MOST - 1} fit next to the model")
         self.others = [read_earlier(path, self.name) for path in paths]
 
     def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
@@ -148,7 +148,7 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
                 [subtexts.strings[t] for t in subtexts.of[EACH][i]],
                 [_line(result, name, i) for result, name in zip(results, labels(results), strict=True)],
             )
-            for i in _rows_shown(on, self.options.samples)
+            for i in _figure_rows(on, self.options.samples)
         ]
 
 
@@ -187,7 +187,7 @@ def correlation(scores: Sequence[float]) -> float:
 
 
 def _notes(sequences: Mapping[str, Mapping[str, list[Any]]]) -> tuple[str, ...]:
-    """What a reader of these metrics has to know."""
+    """Samples that are left out, ties and cut texts."""
     each = sequences[EACH]
     samples = len(each["subtexts"])
     notes = []
@@ -241,7 +241,7 @@ def _line(result: Result, name: str, place: int) -> Line:
     return Line(name, scores, [bool(cut) for cut in each["cut"][place]], correlation(scores))
 
 
-def _rows_shown(on: Evaluation, keys: Sequence[str]) -> list[int]:
+def _figure_rows(on: Evaluation, keys: Sequence[str]) -> list[int]:
     if keys:
         place = {key: i for i, key in enumerate(on.data.keys)}
         missing = [key for key in keys if key not in place]
