@@ -3,8 +3,8 @@
     coco-karpathy:dataset_coco.json?images=DIR&split=test   Karpathy's split, also of Flickr8k and 30k
     coco-val2017:captions_val2017.json?images=DIR           the official annotation file
 
-Both keep exactly the first five captions of an image, as the field does: in the order of the file for
-Karpathy, by annotation id for the official one. `left_out` counts the others.
+Both take the first five captions of an image, as the field does: in the order of the file for Karpathy, by
+annotation id for the official one. `left_out` counts the others.
 """
 
 import os
@@ -64,9 +64,8 @@ class _Coco(FileSource):
         self.left_out = sum(len(one.captions[CAPTIONS:]) for one in entries)
         self._root = root or os.path.dirname(os.path.abspath(file))
         if self.left_out:
-            self.remarks = (
-                f"{self.left_out} captions beyond the first {CAPTIONS} of their image are left out",
-            )
+            remark = f"{self.left_out} captions beyond the first {CAPTIONS} of their image are left out"
+            self.remarks = (remark,)
         if not any(image.captions for image in self._images):
             raise UserError(f"{file} has no captions in any of its {len(entries)} images; {HELP}")
         sound = [image for image in self._images if not image.error]
@@ -88,7 +87,6 @@ class _Coco(FileSource):
         return Captions(tuple(image.captions)).record(image.places[0], read_image(self._places(image), where))
 
     def keys(self) -> Iterable[str]:
-        """The file names of the images."""
         return (image.places[0] for image in self._images)
 
     def fingerprint(self) -> str:
@@ -104,7 +102,6 @@ class CocoKarpathy(_Coco):
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether parsed JSON has the form of Karpathy's files."""
         return has_rows(content, "images", ("filename", "split", "sentences"))
 
     def __init__(self, path: str, images: str | None = None, data: Any = None) -> None:
@@ -136,7 +133,6 @@ class CocoVal2017(_Coco):
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether parsed JSON has the form of COCO's caption files."""
         notes = ("id", "image_id", "caption")
         return has_rows(content, "images", ("id", "file_name")) and has_rows(content, "annotations", notes)
 
@@ -154,7 +150,10 @@ class CocoVal2017(_Coco):
                 wrong = f"another image has its id {image.id}" if image else wrong
                 entries.append(_CaptionedImage((place,), [], wrong))
             else:
-                entries.append(_CaptionedImage(_official_places(image, file), []))
+                # DIR may be the folder of the images, or the one above it, named as in captions_val2017.json
+                year = os.path.splitext(os.path.basename(file))[0].removeprefix("captions_")
+                places = image.file_name, os.path.join(year, image.file_name)
+                entries.append(_CaptionedImage(places, []))
                 of[image.id] = entries[-1]
         notes: list[_Note] = []
         for place, note, wrong in checked(_Note, data["annotations"], "annotations"):
@@ -172,10 +171,3 @@ def _karpathy_places(image: _KarpathyImage) -> tuple[str, ...]:
     """DIR may be the folder above val2014 and train2014, or the one that the image is in."""
     name = image.filename
     return (os.path.join(image.filepath, name), name) if image.filepath else (name,)
-
-
-def _official_places(image: _Image, file: str) -> tuple[str, ...]:
-    """DIR may be the folder of the images, or the one above it, named as in captions_val2017.json."""
-    name = image.file_name
-    year = os.path.splitext(os.path.basename(file))[0].removeprefix("captions_")
-    return (name, os.path.join(year, name))
