@@ -494,21 +494,26 @@ def test_choices_are_shown_from_both_ends_with_their_boxes(tmp_path: Path) -> No
     model, source = tiny_model("maxsim"), Scenes("scenes:dev?count=4&size=40")
     data, result = measure(model, source)
     on = Evaluation(model, source, data, result)
-    worst, best = (ComprehensionSuite().extremes(on, sign, 3) for sign in (1, -1))
+    worst, best = (part.cases for part in ComprehensionSuite().cases(on, 3))
     lead = [one.by[GRADIENT].lead for one in data.collected["comprehension"].expressions]
     assert (worst[0].right, best[0].right) == (min(lead) > 0, max(lead) > 0)
     side = model.method.size
     for shown in (*worst, *best):
-        row = data.keys.index(shown.name)
+        assert shown.look is not None
+        row = data.keys.index(shown.detail.split(", ")[1])
         one = next(
             c
             for c in data.collected["comprehension"].expressions
             if c.image == row and c.text == shown.look.sentences[0].text
         )
         assert shown.look.box == pytest.approx([x * side / 40 for x in one.true])
-        assert shown.number == len(one.boxes) == len(shown.look.others)
-        assert shown.look.chosen == pytest.approx([x * side / 40 for x in one.boxes[one.by[GRADIENT].box]])
-        assert shown.right == one.by[GRADIENT].right == (shown.iou > 0.5) or one.by[GRADIENT].tied
+        assert shown.detail.startswith(f"{len(one.boxes)} boxes, ")
+        assert len(one.boxes) == len(shown.look.candidates)
+        assert shown.look.prediction == pytest.approx(
+            [x * side / 40 for x in one.boxes[one.by[GRADIENT].box]]
+        )
+        iou = float(shown.title.split()[-2])
+        assert shown.right == one.by[GRADIENT].right == (iou > 50) or one.by[GRADIENT].tied
         pressed = model.pressed()
         images, texts = pressed.encode(images=[source[row].image]), pressed.encode(texts=[one.text])
         expected = maps(model.method, images, texts, (side, side))[GRADIENT]
@@ -518,7 +523,8 @@ def test_choices_are_shown_from_both_ends_with_their_boxes(tmp_path: Path) -> No
     wide = rows_file(tmp_path, [{"image": "a.png", "caption": "A.", "regions": regions}])
     data, result = measure(model, wide)
     (tmp_path / "a.png").unlink()
-    (gone,) = ComprehensionSuite().extremes(Evaluation(model, wide, data, result), 1)
+    (gone,) = ComprehensionSuite().cases(Evaluation(model, wide, data, result))[0].cases
+    assert gone.look is not None
     assert isinstance(gone.look.image, MissingImage)
     assert gone.look.heat is None
 

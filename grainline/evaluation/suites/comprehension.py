@@ -21,12 +21,10 @@ Maps are
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from PIL import Image
 from pydantic import Field
 from torch import Tensor
@@ -38,7 +36,7 @@ from grainline.data.formats.common import digest
 from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Record, Source, boxes_of, region_box
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
-from grainline.evaluation.examples import EXAMPLES, Evaluation
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, accuracy, count_notes
@@ -61,8 +59,8 @@ from grainline.evaluation.suites.regions import (
 )
 from grainline.methods.base import Method
 from grainline.model import Model, given, on_pixels
-from grainline.report.case import Look, SentenceScore
-from grainline.report.page import MissingImage, Section, facts, hint, render
+from grainline.report.case import Case, CaseList, Look, SentenceScore
+from grainline.report.page import MissingImage
 from grainline.types import Encoded, Images, rows
 
 ACCURACY, AMONG = "box accuracy", "a right box among them"
@@ -114,6 +112,7 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
     """The share of expressions whose map chooses a right box, for each map, and for the largest box."""
 
     name = "comprehension"
+    card = ("Protocol", "What was chosen from, and how")
     Options = ComprehensionOptions
     headline = (*(f"{ACCURACY}, {name}" for name in MAPS.values()), AMONG)
 
@@ -168,31 +167,28 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
         out[AMONG] = accuracy(among, image, None, 0, settings)
         return out
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        order = (
-            f"By the score of the best right box less that of the best wrong one, in the"
-            f" {MAPS[first_map(on.result.queries)]}; one expression for each image. The frame of black"
-            " between white is the true box, dashes are around the chosen one, thin lines around all that"
-            " were to choose from. Images are shown as the model sees them here: pressed into a square."
-        )
-        worst, best = self.extremes(on, 1), self.extremes(on, -1)
-        return [
-            Section("Protocol", facts(on.result.settings["card"], "What was chosen from, and how")),
-            Section("Expressions: most wrong", hint(order) + _html(worst, "w")),
-            Section("Expressions: most right", hint(order) + _html(best, "b")),
-        ]
-
-    def draw(self, path: str | Path, on: Evaluation) -> None:
-        both = [*self.extremes(on, 1, EXAMPLES // 2), *self.extremes(on, -1, EXAMPLES // 2)[::-1]]
-        on.write_heat(path, [one.look._replace(alt=one.outcome) for one in both])
-
-    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Picked"]:
-        """The expressions whose right box leads by least (sign 1) or most (-1), each of another image."""
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         expressions, name = self.collected(on.data).expressions, first_map(on.result.queries)
-        order = np.argsort([sign * one.by[name].lead for one in expressions], kind="stable")
-        _, first = np.unique(np.array(on.result.queries["image"])[order], return_index=True)
-        whole = on._replace(model=on.model.pressed(), source=variant(on.source, "with_expressions"))
-        return [_picked(whole, expressions[i], name) for i in order[np.sort(first)[:number]].tolist()]
+        on = on._replace(model=on.model.pressed(), source=variant(on.source, "with_expressions"))
+
+        def case(i: int) -> Case:
+            one = expressions[i]
+            choice, key = one.by[name], on.data.keys[one.image]
+            box = one.boxes[choice.box] if choice.box >= 0 else None
+            iou = 0.0 if box is None else float(box_iou(torch.tensor([box]), torch.tensor([one.true])))
+            title = f"{'right' if choice.right else 'wrong'}, IoU {100 * iou:.1f} %"
+            look = _look(on, one, box, name)
+            return Case(title, f"{len(one.boxes)} boxes, {key}", choice.right, look=look)
+
+        order = (
+            f"By the score of the best right box less that of the best wrong one, in the {MAPS[name]}; one"
+            " expression for each image. The frame of black between white is the true box, dashes are around"
+            " the one that the map chose, thin lines around all that were to choose from."
+        )
+        titles = ("Expressions: most wrong", "Expressions: most right")
+        leads = [one.by[name].lead for one in expressions]
+        places = extremes(leads, image=on.result.queries["image"], number=number)
+        return on.both_ends(titles, order, places, case)
 
 
 def offered_from(proposals: Proposals | None) -> dict[str, str]:
@@ -366,38 +362,6 @@ def _inside(boxes: Any, size: tuple[int, int]) -> Tensor:
     return cut[(cut[:, 2:] > cut[:, :2]).all(1) & (areas(cut) > 0)]
 
 
-class Picked(NamedTuple):
-    """An expression on the page, and the box that its map chose."""
-
-    look: Look  # the image with all boxes, the chosen and the true one, the expression, and its map
-    name: str  # of the image
-    right: bool
-    iou: float  # of the chosen box with the true one
-    number: int  # of boxes to choose from
-
-    @property
-    def outcome(self) -> str:
-        """The outcome in words.
-
-        >>> Picked(Look(None, ""), "a.jpg", False, 0.25, 4).outcome
-        'wrong, IoU 25.0 %, 4 boxes, a.jpg'
-        """
-        outcome = "right" if self.right else "wrong"
-        return f"{outcome}, IoU {100 * self.iou:.1f} %, {self.number} boxes, {self.name}"
-
-
-def _html(shown: Sequence[Picked], name: str) -> Markup:
-    """Choices one below the other. name: letters and digits, another one for each list on a page"""
-    return render("picked.html", shown=shown, name=name)
-
-
-def _picked(on: Evaluation, one: Choice, name: str) -> Picked:
-    choice, key = one.by[name], on.data.keys[one.image]
-    box = one.boxes[choice.box] if choice.box >= 0 else None
-    iou = 0.0 if box is None else float(box_iou(torch.tensor([box]), torch.tensor([one.true])))
-    return Picked(_look(on, one, box, name), key, choice.right, iou, len(one.boxes))
-
-
 def _look(on: Evaluation, one: Choice, box: Box | None, name: str) -> Look:
     """The image squashed into the square, with the map and all boxes. box: the one that was chosen"""
     image, text = on.image(one.image), one.text
@@ -407,15 +371,15 @@ def _look(on: Evaluation, one: Choice, box: Box | None, name: str) -> Look:
     images, texts = on.model.encode(images=[on.given(one.image, image)]), on.model.encode(texts=[text])
     score = float(on.model.score(images, texts))
     heat = maps(on.model.method, rows(images, slice(0, 1)), texts, (image.height, image.width))[name]
-    true, chosen, *others = _in_square([one.true, box or one.true, *one.boxes], on, one.image, image)
+    true, prediction, *candidates = _in_square([one.true, box or one.true, *one.boxes], on, one.image, image)
     return Look(
         image,
         alt,
         [SentenceScore(text, score, role=name)],
         (heat - heat.mean()).cpu().numpy(),  # boxes are chosen by where the map is above the rest of it
         true,
-        others=others,
-        chosen=None if box is None else chosen,
+        candidates=candidates,
+        prediction=None if box is None else prediction,
     )
 
 

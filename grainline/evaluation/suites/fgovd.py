@@ -15,13 +15,11 @@ does not count.
 
 from collections.abc import Sequence
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from markupsafe import Markup
 from pydantic import Field
 from torch import Tensor
 
@@ -31,7 +29,7 @@ from grainline.data.formats.common import digest
 from grainline.data.record import Box, Region, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Rows, Sample
-from grainline.evaluation.examples import CONTRAST_HINT, EXAMPLES, Evaluation, spread
+from grainline.evaluation.examples import CONTRAST_HINT, EXAMPLES, Evaluation, extremes, spread
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Cosine, Scorer, pair_scores
@@ -41,8 +39,8 @@ from grainline.evaluation.suites.subtexts import SubtextQueue, Subtexts
 from grainline.methods.text_parts import PartPool
 from grainline.model import Model
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
-from grainline.report.case import Look, SentenceScore
-from grainline.report.page import MissingImage, Section, hint, render
+from grainline.report.case import Case, CaseList, Look, SentenceScore, lead
+from grainline.report.page import MissingImage
 from grainline.types import Encoded, rows, vectors_only, without_places
 
 ACCURACY, RANK = "accuracy", "mean rank"
@@ -145,44 +143,30 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
             out[RANK + of] = MetricSamples(mean, samples[:, 1], number, chance, ties, "rank")
         return out
 
-    def sections(self, on: Evaluation) -> list[Section]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        regions: Regions = self.collected(on.data)
+        queries, scores, strings = on.result.queries, question_scores(regions), regions.texts.strings
+        margin = margins(scores)
+        null = [strings[j] for j in spread(np.arange(len(strings)), NULL_TEXTS)]
+        on = on._replace(model=on.model.pressed()) if regions.squash else on
+
+        def case(i: int) -> Case:
+            question = regions.questions[i]
+            row = int(regions.image[question.region])
+            left, top, right, bottom = regions.box[question.region].tolist()
+            texts = _texts([strings[place] for place in question.texts], scores[i].tolist())
+            look = _look(on, row, texts, (left, top, right, bottom), null)
+            rank = f"rank {queries['rank'][i]} of {len(question.texts)}"
+            detail = f"{question.kind}, {rank}, {on.data.keys[row]}"
+            return Case(lead(float(margin[i])), detail, margin[i] > 0, look=look)
+
         order = (
             "By the score of the right text less that of the best foil; one region for each image, with the"
             f" right text and up to {TEXTS - 1} foils that score highest. The score is the cosine of a text"
             f" with what lies in the box. {CONTRAST_HINT}"
         )
-        worst, best = self.extremes(on, 1), self.extremes(on, -1)
-        return [
-            Section("Regions: most wrong", hint(f"{order} {on.crop_sentence()}") + _html(worst, "w")),
-            Section("Regions: most right", hint(order) + _html(best, "b")),
-        ]
-
-    def draw(self, path: str | Path, on: Evaluation) -> None:
-        both = [*self.extremes(on, 1, EXAMPLES // 2), *self.extremes(on, -1, EXAMPLES // 2)[::-1]]
-        looks = [
-            one.look._replace(alt=f"{one.kind}, rank {one.rank} of {one.number}, {one.name}") for one in both
-        ]
-        on.write_heat(path, looks)
-
-    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Judged"]:
-        """The regions whose right text leads by least (sign 1) or most (-1), each of another image."""
-        regions: Regions = self.collected(on.data)
-        queries, scores, strings = on.result.queries, question_scores(regions), regions.texts.strings
-        lead = margins(scores)
-        order = np.argsort(sign * lead, kind="stable")
-        _, first = np.unique(np.array(queries["image"])[order], return_index=True)  # one of each image
-        null = [strings[j] for j in spread(np.arange(len(strings)), NULL_TEXTS)]
-        on = on._replace(model=on.model.pressed()) if regions.squash else on
-        out = []
-        for i in order[np.sort(first)[:number]].tolist():
-            question = regions.questions[i]
-            row = int(regions.image[question.region])
-            left, top, right, bottom = regions.box[question.region].tolist()
-            shown = _texts([strings[place] for place in question.texts], scores[i].tolist())
-            look = _look(on, row, shown, (left, top, right, bottom), null)
-            key, texts = on.data.keys[row], len(question.texts)
-            out.append(Judged(look, key, question.kind, float(lead[i]), queries["rank"][i], texts))
-        return out
+        titles = ("Regions: most wrong", "Regions: most right")
+        return on.both_ends(titles, order, extremes(margin, image=queries["image"], number=number), case)
 
 
 def _place(kind: str) -> tuple[int, str]:
@@ -346,20 +330,11 @@ def margins(scores: Sequence[Tensor]) -> np.ndarray:
     return np.array([float(one[0] - one[1:].max()) for one in scores])
 
 
-class Judged(NamedTuple):
-    """A region on the page with its right text and the foils that score highest."""
-
-    look: Look  # the image with the box, and the texts from the highest score to the lowest
-    name: str  # of the image
-    kind: str  # of the foils
-    lead: float  # of the right text over the best foil
-    rank: int  # of the right text, 1 = best
-    number: int  # of texts to choose from
-
-
-def _html(shown: Sequence[Judged], name: str) -> Markup:
-    """Regions one below the other. name: letters and digits, another one for each list on a page"""
-    return render("regions.html", shown=shown, name=name)
+def _as_images(vector: Tensor, token: bool) -> Encoded:
+    """Regions in the place of images: vectors alone, or the same as their one token."""
+    number, width = torch.arange(len(vector), device=vector.device), int(token)
+    mask = vector.new_ones(len(vector), width).bool()
+    return Encoded(vector, vector[:, None, :][:, :width], mask, number, number)
 
 
 def _texts(texts: list[str], scores: list[float]) -> list[SentenceScore]:

@@ -13,19 +13,17 @@ says nothing about the model.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
 from grainline.data.record import CORRUPT_REGION, CorruptSample, Record, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
-from grainline.evaluation.examples import EXAMPLES, Evaluation
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
@@ -42,8 +40,8 @@ from grainline.evaluation.suites.regions import (
     variant,
 )
 from grainline.model import Model, on_pixels
-from grainline.report.case import Look, SentenceScore
-from grainline.report.page import MissingImage, Section, hint, render
+from grainline.report.case import Case, CaseList, Look, SentenceScore
+from grainline.report.page import MissingImage
 from grainline.types import Encoded
 
 MIOU, CUMULATIVE, HALF = "mIoU", "cumulative IoU", "IoU > 0.5"
@@ -115,34 +113,23 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
                 out[label + of] = MetricSamples(float(value), resampled, iou.size, None, 0, "share", interval)
         return out
 
-    def sections(self, on: Evaluation) -> list[Section]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        expressions = self.collected(on.data).expressions
+        iou = np.array([one.pixels[HEAT].intersection / one.pixels[HEAT].union for one in expressions])
+        on = on._replace(model=on.model.pressed(), source=variant(on.source, "with_expressions"))
+
+        def case(i: int) -> Case:
+            key = on.data.keys[expressions[i].image]
+            return Case(f"IoU {100 * iou[i]:.1f} %", key, look=_look(on, expressions[i]))
+
         order = (
             "By IoU; one expression for each image. The line runs around what is meant. Heat is orange"
             " where the map is above its mean and blue where it is below; what is above Otsu's threshold of"
-            " the map was compared. Images are shown as the model sees them here: pressed into a square."
+            " the map was compared."
         )
-        worst, best = self.extremes(on, 1), self.extremes(on, -1)
-        return [
-            Section("Expressions: covered least", hint(order) + _html(worst, "w")),
-            Section("Expressions: covered best", hint(order) + _html(best, "b")),
-        ]
-
-    def draw(self, path: str | Path, on: Evaluation) -> None:
-        both = [*self.extremes(on, 1, EXAMPLES // 2), *self.extremes(on, -1, EXAMPLES // 2)[::-1]]
-        looks = [one.look._replace(alt=f"IoU {100 * one.iou:.1f} %, {one.name}") for one in both]
-        on.write_heat(path, looks)
-
-    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Pointed"]:
-        """The expressions with the lowest IoU (sign 1) or the highest (-1), each of another image."""
-        expressions = self.collected(on.data).expressions
-        iou = np.array([one.pixels[HEAT].intersection / one.pixels[HEAT].union for one in expressions])
-        order = np.argsort(sign * iou, kind="stable")
-        _, first = np.unique(np.array(on.result.queries["image"])[order], return_index=True)
-        whole = on._replace(model=on.model.pressed(), source=variant(on.source, "with_expressions"))
-        return [
-            Pointed(_look(whole, expressions[i]), on.data.keys[expressions[i].image], float(iou[i]))
-            for i in order[np.sort(first)[:number]].tolist()
-        ]
+        titles = ("Expressions: covered least", "Expressions: covered best")
+        places = extremes(iou, image=on.result.queries["image"], number=number)
+        return on.both_ends(titles, order, places, case)
 
 
 class MaskCollector(ExpressionCollector):
@@ -242,19 +229,6 @@ def centred_box(height: int, width: int) -> np.ndarray:
     """
     down, across = (np.abs((np.arange(side) + 0.5) / side - 0.5) < 0.25 for side in (height, width))
     return down[:, None] & across[None]
-
-
-class Pointed(NamedTuple):
-    """An expression over its image, on the page."""
-
-    look: Look  # the image with the outline of the right mask, the expression, and its heat
-    name: str  # of the image
-    iou: float  # of the mask by the heat with the right one
-
-
-def _html(shown: Sequence[Pointed], name: str) -> Markup:
-    """Expressions one below the other. name: letters and digits, another one for each list on a page"""
-    return render("pointed.html", shown=shown, name=name)
 
 
 def _look(on: Evaluation, one: Overlap) -> Look:

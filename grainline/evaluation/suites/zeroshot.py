@@ -18,7 +18,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from markupsafe import Markup
-from PIL import Image
 from pydantic import Field
 from torch import Tensor
 
@@ -28,13 +27,14 @@ from grainline.data.formats.plain import read_lines
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encoder, Encodings, stack
-from grainline.evaluation.examples import EXAMPLES, Evaluation
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates_of_classes, wilson
 from grainline.evaluation.ranks import ranks
 from grainline.evaluation.score import Scorer, prepared, tile_of, tile_side
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, accuracy, settings_of
 from grainline.model import Model
-from grainline.report.page import MissingImage, Section, hint, render
+from grainline.report.case import Case, CaseList, Table, lead, table_html
+from grainline.report.page import Section, hint
 from grainline.types import Encoded, rows
 
 DEPTHS = (1, 5)
@@ -148,32 +148,28 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
         out[PER_CLASS] = MetricSamples(mean, samples, rank.size, 1 / classes, ties, "share")
         return out
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        order = "By the score of the true class less that of the best other class."
-        most = f"The {MOST} most frequent mistakes at most; the JSON has the outcome of every image."
-        worst, best = (render("classified.html", shown=self.examples(on, sign)) for sign in (1, -1))
-        return [
-            Section("Classes: most wrong", hint(f"{order} {on.crop_sentence()}") + worst),
-            Section("Classes: most right", hint(order) + best),
-            Section("Classes: confusions", hint(most) + confusion_table(confused(on.result.queries))),
-        ]
-
-    def examples(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Classified"]:
-        """The images whose class leads least (sign 1), or most (-1)."""
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         classes, queries = self.collected(on.data), on.result.queries
         contest = contests(on.model.method, on.data.images, classes, settings_of(on.result).memory)
         true, false = contest.true.numpy(), contest.false.numpy()
-        return [
-            Classified(
-                on.image(i),
-                on.data.keys[i],
-                (classes.names[queries["label"][i]], classes.names[int(contest.other[i])]),
-                (float(true[i]), float(false[i])),
-                queries["rank"][i],
-                len(classes.names),
-            )
-            for i in np.argsort(sign * (true - false), kind="stable")[:number].tolist()
-        ]
+
+        def case(i: int) -> Case:
+            by, name = float(true[i]) - float(false[i]), on.data.keys[i]
+            detail = f"true class at rank {queries['rank'][i]:,} of {len(classes.names):,}, {name}"
+            texts = [
+                (f"True class, score {true[i]:.3f}", classes.names[queries["label"][i]]),
+                (f"Best other class, score {false[i]:.3f}", classes.names[int(contest.other[i])]),
+            ]
+            return Case(lead(by), detail, by > 0, image=on.image(i), alt=f"image {name}", texts=texts)
+
+        order = "By the score of the true class less that of the best other class."
+        titles = ("Classes: most wrong", "Classes: most right")
+        return on.both_ends(titles, order, extremes(true - false, number=number), case)
+
+    def sections(self, on: Evaluation) -> list[Section]:
+        most = f"The {MOST} most frequent mistakes at most; the JSON has the outcome of every image."
+        confused = Section("Classes: confusions", hint(most) + confusion_table(on.result.queries))
+        return [*super().sections(on), confused]
 
 
 class PromptCollector(Collector):
@@ -374,35 +370,18 @@ def _notes(method: Scorer, queries: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-class Classified(NamedTuple):
-    """An image between its own class and the best of the others."""
-
-    image: Image.Image | MissingImage
-    name: str
-    classes: tuple[str, str]  # the true one, the best other one
-    scores: tuple[float, float]
-    rank: int  # of the true class among all, 1 = best
-    number: int  # of classes
-
-
-class Confusion(NamedTuple):
-    """Images of one class that were taken for another."""
-
-    true: str
-    predicted: str
-    images: int  # that were taken for the other class
-    of: int  # images of the true class
-
-
-def confused(queries: Mapping[str, Any]) -> list[Confusion]:
+def confusion_table(queries: Mapping[str, Any]) -> Markup:
     """The most frequent mistakes, each with its share of the images of the true class."""
-    images = {row["class"]: row["images"] for row in queries["per_class"]}
-    return [
-        Confusion(row["true"], row["predicted"], row["images"], images[row["true"]])
+    if not queries["confusions"]:
+        return hint("No image was taken for another class.")
+    of = {row["class"]: row["images"] for row in queries["per_class"]}
+    cells = [
+        (
+            row["true"], row["predicted"], f"{row['images']:,} of {of[row['true']]:,}",
+            f"{100 * row['images'] / of[row['true']]:.1f} %",
+        )
         for row in queries["confusions"]
-    ]
-
-
-def confusion_table(rows: Sequence[Confusion]) -> Markup:
-    """The mistakes as a table, in their order."""
-    return render("confusions.html", rows=rows)
+    ]  # fmt: skip
+    caption = "True class, the class it was taken for, and how often"
+    head = ("True class", "Taken for", "Images", "Of its class")
+    return table_html(Table(caption, head, cells, words=(1,)))
