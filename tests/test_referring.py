@@ -28,7 +28,7 @@ from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result, read
-from grainline.evaluation.suite import Settings
+from grainline.evaluation.suite import Settings, variant
 from grainline.evaluation.suites.referring import (
     BINS,
     BOX,
@@ -39,7 +39,7 @@ from grainline.evaluation.suites.referring import (
     overlap,
     thresholds,
 )
-from grainline.evaluation.suites.regions import HEAT, unit_range, variant
+from grainline.evaluation.suites.regions import HEAT, unit_range
 from grainline.model import Model
 from grainline.report.heatmap import outlined
 

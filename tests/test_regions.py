@@ -32,7 +32,7 @@ from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result, read
-from grainline.evaluation.suite import SUITES, Settings
+from grainline.evaluation.suite import SUITES, Settings, variant
 from grainline.evaluation.suites.fgovd import (
     TEXTS,
     FgOvdOptions,
@@ -41,7 +41,6 @@ from grainline.evaluation.suites.fgovd import (
     question_scores,
     ranks_of,
 )
-from grainline.evaluation.suites.regions import variant
 from grainline.model import Model, load
 from grainline.report.case import Case, Look, SentenceScore, look
 from grainline.report.heatmap import framed, overlay
