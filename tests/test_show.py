@@ -16,7 +16,7 @@ from test_viz import EVIL, Page
 from grainline.data.texts import balanced_chunks
 from grainline.encoders.cast import segments
 from grainline.errors import UserError
-from grainline.evaluation.pages.shown import refuse_unshown, segment_panels, segmentations
+from grainline.evaluation.show import check_texts, segment_panels, segmentations
 from grainline.evaluation.text_attention import (
     TIMES,
     attention_maps,
@@ -29,8 +29,19 @@ from grainline.methods.caft import CAFT
 from grainline.model import Model
 from grainline.report.case import Case, Panel, Row
 from grainline.report.heatmap import borders, enlarged, mean_colours, overlay, segmented
-from grainline.report.panels import PIXELS, UNDER, ramp, write_rows
-from grainline.report.png import DPI, LINE, MAPS_FOOT, MAPS_GAP, MAPS_HEAD, SIDE, SPACE
+from grainline.report.png import (
+    DPI,
+    LINE,
+    MAPS_FOOT,
+    MAPS_GAP,
+    MAPS_HEAD,
+    PIXELS,
+    SIDE,
+    SPACE,
+    UNDER,
+    ramp,
+    write_panels,
+)
 from grainline.types import Images
 
 Capture = pytest.CaptureFixture[str]
@@ -197,7 +208,7 @@ def test_the_figure_has_its_panels_where_they_belong(tmp_path: Path) -> None:
     colours = ("red", "lime", "blue", "yellow", "cyan", "magenta", "orange")
     panels = [Panel(f"no {i}", Image.new("RGB", (4, 4), colour)) for i, colour in enumerate(colours)]
     shown_ = [Case("one", rows=[Row(panels)]), Case("two", rows=[Row(panels[2:3])])]
-    write_rows(tmp_path / "a.png", shown_, "title", "rule")
+    write_panels(tmp_path / "a.png", shown_, "title", "rule")
     with Image.open(tmp_path / "a.png") as opened:
         figure = opened.convert("RGB")
     line = 2 * SPACE + LINE
@@ -261,9 +272,9 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: Capture) -> No
     with pytest.raises(
         UserError, match=r"^clip has neither segments .*`grainline evaluate MODEL .* --png FILE`$"
     ):
-        refuse_unshown(tiny_model("clip"), ["a"])
+        check_texts(tiny_model("clip"), ["a"])
     with pytest.raises(UserError, match=r"^this flair sees patches, not segments; give --text"):
-        refuse_unshown(tiny_model("flair", changes=("heads=2",)), [])
+        check_texts(tiny_model("flair", changes=("heads=2",)), [])
     (tmp_path / "c.png").write_text("no image")
     assert "cannot be used: corrupt image" in complaint(
         capsys, "show", tmp_path / "model", tmp_path / "c.png", *out

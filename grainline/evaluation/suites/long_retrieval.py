@@ -7,6 +7,7 @@ The texts are read as CAFT (arXiv 2602.02977) and FLAIR (arXiv 2412.03561) read 
 
 import re
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from pydantic import Field
@@ -201,16 +202,16 @@ class Under(FileSource):
 
     def __getitem__(self, index: int) -> Record:
         index = range(len(self))[index]
-        return self._source.record(index, self._rule.text(self._source.pairs[index].text))
+        return self._source.record(index, self._rule.text(self._source.text(index)))
 
     def keys(self) -> Iterable[str]:
         """The names of the images."""
-        return (pair.key for pair in self._source.pairs[: len(self)])
+        return islice(self._source.keys(), len(self))
 
     def fingerprint(self) -> str:
         """sha256 over names and texts as they are read; rows behind the last one do not count."""
-        pairs = self._source.pairs[: len(self)]
-        return digest(part for pair in pairs for part in (pair.key, self._rule.text(pair.text)))
+        texts = (self._rule.text(self._source.text(i)) for i in range(len(self)))
+        return digest(part for pair in zip(self.keys(), texts, strict=True) for part in pair)
 
 
 def under(source: Source, protocol: str = DEFAULT, captions: str = "whole") -> tuple[Source, Card]:

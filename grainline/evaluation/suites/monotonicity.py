@@ -40,9 +40,9 @@ from grainline.evaluation.suites.subtexts import (
 )
 from grainline.model import Model
 from grainline.report.case import CaseList
-from grainline.report.charts import RULES, Line, SubtextScores, models, subtext_case
+from grainline.report.charts import SUBTEXT_RULES, Line, SubtextScores, models, subtext_case
 from grainline.report.page import Section
-from grainline.report.png import COLOURS, write_png
+from grainline.report.png import COLOURS, write_charts
 
 LONG = f"{EACH}, K >= 4"
 LEAST = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}
@@ -76,7 +76,7 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
         super().__init__(options)
         paths = self.options.also_plot
         if len(paths) >= MOST:
-            raise UserError(f"also_plot names {len(paths)} results; {MOST - 1} fit beside the model")
+            raise UserError(f"also_plot names {len(paths)} results; {MOST - 1} fit next to the model")
         self.others = [read_earlier(path, self.name) for path in paths]
 
     def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
@@ -115,7 +115,7 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
         if self.options.samples:
             order = "Named by the option `samples`."
         cases = [subtext_case(one) for one in self.charts(on)]
-        return [CaseList("Score by subtexts", f"{order} {RULES} {on.crop_sentence()}", cases)]
+        return [CaseList("Score by subtexts", f"{order} {SUBTEXT_RULES} {on.crop_sentence()}", cases)]
 
     def sections(self, on: Evaluation) -> list[Section]:
         charts = super().sections(on)  # first: it refuses results of other data
@@ -130,7 +130,7 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
 
     def draw(self, path: str | Path, on: Evaluation) -> None:
         number, name = len(on.data.keys), PurePath(on.result.data["path"]).name
-        write_png(path, self.charts(on), f"Score by subtexts, {number:,} images of {name}")
+        write_charts(path, self.charts(on), f"Score by subtexts, {number:,} images of {name}")
 
     def charts(self, on: Evaluation) -> list[SubtextScores]:
         """The images with the lines of all models: those that are named, else evenly from worst to best.
@@ -148,7 +148,7 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
                 [subtexts.strings[t] for t in subtexts.of[EACH][i]],
                 [_line(result, name, i) for result, name in zip(results, labels(results), strict=True)],
             )
-            for i in _rows_shown(on, self.options.samples)
+            for i in _figure_rows(on, self.options.samples)
         ]
 
 
@@ -187,7 +187,7 @@ def correlation(scores: Sequence[float]) -> float:
 
 
 def _notes(sequences: Mapping[str, Mapping[str, list[Any]]]) -> tuple[str, ...]:
-    """What a reader of these metrics has to know."""
+    """Samples that are left out, ties and cut texts."""
     each = sequences[EACH]
     samples = len(each["subtexts"])
     notes = []
@@ -241,7 +241,7 @@ def _line(result: Result, name: str, place: int) -> Line:
     return Line(name, scores, [bool(cut) for cut in each["cut"][place]], correlation(scores))
 
 
-def _rows_shown(on: Evaluation, keys: Sequence[str]) -> list[int]:
+def _figure_rows(on: Evaluation, keys: Sequence[str]) -> list[int]:
     if keys:
         place = {key: i for i, key in enumerate(on.data.keys)}
         missing = [key for key in keys if key not in place]

@@ -67,11 +67,11 @@ CARDS = {
     ),
     OTHER_DATA: "each foil of a record against the caption that it was made from; the image of the record",
 }
-"""Which text, which images, which rows: a line for each benchmark."""
+"""The text, images and rows that are compared, of each benchmark."""
 
 
 class Probes(NamedTuple):
-    """P comparisons of a right pair of image and text, which stands first, with a wrong one."""
+    """P comparisons of a right pair of image and text, which is the first, with a wrong one."""
 
     images: Tensor  # [P, 2] int64, rows of the encoded images; twice the same where the texts differ
     pairs: Tensor  # [P, 2] int64, rows of `texts`; twice the same where the images differ
@@ -171,8 +171,7 @@ class ProbesSuite(Suite[NoOptions]):
 def probe_scores(method: Scorer, images: Encoded, probes: Probes) -> Tensor:
     """Scores of the right pairs and of the wrong ones: [2, P]"""
     pairs = torch.stack([probes.images.T.reshape(-1), probes.pairs.T.reshape(-1)])  # [2, 2P]
-    # Comparisons that share a pair, as foils of one caption do, score it once.
-    unique, back = torch.unique(pairs, dim=1, return_inverse=True)
+    unique, back = torch.unique(pairs, dim=1, return_inverse=True)  # a pair that comes twice is scored once
     return pair_scores(method, images, rows(probes.texts, unique[1]), unique[0])[back].view(2, -1)
 
 
@@ -184,15 +183,15 @@ class ProbeCollector(Collector):
         self._texts = texts
         self._strings: list[str] = []
         self._pairs: list[tuple[int, int, int, int]] = []  # image, other image, text, other text
-        self._kind: list[str] = []
-        self._benchmark: list[str] = []
+        self._names: list[tuple[str, str]] = []  # kind and benchmark of each
 
     def add(self, sample: Sample) -> None:
         row_of: dict[str, int] = {}
         name = next(one.benchmark for one in reversed(self._origins) if one.start <= sample.position)
         for foil in sample.record.foils:
             true, false = (self._row(text, row_of) for text in (foil.true, foil.text))
-            self._append((sample.row, sample.row, true, false), foil.kind, name)
+            self._pairs.append((sample.row, sample.row, true, false))
+            self._names.append((foil.kind, name))
 
     def result(self, data: Encodings) -> Probes:
         """Raises UserError where there is no comparison."""
@@ -202,7 +201,8 @@ class ProbeCollector(Collector):
         for name, one in ((origin.benchmark, one) for origin in self._origins for one in origin.contests):
             if one.right in row_of and one.wrong in row_of:
                 text = self._row(one.text, text_row)
-                self._append((row_of[one.right], row_of[one.wrong], text, text), one.kind, name)
+                self._pairs.append((row_of[one.right], row_of[one.wrong], text, text))
+                self._names.append((one.kind, name))
             else:
                 skipped += 1
         if not self._pairs:
@@ -210,21 +210,17 @@ class ProbeCollector(Collector):
                 f"no probes in {data.path}; this suite needs samples with foils, as in `scenes`, or a"
                 " benchmark of pairs"
             )
-        pairs = torch.tensor(self._pairs)
-        texts = self._texts.of_no_image()
-        names = tuple(self._kind), tuple(self._benchmark), tuple(self._strings)
-        return Probes(pairs[:, :2], pairs[:, 2:], texts, *names, skipped)
+        pairs, (kind, benchmark) = torch.tensor(self._pairs), zip(*self._names, strict=True)
+        strings = tuple(self._strings)
+        return Probes(
+            pairs[:, :2], pairs[:, 2:], self._texts.of_no_image(), kind, benchmark, strings, skipped
+        )
 
     def _row(self, text: str, row_of: dict[str, int]) -> int:
         if text not in row_of:
             row_of[text] = self._texts.add(text)
             self._strings.append(text)
         return row_of[text]
-
-    def _append(self, pair: tuple[int, int, int, int], kind: str, benchmark: str) -> None:
-        self._pairs.append(pair)
-        self._kind.append(kind)
-        self._benchmark.append(benchmark)
 
 
 def _share(runs: Sequence[dict[str, Any]], part: np.ndarray, settings: Settings) -> MetricSamples:
