@@ -58,7 +58,7 @@ PROCESSES = [
     Fault("distributed.py", "tests/test_two_ranks.py", "gathered rows are not in rank order",
           "rows = torch.cat(parts)", "rows = torch.cat(parts[::-1])"),
     Fault("distributed.py", "tests/test_two_ranks.py", "a mean is divided by this rank's number of rows",
-          "mean.total / rows_per_rank(mean.number)", "mean.total / mean.number.clamp(min=1e-8)"),
+          "mean.total / rows_per_rank.clamp(min=1e-8)", "mean.total / mean.number.clamp(min=1e-8)"),
     Fault("data/dataset.py", "tests/test_dataset.py", "every rank takes the share of the first",
           "step * self.batch + self.rank * self.share", "step * self.batch"),
     Fault("data/dataset.py", "tests/test_dataset.py grainline/data/dataset.py", "all epochs have one order",
@@ -803,7 +803,7 @@ KEPT = [
     Fault("config.py", "tests/test_config.py", "of a name given twice the last one counts",
           "            if key.value in names:", "            if False:"),
     Fault("config.py", "tests/test_config.py", "lists of any depth are read",
-          "if self.depth == MOST_DEEP:", "if False:"),
+          "if self.depth == MAX_DEPTH:", "if False:"),
     Fault("config.py", "tests/test_config.py", "a mapping of a recipe replaces that of its base",
           "value = deep_merge(old, value)", "pass"),
     Fault("training/recipe.py", "tests/test_config.py", "a base is looked for where the command was given",
@@ -1119,7 +1119,7 @@ SIMILARITY = [
           "nobody is told that the gallery holds the answers",
           "**ranks}, (NOTE,))", "**ranks})"),
     Fault("build.py", "tests/test_similarity.py", "pairs are scored as they were trained",
-          'changes = {"scoring": way}', "changes = {}"),
+          'changes = [f"scoring={way}", *', "changes = [*"),
 ]
 
 MAPS = [

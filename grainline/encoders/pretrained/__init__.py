@@ -36,6 +36,7 @@ from grainline.encoders.pretrained.build import (
     fresh_model,
     joined,
     sides_of,
+    space_of,
     split,
     whole_model,
 )
@@ -45,7 +46,7 @@ from grainline.encoders.pretrained.openclip import from_file, from_open_clip_fol
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP, Stretch, to_context, to_grid
 
-__all__ = ["Pretrained", "build_pretrained", "joined", "load_pretrained", "whole_model"]
+__all__ = ["NAME", "Pretrained", "build_pretrained", "joined", "load_pretrained", "space_of", "whole_model"]
 
 
 def load_pretrained(
