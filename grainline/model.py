@@ -212,8 +212,8 @@ def on_pixels(method: Method, images: Encoded, heat: Tensor, size: tuple[int, in
     images  [N] with their tokens
     size    (H, W) of the result
 
-    Tokens on a grid are interpolated between their centres. A segment has one heat and sharp borders; a smaller
-    result has the means.
+    Tokens on a grid are interpolated between their centres. A segment has one heat and sharp borders; a
+    smaller result has the means.
     """
     if method.segmented:
         assert images.places is not None, "segments without places"

@@ -151,7 +151,7 @@ TRAINING = [
     Fault("files.py", "tests/test_one_writer.py", "workers that live on keep the lock of a killed run",
           "    for file in _open:\n        os.close(file)\n", ""),
     Fault("training/folder.py", "tests/test_one_writer.py", "two processes train into one folder",
-          "                _lock(out, stack)\n", ""),
+          "                    stack.enter_context(one_writer(", "                    str(one_writer("),
     Fault("training/folder.py", "tests/test_one_writer.py", "a run killed at its start does not start again",
           "if resume and not out.exists():", "if resume and not there & INITIAL_FILES - {LOCK}:"),
     Fault("training/loop.py", "tests/test_stop.py", "a signal saves nothing",
