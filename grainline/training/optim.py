@@ -162,18 +162,16 @@ def _by_rule(
         try:
             patterns.append(re.compile(rule.pattern))
         except re.error as error:
-            message = (
-                f"rule '{rule.pattern}' is not a regular expression: {error}; write a dot in a name as \\."
-            )
-            raise UserError(message) from None
+            hint = "write a dot in a name as \\."
+            raise UserError(f"rule '{rule.pattern}' is not a regular expression: {error}; {hint}") from None
     matches: list[dict[str, nn.Parameter]] = [{} for _ in rules]
     for name, parameter in parameters.items():
         first = next((i for i, pattern in enumerate(patterns) if pattern.fullmatch(name)), None)
         if first is None:
             listed = ", ".join(rule.pattern for rule in rules) or "none"
             raise UserError(
-                f"no rule matches parameter {name!r}: the rules are {listed}; add one for it, or end the list "
-                "with '.*'"
+                f"no rule matches parameter {name!r}: the rules are {listed}; add one for it, or end the "
+                "list with '.*'"
             )
         matches[first][name] = parameter
     for pattern, names in zip(patterns, matches, strict=True):
