@@ -95,10 +95,8 @@ def replacing(target: Path) -> Iterator[Path]:
 def seal(folder: Path, body: Mapping[str, Any]) -> None:
     """Write state.json: `body` (what JSON can hold) and the size and sha256 of the files in the folder."""
     files = {path.name: _fingerprint(path) for path in sorted(folder.iterdir())}
-    with (folder / STATE).open("w", encoding="utf-8") as file:
-        file.write(sealed_json({**body, "files": files}))
-        file.flush()
-        os.fsync(file.fileno())
+    (folder / STATE).write_text(sealed_json({**body, "files": files}), encoding="utf-8")
+    sync(folder / STATE)
     sync(folder)
 
 
