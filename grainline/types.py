@@ -57,6 +57,7 @@ class Encoded(NamedTuple):
     extra: Any = None  # a NamedTuple of further tensors [N, ...] that only this method reads
     places: Tensor | None = None  # [N, H, W] token of each pixel, for images whose tokens lie on no grid
     precomputed: Any = None  # a NamedTuple of tensors [N, ...] in place of tokens and extra in `Method.score`
+    truncated: Tensor | None = None  # [N] bool, texts that are longer than the method reads (`Model.encode`)
 
 
 class Pair(NamedTuple):

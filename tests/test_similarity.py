@@ -421,16 +421,18 @@ def test_single_images_are_those_with_the_most_and_the_least_alike_features() ->
         data = suite.encode(model, source)
     on = Evaluation(model, source, data, suite.measure(model.method, data))
     values = on.result.queries["kinds"][ALL_TEXTS]["scores"][SIM]
-    most, least = (suite.extremes(on, sign, 4) for sign in (-1, 1))
-    assert [one.features for one in most] == sorted(values, reverse=True)[:4]
-    assert [one.features for one in least] == sorted(values)[:4]
+    most, least = (part.cases for part in suite.cases(on, 4))
+    assert [one.title for one in most] == [f"Sim {x:.3f}" for x in sorted(values, reverse=True)[:4]]
+    assert [one.title for one in least] == [f"Sim {x:.3f}" for x in sorted(values)[:4]]
     found = data.collected["similarity"]
     for one in most:
-        i = data.keys.index(one.name)
-        assert one.number == len(found[i].texts)
+        assert one.look is not None
+        i = next(i for i, key in enumerate(data.keys) if one.look.alt == f"image {key}")
+        assert f"of its {len(found[i].texts)} texts" in one.detail
+        assert ("the first 12 texts" in one.detail) == (len(found[i].texts) > 12)
         assert [told.text for told in one.look.sentences] == list(found[i].texts[:12])
         assert [told.score for told in one.look.sentences] == list(found[i].each[:12])
-        assert np.mean(found[i].each) == pytest.approx(one.features)
+        assert np.mean(found[i].each) == pytest.approx(float(one.title.split()[1]), abs=6e-4)
 
 
 def test_the_command_says_what_own_captions_are(folder: Path, tmp_path: Path, capsys: Capture) -> None:

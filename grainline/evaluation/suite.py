@@ -18,16 +18,18 @@ from pydantic import BeforeValidator
 
 from grainline.config import Config, load_class, override, parse
 from grainline.data.descriptions import Descriptions
+from grainline.data.formats.joined import Joined, WithoutCaptions
 from grainline.data.formats.texts_alone import without_images
 from grainline.data.record import Source
 from grainline.errors import UserError, amount
 from grainline.evaluation.encode import CAPTIONS, Captions, Collector, Encodings, Progress, encode_source
-from grainline.evaluation.examples import Evaluation
+from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.intervals import from_replicates, replicates, wilson
 from grainline.evaluation.result import Metric, Result, Unit, now, versions
 from grainline.evaluation.score import MEMORY, Scorer
 from grainline.model import Model
-from grainline.report.page import Section
+from grainline.report.case import CaseList, cases_html
+from grainline.report.page import Section, facts, hint
 from grainline.report.png import require_matplotlib
 
 SUITES: dict[str, str] = {
@@ -120,6 +122,7 @@ class Suite(ABC, Generic[O]):
     captions: ClassVar[tuple[Captions, ...]] = CAPTIONS  # allowed ones; the first is the default
     reads: ClassVar[str] = "the captions of a record"  # what it reads, for errors
     needs_text: ClassVar[bool] = True  # False: an image without a text is no damage
+    source_variant: ClassVar[str] = ""  # the method of sources for the records that it reads; "": none
     encodes_images: ClassVar[bool] = True  # False: no image is opened
     encodes_captions: ClassVar[bool] = True  # False: captions are strings only
     keeps_tokens: ClassVar[bool] = True  # False: scores read vectors, whatever the method compares
@@ -132,6 +135,7 @@ class Suite(ABC, Generic[O]):
     title: ClassVar[str] = ""  # of the page; "": the name with a capital
     headline: ClassVar[tuple[str, ...]] = ()  # metrics on top of the page
     texts_label: ClassVar[str] = "Texts"  # what the texts are called there
+    card: ClassVar[tuple[str, str]] = ("Protocol", "What was compared, and how")  # title and caption
     figure: ClassVar[str] = ""  # what `--png` draws; "": nothing
     page_options: ClassVar[tuple[str, ...]] = ()  # options that only change the page and the figure
 
@@ -148,14 +152,14 @@ class Suite(ABC, Generic[O]):
         The default refuses captions without images.
         """
         without = without_images(source)
-        if without:
+        if without and self.encodes_images:
             raise UserError(
                 f"{without} has captions without images, and --suite {self.name} looks at images; name others"
             )
 
     def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
-        """The model and the source as the suite reads them; the default changes nothing."""
-        return model, source
+        """The model and the source as the suite reads them; the default takes the `source_variant`."""
+        return model, variant(source, self.source_variant) if self.source_variant else source
 
     def collector(self, model: Model, source: Source, settings: Settings) -> Collector | None:
         """Collects more than the vectors of images and captions; None: these are enough."""
@@ -247,13 +251,22 @@ class Suite(ABC, Generic[O]):
         """The names of the metrics on top of the page; those that the result lacks are left out."""
         return list(self.headline)
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        """The parts of the page about single outcomes."""
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        """Single outcomes on the page, from the worst to the best: so many in each list."""
         return []
 
+    def sections(self, on: Evaluation) -> list[Section]:
+        """The parts of the page below the metrics; the default has the card of the protocol and the cases."""
+        card = on.result.settings.get("card")
+        out = [Section(self.card[0], facts(card, self.card[1]))] if card else []
+        for i, part in enumerate(self.cases(on)):
+            out.append(Section(part.title, hint(part.hint) + cases_html(part.cases, f"part{i}n")))
+        return out
+
     def draw(self, path: str | Path, on: Evaluation) -> None:
-        """Write the figure. Only called where `figure` says what it shows."""
-        raise AssertionError(f"{self.name} draws no figure")
+        """Write the figure, where `figure` says what it shows. The default draws the heat of the cases."""
+        worst, best = self.cases(on, EXAMPLES // 2)
+        on.write_heat(path, [*worst.cases, *best.cases[::-1]])
 
     def check_figure(self, model: Model | None) -> None:
         """Raise UserError where the figure cannot be drawn. Called before the model is loaded, and after."""
@@ -286,6 +299,16 @@ class Suite(ABC, Generic[O]):
                 f"allowed: {', '.join(self.captions)}"
             )
         return given
+
+
+def variant(source: Source, method: str) -> Source:
+    """What a method of the source, such as with_foils, makes of it; the source itself where it has none."""
+    if isinstance(source, Joined):
+        return Joined([variant(one, method) for one in source.sources])
+    if isinstance(source, WithoutCaptions):
+        return WithoutCaptions(variant(source.source, method), source.skip)
+    changed: Source = getattr(source, method)() if hasattr(source, method) else source
+    return changed
 
 
 def suite_class(name: str) -> type[Suite[Any]]:

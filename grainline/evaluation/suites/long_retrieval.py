@@ -7,6 +7,7 @@ The texts are read as CAFT (arXiv 2602.02977) and FLAIR (arXiv 2412.03561) read 
 
 import re
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from pydantic import Field
@@ -17,11 +18,9 @@ from grainline.data.formats.joined import Joined, remarks
 from grainline.data.record import Record, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import Inputs, Outcomes, Settings
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
-from grainline.report.page import Section, facts
 
 DEFAULT, PLAIN = "default", "plain"
 
@@ -163,6 +162,7 @@ class LongRetrievalSuite(RetrievalSuite):
     """The metrics of retrieval on a set of long captions, each set under its own protocol."""
 
     name = "long-retrieval"
+    card = ("Protocol", "What was compared, and how far it is from published numbers")
     Options = LongRetrievalOptions
     captions = ("whole", "first")
     reads = "one text an image"
@@ -188,10 +188,6 @@ class LongRetrievalSuite(RetrievalSuite):
         about = {"card": card.for_images(images)}
         return plain._replace(notes=(*plain.notes, *notes), settings=about, protocol=card.protocol)
 
-    def sections(self, on: Evaluation) -> list[Section]:
-        about = "What was compared, and how far it is from published numbers"
-        return [Section("Protocol", facts(on.result.settings["card"], about)), *super().sections(on)]
-
 
 class Under(FileSource):
     """A benchmark as a rule reads it."""
@@ -206,16 +202,16 @@ class Under(FileSource):
 
     def __getitem__(self, index: int) -> Record:
         index = range(len(self))[index]
-        return self._source.record(index, self._rule.text(self._source.pairs[index].text))
+        return self._source.record(index, self._rule.text(self._source.text(index)))
 
     def keys(self) -> Iterable[str]:
         """The names of the images."""
-        return (pair.key for pair in self._source.pairs[: len(self)])
+        return islice(self._source.keys(), len(self))
 
     def fingerprint(self) -> str:
         """sha256 over names and texts as they are read; rows behind the last one do not count."""
-        pairs = self._source.pairs[: len(self)]
-        return digest(part for pair in pairs for part in (pair.key, self._rule.text(pair.text)))
+        texts = (self._rule.text(self._source.text(i)) for i in range(len(self)))
+        return digest(part for pair in zip(self.keys(), texts, strict=True) for part in pair)
 
 
 def under(source: Source, protocol: str = DEFAULT, captions: str = "whole") -> tuple[Source, Card]:

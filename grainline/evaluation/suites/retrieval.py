@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from grainline.config import Config
 from grainline.data.record import Source
@@ -23,8 +24,7 @@ from grainline.evaluation.score import Scorer, Top, retrieval_ranks, topk
 from grainline.evaluation.shortlist import EXACT, LISTED, candidates, refuse_plain, shortlist_ranks
 from grainline.evaluation.suite import HEAT, MetricSamples, Outcomes, Settings, Suite, settings_of
 from grainline.model import Model
-from grainline.report.page import Section, hint
-from grainline.report.table import Example, Hit, examples
+from grainline.report.case import Case, CaseList, Panel, Row
 from grainline.types import Encoded, rows
 
 DEPTHS = (1, 5, 10)
@@ -99,31 +99,19 @@ class RetrievalSuite(Suite[RetrievalOptions]):
         ]
         return {name: _mean([fold[name] for fold in table]) for name in table[0]}
 
-    def sections(self, on: Evaluation) -> list[Section]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        """Images for texts, with the sentences of the text in the right image, and texts for images."""
         order = f"Queries evenly spaced from the best rank to the worst; the best {HITS} of all candidates."
         heat = f" {HEAT_HINT}" if on.model.method.has_layout else ""
-        texts, images = self.by_text(on), self.by_image(on)
+        texts = [_text_case(on, query) for query in self._spread(on, "t2i", number)]
+        images = [_image_case(on, query) for query in self._spread(on, "i2t", number)]
         return [
-            Section(
-                "Text to image, best to worst",
-                hint(f"{order} {on.crop_sentence()}{heat}") + examples(texts, "t"),
-            ),
-            Section("Image to text, best to worst", hint(order) + examples(images, "p")),
+            CaseList("Text to image, best to worst", f"{order} {on.crop_sentence()}{heat}", texts),
+            CaseList("Image to text, best to worst", order, images),
         ]
 
     def draw(self, path: str | Path, on: Evaluation) -> None:
-        looks = [
-            one.look and one.look._replace(alt=f"rank {one.rank:,}, {one.name}") for one in self.by_text(on)
-        ]
-        on.write_heat(path, [look for look in looks if look is not None])
-
-    def by_text(self, on: Evaluation, number: int = EXAMPLES) -> list[Example]:
-        """Images retrieved for texts, with the sentences of the text in the right image."""
-        return [_text_example(on, query) for query in self._spread(on, "t2i", number)]
-
-    def by_image(self, on: Evaluation, number: int = EXAMPLES) -> list[Example]:
-        """Texts retrieved for images."""
-        return [_image_example(on, query) for query in self._spread(on, "i2t", number)]
+        on.write_heat(path, self.cases(on)[0].cases)
 
     def _spread(self, on: Evaluation, way: str, number: int) -> list["_Query"]:
         """Queries evenly spaced from the best rank to the worst."""
@@ -280,45 +268,47 @@ class _Query(NamedTuple):
     rank: int
     tied: bool
 
+    def case(self, candidates: Tensor, name: str) -> Case:
+        """A case with the place of the right candidate, and whether a wrong one ties."""
+        tied = "tied with a wrong one, " * self.tied
+        return Case(f"Right one at rank {self.rank:,} of {len(candidates):,}", tied + name)
 
-def _text_example(on: Evaluation, query: _Query) -> Example:
+
+def _text_case(on: Evaluation, query: _Query) -> Case:
     data, text = on.data, on.data.strings[query.row]
     own = int(data.texts.image[query.row])
     images, texts = rows(data.images, query.fold.images), rows(data.texts, slice(query.row, query.row + 1))
     near = _near(on, images, texts)[1]
     top = topk(on.model.method, rows(images, near), texts, HITS, settings_of(on.result).memory).t2i
-    hits = [
-        Hit(on.image(row), score, row == own, place, data.keys[row])
-        for place, row, score in _listed(top, query.fold.images[near.cpu()])
-    ]
-    return Example(
-        text,
-        data.keys[own],
-        hits,
-        query.rank,
-        query.tied,
-        len(query.fold.images),
-        look_at(
-            on.model,
-            on.image(own),
-            text,
-            data.described[own] if data.described else None,
-            on.null(own),
-        ),
+    panels = []
+    for place, row, score in _listed(top, query.fold.images[near.cpu()]):
+        which = "the right image" if row == own else "a wrong image"
+        alt = f"{data.keys[row]}, rank {place}, {which}"
+        panels.append(Panel("", on.image(row), f"{place:,}. {score:.3f}", alt=alt, right=row == own))
+    description = data.described[own] if data.described else None
+    return query.case(query.fold.images, data.keys[own])._replace(
+        quote=text,
+        rows=[Row(panels)],
+        look_title="The sentences in the right image",
+        look=look_at(on.model, on.image(own), text, description, on.null(own)),
     )
 
 
-def _image_example(on: Evaluation, query: _Query) -> Example:
-    data, image = on.data, on.image(query.row)
+def _image_case(on: Evaluation, query: _Query) -> Case:
+    data, key = on.data, on.data.keys[query.row]
     images = rows(data.images, slice(query.row, query.row + 1))
     texts = rows(data.texts, query.fold.texts)
     near = _near(on, images, texts)[0]
     top = topk(on.model.method, images, rows(texts, near), HITS, settings_of(on.result).memory).i2t
-    hits = [
-        Hit(data.strings[row], score, int(data.texts.image[row]) == query.row, place)
+    panels = [
+        Panel(
+            data.strings[row], None, f"{place:,}. {score:.3f}", right=int(data.texts.image[row]) == query.row
+        )
         for place, row, score in _listed(top, query.fold.texts[near.cpu()])
     ]
-    return Example(image, data.keys[query.row], hits, query.rank, query.tied, len(query.fold.texts))
+    return query.case(query.fold.texts, key)._replace(
+        image=on.image(query.row), alt=f"query image {key}", rows=[Row(panels)]
+    )
 
 
 def _near(on: Evaluation, images: Encoded, texts: Encoded) -> tuple[torch.Tensor, torch.Tensor]:

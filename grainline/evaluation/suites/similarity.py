@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from torch import Tensor
 
 from grainline.data.formats.common import digest
@@ -31,7 +30,7 @@ from grainline.data.record import Source
 from grainline.data.texts import PhrasesConfig, grains
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, numbered, stack
-from grainline.evaluation.examples import EXAMPLES, Evaluation
+from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.examples import SENTENCES as MOST_ON_PAGE
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import chance_recall, refuse_nan
@@ -39,8 +38,7 @@ from grainline.evaluation.score import Cosine, Scorer, retrieval_ranks
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
 from grainline.methods.base import TextConditioned
 from grainline.model import Model
-from grainline.report.case import Look, SentenceScore
-from grainline.report.page import Section, hint, render
+from grainline.report.case import Case, CaseList, Look, SentenceScore
 from grainline.types import Encoded, Pair, rows, vectors_only
 
 SIM, TEXTS = "Sim", "cosine of texts"
@@ -135,28 +133,28 @@ class SimilaritySuite(TextConditionedSuite):
                 out[f"{name}, {kind}"] = MetricSamples(mean, samples[:, i], number, None, 0, "cosine")
         return out
 
-    def sections(self, on: Evaluation) -> list[Section]:
+    def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        likeness: tuple[Likeness, ...] = self.collected(on.data)
+        usable = [i for i, one in enumerate(likeness) if ALL_TEXTS in one.cosine]
+
+        def case(place: int) -> Case:
+            i = usable[place]
+            one, key = likeness[i], on.data.keys[i]
+            sim, of_texts = one.cosine[ALL_TEXTS]
+            scores = [SentenceScore(text, score) for text, score in zip(one.texts, one.each, strict=True)]
+            look = Look(on.image(i), f"image {key}", scores[:MOST_ON_PAGE])
+            detail = f"cosine of its {len(scores)} texts {of_texts:.3f}, {key}"
+            if len(scores) > MOST_ON_PAGE:
+                detail += f"; the first {MOST_ON_PAGE} texts are shown"
+            return Case(f"Sim {sim:.3f}", detail, look=look)
+
         order = (
             f"By {SIM} over all texts of an image. The score of a text is the mean cosine of the image as"
             " this text sees it with the image as the others do."
         )
-        most, least = self.extremes(on, -1), self.extremes(on, 1)
-        return [
-            Section("Images: most alike", hint(f"{order} {on.crop_sentence()}") + _html(most, "m")),
-            Section("Images: least alike", hint(order) + _html(least, "l")),
-        ]
-
-    def extremes(self, on: Evaluation, sign: int, number: int = EXAMPLES) -> list["Likened"]:
-        """The images whose features are least alike (sign 1) or most alike (-1)."""
-        likeness: tuple[Likeness, ...] = self.collected(on.data)
-        usable = [i for i, one in enumerate(likeness) if ALL_TEXTS in one.cosine]
-        out = []
-        for i in sorted(usable, key=lambda i: sign * likeness[i].cosine[ALL_TEXTS].features)[:number]:
-            one, key = likeness[i], on.data.keys[i]
-            scores = [SentenceScore(text, score) for text, score in zip(one.texts, one.each, strict=True)]
-            look = Look(on.image(i), f"image {key}", scores[:MOST_ON_PAGE])
-            out.append(Likened(look, key, *one.cosine[ALL_TEXTS], len(scores)))
-        return out
+        titles = ("Images: most alike", "Images: least alike")
+        least, most = extremes([likeness[i].cosine[ALL_TEXTS].features for i in usable], number=number)
+        return on.both_ends(titles, order, (most, least), case)
 
 
 def _outcomes_of(kind: str, likeness: Sequence[Likeness]) -> dict[str, Any]:
@@ -246,21 +244,6 @@ def _likeness(of: dict[str, list[str]], features: Tensor, vectors: Tensor) -> Li
             cosine[kind] = MeanCosine(*(float(mean_cosines(x[row]).mean()) for x in (features, vectors)))
     each = mean_cosines(features).tolist() if len(features) > 1 else []
     return Likeness(tuple(place), {kind: len(texts) for kind, texts in of.items()}, cosine, tuple(each))
-
-
-class Likened(NamedTuple):
-    """An image on the page that was pooled by each of its texts."""
-
-    look: Look  # the image, and its first texts with the mean cosine of its feature with the others
-    name: str  # of the image
-    features: float  # mean cosine between two features of the image
-    texts: float  # mean cosine between two of its texts
-    number: int  # of its texts
-
-
-def _html(shown: Sequence[Likened], name: str) -> Markup:
-    """Images one below the other. name: letters and digits, another one for each list on a page"""
-    return render("alike.html", shown=shown, name=name)
 
 
 class OwnCaptionSuite(TextConditionedSuite):

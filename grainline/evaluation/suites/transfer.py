@@ -29,12 +29,10 @@ from grainline.data.scenes import VERSION
 from grainline.data.scenes.source import Scenes
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Progress
-from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import Inputs, Outcomes, Settings, Strings
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
 from grainline.model import find_run
-from grainline.report.page import Section, facts
 
 RECIPE = "recipe.yaml"
 NAMED_PAIRS = 5  # images that look the same, in a note
@@ -84,6 +82,7 @@ class TransferSuite(RetrievalSuite):
 
     name = "transfer"
     Options = TransferOptions
+    card = ("Data", "What was trained on, and what is tested on")
 
     def open_run(self, path: str) -> None:
         assert isinstance(self.options, TransferOptions)
@@ -100,10 +99,6 @@ class TransferSuite(RetrievalSuite):
         values = {name: list(x) if isinstance(x, tuple) else x for name, x in both._asdict().items()}
         about = {**plain.settings, "trained": values, "card": _card(both, data)}
         return plain._replace(notes=plain.notes + _notes(both), settings=about)
-
-    def sections(self, on: Evaluation) -> list[Section]:
-        card = facts(on.result.settings["card"], "What was trained on, and what is tested on")
-        return [Section("Data", card), *super().sections(on)]
 
 
 def training_of(model: str, paths: Sequence[str] = ()) -> Training:
