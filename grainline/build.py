@@ -103,7 +103,7 @@ def build(description: Description) -> Method:
     """A method with fresh weights."""
     cls: Any = method_class(description.method)
     try:
-        return cls(description.config)  # type: ignore[no-any-return]
+        return cls(description.config)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError) or any(message in str(error) for message in TOO_LARGE):
             raise UserError(

@@ -381,7 +381,7 @@ def test_what_a_recipe_says_of_its_descriptions_holds(
     assert found is not None
     assert with_descriptions(digested)[0] == digested
     describing.file(file, {"a": "B."})
-    with pytest.raises(UserError, match=r"not what data\.descriptions_sha256 says"):
+    with pytest.raises(UserError, match=r"does not have data\.descriptions_sha256"):
         with_descriptions(digested)
     alone = read_recipe(str(recipe(tmp_path)), ["data.descriptions_sha256=[ab]"])
     with pytest.raises(UserError, match="names no file"):

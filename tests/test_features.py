@@ -206,7 +206,7 @@ def test_what_features_cannot_stand_for_is_refused(
     assert made(short, file) == 0
     for number, (changes, words) in enumerate(
         (
-            (["data.crop={}"], "a random crop shows another one: set data.crop to null"),
+            (["data.crop={}"], "a random crop is another: set data.crop to null"),
             (["data.superpixels=maps"], "leave data.superpixels out"),
             (["train.optimizer.rules=[{pattern: '.*'}]"], "parameters learn (towers.image.model."),
             (["train.lora={rank: 2}", "train.optimizer.rules=[{pattern: '.*'}]"], ".lora_A.weight"),
@@ -225,7 +225,7 @@ def test_what_features_cannot_stand_for_is_refused(
     ]
     rules = "train.optimizer.rules=[{pattern: '.*'}]"
     trained(tmp_path / "lora", file, f"data.features={kept}", *only_text, rules, "train.max_steps=1")
-    with pytest.raises(UserError, match="a random crop shows another one"):
+    with pytest.raises(UserError, match="a random crop is another"):
         parse(DataConfig, {"features": "kept"}, "recipe")
 
 

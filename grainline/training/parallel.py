@@ -80,7 +80,7 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
 
 def full_tensor(x: Tensor) -> Tensor:
     """A sharded tensor in full, on every process; other tensors are returned unchanged."""
-    return x.full_tensor() if isinstance(x, DTensor) else x  # type: ignore[no-any-return]
+    return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def full_tensor_on_first(x: Tensor) -> Tensor:

@@ -104,9 +104,9 @@ class TrainConfig(Config):
             )
         if self.fsdp and self.compile:
             raise ValueError("fsdp and compile do not go together; leave one of them false")
-        for part in (self.optimizer, *self.optimizer.rules):
-            if part.schedule is not None:
-                rate(part.schedule, 0, self.max_steps)  # UserError for a warm-up longer than the run
+        for schedule in (self.optimizer.schedule, *(rule.schedule for rule in self.optimizer.rules)):
+            if schedule is not None:
+                rate(schedule, 0, self.max_steps)  # UserError for a warm-up longer than the run
         return self
 
     def require_batch(self, images: int, processes: int, contrastive: bool) -> None:
