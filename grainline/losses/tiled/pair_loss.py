@@ -65,8 +65,8 @@ class TwoPasses(torch.autograd.Function):
                         side.mass[side.part(tile)] += where.weight.sum(1 - side.number)
                     logits = fill_others(logits, where, -torch.inf)
                 for side, lse in zip(sides, _log_sums(logits, len(sides)), strict=True):
-                    here = side.part(tile)
-                    side.lse[here] = torch.logaddexp(side.lse[here], lse)
+                    part = side.part(tile)
+                    side.lse[part] = torch.logaddexp(side.lse[part], lse)
         ctx.job, ctx.sides, ctx.known = walk, sides, known
         ctx.save_for_backward(*tensors)
         out = [x for side in sides for x in side.mean()]
