@@ -13,8 +13,7 @@ from grainline.config import TRUST_CODE, override, parse
 from grainline.data.tokenizers.tokenized import TextTokenizer
 from grainline.data.tokenizers.tokenizer import load_tokenizer
 from grainline.encoders.pretrained import Pretrained, load_pretrained
-from grainline.encoders.pretrained.build import space_of
-from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig
+from grainline.encoders.pretrained.build import PretrainedImageConfig, PretrainedTextConfig, space_of
 from grainline.encoders.superpixels import Superpixels
 from grainline.encoders.towers import WIDTH, TowersConfig
 from grainline.errors import UserError

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from grainline.config import Config
-from grainline.encoders.pretrained.build import sides_of
-from grainline.encoders.pretrained.config import PretrainedImageConfig
+from grainline.encoders.pretrained.build import PretrainedImageConfig, sides_of
 from grainline.files import STATE
 from grainline.model import Model, find_run
 

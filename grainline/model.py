@@ -190,7 +190,8 @@ class Model:
         self.cut += sum(tokens.truncated)
         padded = to(texts_of(tokens.ids), self.device)
         starts = range(0, len(texts), self.batch)
-        return concat([self.method.encode_texts(rows(padded, slice(i, i + self.batch))) for i in starts])
+        encoded = concat([self.method.encode_texts(rows(padded, slice(i, i + self.batch))) for i in starts])
+        return encoded._replace(truncated=torch.tensor(tokens.truncated, device=self.device))
 
 
 def heat_of(

@@ -60,6 +60,7 @@ class Encoded(NamedTuple):
     precomputed: Any = (
         None  # a NamedTuple of tensors [N, ...] that stands for tokens and extra in `Method.score`
     )
+    truncated: Tensor | None = None  # [N] bool, texts that are longer than the method reads (`Model.encode`)
 
 
 class Pair(NamedTuple):

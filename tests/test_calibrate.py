@@ -82,9 +82,9 @@ def test_p_of_every_sentence_is_that_of_the_steps_in_loops(
     every, steps, seen = np.arange(20), _Steps(index), set()
     for query in (QUERY, f"{TEXTS[0]} {TEXTS[9]}", TEXTS[5], f"{TEXTS[20]} A cat."):
         hits = index.search([query], 6, Options(shortlist=None))[0].hits
-        each = index.scores(every, [sentence.text for sentence in hits[0].sentences])
+        each = index.score(every, model.encode(texts=[sentence.text for sentence in hits[0].sentences]))
         levels = np.sort(each, 0)[-4:].mean(0)  # of twenty images all are background, and four are a fifth
-        whole = index.scores(every, [query])[:, 0]
+        whole = index.score(every, model.encode(texts=[query]))[:, 0]
         null = [steps.help_of_null(i) for i in steps.near(len(levels))]
         best = [steps.best(i) for i in steps.near(len(levels))]
         for hit in hits:

@@ -25,7 +25,7 @@ from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result, read
-from grainline.evaluation.suite import Settings
+from grainline.evaluation.suite import Settings, variant
 from grainline.evaluation.suites.comprehension import (
     CENTRED,
     GRADIENT,
@@ -42,7 +42,6 @@ from grainline.evaluation.suites.regions import (
     box_scores,
     box_sums,
     unit_range,
-    variant,
 )
 from grainline.model import Model, on_pixels
 from grainline.report.heatmap import dashed, ruled
@@ -494,31 +493,37 @@ def test_choices_are_shown_from_both_ends_with_their_boxes(tmp_path: Path) -> No
     model, source = tiny_model("maxsim"), Scenes("scenes:dev?count=4&size=40")
     data, result = measure(model, source)
     on = Evaluation(model, source, data, result)
-    worst, best = (ComprehensionSuite().extremes(on, sign, 3) for sign in (1, -1))
+    worst, best = (part.cases for part in ComprehensionSuite().cases(on, 3))
     lead = [one.by[GRADIENT].lead for one in data.collected["comprehension"].expressions]
     assert (worst[0].right, best[0].right) == (min(lead) > 0, max(lead) > 0)
     side = model.method.size
     for shown in (*worst, *best):
-        row = data.keys.index(shown.name)
+        assert shown.look is not None
+        row = data.keys.index(shown.detail.split(", ")[1])
         one = next(
             c
             for c in data.collected["comprehension"].expressions
             if c.image == row and c.text == shown.look.sentences[0].text
         )
         assert shown.look.box == pytest.approx([x * side / 40 for x in one.true])
-        assert shown.number == len(one.boxes) == len(shown.look.others)
-        assert shown.look.chosen == pytest.approx([x * side / 40 for x in one.boxes[one.by[GRADIENT].box]])
-        assert shown.right == one.by[GRADIENT].right == (shown.iou > 0.5) or one.by[GRADIENT].tied
+        assert shown.detail.startswith(f"{len(one.boxes)} boxes, ")
+        assert len(one.boxes) == len(shown.look.candidates)
+        assert shown.look.prediction == pytest.approx(
+            [x * side / 40 for x in one.boxes[one.by[GRADIENT].box]]
+        )
+        iou = float(shown.title.split()[-2])
+        assert shown.right == one.by[GRADIENT].right == (iou > 50) or one.by[GRADIENT].tied
         pressed = model.pressed()
         images, texts = pressed.encode(images=[source[row].image]), pressed.encode(texts=[one.text])
-        expected = maps(model.method, images, texts, (side, side))[GRADIENT]
+        expected = maps(model, images, texts, (side, side))[GRADIENT]
         assert shown.look.heat is not None
         np.testing.assert_allclose(shown.look.heat, expected - expected.mean(), atol=1e-5)
     regions = [{"phrase": "a dog", "box": [1.0, 1.0, 9.0, 9.0]}]
     wide = rows_file(tmp_path, [{"image": "a.png", "caption": "A.", "regions": regions}])
     data, result = measure(model, wide)
     (tmp_path / "a.png").unlink()
-    (gone,) = ComprehensionSuite().extremes(Evaluation(model, wide, data, result), 1)
+    (gone,) = ComprehensionSuite().cases(Evaluation(model, wide, data, result))[0].cases
+    assert gone.look is not None
     assert isinstance(gone.look.image, MissingImage)
     assert gone.look.heat is None
 

@@ -28,8 +28,8 @@ from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
 from grainline.evaluation.encode import encode_source
+from grainline.evaluation.suite import variant
 from grainline.evaluation.suites.annotations import captions_of
-from grainline.evaluation.suites.phrases import without_images
 from grainline.export.onnx import export
 from grainline.index.search import open_index
 from grainline.index.sync import build, refresh
@@ -260,7 +260,7 @@ def test_what_is_held_back_takes_its_phrases_and_foils_along(tmp_path: Path) -> 
     told = "[/EN#1/other a cat] runs\n[/EN#2/other a red dog] sits\nfar away [/EN#1/other two birds]"
     (tmp_path / "Sentences" / "7.txt").write_text(told)
     path = f"flickr30k-entities:{tmp_path}?split=val"
-    source = without_images(open_source(f"{path}&skip=1"))
+    source = variant(open_source(f"{path}&skip=1"), "texts_only")
     found = source[0]
     assert found.captions == ("a cat runs", "far away two birds")
     assert [region.span for region in found.regions] == [("captions.0", 0, 5), ("captions.1", 9, 18)]

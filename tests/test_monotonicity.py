@@ -41,7 +41,8 @@ from grainline.evaluation.suites.monotonicity import (
 )
 from grainline.evaluation.suites.subtexts import EACH, HALVES, THIRDS, boundaries, cumulative, sequences
 from grainline.model import load
-from grainline.report.charts import Chart, Line, Series, SubtextScores, added, line_chart, subtext_charts
+from grainline.report.case import cases_html
+from grainline.report.charts import Chart, Line, Series, SubtextScores, added, line_chart, subtext_case
 from grainline.report.page import MissingImage
 from grainline.report.png import COLUMNS, LINES, _lines, write_png
 from grainline.training.recipe import read_recipe
@@ -553,7 +554,7 @@ def shown(**changes: Any) -> SubtextScores:
 
 
 def test_rings_mark_what_was_cut_and_a_sign_what_ties() -> None:
-    page = subtext_charts([shown()])
+    page = cases_html([subtext_case(shown())], "a")
     assert page.count('class="ring"') == 1
     assert len(re.findall(r'<circle[^>]*fill="var\(--s\d\)"', page)) == 5
     assert page.count(">=</text>") == 1
@@ -694,7 +695,7 @@ def test_the_figure_is_asked_for_in_a_way_that_makes_sense(
         (("--set", "samples=a"), "samples says what the figure shows; give --html FILE or --png FILE"),
         (("--captions", "each"), "--captions is 'each'; monotonicity reads one text an image"),
         (("--set", "monotonicity.protocol=coco-1k"), "unknown field 'protocol'; allowed here: also_plot"),
-        (("--set", "also_plot=[a,b,c,d,e,f]"), "also_plot names 6 results; 5 fit beside the model"),
+        (("--set", "also_plot=[a,b,c,d,e,f]"), "also_plot names 6 results; 5 fit next to the model"),
         (("--html", "x.html", "--set", "also_plot=gone.json"), "cannot read gone.json"),
         (("--png", tmp_path), "it is a folder"),
     ):

@@ -46,10 +46,8 @@ from grainline.evaluation.suites.baselines import (
     best_cuts,
     chunks,
     clusterings,
-    one_group,
     overlap,
     paired,
-    singletons,
 )
 from grainline.evaluation.suites.grouped import hard
 from grainline.evaluation.suites.phrases import (
@@ -164,7 +162,7 @@ def test_rules_read_nothing_but_the_number_of_tokens() -> None:
     for _ in range(50):
         _, gold, _ = random_case(rng)
         length = gold.shape[1]
-        one, alone = (overlap(x.labels, gold, x.groups) for x in (one_group(length), singletons(length)))
+        one, alone = (overlap(x.labels, gold, x.groups) for x in (chunks(length, 1), chunks(length, length)))
         assert one.tiou == pytest.approx(gold.sum(1).max() / gold.sum())
         assert (alone.precision, alone.tiou) == (1.0, pytest.approx((1 / gold.sum(1)).mean()))
         assert alone.recall == pytest.approx(alone.tiou)
@@ -576,7 +574,7 @@ def test_anchors_stand_beside_every_result_and_batches_decide_nothing() -> None:
 def test_states_of_tokens_are_clustered_without_begin_and_end() -> None:
     model = grouping()
     data, result = evaluate_phrases(model, batch=1)  # the last bits of states depend on the batch
-    assert data.collected["phrases"].words
+    assert data.collected["phrases"].has_states
     for i, text in enumerate(data.collected["phrases"].texts):
         states = model.encode(texts=[text]).tokens[0, 1:-1].numpy()
         for name, labelled in clusterings(states).items():

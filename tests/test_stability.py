@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from PIL import Image
 from rich.console import Console
 from runs import call, complaint, recipe
+from test_intervals import interval
 from test_zeroshot import Cosine, encoded
 from torch import Tensor
 
@@ -23,7 +24,6 @@ from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled, with_comparison
 from grainline.evaluation.encode import Encodings
-from grainline.evaluation.intervals import interval
 from grainline.evaluation.measure import difference_table, table
 from grainline.evaluation.result import Result, from_json, read, to_json
 from grainline.evaluation.suite import Settings

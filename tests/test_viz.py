@@ -13,10 +13,24 @@ from PIL import Image
 
 from grainline.errors import UserError
 from grainline.evaluation.result import Metric, Result, now, versions
-from grainline.evaluation.suites.zeroshot import Classified, Confusion, confusion_table
 from grainline.nn.upsample import contrast, on_grid, place
-from grainline.report.case import Answered, Found, Look, SentenceScore, answered, look, marked
-from grainline.report.charts import POINTS, Chart, Series, line_chart, ticks, whisker
+from grainline.report.case import (
+    Answered,
+    Case,
+    Found,
+    Look,
+    Panel,
+    Row,
+    SentenceScore,
+    Table,
+    answered,
+    cases_html,
+    lead,
+    look,
+    marked,
+    table_html,
+)
+from grainline.report.charts import POINTS, Chart, Series, charts, line_chart, ticks, whisker
 from grainline.report.heatmap import colours, limit_of, overlay, scale_bar
 from grainline.report.page import (
     TEMPLATES,
@@ -24,12 +38,11 @@ from grainline.report.page import (
     Section,
     facts,
     notes,
-    render,
     render_page,
     summary,
     write_page,
 )
-from grainline.report.table import Comparison, Example, Hit, charts, comparisons, examples, table
+from grainline.report.table import table
 
 STYLE = (TEMPLATES / "style.css").read_text()
 LIGHT, DARK = re.findall(r":root {\s*([^}]*?) }", STYLE)
@@ -362,35 +375,38 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
     seen, unseen = Look(image, text, told, heat), Look(gone, "", told)
     bare = Look(image, text, [told[0]._replace(verdict="", p=None)])
     hits = [
-        Hit(image, 0.5, False, 1, text),
-        Hit(gone, 0.4, False, 2, text),
-        Hit(image, 0.25, True, 3, text),
+        Panel("", image, "1. 0.500", alt=f"{text}, rank 1, a wrong image", right=False),
+        Panel("", gone, "2. 0.400", alt=text, right=False),
+        Panel("", image, "3. 0.250", alt=f"{text}, rank 3, the right image", right=True),
     ]
     found = [Found(text, 0.5, 0.01, True, seen), Found(text, 0.1, 0.9, False, unseen)]
     drawn = [Chart(text, text, text, [Series(text, [1, 2, 3], [3.0, 2.0, 1.0])])]
-    shown = [
-        Example(text, text, hits, 3, True, 500, seen),
-        Example(text, text, hits, 3, False, 500, bare),
-        Example(image, text, [Hit(text, 0.5, True, 1)], 1, False, 1000),
-        Example(text, text, hits, 3, False, 500, phrased),
+    ranks, head = "Right one at rank 3 of 500", "The sentences in the right image"
+    examples = [
+        Case(
+            ranks, f"tied with a wrong one, {text}", quote=text, rows=[Row(hits)], look_title=head, look=seen
+        ),
+        Case(ranks, text, quote=text, rows=[Row(hits)], look_title=head, look=bare),
+        Case(text, image=image, alt=text, rows=[Row([Panel(text, None, "1. 0.500", right=True)])]),
+        Case(ranks, text, quote=text, rows=[Row(hits, head=f"{text}\n{text}", large=True)], look=phrased),
     ]
     pairs = [
-        Comparison(image, text, text, text, other, (0.5, 0.25)),
-        Comparison(gone, text, text, text, other, (0.5, 0.5)),
+        Case(
+            lead(0.25), text, True, image=image, alt=text, texts=[(text, one) for one in marked(text, other)]
+        ),
+        Case(lead(0.0), text, False, image=gone, alt=text, texts=[(text, text), (text, other)], note=text),
     ]
-    judged = [
-        Classified(image, text, (text, other), (0.5, 0.25), 1, 1000),
-        Classified(gone, text, (text, text), (0.5, 0.5), 2, 1000),
-    ]
+    drawing = line_chart(drawn[0])
+    cells = Table(text, ("", text, text), [("1", text, text), (text, "a", text)], words=(1,))
     sections = [
         Section(text, table(result(text)) + charts(drawn), text),
+        Section("Tables", table_html(cells)),
         Section(
-            "Classes",
-            render("classified.html", shown=judged)
-            + confusion_table([Confusion(text, other, 3, 4)])
-            + confusion_table([]),
+            "Examples",
+            cases_html(
+                [*examples, *pairs, Case(text, image=image, alt=text, chart=drawing, table=cells)], "t"
+            ),
         ),
-        Section("Examples", examples(shown, "t") + comparisons(pairs)),
         answered(Answered(text * 9, None, True, [text], found), 1),
         answered(Answered(text, image, False, [], [Found(text, 0.5, 0.6, False, Look(image, text))]), 2),
         answered(Answered(text, gone, False, [], []), 3),
@@ -523,7 +539,7 @@ def test_table_headers_say_what_they_head() -> None:
     tags = Page(page()).tags
     heads = [a for tag, a in tags if tag == "th"]
     assert {a.get("scope") for a in heads} == {"col", "row"}
-    assert sum(tag == "caption" for tag, _ in tags) == sum(tag == "table" for tag, _ in tags) == 4
+    assert sum(tag == "caption" for tag, _ in tags) == sum(tag == "table" for tag, _ in tags) == 5
 
 
 def test_the_numbers_stand_in_the_page() -> None:
@@ -533,7 +549,7 @@ def test_the_numbers_stand_in_the_page() -> None:
         "30.1 to 38.4 %",
         "0.20 %",
         "250.5",
-        "right one at rank 3 of 500, tied",
+        "Right one at rank 3 of 500 tied",
         "f00",
         "0.250",
     ):

@@ -194,7 +194,7 @@ def show(
     html: Annotated[Path | None, typer.Option(help="Write a page.")] = None,
 ) -> None:
     """Show the segments of images, where texts attend, or which patches are selected for a text."""
-    from grainline.evaluation.pages.shown import show as run
+    from grainline.evaluation.show import show as run
     from grainline.training.recipe import descriptions_for
 
     run(

@@ -9,9 +9,9 @@ ranks           Ranks from scores, recalls from ranks, and the folds of publishe
 result          The result of a suite and its JSON file; what a run says of its validation data.
 score           All images against all texts in tiles, never the whole score matrix.
 shortlist       Two stages: candidates by vector, and their order by the method's own score.
+show            `grainline show`: segments, attention of texts, selected patches.
 suite           The frame of all suites, and their table.
 text_attention  Attention of the parts of a text over image tokens and an empty slot.
 vectors         `grainline encode`: vectors of a source or of a file of texts.
-pages/          Images as `grainline show` draws them.
 suites/         One file for each suite: from encodings to outcomes, and from outcomes to metrics.
 """

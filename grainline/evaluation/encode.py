@@ -211,6 +211,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     *,
     captions: Captions = "whole",
     need_text: bool = True,
+    encode_images: bool = True,
     encode_texts: bool = True,
     keep_tokens: bool = True,
     collectors: Mapping[str, Collector] = {},
@@ -223,6 +224,7 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
 
     captions     "whole": one text per image, its fullest; "each": every caption; "first": the first one
     need_text    an image without a text counts as damaged; else it is encoded alone
+    encode_images False opens no image: the encodings have no row
     encode_texts  False keeps the texts as strings only: the names of classes come again and again
     keep_tokens  False drops all tokens, also where the method compares them
     collectors   collect what suites need of each sample, by name: `Encodings.collected`
@@ -244,13 +246,14 @@ def encode_source(  # noqa: PLR0913 - each is a choice of the caller
     for index in range(len(source)):
         try:
             record = records[index]
-            walk.add(record, decode(record), index)
+            walk.add(record, decode(record) if encode_images else None, index)
         except CorruptSample as error:
             skipped.add(error)
         if progress is not None:
             progress(index + 1, len(source))
     skipped.refuse_all()
-    images = walk.images.stacked()  # the last regions are pooled here
+    # the last regions are pooled here
+    images = walk.images.stacked() if encode_images else rows(model.encode(texts=["a"]), slice(0, 0))
     data = Encodings(
         images=images,
         texts=walk.texts.stacked(walk.owner) if walk.texts.number else rows(images, slice(0, 0)),
@@ -322,7 +325,7 @@ class _Walk:
         self.described: list[str] = []
         self.blank = 0
 
-    def add(self, record: Record, image: Image.Image, index: int) -> None:
+    def add(self, record: Record, image: Image.Image | None, index: int) -> None:
         """Queue the record at a place of the source.
 
         Raises CorruptSample, having queued nothing, if a text is lacking or a mask wrong.
@@ -331,9 +334,9 @@ class _Walk:
         real = [text for text in texts if text.strip()]
         if not real and self.need_text:
             raise CorruptSample(MISSING_CAPTION, record.key)
-        row = self.images.number
+        row, size = len(self.keys), (0, 0) if image is None else image.size
         for collector in self.collectors:
-            collector.add(Sample(record, image.size, index, row, real))
+            collector.add(Sample(record, size, index, row, real))
         self.blank += len(texts) - len(real)
         self.keys.append(record.key)
         self.positions.append(index)
@@ -342,6 +345,8 @@ class _Walk:
                 self.texts.add(text)
             self.strings.append(text)
             self.owner.append(row)
+        if image is None:
+            return
         if record.dense is not None:
             self.described.append(record.dense)
         # Encodes a batch that is full: after its texts.

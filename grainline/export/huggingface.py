@@ -13,8 +13,12 @@ from grainline.data.tokenizers.tokenized import TextTokenizer
 from grainline.data.tokenizers.tokenizer import load_tokenizer
 from grainline.encoders.pretrained import Pretrained, load_pretrained
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
-from grainline.encoders.pretrained.build import is_vector, space_of
-from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig
+from grainline.encoders.pretrained.build import (
+    PretrainedImageConfig,
+    PretrainedTextConfig,
+    is_vector,
+    space_of,
+)
 from grainline.encoders.pretrained.convert import Parity, parity, to_hugging_face, to_open_clip
 from grainline.errors import UserError
 from grainline.files import discard

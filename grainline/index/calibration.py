@@ -1,26 +1,11 @@
 """Calibration: p of a hit and p of a sentence in a hit, from the scores of null texts in this index.
 
 p of a hit: scores of a query are standardised by their mean and std over a background of at most 256 images.
-The null distribution is the standardised best score of each null text, a query without a match, with about as
-many sentences as the query. p is the share of null texts that reach the score: (1 + reached) / (1 + texts).
-For image queries it is the similarity of indexed images with their nearest neighbours, not standardised.
+p is the share of null texts, queries without a match, whose standardised best score is at least as high. For
+image queries it is the share of indexed images that have a neighbour as near, not standardised.
 
 p of a sentence in a hit must correct for selection: the hit is among the best because its sentences score
-high, so a high score of a sentence says less among hits than among all images.
-  1. the score of a sentence is relative to its level, the mean of its LEVEL_SHARE best scores over the
-     background: about the score of an image that shows it;
-  2. tail(x) is the share of pairs of a null sentence and a background image that reach x;
-  3. the best hit of a query without a match has the standardised score c, the median over null texts. With a
-     sentence score below need = score - sentences * (score of the hit - c) the hit would not be selected;
-  4. help = tail(score) / tail(need): among null sentences that would select the image, the share that scores
-     as high. This is a test given the selection (selective inference, Fithian, Sun & Taylor,
-     arXiv 1410.2597; exact for a score that is the mean over sentences, else an approximation);
-  5. p is the share of null texts whose sentence has a help as small in the best hit of its search. In best
-     hits the false positive rate is the level whatever step 4 approximates; in later hits it is lower.
-
-Null texts with images also give true sentences: their sentences in their images, if these are among the first
-RANKS hits. The power is the share of these with p <= level. Their scores also say below which score an image
-does not show a sentence.
+high. See `Calibration`; selective inference: Fithian, Sun & Taylor, arXiv 1410.2597.
 """
 
 from collections.abc import Iterable, Sequence
@@ -72,7 +57,22 @@ class TrueSample(NamedTuple):
 
 
 class Calibration:
-    """Computes p of the sentences of queries in their hits."""
+    """Computes p of the sentences of queries in their hits.
+
+      1. the score of a sentence is relative to its level, the mean of its LEVEL_SHARE best scores over the
+         background: about the score of an image that shows it;
+      2. tail(x) is the share of pairs of a null sentence and a background image that reach x;
+      3. the best hit of a query without a match has the standardised score c, the median over null texts.
+         With a sentence score below need = score - sentences * (score of the hit - c) the hit would not be
+         selected;
+      4. help = tail(score) / tail(need): among null sentences that would select the image, the share that
+         scores as high. It is exact for a score that is the mean over sentences, else an approximation;
+      5. p is the share of null texts whose sentence has a help as small in the best hit of its search. In
+         best hits the false positive rate is the level whatever step 4 approximates; in later ones lower.
+
+    Null texts with images also give true sentences: their sentences in their images, if these are among the
+    first RANKS hits. The power is the share of these with p <= level.
+    """
 
     def __init__(self, null_sample: NullSample, true_sample: TrueSample) -> None:
         self.null_sample, self.true_sample = null_sample, true_sample

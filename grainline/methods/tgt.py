@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from grainline.encoders.base import TextEncoderConfig
 from grainline.encoders.pretrained.adapters import AVERAGED
-from grainline.encoders.pretrained.config import PretrainedImageConfig, PretrainedTextConfig
+from grainline.encoders.pretrained.build import PretrainedImageConfig, PretrainedTextConfig
 from grainline.encoders.text import TextTransformer
 from grainline.encoders.tgt_text import Decoder, DecoderConfig, GroupedTokens, Grouper
 from grainline.encoders.towers import TowersConfig, flat_parts

@@ -13,6 +13,7 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
+from grainline.report.case import Case, Table, table_html
 from grainline.report.page import MissingImage, render
 
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "12 3", "1 3")
@@ -70,6 +71,11 @@ class _Curve(NamedTuple):
     band: str = ""  # points of the rim of the band around it
     dots: Sequence[tuple[str, str, bool]] = ()  # x, y, whether it is a ring
     signs: Sequence[tuple[str, str, str]] = ()  # x, y, character
+
+
+def charts(charts_: Sequence[Chart]) -> Markup:
+    """Charts side by side."""
+    return Markup('<div class="charts">{}</div>').format(Markup().join(map(line_chart, charts_)))
 
 
 def line_chart(chart: Chart) -> Markup:
@@ -222,15 +228,29 @@ class SubtextScores(NamedTuple):
     lines: Sequence[Line]
 
 
-def subtext_charts(images: Sequence[SubtextScores]) -> Markup:
+def subtext_case(one: SubtextScores) -> Case:
     """Image and chart side by side, and below them a table of the words that each subtext adds."""
-    return render("rising.html", shown=[(one, line_chart(chart(one)), added(one.subtexts)) for one in images])
+    rows = [
+        (str(i + 1), text, *(_score(line, i) for line in one.lines))
+        for i, text in enumerate(added(one.subtexts))
+    ]
+    head = ("", "added", *(line.model for line in one.lines))
+    table = Table("What each subtext adds, and the score of all up to it", head, rows, words=(1,))
+    alt = f"image {one.name}"
+    return Case(one.name, image=one.image, alt=alt, chart=line_chart(chart(one)), table=table)
+
+
+def _score(line: Line, place: int) -> str:
+    notes = ["cut"] * line.cut[place] + ["tie"] * line.tied(place)
+    score = f"{line.scores[place]:.4f}"
+    return Markup("{} <small>{}</small>").format(score, ", ".join(notes)) if notes else score
 
 
 def models(rows: Sequence[tuple[str, Mapping[str, str]]]) -> Markup:
     """A table of models and their metrics, as texts."""
     names = list(dict.fromkeys(name for _, values in rows for name in values))
-    return render("models.html", rows=rows, names=names)
+    cells = [(model, *(values.get(name, "") for name in names)) for model, values in rows]
+    return table_html(Table("Models side by side", ("Model", *names), cells))
 
 
 def chart(one: SubtextScores) -> Chart:

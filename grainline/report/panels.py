@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 from PIL import Image
 
 from grainline.files import replacing
+from grainline.report.case import Case, LegendEntry, Panel
 from grainline.report.heatmap import AGAINST, FOR, enlarged, framed, outlined, overlay, scale_bar
-from grainline.report.page import render, short
+from grainline.report.page import short
 from grainline.report.png import (
     DPI,
     LINE,
@@ -39,49 +39,11 @@ WIDE = 200  # characters in a line below all panels
 MOST, PART = 12, 4  # lines of what stands above a panel, and of a paragraph above a row
 
 
-class LegendEntry(NamedTuple):
-    """A line of a legend."""
-
-    swatch: Image.Image
-    alt: str  # what the swatch looks like
-    words: str
-
-
-class Panel(NamedTuple):
-    """A square image with text above and below it."""
-
-    words: str
-    image: Image.Image
-    below: str = ""
-    legend: Sequence[LegendEntry] = ()  # below that
-    alt: str = ""  # alternative text; "": the text above and below
-
-    @property
-    def alternative(self) -> str:
-        """Alternative text."""
-        return self.alt or f"{self.words}, {self.below}".rstrip(", ")
-
-
-class ImagePanels(NamedTuple):
-    """An image and its rows of panels."""
-
-    name: str
-    image: Image.Image  # the square that the model sees
-    rows: Sequence[Sequence[Panel]]  # each begins in a line of its own
-    heads: Sequence[str] = ()  # what stands above each of these rows; its lines are paragraphs
-
-    def listed(self) -> list[tuple[list[str], list[Panel]]]:
-        """The rows of a page, each with its paragraphs; the first row begins with the image."""
-        first, *more = self.rows or [()]
-        rows = ([Panel("as the model sees it", self.image), *first], *map(list, more))
-        heads = self.heads or [""] * len(rows)
-        return [(head.splitlines(), row) for head, row in zip(heads, rows, strict=True)]
-
-
-def write_rows(path: str | Path, images: Sequence[ImagePanels], title: str, rule: str) -> None:
+def write_rows(path: str | Path, images: Sequence[Case], title: str, rule: str) -> None:
     """Write the figure, whole or not at all. Raises UserError if the place cannot be written.
 
-    rule  how to read the colours; "" where there is no heat
+    images  cases whose first panel is the image
+    rule    how to read the colours; "" where there is no heat
     """
     lines = [line for one in images for line in _lines(one)]
     heights = [_above(line) + SIDE + _below(line) for line in lines]
@@ -102,11 +64,6 @@ def write_rows(path: str | Path, images: Sequence[ImagePanels], title: str, rule
         sheet.figure.savefig(beside, format="png")
 
 
-def cards(images: Sequence[ImagePanels]) -> Markup:
-    """The panels as HTML, one image below the other."""
-    return render("shown.html", shown=images)
-
-
 def ramp(width: int = 120, height: int = 24) -> Image.Image:
     """The colours from no weight to the end of the scale."""
     return scale_bar(2 * width, height).crop((width, 0, 2 * width, height))
@@ -119,17 +76,18 @@ class _Line(NamedTuple):
     panels: list[Panel | None]
 
 
-def _lines(one: ImagePanels) -> list[_Line]:
-    """The lines of an image. The first one begins with the image, the others with a gap."""
-    heads = one.heads or [""] * len(one.rows)
-    rows = [
-        ("" if i else head, list(row[i : i + MAPS]))
-        for row, head in zip(one.rows, heads, strict=True)
-        for i in range(0, len(row), MAPS)
-    ] or [("", [])]
+def _lines(one: Case) -> list[_Line]:
+    """The lines of a case. The first one begins with the image, the others with a gap."""
+    image, *panels = one.rows[0].panels
+    rows = [one.rows[0]._replace(panels=panels), *one.rows[1:]]
+    lines = [
+        ("" if i else row.head, list(row.panels[i : i + MAPS]))
+        for row in rows
+        for i in range(0, max(1, len(row.panels)), MAPS)
+    ]
     return [
-        _Line(_paragraphs(head), [None if i else Panel(one.name, one.image), *row])
-        for i, (head, row) in enumerate(rows)
+        _Line(_paragraphs(head), [None if i else image._replace(words=one.title), *panels])
+        for i, (head, panels) in enumerate(lines)
     ]
 
 
@@ -159,8 +117,9 @@ def _below(line: _Line) -> float:
 def _draw(sheet: Sheet, left: float, top: float, panel: Panel) -> None:
     """top  of the square"""
     sheet.write(left, top - MAPS_GAP, "\n".join(_wrapped(panel.words)))
-    how = Image.Resampling.NEAREST if panel.image.width < PIXELS else Image.Resampling.LANCZOS
-    sheet.draw(left, top, (SIDE, SIDE), panel.image.convert("RGB").resize((PIXELS, PIXELS), how))
+    assert isinstance(panel.image, Image.Image), "every panel of `show` has an image"
+    image = Image.fromarray(enlarged_image(panel.image, PIXELS))
+    sheet.draw(left, top, (SIDE, SIDE), image)
     sheet.write(left, top + SIDE + 0.05, panel.below, SMALL, va="top", color=SOFT)
     for i, line in enumerate(panel.legend):
         high = top + SIDE + UNDER + i * SIGN

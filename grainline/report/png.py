@@ -17,7 +17,7 @@ from grainline.errors import UserError
 from grainline.files import replacing
 from grainline.nn.upsample import NOTHING
 from grainline.nn.upsample import place as where
-from grainline.report.case import Look, SentenceScore
+from grainline.report.case import Case, Look, SentenceScore
 from grainline.report.charts import RULES, SubtextScores, added, ties
 from grainline.report.page import MissingImage, short
 from grainline.report.tokens import LETTERS, POSITIONS, TokenGroups, runs
@@ -188,19 +188,20 @@ class Sheet:
         self.figure.text(left / self.wide, 1 - foot / self.tall, text, fontsize=size, **at)
 
 
-def write_maps(path: str | Path, looks: Sequence[Look], title: str) -> None:
+def write_maps(path: str | Path, cases: Sequence[Case], title: str) -> None:
     """Write the figure, whole or not at all. Raises UserError if the place cannot be written."""
+    looks = [(case, case.look) for case in cases if case.look is not None]
     blocks = [
         _rows(one.sentences) if any(sentence.phrases for sentence in one.sentences) else _cells(one.sentences)
-        for one in looks
+        for _, one in looks
     ]
     heights = [max(height, WORDS + SIDE) for _, height in blocks]
     sheet = Sheet(MAPS_HEAD + sum(heights) + MAPS_FOOT)
     sheet.write(SPACE, 0.28, title, 11)
     sheet.write(SPACE, sheet.tall - 0.1, RULE, SMALL, color=SOFT)
     top = MAPS_HEAD
-    for one, (places, _), height in zip(looks, blocks, heights, strict=True):
-        _maps_image(sheet, top, one)
+    for (case, one), (places, _), height in zip(looks, blocks, heights, strict=True):
+        _maps_image(sheet, top, one, ", ".join(filter(None, (case.title, case.detail))))
         if one.heat is not None and not isinstance(one.image, MissingImage):
             limit = one.range()
             for place, heat in zip(places, one.heat, strict=True):
@@ -246,10 +247,10 @@ def _rows(texts: Sequence[SentenceScore]) -> tuple[list[Place], float]:
     return places, top
 
 
-def _maps_image(sheet: Sheet, top: float, one: Look) -> None:
-    """The image, and below it the scale of its maps and what is left out."""
+def _maps_image(sheet: Sheet, top: float, one: Look, title: str) -> None:
+    """The image below its title, and below it the scale of its maps and what is left out."""
     sheet.write(
-        SPACE, top + WORDS - MAPS_GAP, textwrap.fill(short(one.alt, MAPS_COLUMNS * MAPS_LINES), MAPS_COLUMNS)
+        SPACE, top + WORDS - MAPS_GAP, textwrap.fill(short(title, MAPS_COLUMNS * MAPS_LINES), MAPS_COLUMNS)
     )
     image = one.shown()
     if isinstance(image, MissingImage):

@@ -1,18 +1,13 @@
-"""Parts of a page about results: curves, tables with intervals, example retrievals, comparisons.
-
-Charts are inline SVG. All text from data and users is escaped.
-"""
+"""Tables of metrics with their intervals, as a part of a page."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from markupsafe import Markup
-from PIL import Image
 
 from grainline.errors import amount
-from grainline.report.case import Look, marked
-from grainline.report.charts import Chart, line_chart, whisker
-from grainline.report.page import MissingImage, render
+from grainline.report.charts import whisker
+from grainline.report.page import render
 
 
 class Row(Protocol):
@@ -64,57 +59,6 @@ class Tabled(Protocol):
     def notes(self) -> Sequence[str]: ...
 
 
-class Hit(NamedTuple):
-    """One retrieved candidate."""
-
-    what: Image.Image | MissingImage | str  # an image, or a text
-    score: float
-    right: bool
-    place: int  # among the candidates, 1 = best
-    name: str = ""  # of the image, for readers who do not see it
-
-
-class Example(NamedTuple):
-    """A query with the best candidates, best first."""
-
-    query: Image.Image | MissingImage | str
-    name: str  # of the image that the query is or describes
-    hits: Sequence[Hit]
-    rank: int  # of the best right candidate among all, 1 = best
-    tied: bool  # a wrong one scores the same
-    candidates: int
-    look: Look | None = None  # the right image with the sentences of the query
-
-
-class Rival(NamedTuple):
-    """An image that a text is false of."""
-
-    image: Image.Image | MissingImage
-    name: str
-
-
-class Comparison(NamedTuple):
-    """An image with a true text and one that is wrong in one thing, or with another image."""
-
-    image: Image.Image | MissingImage
-    name: str
-    kind: str  # what is wrong
-    true: str
-    false: str
-    scores: tuple[float, float]  # of the right pair and of the wrong one
-    rival: Rival | None = None  # the image that the true text is false of; the false text is the same then
-
-    @property
-    def marked(self) -> tuple[Markup, Markup]:
-        """Both texts, the words marked that only one of them has."""
-        return marked(self.true, self.false)
-
-
-def charts(charts_: Sequence[Chart]) -> Markup:
-    """Charts side by side."""
-    return render("charts.html", drawn=map(line_chart, charts_))
-
-
 def tables(results: Iterable[Tabled]) -> Markup:
     """One table below the other."""
     return Markup().join(map(table, results))
@@ -134,19 +78,6 @@ def table(result: Tabled) -> Markup:
         end=f"0 to {100 * end:.0f} %" if shares else "",
         about={"time": result.time, **result.settings, **result.data, **result.versions},
     )
-
-
-def examples(rows: Sequence[Example], name: str) -> Markup:
-    """Retrievals one below the other.
-
-    name  letters and digits, another one for each list on a page
-    """
-    return render("examples.html", shown=rows, name=name)
-
-
-def comparisons(rows: Sequence[Comparison]) -> Markup:
-    """True text against false text, one image below the other; the words that differ are marked."""
-    return render("comparisons.html", shown=rows)
 
 
 def _whisker(metric: Row, end: float) -> Markup:

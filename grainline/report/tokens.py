@@ -5,11 +5,12 @@ each token, the annotated phrases as brackets, and the tokens.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
+from grainline.report.case import Case
 from grainline.report.page import render
 
 CELL, ROW, LEFT, GAP = 24, 18, 64, 4  # in pixels: a token, a group, room for names, between map and strip
@@ -72,14 +73,30 @@ def runs(tokens: Sequence[int]) -> list[tuple[int, int]]:
     return out
 
 
-def token_groups(captions: Sequence[TokenGroups]) -> Markup:
-    """Captions one below the other."""
-    return render("tokens.html", shown=captions, **_SIZES)
+def token_groups(one: TokenGroups) -> Case:
+    """A caption on a page."""
+    label = f"groups of: {' '.join(one.words)}"
+    drawing = render(
+        "tokens.html",
+        **_SIZES
+        | {
+            "share": one.soft.tolist(),
+            "words": one.words,
+            "top_group": one.top_group,
+            "brackets": one.brackets,
+        }
+        | {"shortened": one.shortened, "name": one.summary, "label": label},
+    )
+    return Case(one.summary, one.name, chart=drawing)
 
 
 def positions(mean: np.ndarray) -> Markup:
     """The mean share of each group along a caption. mean: [K, B]"""
-    return render("positions.html", mean=mean.tolist(), **_SIZES)
+    name = "mean share of each group by position"
+    return render("tokens.html", share=mean.tolist(), words=(), name=name, label=name, **_SIZES)
 
 
-_SIZES = {"cell": CELL, "row": ROW, "left": LEFT, "gap": GAP, "tall": TALL, "colours": COLOURS}
+_SIZES: dict[str, Any] = {
+    "cell": CELL, "row": ROW, "left": LEFT, "gap": GAP, "tall": TALL, "colours": COLOURS,
+    "top_group": (), "brackets": (), "shortened": (),
+}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Checkpoints: written atomically, sealed with sha256 sums, kept or removed, and read strictly.
+"""Checkpoints: written atomically, sealed with sha256 sums, removed when old, and read strictly.
 
     OUT/checkpoints/step-00000200/   model.safetensors  optimizer.safetensors  rng.safetensors  state.json
     OUT/best/  OUT/last/             the same files, as hard links
@@ -59,7 +59,7 @@ VERSION = 2  # of the format; a change that older code cannot read adds one
 
 
 class TrainState(NamedTuple):
-    """The state of a run beside weights and optimizer state."""
+    """The state of a run without weights and optimizer state."""
 
     step: int  # updates made
     rng: tuple[dict[str, Tensor], ...]  # `rng_state()` of every rank, in rank order
@@ -94,10 +94,18 @@ def save(
         saving.mkdir()
         write_weights(saving / MODEL, method, weights)
         write_tensors(saving / OPTIMIZER, moments, {})
-        write_tensors(
-            saving / RNG, {f"{i}/{k}": x for i, rng in enumerate(state.rng) for k, x in rng.items()}, {}
-        )
-        seal(saving, _body(optimizer, state))
+        rngs = {f"{i}/{k}": x for i, rng in enumerate(state.rng) for k, x in rng.items()}
+        write_tensors(saving / RNG, rngs, {})
+        parameters = _parameters(optimizer)
+        body = {
+            "version": VERSION,
+            "state": {key: value for key, value in state._asdict().items() if key != "rng"},
+            "ranks": len(state.rng),
+            "trained": list(parameters),
+            # Trained parameters without a gradient so far; AdamW creates their state with the first one.
+            "untouched": [name for name, p in parameters.items() if p not in optimizer.state],
+        }
+        seal(saving, body)
         move_into_place(target)
         steps = _steps(out)
         latest = [step for step in steps if step <= state.step][-keep:]
@@ -113,7 +121,7 @@ def save(
 
 
 def mark(out: Path, checkpoint: Path, name: str) -> Path:
-    """Keep a checkpoint as OUT/<name> ("best", "last"), whatever `save` removes later."""
+    """Link a checkpoint as OUT/<name> ("best", "last"), which `save` does not remove later."""
     target = out / name
     try:
         clear_leftovers(out)
@@ -194,19 +202,6 @@ def load(path: Path, method: nn.Module, optimizer: torch.optim.Optimizer) -> Tra
     return TrainState(rng=tuple(rng), **body["state"])
 
 
-def _body(optimizer: torch.optim.Optimizer, state: TrainState) -> dict[str, Any]:
-    """The content of state.json beside the list of files."""
-    names, parameters = _names(optimizer), _parameters(optimizer)
-    return {
-        "version": VERSION,
-        "state": {key: value for key, value in state._asdict().items() if key != "rng"},
-        "ranks": len(state.rng),
-        "trained": names,
-        # Trained parameters without a gradient so far; AdamW creates their state with the first one.
-        "untouched": [name for name, p in zip(names, parameters, strict=True) if p not in optimizer.state],
-    }
-
-
 def _cannot_write(error: Exception, target: Path) -> NoReturn:
     discard(temporary_path(target))
     good = _good(_run_of(target))
@@ -246,15 +241,14 @@ def _check_moments(
     path: Path, body: Mapping[str, Any], moments: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
     """UserError unless the same parameters learn as before and their states have the same shapes."""
-    names, before = _names(optimizer), set(body["trained"])
-    wrong = summarize_names({"no longer trained": before - set(names), "newly trained": set(names) - before})
+    parameters, before = _parameters(optimizer), set(body["trained"])
+    names = set(parameters)
+    wrong = summarize_names({"no longer trained": before - names, "newly trained": names - before})
     if not wrong:
         expected: dict[str, Tensor] = {}
-        for name, parameter in zip(names, _parameters(optimizer), strict=True):
-            if name not in body["untouched"]:
-                count = torch.zeros((), dtype=torch.float32)
-                state = {"exp_avg": parameter, "exp_avg_sq": parameter, "step": count}
-                expected |= {f"{key}/{name}": like.detach() for key, like in state.items()}
+        for name in names - set(body["untouched"]):
+            expected |= {f"{key}/{name}": parameters[name].detach() for key in ("exp_avg", "exp_avg_sq")}
+            expected[f"step/{name}"] = torch.zeros((), dtype=torch.float32)
         wrong = state_dict_mismatch(moments, expected)
     if wrong:
         raise UserError(
@@ -263,23 +257,16 @@ def _check_moments(
         )
 
 
-def _names(optimizer: torch.optim.Optimizer) -> list[str]:
-    return [name for group in optimizer.param_groups for name in group["names"]]
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _parameters(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The trained parameters by name, in the order of the groups."""
+    groups = optimizer.param_groups
+    return {k: p for group in groups for k, p in zip(group["names"], group["params"], strict=True)}
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state by parameter name: "exp_avg/name" -> tensor."""
-    pairs = zip(_names(optimizer), _parameters(optimizer), strict=True)
-    return {
-        f"{key}/{name}": x
-        for name, p in pairs
-        if p in optimizer.state
-        for key, x in optimizer.state[p].items()
-    }
+    states = {name: optimizer.state.get(p, {}) for name, p in _parameters(optimizer).items()}
+    return {f"{key}/{name}": x for name, state in states.items() for key, x in state.items()}
 
 
 def _on_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -288,20 +275,19 @@ def _on_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _restore(optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> None:
     """Load by `load_state_dict`, which puts step counts on the CPU, or for fused kernels on the device."""
-    numbers, parameters = {name: i for i, name in enumerate(_names(optimizer))}, _parameters(optimizer)
+    parameters = _parameters(optimizer)
+    numbers = {name: i for i, name in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     for full_name, value in moments.items():
         key, _, name = full_name.partition("/")
-        i = numbers[name]
         value = value.clone()  # the memory map of the file goes with the file
-        state.setdefault(i, {})[key] = value if value.dim() == 0 else shard_like(value, parameters[i])
+        value = value if value.dim() == 0 else shard_like(value, parameters[name])
+        state.setdefault(numbers[name], {})[key] = value
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
-# The random number generators of a process as tensors, stored without pickle.
-#
-# Training rarely uses them: order, crops, texts and the noise of layers are functions of seed, step and ids
-# (`data/`, `nn/hashing.py`). `process_rng_modules` lists the exceptions.
+# The random number generators of a process as tensors, without pickle. Training rarely uses them: order,
+# crops, texts and the noise of layers are functions of seed, step and ids (`data/`, `nn/hashing.py`).
 
 
 def rng_state() -> dict[str, Tensor]:
@@ -344,11 +330,9 @@ def process_rng_modules(model: nn.Module) -> list[str]:
     outside the encoders. Their noise depends on the number of processes.
     """
     attention = set(draws_by_process(model))
-    return [
-        name
-        for name, module in model.named_modules()
-        if module.training and (name in attention or (isinstance(module, _DropoutNd) and module.p > 0))
-    ]
+    modules = {name: module for name, module in model.named_modules() if module.training}
+    dropout = {name for name, module in modules.items() if isinstance(module, _DropoutNd) and module.p > 0}
+    return [name for name in modules if name in attention | dropout]
 
 
 def _as_bytes(value: Any) -> Tensor:

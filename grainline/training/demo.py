@@ -15,9 +15,9 @@ from grainline.evaluation.measure import metrics_section, table
 from grainline.evaluation.result import Result, write
 from grainline.evaluation.suite import load_suite
 from grainline.model import load
+from grainline.report.charts import charts
 from grainline.report.page import Section, render_page, write_page
 from grainline.report.page import summary as page_summary
-from grainline.report.table import charts
 from grainline.training.log import read_log
 from grainline.training.recipe import read_recipe
 from grainline.training.report import REPORT_FILE, curves

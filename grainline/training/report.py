@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.measure import metrics_section
 from grainline.evaluation.suite import load_suite
-from grainline.report.charts import DASHES, Chart, Series
+from grainline.report.charts import DASHES, Chart, Series, charts
 from grainline.report.page import (
     Section,
     card,
@@ -21,7 +21,6 @@ from grainline.report.page import (
     summary,
     write_page,
 )
-from grainline.report.table import charts
 from grainline.training.log import read_log
 
 REPORT_FILE = "report.html"

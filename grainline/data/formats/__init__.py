@@ -6,6 +6,7 @@ common       What all sources share: the base class, and how descriptions and im
 folder       A folder of images, subfolders included, each with its texts in a file of the same name
              beside it.
 joined       Sources over other sources: several as one, and one without some captions.
+listed       The base of sources whose images are files that one file of annotations lists.
 masks        Masks as JSON, in the forms of COCO's files.
 parquet      Parquet files with images inside, or with paths of images.
 plain        Files as bytes, text and JSON: only regular files are read, and JSON says what is wrong with
