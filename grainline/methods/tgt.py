@@ -13,8 +13,8 @@ openreview.net/forum?id=kndKGnEOtb. In five steps:
 The baseline is the same with a plain transformer as text encoder: leave `text.groups` out.
 
 Differs from the paper, where it is silent or cannot be meant: reconstruction is a mean over all target tokens
-of a batch, where equation 10 has a sum, which would outweigh the other loss by thousands; pooling has the
-eps = 1 of GroupViT's code; projections have no bias. docs/methods/text-group-transformer.md says more.
+of a batch (the sum of equation 10 would outweigh the other loss by thousands); pooling has the eps = 1 of
+GroupViT's code; projections have no bias. docs/methods/text-group-transformer.md says more.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -44,7 +44,7 @@ UNSEEN = r"towers\.(image|to_image|to_text)\..*"
 class TGTConfig(TowersConfig):
     """Encoders, decoder and both losses. A text side with `groups` is a Grouper, without it the baseline."""
 
-    contrastive: float = Field(1.0, ge=0)  # weight of the loss that compares; 0: images are not looked at
+    contrastive: float = Field(1.0, ge=0)  # weight of the loss of images and texts; 0: images are not read
     reconstruction: float = Field(1.0, ge=0)  # weight of the other; 0: there is no decoder
     mean: Literal["tokens", "captions"] = "tokens"  # of reconstruction: over tokens, or of sums over captions
     decoder: DecoderConfig = DecoderConfig()
@@ -54,7 +54,7 @@ class TGTConfig(TowersConfig):
 
     @property
     def reads_tokens(self) -> bool:
-        """Not where the summary of the image encoder is the mean of its tokens, which is all that is read."""
+        """False where the summary of the image encoder is the mean of its tokens already."""
         if isinstance(self.image, PretrainedImageConfig):
             return (self.image.architecture or {}).get("kind") not in AVERAGED
         return not (isinstance(self.image, ViTConfig) and self.image.pool == "mean")
