@@ -574,7 +574,7 @@ PAGES = [
           "np.linspace(0, len(order) - 1,", "np.linspace(0, len(order) // 2,"),
     Fault("evaluation/suites/retrieval.py", "tests/test_report.py",
           "rows of a fold are taken for rows of all",
-          "of[top.row[0].cpu()].tolist()", "top.row[0].tolist()"),
+          "others[near.cpu()][top.row[0].cpu()].tolist()", "top.row[0].tolist()"),
     Fault("training/run.py", "tests/test_report.py", "a report that cannot be written fails the run",
           'print(f"no {REPORT_FILE}: {error}", file=sys.stderr)', "raise"),
     Fault("index/image_files.py", "tests/test_report.py", "a changed image is shown for the one indexed",

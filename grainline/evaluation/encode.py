@@ -7,7 +7,7 @@ unless the method compares them; those of images are then stored as scores read 
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,36 +17,14 @@ from grainline.data.decode import decode
 from grainline.data.descriptions import Described, Descriptions, WithDescriptions
 from grainline.data.formats.joined import remarks
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source
-from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
-from grainline.evaluation.score import Scorer
+from grainline.model import Model
 from grainline.types import Encoded, concat, rows, vectors_only, without_places
 
 Captions = Literal["whole", "each", "first"]
 CAPTIONS: tuple[Captions, ...] = ("whole", "each", "first")
 
 Progress = Callable[[int, int], None]  # samples done, samples in all
-
-
-class Encoder(Protocol):
-    """The part of `Model` that encoding uses."""
-
-    @property
-    def method(self) -> Scorer: ...
-
-    @property
-    def cut(self) -> int:
-        """How many texts so far were longer than the context, and cut."""
-
-    def read(self, texts: Sequence[str]) -> TokenizedParts:
-        """The tokens of texts, and how much of each is cut."""
-
-    def encode(
-        self,
-        *,
-        images: Sequence[bytes | Image.Image | Described] | None = None,
-        texts: Sequence[str] | None = None,
-    ) -> Encoded: ...
 
 
 class Encodings(NamedTuple):
@@ -162,7 +140,7 @@ def numbered(encoded: Encoded, owner: Sequence[int] | None = None) -> Encoded:
     return encoded._replace(item=item, image=image)
 
 
-def text_rows(model: Encoder, batch: int) -> Rows:
+def text_rows(model: Model, batch: int) -> Rows:
     """Rows that encode texts in batches, with tokens where the method compares them."""
     reduce = without_places if model.method.pairwise else vectors_only
     return Rows(lambda items: reduce(model.encode(texts=items)), batch)
@@ -206,7 +184,7 @@ class Skipped:
 
 
 def encode_source(  # noqa: PLR0913 - each is a choice of the caller
-    model: Encoder,
+    model: Model,
     source: Source,
     *,
     captions: Captions = "whole",
@@ -296,7 +274,7 @@ class _Walk:
 
     def __init__(
         self,
-        model: Encoder,
+        model: Model,
         captions: Captions,
         need_text: bool,
         encode_texts: bool,

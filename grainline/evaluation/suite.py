@@ -373,6 +373,18 @@ def notes_of(data: Encodings) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def mean_of(metrics: Sequence[MetricSamples]) -> MetricSamples:
+    """The mean of a metric over folds, or over runs, that were resampled each by itself."""
+    chances = [one.chance for one in metrics if one.chance is not None]
+    return metrics[0]._replace(
+        value=float(np.mean([one.value for one in metrics])),
+        samples=np.mean([one.samples for one in metrics], axis=0),
+        queries=sum(one.queries for one in metrics),
+        chance=float(np.mean(chances)) if chances else None,
+        ties=sum(one.ties for one in metrics),
+    )
+
+
 def accuracy(
     right: Sequence[Sequence[int]] | np.ndarray,
     image: np.ndarray | None,

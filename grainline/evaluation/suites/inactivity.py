@@ -27,7 +27,7 @@ from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
+from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, mean_of
 from grainline.evaluation.text_attention import (
     Part,
     attention_maps,
@@ -100,15 +100,7 @@ class InactivitySuite(Suite[NoOptions]):
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Means over the runs; the bootstrap draws images, the same for every metric."""
         tables = [_metrics_of_run(run["scores"], settings) for run in runs]
-        return {
-            name: metric._replace(
-                value=float(np.mean([table[name].value for table in tables])),
-                samples=np.mean([table[name].samples for table in tables], axis=0),
-                queries=sum(table[name].queries for table in tables),
-                ties=sum(table[name].ties for table in tables),
-            )
-            for name, metric in tables[0].items()
-        }
+        return {name: mean_of([table[name] for table in tables]) for name in tables[0]}
 
     def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         """By AUROC within the image; of equals by the difference of the means."""
