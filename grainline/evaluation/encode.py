@@ -1,4 +1,4 @@
-"""A data source, encoded: what every suite reads.
+"""A data source, encoded: the input of every suite.
 
 Samples that cannot be used are skipped, counted by cause and carried into the result. Tokens are dropped
 unless the method compares them; those of images are then stored as scores read them (`Method.precompute`).
@@ -17,7 +17,7 @@ from grainline.data.decode import decode
 from grainline.data.descriptions import Described, Descriptions, WithDescriptions
 from grainline.data.formats.joined import remarks
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source
-from grainline.errors import UserError
+from grainline.errors import UserError, amount
 from grainline.model import Model
 from grainline.types import Encoded, concat, rows, vectors_only, without_places
 
@@ -47,6 +47,19 @@ class Encodings(NamedTuple):
     described: tuple[str, ...] = ()  # [N] descriptions of the images, for a method that reads them
     descriptions: str = ""  # where they come from
     collected: Mapping[str, Any] = {}  # the result of each collector, by its name
+
+    def notes(self) -> tuple[str, ...]:
+        """Notes on the data, for readers of any number on them."""
+        notes = list(self.remarks)
+        if self.damaged:
+            causes = ", ".join(f"{number} {cause}" for cause, number in sorted(self.damaged.items()))
+            skipped, first = sum(self.damaged.values()), "; ".join(self.damaged_first)
+            notes.append(f"{skipped} of {self.samples} samples were skipped: {causes}; the first: {first}")
+        if self.blank:
+            notes.append(f"{self.blank} blank captions were skipped")
+        if self.cut:
+            notes.append(f"{amount(self.cut, 'text')} longer than the model reads and cut")
+        return tuple(notes)
 
 
 class Sample(NamedTuple):
