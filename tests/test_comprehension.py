@@ -25,7 +25,7 @@ from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result, read
-from grainline.evaluation.suite import Settings
+from grainline.evaluation.suite import Settings, variant
 from grainline.evaluation.suites.comprehension import (
     CENTRED,
     GRADIENT,
@@ -42,7 +42,6 @@ from grainline.evaluation.suites.regions import (
     box_scores,
     box_sums,
     unit_range,
-    variant,
 )
 from grainline.model import Model, on_pixels
 from grainline.report.heatmap import dashed, ruled
@@ -516,7 +515,7 @@ def test_choices_are_shown_from_both_ends_with_their_boxes(tmp_path: Path) -> No
         assert shown.right == one.by[GRADIENT].right == (iou > 50) or one.by[GRADIENT].tied
         pressed = model.pressed()
         images, texts = pressed.encode(images=[source[row].image]), pressed.encode(texts=[one.text])
-        expected = maps(model.method, images, texts, (side, side))[GRADIENT]
+        expected = maps(model, images, texts, (side, side))[GRADIENT]
         assert shown.look.heat is not None
         np.testing.assert_allclose(shown.look.heat, expected - expected.mean(), atol=1e-5)
     regions = [{"phrase": "a dog", "box": [1.0, 1.0, 9.0, 9.0]}]

@@ -28,7 +28,7 @@ from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.intervals import wilson
 from grainline.evaluation.result import Result, read
-from grainline.evaluation.suite import Settings
+from grainline.evaluation.suite import Settings, variant
 from grainline.evaluation.suites.referring import (
     BINS,
     BOX,
@@ -39,7 +39,7 @@ from grainline.evaluation.suites.referring import (
     overlap,
     thresholds,
 )
-from grainline.evaluation.suites.regions import HEAT, unit_range, variant
+from grainline.evaluation.suites.regions import HEAT, unit_range
 from grainline.model import Model
 from grainline.report.heatmap import outlined
 
@@ -434,7 +434,7 @@ def test_expressions_are_shown_from_the_least_and_the_best_covered(tmp_path: Pat
             assert np.array_equal(one.look.outline, np.asarray(small))
             assert one.look.heat is not None
             assert one.look.heat.shape == (1, 8, 8)
-            enlarged = one.look.shown()
+            enlarged = one.look.with_boxes()
             assert isinstance(enlarged, Image.Image)
             assert enlarged.size == (224, 224)
     rows = [

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator
 
 from grainline.config import Config, load_class, override, parse
 from grainline.data.descriptions import Descriptions
+from grainline.data.formats.joined import Joined, WithoutCaptions
 from grainline.data.formats.texts_alone import without_images
 from grainline.data.record import Source
 from grainline.errors import UserError
@@ -121,6 +122,7 @@ class Suite(ABC, Generic[O]):
     captions: ClassVar[tuple[Captions, ...]] = CAPTIONS  # allowed ones; the first is the default
     reads: ClassVar[str] = "the captions of a record"  # what it reads, for errors
     needs_text: ClassVar[bool] = True  # False: an image without a text is no damage
+    source_variant: ClassVar[str] = ""  # the method of sources for the records that it reads; "": none
     encodes_images: ClassVar[bool] = True  # False: no image is opened
     encodes_captions: ClassVar[bool] = True  # False: captions are strings only
     keeps_tokens: ClassVar[bool] = True  # False: scores read vectors, whatever the method compares
@@ -150,14 +152,14 @@ class Suite(ABC, Generic[O]):
         The default refuses captions without images.
         """
         without = without_images(source)
-        if without:
+        if without and self.encodes_images:
             raise UserError(
                 f"{without} has captions without images, and --suite {self.name} looks at images; name others"
             )
 
     def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
-        """The model and the source as the suite reads them; the default changes nothing."""
-        return model, source
+        """The model and the source as the suite reads them; the default takes the `source_variant`."""
+        return model, variant(source, self.source_variant) if self.source_variant else source
 
     def collector(self, model: Model, source: Source, settings: Settings) -> Collector | None:
         """Collects more than the vectors of images and captions; None: these are enough."""
@@ -297,6 +299,16 @@ class Suite(ABC, Generic[O]):
                 f"allowed: {', '.join(self.captions)}"
             )
         return given
+
+
+def variant(source: Source, method: str) -> Source:
+    """What a method of the source, such as with_foils, makes of it; the source itself where it has none."""
+    if isinstance(source, Joined):
+        return Joined([variant(one, method) for one in source.sources])
+    if isinstance(source, WithoutCaptions):
+        return WithoutCaptions(variant(source.source, method), source.skip)
+    changed: Source = getattr(source, method)() if hasattr(source, method) else source
+    return changed
 
 
 def suite_class(name: str) -> type[Suite[Any]]:

@@ -11,12 +11,9 @@ training for it. In five steps:
 Boxes come from a file of detections, or are those of the things in the image. Chance is the share of right
 boxes among them. Where no box is right, none can be chosen: the share of expressions with one bounds all.
 
-Maps are
-    gradient     what each image token does for the score (gradient_maps.py), of methods whose scores read
-                 tokens; and a second one about the mean token
-    heat         the method's own, stretched to 0 .. 1: neither its sign nor its offset counts
-    attention    what its last attention passes on to the score (gradient_maps.py), on request
-    largest box  the same everywhere: the accuracy of a map that ignores the text
+Maps are `gradient` and `centred gradient` (gradient_maps.py) of methods whose scores read tokens; `heat`, the
+method's own, stretched to 0 .. 1, so that neither its sign nor its offset counts; on request `attention`
+(gradient_maps.py); and `largest box`, the same everywhere: the accuracy of a map that ignores the text.
 """
 
 from collections import Counter
@@ -37,7 +34,6 @@ from grainline.data.record import CORRUPT_REGION, Box, CorruptSample, Record, So
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
-from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, accuracy, count_notes
 from grainline.evaluation.suites.gradient_maps import attention_heat, gradient_heat, require_patch_grid
@@ -54,13 +50,11 @@ from grainline.evaluation.suites.regions import (
     box_scores,
     clipped,
     number_flat,
+    pixel_maps,
     unit_range,
-    variant,
 )
-from grainline.methods.base import Method
-from grainline.model import Model, given, on_pixels
+from grainline.model import Model, given
 from grainline.report.case import Case, CaseList, Look, SentenceScore
-from grainline.report.page import MissingImage
 from grainline.types import Encoded, Images, rows
 
 ACCURACY, AMONG = "box accuracy", "a right box among them"
@@ -169,7 +163,7 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
 
     def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         expressions, name = self.collected(on.data).expressions, first_map(on.result.queries)
-        on = on._replace(model=on.model.pressed(), source=variant(on.source, "with_expressions"))
+        on = self.prepared(on)
 
         def case(i: int) -> Case:
             one = expressions[i]
@@ -281,7 +275,7 @@ class ChoiceCollector(ExpressionCollector):
         true = clipped(torch.tensor([one.target for one in of.expressions]), of.size)
         right = box_iou(true, boxes) > 0.5  # [E, B]
         by_map = {}
-        for name, heat in maps(self.method, images, texts, of.size, square).items():
+        for name, heat in maps(self.model, images, texts, of.size, square).items():
             self._flat[name] += number_flat(heat)
             score = box_scores(heat.cpu(), boxes)
             by_map[name] = [choose(*both) for both in zip(score, right, strict=True)]
@@ -309,27 +303,25 @@ class ChoiceCollector(ExpressionCollector):
 
 
 def maps(
-    method: Method, images: Encoded, texts: Encoded, size: tuple[int, int], square: Images | None = None
+    model: Model, images: Encoded, texts: Encoded, size: tuple[int, int], square: Images | None = None
 ) -> dict[str, Tensor]:
     """Every map of each text in its image: name -> [N, H, W] >= 0. Raises UserError for NaN.
 
     square  the one image that all rows are of, for the map of its attention; None: without
     """
+    method = model.method
     heat: dict[str, Tensor] = {}
     if method.pairwise:
-        both = gradient_heat(method, images, texts)
-        names = (GRADIENT, CENTRED)
-        heat = {name: on_pixels(method, images, x, size) for name, x in zip(names, both, strict=True)}
+        heat[GRADIENT], heat[CENTRED] = gradient_heat(method, images, texts)
     if square is not None:
-        heat[ATTENTION] = on_pixels(method, images, attention_heat(method, square, texts), size)
+        heat[ATTENTION] = attention_heat(method, square, texts)
+    out = {name: pixel_maps(method, images, one, size) for name, one in heat.items()}
     with torch.no_grad():
-        raw = on_pixels(method, images, method.heat(images, texts), size)
-    for one in (*heat.values(), raw):
-        refuse_nan(int(one.isnan().any(2).any(1).sum()), len(one))
+        raw = pixel_maps(method, images, method.heat(images, texts), size)
     least, most = raw.amin((1, 2), keepdim=True), raw.amax((1, 2), keepdim=True)
     flat = most - least <= ROUNDING * torch.maximum(most.abs(), least.abs())  # spreading it rounds
-    heat[HEAT] = unit_range(raw.masked_fill(flat, 0.0))
-    return heat | {LARGEST: torch.ones_like(heat[HEAT])}
+    out[HEAT] = unit_range(raw.masked_fill(flat, 0.0))
+    return out | {LARGEST: torch.ones_like(out[HEAT])}
 
 
 def choose(score: Tensor, right: Tensor) -> BoxChoice:
@@ -364,20 +356,20 @@ def _inside(boxes: Any, size: tuple[int, int]) -> Tensor:
 
 def _look(on: Evaluation, one: Choice, box: Box | None, name: str) -> Look:
     """The image squashed into the square, with the map and all boxes. box: the one that was chosen"""
-    image, text = on.image(one.image), one.text
     alt = f"{on.data.keys[one.image]}, with a frame around what is meant and dashes around what was chosen"
-    if isinstance(image, MissingImage):
-        return Look(image, alt, [SentenceScore(text, 0.0, role=name)])
-    images, texts = on.model.encode(images=[on.given(one.image, image)]), on.model.encode(texts=[text])
+    look = Look(on.image(one.image), alt, [SentenceScore(one.text, 0.0, role=name)])
+    if not isinstance(look.image, Image.Image):
+        return look
+    images = on.model.encode(images=[on.given(one.image, look.image)])
+    texts = on.model.encode(texts=[one.text])
     score = float(on.model.score(images, texts))
-    heat = maps(on.model.method, rows(images, slice(0, 1)), texts, (image.height, image.width))[name]
-    true, prediction, *candidates = _in_square([one.true, box or one.true, *one.boxes], on, one.image, image)
-    return Look(
-        image,
-        alt,
-        [SentenceScore(text, score, role=name)],
-        (heat - heat.mean()).cpu().numpy(),  # boxes are chosen by where the map is above the rest of it
-        true,
+    heat = maps(on.model, rows(images, slice(0, 1)), texts, (look.image.height, look.image.width))[name]
+    boxes = [one.true, box or one.true, *one.boxes]
+    true, prediction, *candidates = _in_square(boxes, on, one.image, look.image)
+    return look._replace(
+        sentences=[SentenceScore(one.text, score, role=name)],
+        heat=(heat - heat.mean()).cpu().numpy(),  # boxes are chosen by where the map is above the rest of it
+        box=true,
         candidates=candidates,
         prediction=None if box is None else prediction,
     )

@@ -1,16 +1,14 @@
 """Fine-grained descriptions of regions: does the right one score higher than all that are almost right?
 
 Bianchi et al., arXiv 2311.17518, evaluate open-vocabulary detectors so; Xie et al., arXiv 2505.05071
-(FG-CLIP), take the boxes as given and compare the image tokens inside, of images that are squashed into the
-square, as here. A question is a region with one right text and its foils of one difficulty, or of one kind.
-Differs from theirs: a tie is wrong.
+(FG-CLIP), take the boxes as given and compare the image tokens inside, of images squashed into the square, as
+here. A question is a region with one right text and its foils of one difficulty, or of one kind. Differs from
+theirs: a tie is wrong.
 
-The feature of a region is the mean over its box of the image tokens of the method: by RoIAlign on their grid,
-and of segments over the pixels of the box. At length 1 it is compared with the vectors of the texts. Where
-image tokens are compared with texts through a pooling alone (CAFT), the mean is one token that each text
-pools, or ignores, and the score is the mean cosine of the parts of the text with what they pool. The paper of
-CAFT does not say how it scores a box in its table 8; this is our reading. How the method scores whole images
-does not count.
+The feature of a region is the mean of the image tokens over its box, at length 1, and scores are cosines with
+the vectors of the texts. Where image tokens meet texts through a pooling alone (CAFT), the mean is one token
+that each text pools, or ignores, and the score is the mean cosine of the parts of the text with what they
+pool. The paper of CAFT does not say how it scores a box in its table 8; this is our reading.
 """
 
 from collections.abc import Sequence
@@ -20,27 +18,30 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from pydantic import Field
 from torch import Tensor
 
 from grainline.config import Config
 from grainline.data.benchmarks.fgovd import DIFFICULTY
-from grainline.data.formats.common import digest
 from grainline.data.record import Box, Region, Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Rows, Sample
 from grainline.evaluation.examples import CONTRAST_HINT, EXAMPLES, Evaluation, extremes, spread
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.ranks import refuse_nan
-from grainline.evaluation.score import Cosine, Scorer, pair_scores
+from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, count_notes, wilson_ends
-from grainline.evaluation.suites.regions import RegionCollector, RegionSuite, box_means, variant
+from grainline.evaluation.suites.regions import (
+    RegionCollector,
+    RegionSuite,
+    box_means,
+    region_queries,
+    region_scorer,
+)
 from grainline.evaluation.suites.subtexts import SubtextQueue, Subtexts
-from grainline.methods.text_parts import PartPool
 from grainline.model import Model
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
 from grainline.report.case import Case, CaseList, Look, SentenceScore, lead
-from grainline.report.page import MissingImage
 from grainline.types import Encoded, rows, vectors_only, without_places
 
 ACCURACY, RANK = "accuracy", "mean rank"
@@ -92,13 +93,13 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
     name = "fg-ovd"
     Options = FgOvdOptions
     title = "FG-OVD"
+    source_variant = "with_foils"
     replaces_scores = "compares vectors"
     must_match = ("regions",)
     headline = (ACCURACY,)
 
     def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
-        squash = self.options.resize == "squash"
-        return (model.pressed() if squash else model), variant(source, "with_foils")
+        return super().prepare(model.pressed() if self.options.resize == "squash" else model, source)
 
     def collector(self, model: Model, source: Source, settings: Settings) -> "FoilCollector":
         return FoilCollector(model, settings.batch_size)
@@ -107,12 +108,9 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
         regions: Regions = self.collected(data)
         questions = regions.questions
         rank, tied = ranks_of(question_scores(regions))
-        image = regions.image.tolist()
-        queries = {
-            "keys": list(data.keys),
-            "texts": digest(regions.texts.strings[i] for question in questions for i in question.texts),
-            "region": [question.region for question in questions],
-            "image": [regions.same[image[question.region]] for question in questions],
+        image, region = regions.image.tolist(), [question.region for question in questions]
+        texts = (regions.texts.strings[i] for question in questions for i in question.texts)
+        queries = region_queries(data, regions.same, texts, (image[i] for i in region), region) | {
             "kind": [question.kind for question in questions],
             "foils": [len(question.texts) - 1 for question in questions],
             "rank": rank.tolist(),
@@ -148,7 +146,7 @@ class FgOvdSuite(RegionSuite[FgOvdOptions]):
         queries, scores, strings = on.result.queries, question_scores(regions), regions.texts.strings
         margin = margins(scores)
         null = [strings[j] for j in spread(np.arange(len(strings)), NULL_TEXTS)]
-        on = on._replace(model=on.model.pressed()) if regions.squash else on
+        on = self.prepared(on)
 
         def case(i: int) -> Case:
             question = regions.questions[i]
@@ -173,44 +171,14 @@ def _place(kind: str) -> tuple[int, str]:
     return _ORDER.index(kind) if kind in _ORDER else len(_ORDER), kind
 
 
-def region_scorer(model: Model) -> Scorer:
-    """What compares regions with texts.
-
-    Raises UserError where image tokens have no places, or no loss makes them like texts.
-    """
-    name, method = model.description.method, model.method
-    if not method.has_layout:
-        raise UserError(f"the image tokens of {name} have no places, so it has no features of regions")
-    if method.tokens_in_text_space:
-        return Cosine()
-    pool = getattr(method, "pool", None)
-    if not isinstance(pool, PartPool):
-        raise UserError(
-            f"no loss of {name} makes its image tokens like texts, so they say nothing of regions"
-        )
-    return PooledRegions(pool)
-
-
-class PooledRegions(Cosine):
-    """Scores regions that are one image token each, by what the parts of a text pool of it."""
-
-    pairwise = blockwise = True
-
-    def __init__(self, pool: PartPool) -> None:
-        self.pool = pool
-
-    def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        return self.pool.cosines(images, texts)
-
-
 class FoilCollector(RegionCollector):
     """Pools the regions of one image after the other while its tokens are there, and queues their texts."""
 
     def __init__(self, model: Model, batch: int) -> None:
         super().__init__(model, batch)
         self._scorer = region_scorer(model)
-        kept = without_places if self._scorer.pairwise else vectors_only
-        self._rows = Rows(lambda items: kept(model.encode(texts=items)), batch)
+        reduce = without_places if self._scorer.pairwise else vectors_only
+        self._rows = Rows(lambda items: reduce(model.encode(texts=items)), batch)
         self._queue = SubtextQueue(model.read, self._rows.add)
         self._box: list[Box] = []  # of each region, in the square
         self._image: list[int] = []  # of each region
@@ -258,12 +226,10 @@ class FoilCollector(RegionCollector):
         questions = tuple(
             Question(region, kind, tuple(islice(places, number))) for region, kind, number in self._questions
         )
-        vector = torch.cat(self._vectors)
-        refuse_nan(int(vector.isnan().any(1).sum()), len(vector))
         squash = self.model.transform.resize == "squash"
         return Regions(
-            torch.tensor(self._image), torch.tensor(self._box), vector, tuple(self.same), texts, questions,
-            self._counts, self._scorer, squash,
+            torch.tensor(self._image), torch.tensor(self._box), torch.cat(self._vectors), tuple(self.same),
+            texts, questions, self._counts, self._scorer, squash,
         )  # fmt: skip
 
     def _in_square(self, region: Region, size: tuple[int, int]) -> Box | None:
@@ -330,13 +296,6 @@ def margins(scores: Sequence[Tensor]) -> np.ndarray:
     return np.array([float(one[0] - one[1:].max()) for one in scores])
 
 
-def _as_images(vector: Tensor, token: bool) -> Encoded:
-    """Regions in the place of images: vectors alone, or the same as their one token."""
-    number, width = torch.arange(len(vector), device=vector.device), int(token)
-    mask = vector.new_ones(len(vector), width).bool()
-    return Encoded(vector, vector[:, None, :][:, :width], mask, number, number)
-
-
 def _texts(texts: list[str], scores: list[float]) -> list[SentenceScore]:
     """The right text, which stands first, and the best of its foils, from the highest score to the lowest."""
     foils = [
@@ -349,20 +308,13 @@ def _texts(texts: list[str], scores: list[float]) -> list[SentenceScore]:
     return [*foils[:place], right, *foils[place:]]
 
 
-def _look(
-    on: Evaluation,
-    row: int,
-    texts: list[SentenceScore],
-    box: tuple[float, float, float, float],
-    null: list[str],
-) -> Look:
+def _look(on: Evaluation, row: int, texts: list[SentenceScore], box: Box, null: list[str]) -> Look:
     """The image with a frame around a region, and the heat of its texts against those of other regions."""
-    image = on.image(row)
-    alt = f"a region of {on.data.keys[row]}"
-    if isinstance(image, MissingImage):
-        return Look(image, alt, texts)
+    look = Look(on.image(row), f"a region of {on.data.keys[row]}", texts)
+    if not isinstance(look.image, Image.Image):
+        return look
     strings = [one.text for one in texts]
     others = [text for text in dict.fromkeys(null) if text not in strings]
     contrast = len(others) >= FEWEST
-    heat = on.model.heat(on.given(row, image), strings, others if contrast else None).cpu().numpy()
-    return Look(image, alt, texts, heat, box, contrast=contrast)
+    heat = on.model.heat(on.given(row, look.image), strings, others if contrast else None).cpu().numpy()
+    return look._replace(heat=heat, box=box, contrast=contrast)

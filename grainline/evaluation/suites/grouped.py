@@ -68,9 +68,16 @@ class GroupCollector(Collector):
     """Reads captions with marked phrases batch by batch.
 
     batch  texts that the model sees at once
+
+    Raises UserError for a method that composes texts of chunks, which are no run of words.
     """
 
     def __init__(self, model: Model, batch: int) -> None:
+        if model.method.chunking is not None:
+            raise UserError(
+                f"{model.description.method} reads a text as chunks that it composes; --suite phrases is for"
+                " methods that read its words one after the other"
+            )
         self._model, self._batch, self._has_groups = model, batch, makes_groups(model)
         self.truncated = 0
         self._waiting: list[tuple[_Caption, _Caption | None]] = []

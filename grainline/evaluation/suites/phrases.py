@@ -1,15 +1,13 @@
 """Phrases: are the groups that a model makes of the tokens of a caption its annotated phrases?
 
-tIoU, precision, recall and F1 (baselines.py) of the Text Group Transformer, in percent, means over captions
-that have a phrase. Begin and end tokens do not count. The suite always measures rules that ignore the words:
-  - uniform chunks: runs of equally many tokens, as many as the method has groups, and four of them; where it
-    uses fewer groups for some captions, also as many as those
-  - one group of all tokens; every token alone; every token in a random group
-  - a position oracle: all captions are cut at the same relative positions, the best for these phrases
-and clusters of token states (baselines.py), where the method has a state of every token. A method whose
-groups depend on the positions of tokens alone does not beat uniform chunks by much. So captions are grouped a
-second time with their words in another order: phrases at the places of their words, and phrases that go with
-them.
+tIoU, precision, recall and F1 (baselines.py) of the Text Group Transformer, means over captions that have a
+phrase, begin and end tokens left out. The suite also measures rules that ignore the words: uniform chunks
+(as many as the method has groups, as it uses in a caption, and four), one group, single tokens, random groups
+and the cuts at relative positions that are best for these phrases. It measures clusters of
+token states where the method has a state of every token.
+
+A method whose groups depend on positions alone does not beat uniform chunks by much. So captions are grouped
+a second time with their words in another order: phrases at the places of their words, and moved with them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -39,12 +37,11 @@ from grainline.evaluation.suites.baselines import (
     overlap,
 )
 from grainline.evaluation.suites.grouped import GroupCollector, Grouped, hard, makes_groups
-from grainline.evaluation.suites.regions import variant
 from grainline.model import Model
 from grainline.report.case import CaseList
+from grainline.report.charts import POSITION_RULES, TOKEN_RULES, TokenGroups, positions, token_groups
 from grainline.report.page import Section, hint
-from grainline.report.png import write_strips
-from grainline.report.tokens import POSITIONS, RULES, TokenGroups, positions, token_groups
+from grainline.report.png import write_tokens
 
 MEASURES = ("tIoU", "precision", "recall", "F1")
 GROUPS = "groups"
@@ -73,20 +70,10 @@ class PhrasesSuite(Suite[NoOptions]):
     name = "phrases"
     captions = ("whole",)
     reads = "all texts in which phrases are marked"
+    source_variant = "texts_only"
     needs_text = encodes_images = encodes_captions = False
     replaces_scores = "reads groups of tokens"
     figure = "groups of tokens along captions"
-
-    def check(self, model: Model, source: Source) -> None:
-        """Raise UserError for a method that composes texts of chunks, which are no run of words."""
-        if model.method.chunking is not None:
-            raise UserError(
-                f"{model.description.method} reads a text as chunks that it composes; --suite phrases is for"
-                " methods that read its words one after the other"
-            )
-
-    def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
-        return model, variant(source, "texts_only")
 
     def collector(self, model: Model, source: Source, settings: Settings) -> GroupCollector:
         return GroupCollector(model, settings.batch_size)
@@ -131,7 +118,7 @@ class PhrasesSuite(Suite[NoOptions]):
         return [f"{MEASURES[0]}, {name}" for name in names]
 
     def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        order = f"Evenly spaced from the lowest tIoU to the highest. {RULES}"
+        order = f"Evenly spaced from the lowest tIoU to the highest. {TOKEN_RULES}"
         cases = [token_groups(one) for one in self.examples(on, number)]
         return [CaseList("Captions, lowest to highest tIoU", order, cases)]
 
@@ -139,13 +126,13 @@ class PhrasesSuite(Suite[NoOptions]):
         soft = self.collected(on.data).soft
         if soft is None:
             return []  # rules and clusterings have no shares to show
-        places = Section("Groups by position", hint(POSITIONS) + positions(by_position(soft)))
+        places = Section("Groups by position", hint(POSITION_RULES) + positions(by_position(soft)))
         return [places, *super().sections(on)]
 
     def draw(self, path: str | Path, on: Evaluation) -> None:
         name, number = PurePath(on.result.data["path"]).name, len(on.result.queries["image"])
         mean = by_position(self.collected(on.data).soft)
-        write_strips(path, self.examples(on), mean, f"Groups of tokens, {number:,} captions of {name}")
+        write_tokens(path, self.examples(on), mean, f"Groups of tokens, {number:,} captions of {name}")
 
     def check_figure(self, model: Model | None) -> None:
         super().check_figure(model)

@@ -25,7 +25,6 @@ from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
-from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, count_notes, wilson_ends
 from grainline.evaluation.suites.regions import (
@@ -36,12 +35,11 @@ from grainline.evaluation.suites.regions import (
     ExpressionSuite,
     ImageExpressions,
     number_flat,
+    pixel_maps,
     unit_range,
-    variant,
 )
-from grainline.model import Model, on_pixels
+from grainline.model import Model
 from grainline.report.case import Case, CaseList, Look, SentenceScore
-from grainline.report.page import MissingImage
 from grainline.types import Encoded
 
 MIOU, CUMULATIVE, HALF = "mIoU", "cumulative IoU", "IoU > 0.5"
@@ -116,7 +114,7 @@ class ReferringSuite(ExpressionSuite[NoOptions]):
     def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         expressions = self.collected(on.data).expressions
         iou = np.array([one.pixels[HEAT].intersection / one.pixels[HEAT].union for one in expressions])
-        on = on._replace(model=on.model.pressed(), source=variant(on.source, "with_expressions"))
+        on = self.prepared(on)
 
         def case(i: int) -> Case:
             key = on.data.keys[expressions[i].image]
@@ -160,8 +158,7 @@ class MaskCollector(ExpressionCollector):
     def compare(self, images: Encoded, texts: Encoded, of: ImageExpressions, image: int) -> None:
         """By Otsu's threshold of the heat, and by two masks that ignore the text."""
         with torch.no_grad():
-            heat = on_pixels(self.method, images, self.method.heat(images, texts), of.size)
-        refuse_nan(int(heat.isnan().any(2).any(1).sum()), len(heat))
+            heat = pixel_maps(self.method, images, self.method.heat(images, texts), of.size)
         self._flat += number_flat(heat)
         true = torch.from_numpy(np.stack([one.target for one in of.expressions])).to(heat.device)
         box = torch.from_numpy(centred_box(*of.size)).to(heat.device)
@@ -233,15 +230,15 @@ def centred_box(height: int, width: int) -> np.ndarray:
 
 def _look(on: Evaluation, one: Overlap) -> Look:
     """The image squashed into the square, with the outline of a region and the heat of its text."""
-    image, text = on.image(one.image), one.text
     alt = f"{on.data.keys[one.image]}, with an outline around what is meant"
-    if isinstance(image, MissingImage):
-        return Look(image, alt, [SentenceScore(text, 0.0)])
-    given = on.given(one.image, image)
+    look = Look(on.image(one.image), alt, [SentenceScore(one.text, 0.0)])
+    if not isinstance(look.image, Image.Image):
+        return look
+    given = on.given(one.image, look.image)
     mask = on.source[on.data.positions[one.image]].regions[one.region].mask
     assert mask is not None, "expressions have masks"
-    outline = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST))
-    score = SentenceScore(text, float(on.model.score([given], [text])))
-    heat = on.model.heat(given, [text]).cpu().numpy()
+    outline = np.asarray(Image.fromarray(mask).resize(look.image.size, Image.Resampling.NEAREST))
+    score = SentenceScore(one.text, float(on.model.score([given], [one.text])))
+    heat = on.model.heat(given, [one.text]).cpu().numpy()
     # A threshold of the map is measured, whatever its level; minus its mean it shows just that.
-    return Look(image, alt, [score], heat - heat.mean(), None, outline)
+    return look._replace(sentences=[score], heat=heat - heat.mean(), outline=outline)

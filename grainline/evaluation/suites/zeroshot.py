@@ -6,8 +6,8 @@ Radford et al., arXiv 2103.00020, section 3.1. In three steps:
      method compares tokens, so there the score of a class is the mean of the scores of its prompts;
   3. rank the classes for every image; a tie is wrong.
 
-A class is the first caption of an image. Underscores count as blanks, everywhere. As a check against
-forgetting the suite is run before and after a fine-tuning on the same images (evaluation/compare.py).
+A class is the first caption of an image. Underscores count as blanks. As a check against forgetting, run the
+suite before and after a fine-tuning on the same images (evaluation/compare.py).
 """
 
 from collections import Counter
@@ -74,16 +74,11 @@ class ClassTexts(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """The outcome of every image."""
+    """Every image between its own class and the best of the others."""
 
     rank: Tensor  # [N] int64, of the true class
     tied: Tensor  # [N] bool, another class has exactly the score of the true one
     predicted: Tensor  # [N] int64, the true class at rank 1, else the best of the others
-
-
-class Contest(NamedTuple):
-    """Every image between its own class and the best of the others."""
-
     true: Tensor  # [N] score of the true class
     false: Tensor  # [N] score of the best other class
     other: Tensor  # [N] int64, that class
@@ -113,14 +108,14 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         classes: ClassTexts = self.collected(data)
-        rank, tied, predicted = judge(scorer, data.images, classes, settings.memory)
+        judged = judge(scorer, data.images, classes, settings.memory)
         queries: dict[str, Any] = {
             "keys": list(data.keys),
             "classes": list(classes.names),
             "label": classes.label.tolist(),
-            "rank": rank.tolist(),
-            "tied": tied.int().tolist(),
-            "predicted": predicted.tolist(),
+            "rank": judged.rank.tolist(),
+            "tied": judged.tied.int().tolist(),
+            "predicted": judged.predicted.tolist(),
         }
         queries |= {"per_class": per_class(queries, settings.level), "confusions": confusions(queries)}
         templates = list(classes.templates)
@@ -150,15 +145,15 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
 
     def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         classes, queries = self.collected(on.data), on.result.queries
-        contest = contests(on.model.method, on.data.images, classes, settings_of(on.result).memory)
-        true, false = contest.true.numpy(), contest.false.numpy()
+        judged = judge(on.model.method, on.data.images, classes, settings_of(on.result).memory)
+        true, false = judged.true.numpy(), judged.false.numpy()
 
         def case(i: int) -> Case:
             by, name = float(true[i]) - float(false[i]), on.data.keys[i]
             detail = f"true class at rank {queries['rank'][i]:,} of {len(classes.names):,}, {name}"
             texts = [
                 (f"True class, score {true[i]:.3f}", classes.names[queries["label"][i]]),
-                (f"Best other class, score {false[i]:.3f}", classes.names[int(contest.other[i])]),
+                (f"Best other class, score {false[i]:.3f}", classes.names[int(judged.other[i])]),
             ]
             return Case(lead(by), detail, by > 0, image=on.image(i), alt=f"image {name}", texts=texts)
 
@@ -207,34 +202,25 @@ def judge(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> 
     """
     parts = []
     for block, score in _scores(method, images, classes, memory):
-        label = classes.label[block].to(score.device)
-        true = F.one_hot(label, score.shape[1]).bool()
-        place = ranks(score, true)
-        other = score.masked_fill(true, -torch.inf).argmax(1)
-        parts.append((*place, torch.where(place.rank == 1, label, other)))
-    return Predictions(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
-
-
-@torch.no_grad()
-def contests(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> Contest:
-    """The scores behind `judge`, by the same blocks: an image is right where `true` is above `false`."""
-    parts = []
-    for block, score in _scores(method, images, classes, memory):
         label = classes.label[block].to(score.device)[:, None]
+        place = ranks(score, torch.zeros_like(score).bool().scatter(1, label, True))
         false, other = score.scatter(1, label, -torch.inf).max(1)
-        parts.append(Contest(score.gather(1, label)[:, 0], false, other))
-    return Contest(*(torch.cat(fields).cpu() for fields in zip(*parts, strict=True)))
+        predicted = torch.where(place.rank == 1, label[:, 0], other)
+        parts.append((*place, predicted, score.gather(1, label)[:, 0], false, other))
+    return Predictions(*(torch.cat(fields).cpu() for fields in zip(*parts, strict=True)))
 
 
 def per_class(queries: Mapping[str, Any], level: float) -> list[dict[str, Any]]:
     """Images, right ones and accuracy with Wilson's interval of every class; None without images."""
     label, right = np.array(queries["label"]), np.array(queries["rank"]) == 1
-    out = []
+    out: list[dict[str, Any]] = []
     for number, name in enumerate(queries["classes"]):
         of_class = right[label == number]
-        row: dict[str, Any] = {"class": name, "images": len(of_class), "right": int(of_class.sum())}
-        share = wilson(int(of_class.sum()), len(of_class), level) if len(of_class) else (None, None, None)
-        out.append(row | dict(zip(("accuracy", "low", "high"), share, strict=True)))
+        images, hits = len(of_class), int(of_class.sum())
+        accuracy, low, high = wilson(hits, images, level) if images else (None, None, None)
+        out.append(
+            {"class": name, "images": images, "right": hits, "accuracy": accuracy, "low": low, "high": high}
+        )
     return out
 
 
@@ -244,10 +230,7 @@ def confusions(queries: Mapping[str, Any], most: int = MOST) -> list[dict[str, A
     pairs = zip(label, queries["predicted"], rank, strict=True)
     number = Counter((true, other) for true, other, place in pairs if place > 1)
     ordered = sorted(number.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
-    return [
-        {"true": names[true], "predicted": names[other], "images": images}
-        for (true, other), images in ordered
-    ]
+    return [{"true": names[a], "predicted": names[b], "images": images} for (a, b), images in ordered]
 
 
 def read_templates(path: str) -> tuple[str, ...]:
@@ -309,11 +292,7 @@ def spelt(label: str) -> str:
 
 
 def _refuse_twice(values: Sequence[str], what: str) -> None:
-    twice = (
-        sorted({value for value in values if values.count(value) > 1})
-        if len(set(values)) < len(values)
-        else []
-    )
+    twice = sorted(value for value, number in Counter(values).items() if number > 1)
     if twice:
         raise UserError(f"{what} given twice: {some([repr(value) for value in twice])}; each must be unique")
 
@@ -348,7 +327,6 @@ def _scores(
 
 
 def _notes(method: Scorer, queries: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a reader of these accuracies has to know."""
     names, label = queries["classes"], queries["label"]
     most, times = Counter(label).most_common(1)[0]
     notes = [
