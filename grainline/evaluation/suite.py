@@ -147,10 +147,7 @@ class Suite(ABC, Generic[O]):
         """Read files of the run at the path of the model, before it is loaded."""
 
     def check(self, model: Model, source: Source) -> None:
-        """Raise UserError where the model or the source lack what the suite needs.
-
-        The default refuses captions without images.
-        """
+        """Raise UserError where model or source lack something. The default refuses captions without images."""
         without = without_images(source)
         if without and self.encodes_images:
             raise UserError(
@@ -212,10 +209,7 @@ class Suite(ABC, Generic[O]):
         """Name -> metric, from `Outcomes.queries` of one run, or of several over the same queries."""
 
     def measure(self, scorer: Scorer, data: Encodings, settings: Settings = Settings()) -> Result:  # noqa: B008
-        """The result: metrics with intervals, settings, data, notes, and all outcomes.
-
-        Raises UserError if the data were encoded without what the suite collects, and as `outcomes` does.
-        """
+        """The result of the data. Raises UserError as `outcomes` and `collected` do."""
         outcomes = self.outcomes(scorer, data, settings)
         metrics = metrics_of(self.metrics([outcomes.queries], settings), settings)
         notes = (*data.notes(), *outcomes.notes)
@@ -302,7 +296,7 @@ class Suite(ABC, Generic[O]):
 
 
 def variant(source: Source, method: str) -> Source:
-    """What a method of the source, such as with_foils, makes of it; the source itself where it has none."""
+    """The source after a method of its own, such as with_foils; the source itself where it has none."""
     if isinstance(source, Joined):
         return Joined([variant(one, method) for one in source.sources])
     if isinstance(source, WithoutCaptions):
