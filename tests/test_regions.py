@@ -771,12 +771,12 @@ def test_a_frame_stands_around_its_box_and_hides_nothing_of_a_small_image() -> N
         assert {found.getpixel(corner) for corner in corners} == {colour}
     assert found.getpixel((8, 15)) == (120, 120, 120)
     assert framed(grey, (48.0, 29.0, 50.0, 30.0)).size == grey.size
-    small = Look(Image.new("RGB", (8, 8), (9, 9, 9)), "small", box=(2.0, 2.0, 4.0, 4.0)).shown()
+    small = Look(Image.new("RGB", (8, 8), (9, 9, 9)), "small", box=(2.0, 2.0, 4.0, 4.0)).with_boxes()
     assert isinstance(small, Image.Image)
     assert small.size == (224, 224)
     assert small.getpixel((84, 84)) == (9, 9, 9), "the inside of the box is seen"
     assert small.getpixel((56, 84)) == (0, 0, 0)
-    assert Look(MissingImage("away"), "x", box=(0, 0, 1, 1)).shown() == MissingImage("away")
+    assert Look(MissingImage("away"), "x", box=(0, 0, 1, 1)).with_boxes() == MissingImage("away")
 
 
 def test_compared_texts_are_marked_and_escaped() -> None:
