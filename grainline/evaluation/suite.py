@@ -147,7 +147,7 @@ class Suite(ABC, Generic[O]):
         """Read files of the run at the path of the model, before it is loaded."""
 
     def check(self, model: Model, source: Source) -> None:
-        """Raise UserError where model or source lack something. The default refuses captions without images."""
+        """Raise UserError where model or source lack a need. The default refuses captions without images."""
         without = without_images(source)
         if without and self.encodes_images:
             raise UserError(
