@@ -56,17 +56,8 @@ SOURCES = {  # of kinds that recognise one file the first one is taken
     "texts": "grainline.data.formats.texts_alone:TextsAlone",
 }
 
-_BY_SUFFIX = {
-    "tar": "tars",
-    "jsonl": "table",
-    "ndjson": "table",
-    "jsonlines": "table",
-    "csv": "table",
-    "tsv": "table",
-    "json": "json",
-    "parquet": "parquet",
-    "p": "refcoco",
-}
+_BY_SUFFIX = {"tar": "tars", **dict.fromkeys(("jsonl", "ndjson", "jsonlines", "csv", "tsv"), "table")}
+_BY_SUFFIX |= {"json": "json", "parquet": "parquet", "p": "refcoco"}
 _PACKED = ("gz", "tgz", "bz2", "xz", "zst", "zip")
 _EXTERNAL = re.compile(r"([A-Za-z_][\w.]*:[A-Z]\w*)(?::(.*))?")  # my_module:MySource:PATH
 
@@ -147,14 +138,13 @@ def _open_json(path: str, images: str | None) -> Source:
         return _load(kind).open(path, images)
     content = json_or_rows(file, read_text(file))
     cls = _recognise(content)
-    if cls is not None:
-        return cls.from_content(path, images, content)
-    return _from_rows(path, images, json_rows(file, content))
+    return (
+        cls.from_content(path, images, content) if cls else _from_rows(path, images, json_rows(file, content))
+    )
 
 
 def _from_rows(path: str, images: str | None, rows: list[Row]) -> Source:
-    cls = _recognise(rows) or Table
-    return cls.from_content(path, images, rows)
+    return (_recognise(rows) or Table).from_content(path, images, rows)
 
 
 def _recognise(content: Any) -> type[FileSource] | None:
@@ -207,15 +197,14 @@ def _kind(path: str) -> tuple[str, str]:
 
 def _kind_of_folder(path: str, query: str) -> tuple[str, str]:
     files = files_below(path)
-    suffixes = {suffix(name) for name in files}
+    suffixes = {suffix(name) for name in files} & {"tar", "parquet"}
     table = [name for name in files if name in ("metadata.csv", "metadata.jsonl")]
-    kinds = [kind for kind, end in (("tars", "tar"), ("parquet", "parquet")) if end in suffixes]
-    if len(kinds) > 1:
+    if len(suffixes) > 1:
         raise UserError(
             f"{path} holds tars and parquet files: say which with tars:{path} or parquet:{path}; {HELP}"
         )
-    if kinds:
-        kind = kinds[0]
+    if suffixes:
+        kind = _BY_SUFFIX[suffixes.pop()]
     elif table:
         kind, path = "table", os.path.join(path, table[0])
     else:

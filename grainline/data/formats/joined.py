@@ -82,7 +82,7 @@ class SourceWrapper(FileSource):
 
 
 def parts_of(source: Source) -> list[Source]:
-    """The sources below a source: those that are joined, and the one that is wrapped."""
+    """The sources that are joined or wrapped in a source."""
     if isinstance(source, Joined):
         return [part for one in source.sources for part in parts_of(one)]
     return parts_of(source.source) if isinstance(source, SourceWrapper) else [source]

@@ -34,9 +34,7 @@ class ListedImages(FileSource):
     """
 
     images_by_path = True
-    form: ClassVar[
-        str
-    ]  # what the file should be, for an error: "a file of FOIL-COCO: annotations[] with ..."
+    form: ClassVar[str]  # for an error, such as "a file of FOIL-COCO: annotations[] with ..."
     options: ClassVar[tuple[str, ...]] = ("images",)
     which: str = ""  # what else an error says of the folder of the images
     sized: ClassVar[str] = "boxes"  # what `Entry.size` is for
@@ -96,7 +94,6 @@ class ListedImages(FileSource):
         return record
 
     def keys(self) -> Iterable[str]:
-        """The names of the images, as the file has them."""
         return (entry.record.key for entry in self.entries)
 
     def fingerprint(self) -> str:

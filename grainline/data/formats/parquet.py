@@ -79,8 +79,7 @@ class Parquet(FileSource):
         unique = names if len(set(names)) == len(names) else self._files
         self._labels = dict(zip(self._files, unique, strict=True))
         self._forget()
-        _require_fitting(schema, self._columns, self._files[0])
-        if _is_path(schema.field(self._columns["image"]).type):
+        if _holds_paths(schema, self._columns["image"], self._files[0]):
             rows: list[dict[str, Any]] = []
             with contextlib.suppress(OSError, ValueError):  # each row of the first group is corrupt
                 rows = self._rows(0)
@@ -187,18 +186,17 @@ def _read(group: _Group, columns: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _is_path(kind: Any) -> bool:
-    return str(kind) in ("string", "large_string", "string_view")
-
-
-def _require_fitting(schema: Any, columns: dict[str, str], file: str) -> None:
-    """The image column holds bytes, {bytes, path} or a path."""
+def _holds_paths(schema: Any, column: str, file: str) -> bool:
+    """Whether the images are paths. Raises UserError unless they are paths, bytes or {bytes, path}."""
     import pyarrow
 
-    kind = schema.field(columns["image"]).type
+    kind = schema.field(column).type
+    if str(kind) in ("string", "large_string", "string_view"):
+        return True
     names = [kind.field(n).name for n in range(kind.num_fields)] if pyarrow.types.is_struct(kind) else []
-    if not (_is_path(kind) or str(kind).endswith("binary") or "bytes" in names or "path" in names):
+    if not (str(kind).endswith("binary") or "bytes" in names or "path" in names):
         raise UserError(
-            f"{file} has {kind} in its image column {columns['image']}: bytes, a struct of bytes and path,"
-            f" or a path is needed; {HELP}"
+            f"{file} has {kind} in its image column {column}: bytes, a struct of bytes and path, or a path is"
+            f" needed; {HELP}"
         )
+    return False

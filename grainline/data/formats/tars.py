@@ -40,7 +40,11 @@ class Tars(FileSource):
         self.path = paths[0] if path is None else path
         self._shards = [load_shard(name) for name in paths]
         self._ends = list(accumulate(len(shard.keys) for shard in self._shards))
-        self._prefixes = _prefixes(paths, self._shards)
+        stems = [Path(path).stem for path in paths]
+        names = stems if len(set(stems)) == len(stems) else paths
+        keys = set(chain.from_iterable(shard.keys for shard in self._shards))
+        unique = len(paths) == 1 or len(keys) == len(self)
+        self._prefixes = [""] * len(paths) if unique else [f"{name}/" for name in names]
         flaws = zip(paths, self._shards, strict=True)
         self.remarks = tuple(f"{name} {shard.flaw}" for name, shard in flaws if shard.flaw)
         self._require_samples(paths)
@@ -107,15 +111,6 @@ class Tars(FileSource):
             for shard in self._shards
             for part in (shard.size, len(shard.keys), *shard.keys, *shard.spans)
         )
-
-
-def _prefixes(paths: Sequence[str], shards: Sequence[Shard]) -> list[str]:
-    number = sum(len(shard.keys) for shard in shards)
-    if len(shards) == 1 or len(set(chain.from_iterable(shard.keys for shard in shards))) == number:
-        return [""] * len(shards)
-    stems = [Path(path).stem for path in paths]
-    names = stems if len(set(stems)) == len(stems) else list(paths)
-    return [f"{name}/" for name in names]
 
 
 class _Handle:
