@@ -15,9 +15,8 @@ from typing import Any
 
 from grainline.data.formats.checked import Fields, Id, Text, Words, checked, has_rows, strings
 from grainline.data.formats.listed import Entry, ListedImages, choose_splits, wrong_row
-from grainline.data.formats.plain import HELP
+from grainline.data.formats.plain import data_error
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record
-from grainline.errors import UserError
 
 CAPTIONS = 5
 
@@ -54,7 +53,7 @@ class _Coco(ListedImages):
             remark = f"{self.left_out} captions beyond the first {CAPTIONS} of their image are left out"
             self.remarks = (remark,)
         if not any(entry.record.captions for entry in entries):
-            raise UserError(f"{self._file} has no captions in any of its {len(entries)} images; {HELP}")
+            raise data_error(f"{self._file} has no captions in any of its {len(entries)} images")
         records = [one.record._replace(captions=one.record.captions[:CAPTIONS]) for one in entries]
         return [one._replace(record=record) for one, record in zip(entries, records, strict=True)]
 

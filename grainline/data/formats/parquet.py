@@ -27,10 +27,9 @@ from grainline.data.formats.common import (
     split_query,
 )
 from grainline.data.formats.folder import files_of
-from grainline.data.formats.plain import HELP, regular
+from grainline.data.formats.plain import data_error, regular
 from grainline.data.formats.table import FURTHER, OPTIONS, SPOTS, choose_columns, fields_of
 from grainline.data.record import MISSING_CAPTION, MISSING_IMAGE, UNREADABLE_FILE, CorruptSample, Record
-from grainline.errors import UserError
 
 CACHED_GROUPS = 2
 
@@ -59,18 +58,16 @@ class Parquet(FileSource):
                 schema = schema or opened.schema_arrow
                 missing = set(schema.names) - set(opened.schema_arrow.names)
                 if missing:
-                    raise UserError(
-                        f"{file} has no column {min(missing)}, which {self._files[0]} has; {HELP}"
+                    raise data_error(f"{file} has no column {min(missing)}, which {self._files[0]} has")
+                first = 0
+                for number in range(opened.metadata.num_row_groups):
+                    self._groups.append(
+                        _Group(file, number, first, opened.metadata.row_group(number).num_rows)
                     )
-                sizes = [opened.metadata.row_group(n).num_rows for n in range(opened.metadata.num_row_groups)]
-            firsts = [0, *accumulate(sizes)]
-            self._groups += [
-                _Group(file, n, first, rows)
-                for n, (first, rows) in enumerate(zip(firsts, sizes, strict=False))
-            ]
+                    first += self._groups[-1].rows
         self._ends = list(accumulate(group.rows for group in self._groups))
         if not len(self):
-            raise UserError(f"{self.path} holds no rows; {HELP}")
+            raise data_error(f"{self.path} holds no rows")
         self._columns = choose_columns(schema.names, options, self._files[0])
         self._further = [name for name in FURTHER if name in schema.names]
         folder = os.path.dirname(os.path.abspath(self._files[0]))
@@ -167,13 +164,13 @@ def _opened(file: str) -> Any:
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise UserError(f"{file} needs pyarrow: pip install 'grainline[data]'; {HELP}") from error
+        raise data_error(f"{file} needs pyarrow: pip install 'grainline[data]'") from error
     try:
         regular(file)
         return ParquetFile(file)
     except (OSError, ArrowInvalid) as error:
         why = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise UserError(f"{file} cannot be read as parquet ({why}); {HELP}") from error
+        raise data_error(f"{file} cannot be read as parquet ({why})") from error
 
 
 def _read(group: _Group, columns: Sequence[str]) -> list[dict[str, Any]]:
@@ -195,8 +192,8 @@ def _holds_paths(schema: Any, column: str, file: str) -> bool:
         return True
     names = [kind.field(n).name for n in range(kind.num_fields)] if pyarrow.types.is_struct(kind) else []
     if not (str(kind).endswith("binary") or "bytes" in names or "path" in names):
-        raise UserError(
+        raise data_error(
             f"{file} has {kind} in its image column {column}: bytes, a struct of bytes and path, or a path is"
-            f" needed; {HELP}"
+            f" needed"
         )
     return False
