@@ -104,8 +104,6 @@ def test_scores_of_boxes_are_those_of_the_paper() -> None:
     image = torch.zeros(1, 4, 4)
     image[0, :2, :2], image[0, 2:, 2:] = 1.0, 0.5
     boxes = torch.tensor([[0.0, 0, 2, 2], [0.0, 0, 4, 4], [2.0, 2, 4, 4]])
-    for alpha, expected in ((0.5, [2.0, 1.5, 1.0]), (0.0, [4.0, 6.0, 2.0]), (1.0, [1.0, 0.375, 0.5])):
-        assert box_scores(image, boxes, alpha)[0].tolist() == expected
     assert box_scores(image, boxes)[0].tolist() == [2.0, 1.5, 1.0]
 
 

@@ -47,7 +47,6 @@ from grainline.evaluation.suites.baselines import (
     chunks,
     clusterings,
     overlap,
-    paired,
 )
 from grainline.evaluation.suites.grouped import hard
 from grainline.evaluation.suites.phrases import (
@@ -97,8 +96,9 @@ def test_captions_worked_out_by_hand(labels: list[int], groups: int, expected: t
 
 
 def test_the_pairing_is_not_greedy() -> None:
-    shared, twelve = np.array([[9, 8], [8, 0]]), np.array([12, 12])
-    assert paired(shared, twelve, twelve).tiou == pytest.approx(0.5)  # IoU .6, .5, .5, 0; greedy has .3
+    gold = gold_of(7, range(5), range(5, 7))
+    labels = np.array([0, 0, 0, 1, 1, 0, 0])  # IoU 3/7, 2/5, 2/5, 0; greedy has 3/14
+    assert overlap(labels, gold, 2).tiou == pytest.approx(0.4)
 
 
 def slow_overlap(labels: np.ndarray, gold: np.ndarray, groups: int) -> list[Overlap]:

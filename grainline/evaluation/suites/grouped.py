@@ -129,7 +129,8 @@ class GroupCollector(Collector):
 
     def _tokens_of(self, caption: Caption) -> list[Token] | None:
         method = self._model.method
-        return tokens_of(self._model.tokenizer, caption.text, method.context, method.parts, caption.edges)
+        edges = sorted({edge for phrase in caption.phrases for run in phrase for edge in run})
+        return tokens_of(self._model.tokenizer, caption.text, method.context, method.parts, edges)
 
     def _in_other_order(self, caption: Caption) -> _Caption | None:
         """The words of a caption in an order of its own; None where tokens or phrases have no places."""
