@@ -434,7 +434,7 @@ def test_expressions_are_shown_from_the_least_and_the_best_covered(tmp_path: Pat
             assert np.array_equal(one.look.outline, np.asarray(small))
             assert one.look.heat is not None
             assert one.look.heat.shape == (1, 8, 8)
-            enlarged = one.look.shown()
+            enlarged = one.look.with_boxes()
             assert isinstance(enlarged, Image.Image)
             assert enlarged.size == (224, 224)
     rows = [

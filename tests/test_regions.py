@@ -23,8 +23,8 @@ from grainline.data.benchmarks.fgovd import FgOvd, FgOvdLines
 from grainline.data.decode import decode
 from grainline.data.open_source import open_source, open_sources
 from grainline.data.record import CorruptSample, Foil, Region, keys_of
-from grainline.data.scenes import held_out
 from grainline.data.scenes.source import Scenes
+from grainline.data.scenes.world import is_compose_pair
 from grainline.data.transforms import EvalTransform
 from grainline.errors import UserError
 from grainline.evaluation.compare import compare, pooled
@@ -421,7 +421,7 @@ def test_foils_of_a_phrase_are_false_of_its_object_in_one_thing_and_hold_every_o
                         if foil.kind == "noun"
                         else (thing.shape, wrong["colour"])
                     )
-                    assert not held_out(*pair)
+                    assert not is_compose_pair(*pair)
             assert {SLOT[kind] for kind in kinds} == set(said)
             full = {"colour": 7, "size": 2, "pattern": 4, "noun": 11}
             for kind, values in kinds.items():
@@ -771,12 +771,12 @@ def test_a_frame_stands_around_its_box_and_hides_nothing_of_a_small_image() -> N
         assert {found.getpixel(corner) for corner in corners} == {colour}
     assert found.getpixel((8, 15)) == (120, 120, 120)
     assert framed(grey, (48.0, 29.0, 50.0, 30.0)).size == grey.size
-    small = Look(Image.new("RGB", (8, 8), (9, 9, 9)), "small", box=(2.0, 2.0, 4.0, 4.0)).shown()
+    small = Look(Image.new("RGB", (8, 8), (9, 9, 9)), "small", box=(2.0, 2.0, 4.0, 4.0)).with_boxes()
     assert isinstance(small, Image.Image)
     assert small.size == (224, 224)
     assert small.getpixel((84, 84)) == (9, 9, 9), "the inside of the box is seen"
     assert small.getpixel((56, 84)) == (0, 0, 0)
-    assert Look(MissingImage("away"), "x", box=(0, 0, 1, 1)).shown() == MissingImage("away")
+    assert Look(MissingImage("away"), "x", box=(0, 0, 1, 1)).with_boxes() == MissingImage("away")
 
 
 def test_compared_texts_are_marked_and_escaped() -> None:

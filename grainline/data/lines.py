@@ -53,7 +53,7 @@ def complete(
 
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
-    """Raises UserError in place of OSError, with the reason and what to do."""
+    """UserError in place of OSError, with the reason and what to do."""
     try:
         yield
     except OSError as error:

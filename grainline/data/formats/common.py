@@ -1,4 +1,4 @@
-"""What all sources share: the base class, and how the texts of an image and image files are read.
+"""The base class of sources, and how the texts of an image and image files are read.
 
 A description of an image, in a JSON file beside it or in a row of a table, has these fields:
     caption, captions                 a string or a list of strings
@@ -8,7 +8,7 @@ A description of an image, in a JSON file beside it or in a row of a table, has 
                                       foils?}
     foils                             a list of {text, true, kind}; those of a region need no true
     subtexts                          a list of strings, each longer than the one before
-A mask is what grainline.data.formats.masks reads. Recaptioned data has the fields of DreamLIP, see below.
+A mask has a form of grainline.data.formats.masks.
 """
 
 import glob
@@ -37,15 +37,9 @@ from grainline.data.record import (
 )
 from grainline.errors import UserError
 
-# Recaptioned data: images with short and long captions by three models beside the raw one (DreamLIP).
-#
-#     raw_caption, shortIB_captions, longIB_captions, shortSV_captions, longSV_captions, shortLLA_captions,
-#     longLLA_captions
-#
-# by InstructBLIP, ShareGPT4V and LLaVA, of CC3M, CC12M and YFCC15M. The fields stand in CSV or parquet files
-# beside an "Image Path", which is a URL, or in the JSON of WebDataset tars; as strings, or as lists of
-# sentences as FLAIR prepares them. Wherever descriptions are read, a look at their fields finds them. The raw
-# caption and the short ones are the captions of a record, the long ones its long descriptions.
+# Recaptioned data (DreamLIP): short and long captions of CC3M, CC12M and YFCC15M by InstructBLIP, ShareGPT4V
+# and LLaVA, as strings, or as lists of sentences as FLAIR prepares them. These fields are recognised in any
+# description: the raw caption and the short ones are captions, the long ones long descriptions.
 
 MODELS = ("IB", "SV", "LLA")
 RAW = "raw_caption"
@@ -65,13 +59,9 @@ def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
     >>> renamed({"raw_caption": "dog", "shortSV_captions": ["A dog", "It runs"], "longIB_captions": "A dog."})
     {'captions': ['dog', 'A dog. It runs.'], 'longs': ['A dog.']}
     """
-    texts = {name: _whole(fields.get(name)) for name in FIELDS}
     others = {name: value for name, value in fields.items() if name not in FIELDS}
-    return {
-        **others,
-        "captions": [texts[n] for n in (RAW, *SHORT) if texts[n]],
-        "longs": [texts[n] for n in LONG if texts[n]],
-    }
+    captions, longs = ([_whole(fields.get(name)) for name in names] for names in ((RAW, *SHORT), LONG))
+    return {**others, "captions": list(filter(None, captions)), "longs": list(filter(None, longs))}
 
 
 def _whole(value: Any) -> str:
@@ -174,11 +164,9 @@ class Captions(NamedTuple):
         return self.silent and not self.regions
 
 
-class _Wrong(Fields):
-    """A foil of a region; what it is compared with is the phrase, unless it says otherwise."""
-
+class _RegionFoil(Fields):
     text: Text
-    true: Words | None = None
+    true: Words | None = None  # None: the phrase
     kind: Words
 
 
@@ -193,32 +181,29 @@ class _Region(Fields):
     box: Upright | None = None
     mask: Mask | None = None
     span: Stretch | None = None
-    foils: tuple[_Wrong, ...] | None = None
-
-    def region(self) -> Region:
-        foils = tuple(
-            Foil(one.text, self.phrase if one.true is None else one.true, one.kind)
-            for one in self.foils or ()
-        )
-        return Region(self.phrase, self.box, self.mask, self.span, foils)
+    foils: tuple[_RegionFoil, ...] | None = None
 
 
-class _Placed(Fields):
-    """What a description says of parts of its image."""
-
+class _Regions(Fields):
     regions: tuple[_Region, ...] = ()
     boxes: tuple[_Region, ...] = ()
     foils: tuple[_Foil, ...] = ()
 
 
-def _placed(fields: Mapping[str, Any], where: str) -> tuple[tuple[Region, ...], tuple[Foil, ...]]:
-    given = {name: fields[name] for name in _Placed.model_fields if fields.get(name)}
+def _regions(fields: Mapping[str, Any], where: str) -> tuple[tuple[Region, ...], tuple[Foil, ...]]:
+    present = {name: fields[name] for name in _Regions.model_fields if fields.get(name)}
+    if not present:
+        return (), ()
     try:
-        placed = _Placed.of(given) if given else _Placed()
+        read = _Regions.of(present)
     except ValueError as error:
         raise CorruptSample(CORRUPT_REGION, f"{where} ({error})") from None
-    foils = tuple(Foil(foil.text, foil.true, foil.kind) for foil in placed.foils)
-    return tuple(region.region() for region in placed.regions or placed.boxes), foils
+    regions = []
+    for one in read.regions or read.boxes:
+        pairs = [(foil, one.phrase if foil.true is None else foil.true) for foil in one.foils or ()]
+        foils = tuple(Foil(foil.text, true, foil.kind) for foil, true in pairs)
+        regions.append(Region(one.phrase, one.box, one.mask, one.span, foils))
+    return tuple(regions), tuple(Foil(foil.text, foil.true, foil.kind) for foil in read.foils)
 
 
 def read_captions(fields: Mapping[str, Any], where: str) -> Captions:
@@ -235,29 +220,36 @@ def read_captions(fields: Mapping[str, Any], where: str) -> Captions:
     captions = [text for text in strings(fields.get("caption")) if text not in several] + several
     long = next((" ".join(texts) for name in LONG_FIELDS if (texts := strings(fields.get(name)))), None)
     longs = ([long] if long else []) + strings(fields.get("longs"))
-    regions, foils = _placed(fields, where)
-    return Captions(
-        tuple(captions),
+    regions, foils = _regions(fields, where)
+    long, others, subtexts = (
         longs[0] if longs else None,
-        regions,
-        foils,
-        tuple(strings(fields.get("subtexts"))),
         tuple(longs[1:]),
+        tuple(strings(fields.get("subtexts"))),
     )
+    return Captions(tuple(captions), long, regions, foils, subtexts, others)
 
 
-def described(data: bytes, where: str) -> Captions:
-    """The texts of a JSON file beside an image; none where it holds no object. Raises CorruptSample."""
-    fields = beside(lambda data: parse_json(text_of(data, "surrogatepass")), data, where)
-    return read_captions(fields, where) if isinstance(fields, dict) else Captions()
+def texts_beside(stem: str, read: Callable[[str], bytes | None], *, lines: bool) -> Captions:
+    """The texts of an image in files beside it: those of the JSON if it has any, else those of the .txt.
 
+    read   the bytes of the file of a suffix, "json" or "txt"; None without one
+    lines  whether each line of a .txt is a caption; otherwise all of it is one
 
-def beside(read: Callable[[bytes], Any], data: bytes, where: str) -> Any:
-    """What a reader makes of a file beside an image. Raises CorruptSample where it raises ValueError."""
+    Raises CorruptSample.
+    """
+    texts, suffix = Captions(), "json"
     try:
-        return read(data)
+        data = read(suffix)
+        fields = None if data is None else parse_json(text_of(data, "surrogatepass"))
+        if isinstance(fields, dict):
+            texts = read_captions(fields, f"{stem}.{suffix}")
+        suffix = "txt"
+        if texts.silent and (data := read(suffix)) is not None:
+            text = text_of(data)
+            texts = texts._replace(captions=tuple(strings(text.split("\n") if lines else text)))
     except ValueError as error:
-        raise CorruptSample(CORRUPT_TEXT, f"{where} ({error})") from None
+        raise CorruptSample(CORRUPT_TEXT, f"{stem}.{suffix} ({error})") from None
+    return texts
 
 
 def read_image(candidates: Sequence[str], where: str) -> bytes:
@@ -268,7 +260,7 @@ def read_image(candidates: Sequence[str], where: str) -> bytes:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError) as error:  # ValueError: a path with a null character
-            why = error.strerror if isinstance(error, OSError) else error
+            why = getattr(error, "strerror", error)
             named = path if where in ("", path) else f"{where}: {path}"
             raise CorruptSample(UNREADABLE_FILE, f"{named} ({why})") from error
     raise CorruptSample(MISSING_IMAGE, f"{where} (looked for {candidates[0]})")
@@ -293,7 +285,7 @@ def require_images(candidates: Sequence[Sequence[str]], source: str, root: str, 
 
 
 def split_query(path: str, allowed: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Path and options of "file.csv?image=photo&root=images". A file may have a question mark in its name.
+    """Path and options of "file.csv?image=photo&root=images".
 
     >>> split_query("rows.csv?image=photo&root=my%20images", ("image", "root"))
     ('rows.csv', {'image': 'photo', 'root': 'my images'})

@@ -10,20 +10,18 @@ A bare folder holds images without any text beside them: there is nothing to tra
 import os
 from collections.abc import Iterable, Sequence
 
-from grainline.data.formats.checked import strings
 from grainline.data.formats.common import (
     IMAGE_SUFFIXES,
     Captions,
     FileSource,
-    beside,
-    described,
     digest,
     expand,
     name_and_size,
     read_image,
     some,
+    texts_beside,
 )
-from grainline.data.formats.plain import HELP, read_plain, text_of
+from grainline.data.formats.plain import HELP, read_plain
 from grainline.data.record import MISSING_CAPTION, UNREADABLE_FILE, CorruptSample, Record
 from grainline.errors import UserError
 
@@ -31,15 +29,11 @@ _TEXT_SUFFIXES = ("json", "txt")
 
 
 class Folder(FileSource):
-    """The images below a folder, or the given ones of them (paths relative to it).
-
-    `remarks` names texts that have no image.
-    """
+    """The images below a folder, or only the given files. `remarks` names texts that have no image."""
 
     def __init__(self, path: str, files: Sequence[str] | None = None, *, allow_bare: bool = False) -> None:
-        """allow_bare  an image without a text is a record without captions; otherwise it is corrupt"""
-        self.allow_bare = allow_bare
-        self.path = path
+        """allow_bare: an image without a text is a record without captions; otherwise it is corrupt"""
+        self.path, self.allow_bare = path, allow_bare
         listed = list(files) if files is not None else files_below(path)
         self._names = sorted(name for name in listed if suffix(name) in IMAGE_SUFFIXES)
         if not self._names:
@@ -74,19 +68,9 @@ class Folder(FileSource):
 
     def _texts(self, name: str) -> Captions:
         stem = os.path.join(self.path, os.path.splitext(name)[0])
-        texts = Captions()
-        fields = _beside(stem, "json")
-        if fields is not None:
-            texts = described(fields, f"{stem}.json")
-        if texts.silent:
-            lines = _beside(stem, "txt")
-            if lines is not None:
-                captions = beside(text_of, lines, f"{stem}.txt").split("\n")
-                texts = texts._replace(captions=tuple(strings(captions)))
-        return texts
+        return texts_beside(stem, lambda kind: _beside(stem, kind), lines=True)
 
     def keys(self) -> Iterable[str]:
-        """The paths of the images below the folder."""
         return iter(self._names)
 
     def fingerprint(self) -> str:
@@ -95,8 +79,7 @@ class Folder(FileSource):
         for name in self._names:
             parts += name_and_size(self.path, name)
             try:
-                texts = self._texts(name)
-                parts += texts.texts
+                parts += self._texts(name).texts
             except CorruptSample as error:
                 parts.append(error.cause)
         return digest(parts)
@@ -161,17 +144,12 @@ def files_of(path: str, kind: str) -> list[str]:
     return files
 
 
-# `classes:DIR`: a folder with one subfolder for each class, for classification.
-#
-#     photos/great_white_shark/a.jpg      caption "great white shark"
-#     photos/great_white_shark/x/b.jpg    the same: the folder below DIR decides
-#
-# The caption of an image is the name of its folder, with blanks for underscores. Texts beside the images
-# are not read.
-
-
 class Classes(FileSource):
-    """The images in the subfolders of a folder. `remarks` names those that lie in none."""
+    """`classes:DIR`: a folder with one subfolder of images for each class, for classification.
+
+    The caption is the name of the folder below DIR: "great white shark" for great_white_shark/x/b.jpg. Texts
+    beside the images are not read. `remarks` names images that lie in no subfolder.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -194,11 +172,10 @@ class Classes(FileSource):
         return Record(name, read_image([path], path), (label(name),))
 
     def keys(self) -> Iterable[str]:
-        """The paths of the images below the folder."""
         return iter(self._names)
 
     def fingerprint(self) -> str:
-        """sha256 over names and sizes of the images; the names hold the classes."""
+        """sha256 over names, which contain the classes, and sizes of the images."""
         return digest(part for name in self._names for part in name_and_size(self.path, name))
 
 

@@ -27,7 +27,6 @@ class Joined(FileSource):
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        assert sources, "no source"
         self.sources = list(sources)
         self.path = " ".join(source.path for source in sources)
         self._ends = list(accumulate(len(source) for source in sources))
@@ -55,7 +54,6 @@ class Joined(FileSource):
         return source.boxes(place) if isinstance(source, Boxed) else boxes_of(source, place, source[place])
 
     def keys(self) -> Iterable[str]:
-        """The keys of all records in order; reads the records of sources that cannot list them."""
         for prefix, source in zip(self._prefixes, self.sources, strict=True):
             yield from (prefix + key for key in keys_of(source))
 
@@ -77,11 +75,9 @@ class SourceWrapper(FileSource):
         return self.source[index]
 
     def keys(self) -> Iterable[str]:
-        """Those of the source; reads its records where it cannot list them."""
         return keys_of(self.source)
 
     def fingerprint(self) -> str:
-        """That of the source."""
         return self.source.fingerprint()
 
 
@@ -109,14 +105,11 @@ def _prefixes(sources: Sequence[Source]) -> list[str]:
     return [f"{name}/" for name in names]
 
 
-# `PATH?skip=0,1`: a source without some of the captions of each record, for example those that its
-# descriptions are made of.
-
 OPTION = "skip"
 
 
 class WithoutCaptions(SourceWrapper):
-    """A source without the captions of some numbers, from 0. A record without any left is corrupt."""
+    """`PATH?skip=0,1`: a source without the captions of some numbers. A record with none left is corrupt."""
 
     def __init__(self, source: Source, skip: tuple[int, ...]) -> None:
         super().__init__(source)
@@ -124,7 +117,6 @@ class WithoutCaptions(SourceWrapper):
         self.path = f"{source.path} without captions {', '.join(map(str, skip))}"
 
     def __getitem__(self, index: int) -> Record:
-        """The record at a position. Raises CorruptSample where no caption is left."""
         record = self.source[index]
         captions = tuple(text for number, text in enumerate(record.captions) if number not in self.skip)
         if not captions:

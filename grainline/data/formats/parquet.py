@@ -9,6 +9,7 @@ order; a shuffle over large row groups reads each again and again, so write smal
 use tars.
 """
 
+import contextlib
 import os
 from bisect import bisect_right
 from collections import OrderedDict
@@ -17,7 +18,6 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from grainline.data.formats.common import (
-    Captions,
     FileSource,
     digest,
     divide,
@@ -75,11 +75,19 @@ class Parquet(FileSource):
         self._further = [name for name in FURTHER if name in schema.names]
         folder = os.path.dirname(os.path.abspath(self._files[0]))
         self._root = os.path.abspath(images) if images else os.path.join(folder, options.get("root", ""))
-        self._labels = _labels(self._files)
+        names = [os.path.basename(file) for file in self._files]
+        unique = names if len(set(names)) == len(names) else self._files
+        self._labels = dict(zip(self._files, unique, strict=True))
         self._forget()
         _require_fitting(schema, self._columns, self._files[0])
         if _is_path(schema.field(self._columns["image"]).type):
-            self._require_images()
+            rows: list[dict[str, Any]] = []
+            with contextlib.suppress(OSError, ValueError):  # each row of the first group is corrupt
+                rows = self._rows(0)
+            names = [row[self._columns["image"]] for row in rows]
+            places = [[os.path.join(self._root, name)] for name in names if name]
+            if rows:
+                require_images(places, self.path, self._root)
 
     @classmethod
     def open(cls, path: str, images: str | None = None, size: int | None = None) -> "Parquet":  # noqa: ARG003
@@ -89,19 +97,11 @@ class Parquet(FileSource):
         return cls(files, path, images)
 
     def _forget(self) -> None:
-        """Nothing is open and nothing read: the state in which a process starts."""
         self._process = os.getpid()
         self._cache: OrderedDict[int, list[dict[str, Any]]] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_cache": OrderedDict()}
-
-    def _require_images(self) -> None:
-        try:
-            names = [row[self._columns["image"]] for row in self._rows(0)]
-        except (OSError, ValueError):  # each of its rows is corrupt
-            return
-        require_images([[os.path.join(self._root, name)] for name in names if name], self.path, self._root)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -116,22 +116,17 @@ class Parquet(FileSource):
             fields = self._rows(group)[row]
         except (OSError, ValueError) as error:  # pyarrow's own errors derive from these two
             raise CorruptSample(UNREADABLE_FILE, f"{where} ({error})") from error
-        texts = self._captions(fields, where)
+        texts = read_captions(fields_of(fields, self._columns), where)
         if texts.silent:
             raise CorruptSample(MISSING_CAPTION, where)
-        return texts.record(key, self._image(fields[self._columns["image"]], where))
-
-    def _captions(self, fields: dict[str, Any], where: str) -> Captions:
-        return read_captions(fields_of(fields, self._columns), where)
-
-    def _image(self, value: Any, where: str) -> bytes:
-        if isinstance(value, dict):
-            value = value["bytes"] if value.get("bytes") else value.get("path")
-        if not value:
+        image = fields[self._columns["image"]]
+        if isinstance(image, dict):
+            image = image.get("bytes") or image.get("path")
+        if not image:
             raise CorruptSample(MISSING_IMAGE, where)
-        return (
-            value if isinstance(value, bytes) else read_image([os.path.join(self._root, str(value))], where)
-        )
+        if not isinstance(image, bytes):
+            image = read_image([os.path.join(self._root, str(image))], where)
+        return texts.record(key, image)
 
     def _key(self, group: int, row: int) -> str:
         return f"{self._labels[self._groups[group].file]}:{self._groups[group].first + row}"
@@ -148,7 +143,6 @@ class Parquet(FileSource):
         return self._cache[group]
 
     def keys(self) -> Iterable[str]:
-        """File name and row of every record."""
         for number, group in enumerate(self._groups):
             yield from (self._key(number, row) for row in range(group.rows))
 
@@ -164,14 +158,8 @@ class Parquet(FileSource):
                 parts.append(UNREADABLE_FILE)
                 continue
             for fields in rows:
-                texts = read_captions(fields_of(fields, self._columns), self.path)
-                parts += texts.texts
+                parts += read_captions(fields_of(fields, self._columns), self.path).texts
         return digest(parts)
-
-
-def _labels(files: Sequence[str]) -> dict[str, str]:
-    names = [os.path.basename(file) for file in files]
-    return dict(zip(files, names if len(set(names)) == len(names) else files, strict=True))
 
 
 def _opened(file: str) -> Any:
@@ -193,10 +181,9 @@ def _read(group: _Group, columns: Sequence[str]) -> list[dict[str, Any]]:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(group.file) as file:
-        # Without threads: pyarrow's pool does not survive a fork.
-        rows: list[dict[str, Any]] = file.read_row_group(
-            group.number, columns=list(columns), use_threads=False
-        ).to_pylist()
+        # without threads: pyarrow's pool does not survive a fork
+        table = file.read_row_group(group.number, columns=list(columns), use_threads=False)
+    rows: list[dict[str, Any]] = table.to_pylist()
     return rows
 
 

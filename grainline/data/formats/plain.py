@@ -71,10 +71,9 @@ def read_lines(path: str) -> list[str]:
 
 def load_json(path: str) -> Any:
     """The content of a JSON file. Raises UserError."""
+    text = read_text(path)
     try:
-        return parse_json(read_text(path))
-    except UserError:
-        raise
+        return parse_json(text)
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}; {HELP}") from error
 

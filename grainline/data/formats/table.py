@@ -34,17 +34,8 @@ from grainline.errors import UserError
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "image": (
-        "image",
-        "image_path",
-        "filepath",
-        "file_name",
-        "filename",
-        "path",
-        "img",
-        "img_path",
-        "image_name",
-        "image path",
-        "imagepath",
+        *("image", "image_path", "filepath", "file_name", "filename", "path", "img", "img_path"),
+        *("image_name", "image path", "imagepath"),
     ),
     "caption": ("caption", "captions", "text", "title", "sentence", "sentences", "raw_caption"),
     "long": LONG_FIELDS,
@@ -57,7 +48,7 @@ FURTHER = (*SPOTS, "subtexts", "longs", *RECAPTIONED)  # fields that are called 
 
 
 class Row(NamedTuple):
-    """One row of a table, or its error."""
+    """A row of a table, or its error."""
 
     number: int  # of its line or place, from 1
     fields: Mapping[str, Any]
@@ -112,7 +103,6 @@ class Table(FileSource):
         return image.captions.record(image.key, read_image(self._places(image), where))
 
     def keys(self) -> Iterable[str]:
-        """The paths of the images, as the table writes them."""
         return (image.key for image in self._images)
 
     def fingerprint(self) -> str:
@@ -199,17 +189,15 @@ def _merge(rows: Sequence[Row], columns: Mapping[str, str], file: str) -> Iterat
         line = f"row {row.number}"
         path = row.fields.get(columns["image"])
         if row.error:
-            images[line] = _Image(
-                row.number, line, "", Captions(), (CORRUPT_ROW, f"{file}: {line} ({row.error})")
-            )
+            error = CORRUPT_ROW, f"{file}: {line} ({row.error})"
+            images[line] = _Image(row.number, line, "", Captions(), error)
         elif not isinstance(path, str) or not path.strip():
             images[line] = _Image(row.number, line, "", Captions())
         else:
             path = path.strip()
             place = os.path.normpath(path)
-            images[place] = _joined(
-                images.get(place) or _Image(row.number, path, path, Captions()), row, columns, file
-            )
+            image = images.get(place) or _Image(row.number, path, path, Captions())
+            images[place] = _joined(image, row, columns, file)
     yield from images.values()
 
 
@@ -219,16 +207,15 @@ def _joined(image: _Image, row: Row, columns: Mapping[str, str], file: str) -> _
     except CorruptSample as error:
         return image._replace(error=(error.cause, error.where))
     old = image.captions
-    return image._replace(
-        captions=Captions(
-            old.captions + new.captions,
-            old.long or new.long,
-            old.regions + new.regions,
-            old.foils + new.foils,
-            old.subtexts or new.subtexts,
-            old.others or new.others,
-        )
+    captions = Captions(
+        old.captions + new.captions,
+        old.long or new.long,
+        old.regions + new.regions,
+        old.foils + new.foils,
+        old.subtexts or new.subtexts,
+        old.others or new.others,
     )
+    return image._replace(captions=captions)
 
 
 def read_rows(file: str) -> list[Row]:
@@ -244,7 +231,7 @@ def read_rows(file: str) -> list[Row]:
 
 def json_lines(file: str, text: str) -> list[Row]:
     """The rows of JSON Lines. A line that is no JSON object is one corrupt row, unless all are."""
-    rows = [_json_row(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    rows = _line_rows(text)
     if all(row.error for row in rows):
         raise UserError(f"{file} is not JSON Lines: {rows[0].error}; one object a line is needed; {HELP}")
     return rows
@@ -255,7 +242,7 @@ def json_or_rows(file: str, text: str) -> Any:
     try:
         return parse_json(text)
     except ValueError as error:
-        rows = [_json_row(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        rows = _line_rows(text)
         if not rows or rows[0].error:
             raise UserError(f"{file} is not JSON: {error}; {HELP}") from error
         return rows
@@ -276,22 +263,23 @@ def json_rows(file: str, data: Any) -> list[Row]:
         )
     if isinstance(rows[0], Row):
         return rows
-    return [
-        Row(number, row) if isinstance(row, dict) else Row(number, {}, _no_object(row))
-        for number, row in enumerate(rows, 1)
-    ]
+    return [_row(number, row) for number, row in enumerate(rows, 1)]
 
 
-def _json_row(number: int, line: str) -> Row:
-    try:
-        fields = parse_json(line)
-    except ValueError as error:
-        return Row(number, {}, str(error))
-    return Row(number, fields) if isinstance(fields, dict) else Row(number, {}, _no_object(fields))
+def _line_rows(text: str) -> list[Row]:
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            rows += [_row(number, parse_json(line))] if line.strip() else []
+        except ValueError as error:
+            rows.append(Row(number, {}, str(error)))
+    return rows
 
 
-def _no_object(row: Any) -> str:
-    return f"{brief_json(row)}, not an object"
+def _row(number: int, fields: Any) -> Row:
+    if isinstance(fields, dict):
+        return Row(number, fields)
+    return Row(number, {}, f"{brief_json(fields)}, not an object")
 
 
 def _csv_rows(file: str, text: str) -> Iterator[Row]:
@@ -308,9 +296,7 @@ def _csv_rows(file: str, text: str) -> Iterator[Row]:
             raise UserError(f"{file} has the column {some(twice)} more than once; {HELP}")
         line = reader.line_num + 1
         for number, row in enumerate(reader, 1):
-            rest = row.pop(
-                None, ()
-            )  # DictReader's key for what is left over: a caption would lose its end unseen
+            rest = row.pop(None, ())  # fields after the last column: a caption would lose its end
             if rest:
                 raise UserError(
                     f"{file} has {len(names) + len(rest)} fields in row {number}, and {len(names)} columns"

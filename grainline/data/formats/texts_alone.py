@@ -1,9 +1,8 @@
 """Captions without images: `texts:FILE`, for methods that learn from texts alone.
 
-FILE is JSON Lines or a JSON list whose rows have a caption or several and perhaps a long text, or, with any
-other suffix, plain text with one caption a line; a suffix `.gz` is unpacked. Each row is one
-record. Its image is a grey square: training refuses such data for a method that reads
-images.
+FILE is JSON Lines or a JSON list whose rows have captions and perhaps a long text, or, with any other suffix,
+plain text with one caption a line; a suffix `.gz` is unpacked. Each row is one record. Its image is a grey
+square: training refuses such data for a method that reads images.
 """
 
 import gzip
@@ -50,12 +49,10 @@ class TextsAlone(FileSource):
         captions = _captions(row, self.path)
         if captions.silent:
             raise CorruptSample(MISSING_CAPTION, where)
-        return captions.record(str(row.number), b"")._replace(
-            image=Image.new("RGB", (SIDE, SIDE), (128,) * 3)
-        )
+        square = Image.new("RGB", (SIDE, SIDE), (128,) * 3)
+        return captions.record(str(row.number), b"")._replace(image=square)
 
     def keys(self) -> Iterable[str]:
-        """The numbers of the rows."""
         return (str(row.number) for row in self._rows)
 
     def fingerprint(self) -> str:

@@ -120,10 +120,8 @@ def an(following: str) -> str:
     >>> an("hourglass"), an("orange star"), an("uniform"), an("red star")
     ('an', 'an', 'a', 'a')
     """
-    vowel = following.startswith(("a", "e", "i", "o", "u", "hour")) and not following.startswith(
-        ("uni", "one")
-    )
-    return "an" if vowel else "a"
+    vowel = following.startswith(("a", "e", "i", "o", "u", "hour"))
+    return "an" if vowel and not following.startswith(("uni", "one")) else "a"
 
 
 def text_of(pieces: Sequence[Piece]) -> tuple[str, list[int]]:

@@ -79,7 +79,7 @@ class Background(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """Everything there is to know about an image. The caption speaks of the objects in this order."""
+    """Everything there is to know about an image. The caption names the objects in this order."""
 
     split: str
     things: tuple[Thing, ...]
@@ -87,17 +87,18 @@ class Scene(NamedTuple):
     speech: int  # seed of the wording
 
 
-def held_out(shape: str, colour: str) -> bool:
-    """Whether the pair is kept for the split `compose`: 14 of the 96 pairs, with every shape and colour.
+def is_compose_pair(shape: str, colour: str) -> bool:
+    """Whether only the split `compose` has the pair: 14 of the 96 pairs, with every shape and colour.
 
-    >>> held_out("circle", "red"), held_out("circle", "orange")
+    >>> is_compose_pair("circle", "red"), is_compose_pair("circle", "orange")
     (True, False)
     """
     return (3 * SHAPES.index(shape) + 5 * COLOURS.index(colour)) % 7 == 0
 
 
-HELD_OUT = tuple((shape, colour) for shape in SHAPES for colour in COLOURS if held_out(shape, colour))
-_HELD_OUT = frozenset(HELD_OUT)
+COMPOSE_PAIRS = tuple(
+    (shape, colour) for shape in SHAPES for colour in COLOURS if is_compose_pair(shape, colour)
+)
 
 
 def sample(seed: int, split: str, index: int) -> Scene:
@@ -138,18 +139,18 @@ def pick(rng: random.Random, values: Sequence[T]) -> T:
     return values[int(rng.random() * len(values))]
 
 
-def _pairs(rng: random.Random, number: int, held_out_pairs: int) -> list[tuple[str, str]]:
-    """(shape, colour) of every object, `held` of them held-out pairs at random places."""
-    places = set(rng.sample(range(number), held_out_pairs))
+def _pairs(rng: random.Random, number: int, compose_pairs: int) -> list[tuple[str, str]]:
+    """(shape, colour) of every object, some of them pairs of the split `compose` at random places."""
+    places = set(rng.sample(range(number), compose_pairs))
     pairs: list[tuple[str, str]] = []
     for i in range(number):
         if i in places:
-            pairs.append(pick(rng, HELD_OUT))
+            pairs.append(pick(rng, COMPOSE_PAIRS))
             continue
         while True:
             shape = draw_value(rng, SHAPES, [pair[0] for pair in pairs])
             colour = draw_value(rng, COLOURS, [pair[1] for pair in pairs])
-            if (shape, colour) not in _HELD_OUT:
+            if not is_compose_pair(shape, colour):
                 break
         pairs.append((shape, colour))
     return pairs

@@ -1,4 +1,4 @@
-"""The interface of a tokenizer, and what all tokenizers share: files and checks."""
+"""The interface of a tokenizer; files and checks that all tokenizers share; word dropout."""
 
 import hashlib
 import json
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple, Protocol
 
 import tokenizers
@@ -23,7 +24,7 @@ CONTENT, META = "tokenizer.json", "tokenizer_meta.json"
 
 
 class Tokenized(NamedTuple):
-    """Token ids of some texts, each from its begin token to its end token, and how many were truncated."""
+    """Token ids of some texts, each from its begin token to its end token."""
 
     ids: list[list[int]]
     truncated_tokens: list[int]  # tokens of each text that did not fit
@@ -67,16 +68,13 @@ class TextTokenizer(Protocol):
         """The text in which spans count."""
 
     def spans(self, text: str, context: int) -> list[tuple[int, int]]:
-        """Where each id of `encode([text], context)` stands in cleaned(text): characters, end excluded.
+        """The place of each id of `encode([text], context)` in cleaned(text): characters, end excluded.
 
-        Begin and end tokens are empty spans at the ends.
+        Begin and end tokens are empty spans at the ends; bytes of one character share its span.
         """
 
     def words(self, text: str) -> list[list[int]]:
-        """The ids of a text of any length, word by word, without begin and end tokens.
-
-        Joined they are what `encode` makes of it.
-        """
+        """The ids of a text of any length, word by word, without begin and end tokens."""
 
     @property
     def mask_tokens(self) -> MaskTokens | None:
@@ -133,3 +131,51 @@ def check_context(context: int, around: int) -> None:
     if context < around + 1:
         frame = {2: "begin, one token, end", 1: "one token, end", 0: "one token"}[around]
         raise UserError(f"the context is {context} tokens; it must be at least {around + 1} ({frame})")
+
+
+# Word dropout of LAPS and SEPS, so that no single word is enough to retrieve an image. Of the dropped words
+# (`TextTokenizer.words`) each token becomes the mask token (50 %) or a random token (10 %), or the word is
+# deleted; without a mask token (CLIP) it is always deleted. The papers leave open: one word at least stays,
+# and words are deleted before a text is truncated.
+
+_MASKED, _REPLACED = 0.5, 0.1
+
+
+def drop_words(
+    words: Sequence[list[int]], probability: float, mask_tokens: MaskTokens | None, rng: Random
+) -> list[list[int]]:
+    """The ids of words, each dropped with a probability; one at least stays.
+
+    >>> drop_words([[7], [8, 9]], 1.0, None, Random(0)), drop_words([[7], [8, 9]], 0.0, None, Random(0))
+    ([[], [8, 9]], [[7], [8, 9]])
+    """
+    dropped = [rng.random() < probability for _ in words]
+    if words and all(dropped):
+        dropped[rng.randrange(len(words))] = False
+    out = []
+    for word, drop in zip(words, dropped, strict=True):
+        outcome = rng.random() if drop and mask_tokens else 1.0
+        if not drop:
+            out.append(word)
+        elif mask_tokens and outcome < _MASKED:
+            out.append([mask_tokens.mask] * len(word))
+        elif mask_tokens and outcome < _MASKED + _REPLACED:
+            out.append(rng.choices(mask_tokens.pieces, k=len(word)))
+        else:
+            out.append([])
+    return out
+
+
+def encode_word_dropout(
+    tokenizer: TextTokenizer, texts: Sequence[str], context: int, probability: float, rng: Random
+) -> Tokenized:
+    """Tokenize texts into one part each, with word dropout."""
+    check_context(context, tokenizer.around)
+    room = context - tokenizer.around
+    head = [] if tokenizer.begin is None else [tokenizer.begin]
+    tail = [] if tokenizer.end is None else [tokenizer.end]
+    ids = []
+    for text in texts:
+        words = drop_words(tokenizer.words(text), probability, tokenizer.mask_tokens, rng)
+        ids.append([piece for word in words for piece in word])
+    return Tokenized([[*head, *one[:room], *tail] for one in ids], [max(len(one) - room, 0) for one in ids])

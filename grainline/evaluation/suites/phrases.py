@@ -39,9 +39,9 @@ from grainline.evaluation.suites.baselines import (
 from grainline.evaluation.suites.grouped import GroupCollector, Grouped, hard, makes_groups
 from grainline.model import Model
 from grainline.report.case import CaseList
+from grainline.report.charts import POSITION_RULES, TOKEN_RULES, TokenGroups, positions, token_groups
 from grainline.report.page import Section, hint
-from grainline.report.png import write_strips
-from grainline.report.tokens import POSITIONS, RULES, TokenGroups, positions, token_groups
+from grainline.report.png import write_tokens
 
 MEASURES = ("tIoU", "precision", "recall", "F1")
 GROUPS = "groups"
@@ -118,7 +118,7 @@ class PhrasesSuite(Suite[NoOptions]):
         return [f"{MEASURES[0]}, {name}" for name in names]
 
     def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        order = f"Evenly spaced from the lowest tIoU to the highest. {RULES}"
+        order = f"Evenly spaced from the lowest tIoU to the highest. {TOKEN_RULES}"
         cases = [token_groups(one) for one in self.examples(on, number)]
         return [CaseList("Captions, lowest to highest tIoU", order, cases)]
 
@@ -126,13 +126,13 @@ class PhrasesSuite(Suite[NoOptions]):
         soft = self.collected(on.data).soft
         if not soft:
             return []  # rules and clusterings have no shares to show
-        places = Section("Groups by position", hint(POSITIONS) + positions(by_position(soft)))
+        places = Section("Groups by position", hint(POSITION_RULES) + positions(by_position(soft)))
         return [places, *super().sections(on)]
 
     def draw(self, path: str | Path, on: Evaluation) -> None:
         name, number = PurePath(on.result.data["path"]).name, len(on.result.queries["image"])
         mean = by_position(self.collected(on.data).soft)
-        write_strips(path, self.examples(on), mean, f"Groups of tokens, {number:,} captions of {name}")
+        write_tokens(path, self.examples(on), mean, f"Groups of tokens, {number:,} captions of {name}")
 
     def check_figure(self, model: Model | None) -> None:
         super().check_figure(model)
