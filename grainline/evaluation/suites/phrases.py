@@ -18,7 +18,6 @@ import numpy as np
 
 from grainline.data.formats.common import digest
 from grainline.data.record import Source
-from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import EXAMPLES, Evaluation, spread
 from grainline.evaluation.intervals import replicates
@@ -36,7 +35,7 @@ from grainline.evaluation.suites.baselines import (
     chunks,
     overlap,
 )
-from grainline.evaluation.suites.grouped import GroupCollector, Grouped, hard, makes_groups
+from grainline.evaluation.suites.grouped import GroupCollector, Grouped, hard, require_groups
 from grainline.model import Model
 from grainline.report.case import CaseList
 from grainline.report.charts import POSITION_RULES, TOKEN_RULES, TokenGroups, positions, token_groups
@@ -136,8 +135,8 @@ class PhrasesSuite(Suite[NoOptions]):
 
     def check_figure(self, model: Model | None) -> None:
         super().check_figure(model)
-        if model is not None and not makes_groups(model):
-            raise UserError("--png draws the groups of tokens, and this method makes none; leave --png out")
+        if model is not None:
+            require_groups(model)
 
     def examples(self, on: Evaluation, number: int = EXAMPLES) -> list[TokenGroups]:
         """Captions evenly spaced by their tIoU. [] for a method without groups."""
