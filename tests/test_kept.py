@@ -29,19 +29,20 @@ from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Selection, SelectsPatches
 from grainline.methods.seps import SEPS
 from grainline.model import Model
-from grainline.report.case import Case, LegendEntry, Panel, Row
-from grainline.report.heatmap import AGAINST, FOR
-from grainline.report.panels import (
+from grainline.report.case import Case, Panel, Row
+from grainline.report.heatmap import (
+    AGAINST,
     DIM,
-    SIGN,
-    enlarged_image,
+    FOR,
+    LegendEntry,
     legend,
     patch_count,
+    scaled_pixels,
     selected_patches,
     shares,
     two_selections,
-    write_rows,
 )
+from grainline.report.png import LEGEND, write_panels
 from grainline.types import Encoded, rows
 
 Capture = pytest.CaptureFixture[str]
@@ -187,7 +188,7 @@ def middle(image: Image.Image, row: int, column: int, side: int = 40) -> np.ndar
 
 def test_what_stays_is_clear_and_what_does_not_is_dark(tmp_path: Path) -> None:
     image = squared(tmp_path)
-    plain = Image.fromarray(enlarged_image(image, 40))
+    plain = Image.fromarray(scaled_pixels(image, 40))
     canvas = selected_patches(image, FIRST, 40)
     for row, column in np.ndindex(GRID, GRID):
         mine, before = middle(canvas, row, column), middle(plain, row, column)
@@ -202,7 +203,7 @@ def test_what_stays_is_clear_and_what_does_not_is_dark(tmp_path: Path) -> None:
 
 def test_who_alone_keeps_a_patch_is_told_by_the_direction_of_stripes(tmp_path: Path) -> None:
     image = squared(tmp_path)
-    plain = Image.fromarray(enlarged_image(image, 40))
+    plain = Image.fromarray(scaled_pixels(image, 40))
     canvas = two_selections(image, FIRST, SECOND, 40)
     for row, column in np.ndindex(GRID, GRID):
         mine, before = middle(canvas, row, column), middle(plain, row, column)
@@ -235,7 +236,7 @@ def test_shares_of_a_token_are_orange_where_it_is_made_of(tmp_path: Path) -> Non
     share[2, 1], share[0, 3] = 0.75, 0.25
     canvas = shares(image, share, 0.75, 40)
     bare = shares(image, np.zeros((GRID, GRID)), 0.75, 40)
-    assert (np.asarray(bare) == enlarged_image(image, 40)).all()
+    assert (np.asarray(bare) == scaled_pixels(image, 40)).all()
     for row, column in np.ndindex(GRID, GRID):
         same = (middle(canvas, row, column) == middle(bare, row, column)).all()
         assert same == (share[row, column] == 0)
@@ -363,11 +364,11 @@ def test_heads_stand_above_their_rows_and_signs_below_their_panels(tmp_path: Pat
     def tall(heads: tuple[str, str] = ("", ""), legend: Any = ()) -> int:
         panels = [Panel("", red), Panel("a", lime, legend=legend)]
         one = Case("one", rows=[Row(panels, heads[0]), Row([Panel("b", lime)], heads[1])])
-        write_rows(tmp_path / "a.png", [one], "title", "rule")
+        write_panels(tmp_path / "a.png", [one], "title", "rule")
         with Image.open(tmp_path / "a.png") as figure:
             return figure.height
 
     plain = tall()
     assert tall(("first\nsecond", "third")) - plain == pytest.approx(3 * 0.14 * 150, abs=2)
     assert tall(("word " * 400, "")) - plain == pytest.approx(4 * 0.14 * 150, abs=2), "long texts are cut"
-    assert tall(legend=signs) - plain == pytest.approx(3 * SIGN * 150, abs=2)
+    assert tall(legend=signs) - plain == pytest.approx(3 * LEGEND * 150, abs=2)

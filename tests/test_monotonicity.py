@@ -44,7 +44,7 @@ from grainline.model import load
 from grainline.report.case import cases_html
 from grainline.report.charts import Chart, Line, Series, SubtextScores, added, line_chart, subtext_case
 from grainline.report.page import MissingImage
-from grainline.report.png import COLUMNS, LINES, _lines, write_png
+from grainline.report.png import COLUMNS, LINES, _lines, write_charts
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train
 from grainline.types import Encoded
@@ -593,7 +593,7 @@ def test_the_text_beside_a_chart_has_a_place_for_any_number_of_sentences() -> No
 @pytest.mark.parametrize("number", [1, 3])
 def test_the_png_is_a_image_of_all_samples(tmp_path: Path, number: int) -> None:
     one = shown(image=MissingImage("p1 is gone"))
-    write_png(tmp_path / "x" / "f.png", [shown()] * (number - 1) + [one], "Costs $5 and $6")
+    write_charts(tmp_path / "x" / "f.png", [shown()] * (number - 1) + [one], "Costs $5 and $6")
     with Image.open(tmp_path / "x" / "f.png") as image:
         assert image.format == "PNG"
         found = np.asarray(image.convert("RGB")).astype(int)

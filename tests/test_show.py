@@ -29,8 +29,19 @@ from grainline.methods.caft import CAFT
 from grainline.model import Model
 from grainline.report.case import Case, Panel, Row
 from grainline.report.heatmap import borders, enlarged, mean_colours, overlay, segmented
-from grainline.report.panels import PIXELS, UNDER, ramp, write_rows
-from grainline.report.png import DPI, LINE, MAPS_FOOT, MAPS_GAP, MAPS_HEAD, SIDE, SPACE
+from grainline.report.png import (
+    DPI,
+    LINE,
+    MAPS_FOOT,
+    MAPS_GAP,
+    MAPS_HEAD,
+    PIXELS,
+    SIDE,
+    SPACE,
+    UNDER,
+    ramp,
+    write_panels,
+)
 from grainline.types import Images
 
 Capture = pytest.CaptureFixture[str]
@@ -197,7 +208,7 @@ def test_the_figure_has_its_panels_where_they_belong(tmp_path: Path) -> None:
     colours = ("red", "lime", "blue", "yellow", "cyan", "magenta", "orange")
     panels = [Panel(f"no {i}", Image.new("RGB", (4, 4), colour)) for i, colour in enumerate(colours)]
     shown_ = [Case("one", rows=[Row(panels)]), Case("two", rows=[Row(panels[2:3])])]
-    write_rows(tmp_path / "a.png", shown_, "title", "rule")
+    write_panels(tmp_path / "a.png", shown_, "title", "rule")
     with Image.open(tmp_path / "a.png") as opened:
         figure = opened.convert("RGB")
     line = 2 * SPACE + LINE

@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from markupsafe import Markup
 from PIL import Image
 
 from grainline.errors import UserError
+from grainline.evaluation.measure import metrics_html
 from grainline.evaluation.result import Metric, Result, now, versions
 from grainline.nn.upsample import contrast, on_grid, place
 from grainline.report.case import (
-    Answered,
     Case,
-    Found,
     Look,
     Panel,
     Row,
     SentenceScore,
     Table,
-    answered,
     cases_html,
     lead,
     look,
@@ -37,12 +36,13 @@ from grainline.report.page import (
     MissingImage,
     Section,
     facts,
+    macro,
     notes,
+    render,
     render_page,
     summary,
     write_page,
 )
-from grainline.report.table import table
 
 STYLE = (TEMPLATES / "style.css").read_text()
 LIGHT, DARK = re.findall(r":root {\s*([^}]*?) }", STYLE)
@@ -365,6 +365,14 @@ def result(name: str = "text to image R@1") -> Result:
     return Result("retrieval", "plain", metrics, {"level": 0.95}, data, versions(), 0, now(), (EVIL,), {})
 
 
+def query(text: str, title: str, image: Any, cases: Markup) -> Markup:
+    """A query of a search."""
+    more: Any = {"sure": False, "tiles": True, "lines": [text]}
+    return render(
+        "query.html", query=text, title=title, image=image, match=text, why=text, cases=cases, **more
+    )
+
+
 def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
     """A page with every part there is; `text` stands wherever data or users have a say."""
     image, gone = Image.new("RGB", (300, 200), "red"), MissingImage(text)
@@ -379,7 +387,8 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
         Panel("", gone, "2. 0.400", alt=text, right=False),
         Panel("", image, "3. 0.250", alt=f"{text}, rank 3, the right image", right=True),
     ]
-    found = [Found(text, 0.5, 0.01, True, seen), Found(text, 0.1, 0.9, False, unseen)]
+    verdict = macro("parts.html", "verdict", True, text)
+    results = [Case(text, note=verdict, look=seen), Case(text, note=text, look=unseen)]
     drawn = [Chart(text, text, text, [Series(text, [1, 2, 3], [3.0, 2.0, 1.0])])]
     ranks, head = "Right one at rank 3 of 500", "The sentences in the right image"
     examples = [
@@ -399,7 +408,7 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
     drawing = line_chart(drawn[0])
     cells = Table(text, ("", text, text), [("1", text, text), (text, "a", text)], words=(1,))
     sections = [
-        Section(text, table(result(text)) + charts(drawn), text),
+        Section(text, metrics_html(result(text)) + charts(drawn), text),
         Section("Tables", table_html(cells)),
         Section(
             "Examples",
@@ -407,9 +416,9 @@ def page(text: str = "A red circle.", other: str = "A blue circle.") -> str:
                 [*examples, *pairs, Case(text, image=image, alt=text, chart=drawing, table=cells)], "t"
             ),
         ),
-        answered(Answered(text * 9, None, True, [text], found), 1),
-        answered(Answered(text, image, False, [], [Found(text, 0.5, 0.6, False, Look(image, text))]), 2),
-        answered(Answered(text, gone, False, [], []), 3),
+        Section(text, query(text, f"{text}...", None, cases_html(results, "q1h"))),
+        Section(text, query(text, text, image, cases_html([Case(text, look=Look(image, text))], "q2h"))),
+        Section(text, query(text, text, gone, Markup())),
         Section("Facts", facts({text: text}, text)),
     ]
     return render_page(

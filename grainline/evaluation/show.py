@@ -22,18 +22,18 @@ from grainline.methods.patch_selection.types import CLASS, PATCH, REST, SLOT, Se
 from grainline.model import Model, given, load
 from grainline.nn.upsample import place
 from grainline.report.case import Case, Panel, Row, cases_html
-from grainline.report.heatmap import enlarged, overlay, segmented
-from grainline.report.page import Section, hint, render_page, write_page
-from grainline.report.panels import (
-    PIXELS,
+from grainline.report.heatmap import (
+    enlarged,
     legend,
+    overlay,
     patch_count,
+    segmented,
     selected_patches,
     shares,
     two_selections,
-    write_rows,
 )
-from grainline.report.png import require_matplotlib
+from grainline.report.page import Section, hint, render_page, write_page
+from grainline.report.png import PIXELS, require_matplotlib, write_panels
 from grainline.types import Images, each, rows
 
 SCALE = (
@@ -98,7 +98,7 @@ def show(
     rule = (SELECTION_SCALE if selects else SCALE).format(limit=limit) + note if texts else ""
     title = f"{loaded.description.method}, {model}"
     if png:
-        write_rows(png, panels, title, rule)
+        write_panels(png, panels, title, rule)
     if html:
         lines = LINES if loaded.method.segmented else ""
         body = hint(f"{lines} {rule}".strip()) + cases_html(panels, "image")

@@ -15,11 +15,20 @@ from markupsafe import Markup
 from PIL import Image
 
 from grainline.nn.upsample import FLOOR, FULL, NOTHING, place
-from grainline.report.heatmap import Box, dashed, framed, limit_of, outlined, overlay, ruled, scale_bar
-from grainline.report.page import MissingImage, Section, macro, render, short
+from grainline.report.heatmap import (
+    Box,
+    LegendEntry,
+    dashed,
+    framed,
+    limit_of,
+    outlined,
+    overlay,
+    ruled,
+    scale_bar,
+)
+from grainline.report.page import MissingImage, macro, render
 
 LEAST = 224  # pixels of the longer side of an image in which a box or outline is drawn
-TITLE = 90  # characters of a query in its heading; a longer one stands below it as well
 VERDICTS = {  # words, sign, class of the words, class of the line
     "": ("", "", "", ""),
     "shows": ("shows it", "✓", "good", "yes"),
@@ -97,7 +106,7 @@ class Look(NamedTuple):
         limit, unit = self.range(), " times the reach of other texts" * self.contrast
         return f"-{limit:.2g}", scale_bar(floor=self.floor / limit), f"+{limit:.2g}{unit}"
 
-    def shown(self) -> Image.Image | MissingImage:
+    def with_boxes(self) -> Image.Image | MissingImage:
         """The image with its box or outline, enlarged where it is small: lines must hide little."""
         return self.image if isinstance(self.image, MissingImage) else self._framed(self.image)
 
@@ -121,14 +130,6 @@ class Look(NamedTuple):
         if self.box is not None:
             large = framed(large, scaled(self.box))
         return large if self.prediction is None else dashed(large, scaled(self.prediction))
-
-
-class LegendEntry(NamedTuple):
-    """A line of a legend."""
-
-    swatch: Image.Image
-    alt: str  # what the swatch looks like
-    words: str
 
 
 class Panel(NamedTuple):
@@ -230,44 +231,3 @@ def marked(one: str, other: str) -> tuple[Markup, Markup]:
         first += form.format("".join(a[a0:a1])) if a0 < a1 else ""
         second += form.format("".join(b[b0:b1])) if b0 < b1 else ""
     return first, second
-
-
-# The hits of a search: how sure the answer is, and each hit sentence by sentence.
-
-
-class Found(NamedTuple):
-    """An image that was found."""
-
-    path: str  # below the folder of images
-    score: float
-    p: float
-    sure: bool
-    look: Look  # the image with the sentences of the query
-
-
-class Answered(NamedTuple):
-    """A query with what was found, best first."""
-
-    query: str  # a text, or the name of an image
-    image: Image.Image | MissingImage | None  # the query, if it is an image
-    sure: bool
-    notes: Sequence[str]
-    found: Sequence[Found]
-
-
-def answered(one: Answered, number: int) -> Section:
-    """The part of a page about one query; queries are numbered from 1."""
-    said = "sure match" if one.sure else "no sure match"
-    title = short(one.query, TITLE)
-    body = render("found.html", one=one, number=number, title=title, said=said, why=_why(one))
-    return Section(f"{number}. {title}", body, said)
-
-
-def _why(one: Answered) -> str:
-    if not one.found:
-        return "Nothing was found."
-    share = f"{100 * one.found[0].p:.1f} %"
-    said = f"Of queries without a match, {share} score as high."
-    if one.image is not None:
-        said = f"Of the images of the index, {share} have another one as near."
-    return said if one.sure else f"{said} The images below are the nearest, not matches."

@@ -1,4 +1,4 @@
-"""Line charts and interval bars as inline SVG, in light and dark, without a plotting library.
+"""Line charts, interval bars and groups of tokens as inline SVG, in light and dark.
 
 Colours come from CSS custom properties (templates/style.css), so one drawing serves both themes. Series
 also differ in their dashes.
@@ -7,7 +7,7 @@ also differ in their dashes.
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -199,7 +199,7 @@ def number(value: float) -> str:
 
 
 TIE = "="  # set over two neighbours of equal score
-RULES = (
+SUBTEXT_RULES = (
     "Every point is the score of the image with one subtext: the caption from its beginning to there. "
     "rho is Pearson's correlation of score and number. A ring: the subtext was longer than the model reads, "
     f"and cut. {TIE}: exactly the same score twice."
@@ -284,3 +284,95 @@ def added(subtexts: Sequence[str]) -> list[str]:
         same = next((i for i, (a, b) in pairs if a != b), min(len(old), len(words)))
         out.append(" ".join(["...", *words[same:]] if same else words))
     return out
+
+
+# Groups of tokens: a map with a row for each group and a column for each token. Below it are the strongest
+# group of each token, the annotated phrases as brackets, and the tokens.
+
+CELL, ROW, LEFT, GAP = 24, 18, 64, 4  # in pixels: a token, a group, room for names, between map and strip
+TALL = 84  # room for the tokens, which are turned
+COLOURS = 6  # of groups in the strip; more groups begin again
+LETTERS = 12  # of a token that are shown
+TOKEN_RULES = (
+    "A row is a group, a column a token; the darker, the more of the token the group takes. The strip below"
+    " has the group that takes most, brackets are the annotated phrases."
+)
+POSITION_RULES = (
+    "The mean over all captions of what each group takes, from their first token to their last. Rows that are"
+    " dark in one place alone say that groups are places in a caption, whatever it says."
+)
+
+
+class TokenGroups(NamedTuple):
+    """A caption, its phrases and the soft assignment of its tokens to groups."""
+
+    name: str  # of its image
+    words: Sequence[str]  # [L] tokens
+    soft: np.ndarray  # [K, L] columns sum to 1
+    phrases: Sequence[tuple[int, ...]]  # the tokens of each
+    tiou: float
+    uniform: float  # tIoU of as many uniform chunks
+
+    @property
+    def top_group(self) -> list[int]:
+        """The strongest group of each token; the first of equal ones."""
+        return [int(group) for group in self.soft.argmax(0)]
+
+    @property
+    def brackets(self) -> list[tuple[int, int]]:
+        """The first and the last token of each stretch of a phrase."""
+        return [ends for phrase in self.phrases for ends in runs(phrase)]
+
+    @property
+    def shortened(self) -> list[str]:
+        """The tokens as they are drawn."""
+        return [word if len(word) <= LETTERS else word[: LETTERS - 1] + "…" for word in self.words]
+
+    @property
+    def summary(self) -> str:
+        """Both tIoU in words."""
+        return f"tIoU {100 * self.tiou:.1f} %, uniform chunks {100 * self.uniform:.1f} %"
+
+
+def runs(tokens: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbours as first and last.
+
+    >>> runs([1, 2, 5])
+    [(1, 2), (5, 5)]
+    """
+    out: list[tuple[int, int]] = []
+    for token in sorted(tokens):
+        if out and out[-1][1] == token - 1:
+            out[-1] = (out[-1][0], token)
+        else:
+            out.append((token, token))
+    return out
+
+
+def token_groups(one: TokenGroups) -> Case:
+    """A caption on a page."""
+    label = f"groups of: {' '.join(one.words)}"
+    drawing = render(
+        "tokens.html",
+        **_SIZES
+        | {
+            "share": one.soft.tolist(),
+            "words": one.words,
+            "top_group": one.top_group,
+            "brackets": one.brackets,
+        }
+        | {"shortened": one.shortened, "name": one.summary, "label": label},
+    )
+    return Case(one.summary, one.name, chart=drawing)
+
+
+def positions(mean: np.ndarray) -> Markup:
+    """The mean share of each group along a caption. mean: [K, B]"""
+    name = "mean share of each group by position"
+    return render("tokens.html", share=mean.tolist(), words=(), name=name, label=name, **_SIZES)
+
+
+_SIZES: dict[str, Any] = {
+    "cell": CELL, "row": ROW, "left": LEFT, "gap": GAP, "tall": TALL, "colours": COLOURS,
+    "top_group": (), "brackets": (), "shortened": (),
+}  # fmt: skip

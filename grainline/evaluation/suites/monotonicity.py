@@ -40,9 +40,9 @@ from grainline.evaluation.suites.subtexts import (
 )
 from grainline.model import Model
 from grainline.report.case import CaseList
-from grainline.report.charts import RULES, Line, SubtextScores, models, subtext_case
+from grainline.report.charts import SUBTEXT_RULES, Line, SubtextScores, models, subtext_case
 from grainline.report.page import Section
-from grainline.report.png import COLOURS, write_png
+from grainline.report.png import COLOURS, write_charts
 
 LONG = f"{EACH}, K >= 4"
 LEAST = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}
@@ -115,7 +115,7 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
         if self.options.samples:
             order = "Named by the option `samples`."
         cases = [subtext_case(one) for one in self.charts(on)]
-        return [CaseList("Score by subtexts", f"{order} {RULES} {on.crop_sentence()}", cases)]
+        return [CaseList("Score by subtexts", f"{order} {SUBTEXT_RULES} {on.crop_sentence()}", cases)]
 
     def sections(self, on: Evaluation) -> list[Section]:
         charts = super().sections(on)  # first: it refuses results of other data
@@ -130,7 +130,7 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
 
     def draw(self, path: str | Path, on: Evaluation) -> None:
         number, name = len(on.data.keys), PurePath(on.result.data["path"]).name
-        write_png(path, self.charts(on), f"Score by subtexts, {number:,} images of {name}")
+        write_charts(path, self.charts(on), f"Score by subtexts, {number:,} images of {name}")
 
     def charts(self, on: Evaluation) -> list[SubtextScores]:
         """The images with the lines of all models: those that are named, else evenly from worst to best.

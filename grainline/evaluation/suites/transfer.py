@@ -25,8 +25,8 @@ from grainline.data.formats.joined import parts_of
 from grainline.data.formats.texts_alone import TextsAlone
 from grainline.data.open_source import open_source, takes_images
 from grainline.data.record import CorruptSample, Source, content_of, keys_of
-from grainline.data.scenes import VERSION
 from grainline.data.scenes.source import Scenes
+from grainline.data.scenes.world import VERSION
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Progress
 from grainline.evaluation.score import Scorer
