@@ -574,7 +574,7 @@ PAGES = [
           "np.linspace(0, len(order) - 1,", "np.linspace(0, len(order) // 2,"),
     Fault("evaluation/suites/retrieval.py", "tests/test_report.py",
           "rows of a fold are taken for rows of all",
-          "of[top.row[0].cpu()].tolist()", "top.row[0].tolist()"),
+          "others[near.cpu()][top.row[0].cpu()].tolist()", "top.row[0].tolist()"),
     Fault("training/run.py", "tests/test_report.py", "a report that cannot be written fails the run",
           'print(f"no {REPORT_FILE}: {error}", file=sys.stderr)', "raise"),
     Fault("index/image_files.py", "tests/test_report.py", "a changed image is shown for the one indexed",
@@ -1829,8 +1829,8 @@ TIOU = [
         "evaluation/suites/baselines.py",
         "tests/test_phrase_suite.py",
         "names of groups decide among equal pairings",
-        "return first.argsort().argsort()[code]",
-        "return labels",
+        "first.argsort().argsort()[code]",
+        "labels[annotated]",
     ),
     Fault(
         "evaluation/suites/baselines.py",
@@ -2011,7 +2011,7 @@ KEPT_PATCHES = [
 TRANSFERRED = [
     Fault("evaluation/suites/regions.py", "tests/test_comprehension.py",
           "scores of boxes forget their areas",
-          "areas(boxes).pow(alpha)", "areas(boxes).pow(0.0)"),
+          "areas(boxes).pow(ALPHA)", "areas(boxes).pow(0.0)"),
     Fault("evaluation/suites/regions.py", "tests/test_comprehension.py",
           "a box holds a pixel whose centre is outside",
           "(boxes.double() - 0.5).ceil()", "(boxes.double() - 0.5).floor()"),
