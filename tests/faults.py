@@ -446,7 +446,7 @@ INDEX = [
     Fault("index/reader.py", "tests/test_calibrate.py", "an own image stands above itself",
           "((block[:, which] > text) & ~described[:, which])", "(block[:, which] >= text)"),
     Fault("index/search.py", "tests/test_calibrate.py", "a model that tells nothing judges sentences",
-          "if power is not None and power < MIN_POWER:", "if power is None and power:"),
+          "if power is None or power >= MIN_POWER:", "if power is None or power >= 0:"),
     Fault("index/results.py", "tests/test_calibrate.py", "what is not shown is said not to be shown",
           "if p_if_true <= options.absent else", "if p_if_true <= 1.0 else"),
     Fault("index/calibration_texts.py", "tests/test_calibrate.py", "a span lacks the sentence that is tested",

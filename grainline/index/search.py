@@ -196,9 +196,9 @@ class Index:
                 heat = [list(x) for x in self.heat([(row, texts) for row in numbers.tolist()])]
             with_sentences = []
             for j, hit in enumerate(hits):
-                verdicts = [verdict_of(*pair, options) for pair in zip(p[j], p_true[j], strict=True)]
-                if power is not None and power < MIN_POWER:
-                    verdicts = ["cannot tell"] * len(texts)
+                verdicts: list[Verdict] = ["cannot tell"] * len(texts)
+                if power is None or power >= MIN_POWER:
+                    verdicts = [verdict_of(*pair, options) for pair in zip(p[j], p_true[j], strict=True)]
                 parts = map(Sentence, texts, score[j].tolist(), p[j].tolist(), verdicts, heat[j])
                 with_sentences.append(hit._replace(sentences=tuple(parts)))
             out.append(with_sentences)
