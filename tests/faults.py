@@ -1829,8 +1829,8 @@ TIOU = [
         "evaluation/suites/baselines.py",
         "tests/test_phrase_suite.py",
         "names of groups decide among equal pairings",
-        "return first.argsort().argsort()[code]",
-        "return labels",
+        "first.argsort().argsort()[code]",
+        "labels[annotated]",
     ),
     Fault(
         "evaluation/suites/baselines.py",
@@ -2011,7 +2011,7 @@ KEPT_PATCHES = [
 TRANSFERRED = [
     Fault("evaluation/suites/regions.py", "tests/test_comprehension.py",
           "scores of boxes forget their areas",
-          "areas(boxes).pow(alpha)", "areas(boxes).pow(0.0)"),
+          "areas(boxes).pow(ALPHA)", "areas(boxes).pow(0.0)"),
     Fault("evaluation/suites/regions.py", "tests/test_comprehension.py",
           "a box holds a pixel whose centre is outside",
           "(boxes.double() - 0.5).ceil()", "(boxes.double() - 0.5).floor()"),

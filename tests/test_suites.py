@@ -83,6 +83,9 @@ def test_every_suite_keeps_the_contract(name: str, tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     assert result.metrics[0].name.replace(">", "&gt;") in page
     seeds = [result, *(measured(name, tmp_path, seed).result for seed in (1, 2))]
+    for one in compare(seeds[1], result):
+        difference = seeds[1].metric(one.name).value - result.metric(one.name).value
+        assert one.value == pytest.approx(difference, abs=1e-9), one.name
     together = pooled(seeds)
     assert [metric.name for metric in together.metrics] == [metric.name for metric in result.metrics]
     for metric in together.metrics:

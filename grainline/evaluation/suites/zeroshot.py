@@ -162,8 +162,8 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
         return on.both_ends(titles, order, extremes(true - false, number=number), case)
 
     def sections(self, on: Evaluation) -> list[Section]:
-        most = f"The {MOST} most frequent mistakes at most; the JSON has the outcome of every image."
-        confused = Section("Classes: confusions", hint(most) + confusion_table(on.result.queries))
+        note = f"The {MOST} most frequent mistakes at most; the JSON has the outcome of every image."
+        confused = Section("Classes: confusions", hint(note) + confusion_table(on.result.queries))
         return [*super().sections(on), confused]
 
 
@@ -224,12 +224,12 @@ def per_class(queries: Mapping[str, Any], level: float) -> list[dict[str, Any]]:
     return out
 
 
-def confusions(queries: Mapping[str, Any], most: int = MOST) -> list[dict[str, Any]]:
+def confusions(queries: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The most frequent mistakes: true class, predicted class, and how many images."""
     names, label, rank = queries["classes"], queries["label"], queries["rank"]
     pairs = zip(label, queries["predicted"], rank, strict=True)
     number = Counter((true, other) for true, other, place in pairs if place > 1)
-    ordered = sorted(number.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
+    ordered = sorted(number.items(), key=lambda entry: (-entry[1], entry[0]))[:MOST]
     return [{"true": names[a], "predicted": names[b], "images": images} for (a, b), images in ordered]
 
 
