@@ -20,7 +20,7 @@ from grainline.data.lines import (
     require_same,
     skipped_line,
 )
-from grainline.data.phrases.base import Provider
+from grainline.data.phrases.patterns import Provider
 from grainline.data.phrases.stored import FORMAT, digest, read_header
 from grainline.data.record import CorruptSample, Record, Source
 from grainline.errors import UserError, amount

@@ -159,7 +159,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def new_part(target: Path, body: Mapping[str, Any]) -> Iterator[Path]:
     """A folder to fill; when the block ends it is sealed and on the disk at target. OSError leaves nothing.
 
-    body  what `seal` writes beside the digests
+    body  what `seal` writes in addition to the digests
     """
     folder = temporary_path(target)
     discard(folder)

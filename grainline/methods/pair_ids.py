@@ -12,7 +12,7 @@ from grainline.losses.tiled.pair_mask import RowIds
 from grainline.types import CAPTION, FOIL, LOOSE, PHRASE, SENTENCE, Encoded, Pair, rows
 
 
-class Chosen(NamedTuple):
+class PoolingTexts(NamedTuple):
     """Texts of a batch that pool images other than their own."""
 
     row: Tensor  # [C] among all texts
@@ -99,7 +99,9 @@ def rank_of(key: Tensor) -> Tensor:
     return torch.empty_like(key).index_copy(0, order, torch.arange(len(key), device=key.device) - first)
 
 
-def first_texts(gathered: Pair, group: int | None, padding: bool, sentences: int, phrases: int) -> Chosen:
+def first_texts(
+    gathered: Pair, group: int | None, padding: bool, sentences: int, phrases: int
+) -> PoolingTexts:
     """The caption of each image, and the first so many of its sentences and phrases.
 
     group, padding  as in `text_ids`
@@ -118,7 +120,7 @@ def first_texts(gathered: Pair, group: int | None, padding: bool, sentences: int
     counts = ids.real() & (place >= 0)
     order = rank_of(torch.where(counts, place * levels + level, -1))
     row = (counts & (order < limit[level])).nonzero()[:, 0]
-    return Chosen(row, rows(ids, row)._replace(image=images.image[place[row]]))
+    return PoolingTexts(row, rows(ids, row)._replace(image=images.image[place[row]]))
 
 
 def whole_captions(texts: Encoded) -> Encoded:

@@ -38,7 +38,7 @@ class ListedImages(FileSource):
         str
     ]  # what the file should be, for an error: "a file of FOIL-COCO: annotations[] with ..."
     options: ClassVar[tuple[str, ...]] = ("images",)
-    which: str = ""  # what else an error says of the folder of the images
+    which: str = ""  # added to an error about the folder of the images
     sized: ClassVar[str] = "boxes"  # what `Entry.size` is for
 
     def __init__(self, path: str, images: str | None = None, content: Any = None) -> None:
@@ -100,7 +100,7 @@ class ListedImages(FileSource):
         return (entry.record.key for entry in self.entries)
 
     def fingerprint(self) -> str:
-        """sha256 over names and texts; images are not looked at, so their content does not count."""
+        """sha256 over names and texts; images are not read."""
         return digest(self.parts())
 
 

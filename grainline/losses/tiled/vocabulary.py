@@ -68,11 +68,7 @@ class _OnePass(torch.autograd.Function):
 
 
 def _tile(
-    hidden: Tensor,
-    table: Tensor,
-    target: Tensor,
-    logits: Tensor,
-    sums: tuple[Tensor | None, Tensor | None],
+    hidden: Tensor, table: Tensor, target: Tensor, logits: Tensor, sums: tuple[Tensor | None, Tensor | None]
 ) -> Tensor:
     """The losses of some tokens [t]; their gradients are added to the sums. `logits` [t, V] is written to.
 

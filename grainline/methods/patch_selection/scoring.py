@@ -29,8 +29,7 @@ from grainline.types import Encoded, full, rows
 TILE_SIZE = {"cpu": 2**22}
 """Numbers in a tile of pairs, by the type of the device, OTHER_TILE_SIZE elsewhere. 16 MiB in float32."""
 OTHER_TILE_SIZE = 2**27
-MAX_TEXTS = 64
-"""Most texts of a tile: more of them make no product faster, and differ more in length."""
+MAX_TEXTS = 64  # of a tile: more of them make no product faster, and differ more in length
 
 
 def score(selector: Selector, images: Encoded, texts: Encoded) -> Tensor:
@@ -170,19 +169,16 @@ def _image_pairs(selector: Selector, words: int, fast: bool) -> int:
     return numbers // _numbers(selector, words, fast) if fast else 0
 
 
-# What a text selects, for figures
-
-
 @torch.no_grad()
 def select(selector: Selector, images: Encoded, texts: Encoded) -> Selection:
-    """What text i selects of image i. images: as a method encodes them
+    """What text i selects of image i, for figures. images: as a method encodes them
 
     for each pair:
         token[m] = the real token p with the greatest cosine[p, m]; cosine[m] = that cosine
         shares[p] = shares of patches in token p: of a slot the mean of the weights that each branch gives it
 
-    Every token is a mean of patches, or the class token. So the same steps with unit vectors in the place of
-    patches give their shares.
+    Every token is a mean of patches, or the class token: with unit vectors in place of patches the same steps
+    give the shares.
     """
     text_side, image_side = paired_texts(texts), selector.image_side(images, selector.top)
     score, keep = selector.decisions(image_side, text_side, selector.top)
