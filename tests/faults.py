@@ -1771,7 +1771,7 @@ GROUPS = [
     Fault("nn/grouping.py", "tests/test_tgt.py", "padding is given to groups",
           "return (hard - soft.detach() + soft) * mask[:, None]", "return hard - soft.detach() + soft"),
     Fault("nn/grouping.py", "tests/test_tgt.py", "noise goes on outside training",
-          "self._noise(raw) if self.training else None", "self._noise(raw)"),
+          "raw.device)) if self.training else None", "raw.device))"),
     Fault("nn/grouping.py", "tests/test_tgt.py", "the hard assignment has no gradient",
           "(hard - soft.detach() + soft)", "(hard + 0 * soft)"),
     Fault("nn/grouping.py", "tests/test_tgt.py", "the gradient of an empty group drowns all others",
