@@ -4,29 +4,15 @@ from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import (
-    BeforeValidator,
-    Discriminator,
-    Field,
-    SerializeAsAny,
-    Tag,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, model_validator
 from torch import Tensor, nn
 
 from grainline.config import Config, load_class
 from grainline.encoders.base import ImageEncoderConfig, ImageTokens, TextEncoderConfig
 from grainline.encoders.cast import Cast, CastConfig, segments
-from grainline.encoders.pretrained import Pretrained, build_pretrained
+from grainline.encoders.pretrained import Pretrained, build_pretrained, is_vector, space_of
 from grainline.encoders.pretrained.adapters import CLASSED, ImageEncoder, TextEncoder
-from grainline.encoders.pretrained.build import (
-    PretrainedConfig,
-    PretrainedImageConfig,
-    PretrainedTextConfig,
-    is_vector,
-    space_of,
-)
+from grainline.encoders.pretrained.build import PretrainedConfig, PretrainedImageConfig, PretrainedTextConfig
 from grainline.encoders.text import TextConfig, TextTransformer
 from grainline.encoders.tgt_text import Grouper, GrouperConfig
 from grainline.encoders.vit import ViT, ViTConfig
@@ -36,7 +22,7 @@ from grainline.types import Encoded, Images, Texts, full
 WIDTH = 512  # of the shared space, where neither the config nor a checkpoint gives it
 
 
-def _load_custom(base: type[Config], value: Any, info: ValidationInfo) -> Any:
+def _load_custom(base: type[Config], value: Any, info: Any) -> Any:
     """The config of an encoder outside grainline, of the class that its field `kind` names."""
     if not isinstance(value, dict):
         return value

@@ -21,27 +21,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from grainline import files
 from grainline.distributed import rank
 from grainline.encoders.pretrained.adapters import draws_by_process
 from grainline.errors import UserError
-from grainline.files import (
-    STATE,
-    WRITE_ERRORS,
-    Corrupt,
-    clear_leftovers,
-    discard,
-    existing_folder,
-    link,
-    move_into_place,
-    original_name,
-    reason,
-    remove,
-    seal,
-    sync,
-    temporary_path,
-    unseal,
-    write_tensors,
-)
 from grainline.training.parallel import full_tensor_on_first, shard_like
 from grainline.weights import (
     MODEL,
@@ -84,18 +67,18 @@ def save(
     """
     assert keep >= 1, "a run keeps at least one checkpoint"
     target = out / "checkpoints" / f"step-{state.step:08d}"
-    saving = temporary_path(target)
+    saving = files.temporary_path(target)
     weights, moments = _on_first(plain_state_dict(method)), _on_first(_moments(optimizer))
     if rank() != 0:
         return target
     try:
         saving.parent.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(saving.parent)
+        files.clear_leftovers(saving.parent)
         saving.mkdir()
         write_weights(saving / MODEL, method, weights)
-        write_tensors(saving / OPTIMIZER, moments, {})
+        files.write_tensors(saving / OPTIMIZER, moments, {})
         rngs = {f"{i}/{k}": x for i, rng in enumerate(state.rng) for k, x in rng.items()}
-        write_tensors(saving / RNG, rngs, {})
+        files.write_tensors(saving / RNG, rngs, {})
         parameters = _parameters(optimizer)
         body = {
             "version": VERSION,
@@ -105,17 +88,17 @@ def save(
             # Trained parameters without a gradient so far; AdamW creates their state with the first one.
             "untouched": [name for name, p in parameters.items() if p not in optimizer.state],
         }
-        seal(saving, body)
-        move_into_place(target)
+        files.seal(saving, body)
+        files.move_into_place(target)
         steps = _steps(out)
         latest = [step for step in steps if step <= state.step][-keep:]
         for step in set(steps) - set(latest):
-            remove(steps[step])
+            files.remove(steps[step])
         for name in MARKS:
             path = mark_path(out, name)
             if path is not None and step_of(path) > state.step:
-                remove(path)
-    except WRITE_ERRORS as error:
+                files.remove(path)
+    except files.WRITE_ERRORS as error:
         _cannot_write(error, target)
     return target
 
@@ -124,26 +107,26 @@ def mark(out: Path, checkpoint: Path, name: str) -> Path:
     """Link a checkpoint as OUT/<name> ("best", "last"), which `save` does not remove later."""
     target = out / name
     try:
-        clear_leftovers(out)
-        temporary_path(target).mkdir()
+        files.clear_leftovers(out)
+        files.temporary_path(target).mkdir()
         for file in sorted(checkpoint.iterdir()):
-            link(file, temporary_path(target) / file.name)
-        sync(temporary_path(target))
-        move_into_place(target)
-    except WRITE_ERRORS as error:
+            files.link(file, files.temporary_path(target) / file.name)
+        files.sync(files.temporary_path(target))
+        files.move_into_place(target)
+    except files.WRITE_ERRORS as error:
         _cannot_write(error, target)
     return target
 
 
 def mark_path(out: Path, name: str) -> Path | None:
     """The folder OUT/<name>, also after a kill while it was replaced; None if there is none."""
-    return existing_folder(out / name)
+    return files.existing_folder(out / name)
 
 
 def step_of(folder: Path) -> int:
     """The step of a checkpoint; -1 if its state.json cannot be read."""
     try:
-        return int(json.loads((folder / STATE).read_bytes())["state"]["step"])
+        return int(json.loads((folder / files.STATE).read_bytes())["state"]["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return -1
 
@@ -155,7 +138,7 @@ def latest(out: Path) -> Path | None:
 
 def find(out: Path, name: str) -> Path:
     """The checkpoint that `--checkpoint` names: a step folder such as step-00000200, or best or last."""
-    folders = {original_name(step): step for step in _steps(out).values()}
+    folders = {files.original_name(step): step for step in _steps(out).values()}
     folders |= {mark: path for mark in MARKS if (path := mark_path(out, mark)) is not None}
     if name not in folders:  # paths too are refused
         raise UserError(f"no checkpoint {name!r} in {out}; there are: {', '.join(folders) or 'none'}")
@@ -168,12 +151,12 @@ def verify(path: Path) -> dict[str, Any]:
     UserError where something does not fit; it names the newest good checkpoint of the run.
     """
     try:
-        body = unseal(path)
-    except Corrupt as error:
+        body = files.unseal(path)
+    except files.Corrupt as error:
         other = _good(_run_of(path))
         offer = "the run has no other good checkpoint: train again into a new folder"
         if other is not None:
-            offer = f"continue from the last good one with --resume --checkpoint {original_name(other)}"
+            offer = f"continue from the last good one with --resume --checkpoint {files.original_name(other)}"
         raise UserError(f"checkpoint {path} is corrupt: {error}; {offer}") from None
     if body.get("version") != VERSION:
         raise UserError(
@@ -203,11 +186,11 @@ def load(path: Path, method: nn.Module, optimizer: torch.optim.Optimizer) -> Tra
 
 
 def _cannot_write(error: Exception, target: Path) -> NoReturn:
-    discard(temporary_path(target))
+    files.discard(files.temporary_path(target))
     good = _good(_run_of(target))
     last = f"the last good checkpoint is {good}" if good else "there is no earlier checkpoint"
     raise UserError(
-        f"cannot write {target}: {reason(error)}; {last}; mend it and continue with --resume"
+        f"cannot write {target}: {files.reason(error)}; {last}; mend it and continue with --resume"
     ) from None
 
 
@@ -215,8 +198,8 @@ def _steps(out: Path) -> dict[int, Path]:
     """The checkpoints by step, in order, with those that a killed process had moved aside."""
     folder, steps = out / "checkpoints", {}
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = re.fullmatch(r"step-(\d+)", original_name(path))
-        place = existing_folder(folder / original_name(path))
+        match = re.fullmatch(r"step-(\d+)", files.original_name(path))
+        place = files.existing_folder(folder / files.original_name(path))
         if match and place is not None:
             steps[int(match[1])] = place
     return dict(sorted(steps.items()))
@@ -230,8 +213,8 @@ def _good(out: Path) -> Path | None:
     """The newest checkpoint that is intact."""
     for path in reversed(_steps(out).values()):
         try:
-            unseal(path)
-        except Corrupt:
+            files.unseal(path)
+        except files.Corrupt:
             continue
         return path
     return None

@@ -2,10 +2,10 @@
 
 Each line of log.jsonl is one JSON object: `kind` ("train", "validation", "epoch", "corrupt", "note", ...),
 `step`, `epoch`, `time` (seconds since 1970), and further fields such as `terms`, `lr`, `images_per_s`.
-A number that is not finite is null, and `non_finite` says what it was: {"terms.loss": "nan"}.
+A number that is not finite is null, with its text in `non_finite`: {"terms.loss": "nan"}.
 
-On resume the file is truncated to the lines written before the checkpoint. The log is then that of an
-uninterrupted run, except for the fields in TIMES and an additional "train" line where a signal stopped it.
+On resume the file is truncated to the lines before the checkpoint. The log is then that of an uninterrupted
+run, except for the fields in TIMES and an additional "train" line where a signal stopped it.
 """
 
 import importlib
@@ -59,7 +59,7 @@ class Log:
 
         total  steps of the whole run
         step   the step that the run starts from
-        lines  of a resumed run: how many lines of its log to keep (`TrainState.log_lines`);
+        lines  of a resumed run: lines to which its log is truncated (`TrainState.log_lines`);
                None for a new run, where an existing log is a UserError
         """
         self.path = out / LOG_FILE

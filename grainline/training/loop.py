@@ -30,19 +30,11 @@ from grainline.errors import UserError
 from grainline.methods.base import Method
 from grainline.nn.scale import clamp_scales
 from grainline.stop import Request, Stopped, requests
-from grainline.training import checkpoint
+from grainline.training import checkpoint, parallel
 from grainline.training.checkpoint import TrainState, process_rng_modules, rng_state, set_rng_state
 from grainline.training.log import Log
 from grainline.training.lora import add_lora
 from grainline.training.optim import build_optimizer, rates, require_frozen, set_rates, train_mode
-from grainline.training.parallel import (
-    ValidationCopy,
-    accumulation_step,
-    clip_grad_norm,
-    data_parallel,
-    dtype_of,
-    shard,
-)
 from grainline.training.recipe import TrainConfig
 from grainline.training.step import Loss, Objective, compile_layers, recompute_layers
 from grainline.types import Clock, to
@@ -102,20 +94,22 @@ class _Training:
         if cfg.lora is not None:
             add_lora(run.method, cfg.lora)
         sharded = cfg.fsdp and world_size() > 1
-        self.validation_copy = ValidationCopy(run.method) if sharded and run.validate is not None else None
+        self.validation_copy = (
+            parallel.ValidationCopy(run.method) if sharded and run.validate is not None else None
+        )
         self.method = run.method.to(device)
         if cfg.compile:
             compile_layers(self.method)
         if cfg.activation_checkpointing:
             recompute_layers(self.method)
-        objective = Objective(self.method, dtype_of(cfg.precision, device))
+        objective = Objective(self.method, parallel.dtype_of(cfg.precision, device))
         if sharded:
-            shard(objective, device)
+            parallel.shard(objective, device)
         self.optimizer = build_optimizer(self.method, cfg.optimizer)
         if run.cached_features:
             require_frozen(self.method, IMAGE, "data.features are of an image encoder that stays as it is")
         self.trained = [p for p in self.method.parameters() if p.requires_grad]
-        self.objective: Any = objective if sharded else data_parallel(objective, device)
+        self.objective: Any = objective if sharded else parallel.data_parallel(objective, device)
         self.corrupt_stats = CorruptStats(len(run.data), run.max_corrupt)
         self.step = 0  # updates made
         self.pending: list[StepNumbers] = []
@@ -194,13 +188,13 @@ class _Training:
             self.corrupt_stats.add(batch)
             images, texts = to(batch.images, self.device), to(batch.texts, self.device)
             last = part == cfg.grad_accum - 1
-            with accumulation_step(self.objective, last):
+            with parallel.accumulation_step(self.objective, last):
                 loss: Loss = self.objective(images, texts, clock, cfg.grad_cache_chunk)
                 (loss.total / cfg.grad_accum).backward()
             for sums, values in ((terms, loss.terms), (facts, loss.facts)):
                 for name, value in values.items():
                     sums[name] = sums.get(name, torch.zeros_like(value)) + value / cfg.grad_accum
-        norm = clip_grad_norm(self.trained, cfg.grad_clip or float("inf"))
+        norm = parallel.clip_grad_norm(self.trained, cfg.grad_clip or float("inf"))
         set_rates(self.optimizer, self.step, cfg.max_steps)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

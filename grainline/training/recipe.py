@@ -48,10 +48,10 @@ class DataConfig(Config):
     def require_workers(self) -> None:
         """Raise UserError for more processes than this machine can start and feed."""
         cores = usable_cores()
-        most = max(16, 4 * cores)
-        if self.workers > most:
+        limit = max(16, 4 * cores)
+        if self.workers > limit:
             raise UserError(
-                f"data.workers is {self.workers}; with the {cores} cores of this machine {most} are the most"
+                f"data.workers is {self.workers}; with the {cores} cores of this machine the limit is {limit}"
             )
 
     @field_validator("descriptions", mode="before")
@@ -64,12 +64,12 @@ class DataConfig(Config):
         for name, folder in (("superpixels", self.superpixels), ("features", self.features)):
             if folder and self.crop is not None:
                 raise ValueError(
-                    f"{name} that were made before are of the square that evaluation sees, and a random crop "
-                    f"shows another one: set data.crop to null, or leave data.{name} out"
+                    f"cached {name} are of the square that evaluation reads, and a random crop is another: "
+                    f"set data.crop to null, or leave data.{name} out"
                 )
         if self.superpixels and self.features:
             raise ValueError(
-                "features were made of superpixels already: leave data.superpixels out, or data.features"
+                "features contain the superpixels already: leave data.superpixels out, or data.features"
             )
         return self
 
@@ -104,10 +104,9 @@ class TrainConfig(Config):
             )
         if self.fsdp and self.compile:
             raise ValueError("fsdp and compile do not go together; leave one of them false")
-        schedules = [self.optimizer.schedule, *(rule.schedule for rule in self.optimizer.rules)]
-        for schedule in schedules:
+        for schedule in (self.optimizer.schedule, *(rule.schedule for rule in self.optimizer.rules)):
             if schedule is not None:
-                rate(schedule, 0, self.max_steps)  # complains about a warm-up longer than the run
+                rate(schedule, 0, self.max_steps)  # UserError for a warm-up longer than the run
         return self
 
     def require_batch(self, images: int, processes: int, contrastive: bool) -> None:
@@ -203,34 +202,24 @@ def with_descriptions(recipe: Recipe) -> tuple[Recipe, Descriptions | None]:
     descriptions = Descriptions(data.descriptions)
     if data.descriptions_sha256 not in ((), descriptions.sha256):
         raise UserError(
-            f"data.descriptions: {', '.join(data.descriptions)} is not what data.descriptions_sha256 says: "
+            f"data.descriptions: {', '.join(data.descriptions)} does not have data.descriptions_sha256: "
             "give the file that the recipe was written with, or leave the digest out"
         )
     digested = data.model_copy(update={"descriptions_sha256": descriptions.sha256})
     return recipe.model_copy(update={"data": digested}), descriptions
 
 
-def descriptions_of(model: str, names: Sequence[str]) -> Descriptions | None:
-    """The descriptions by their names, else those of the recipe of a run; None without any.
-
-    model  what `load` takes
-    """
-    if names:
-        return Descriptions(names)
-    run = find_run(Path(model))
-    if run is None or not (run[0] / "recipe.yaml").is_file():
-        return None
-    return with_descriptions(read_recipe(str(run[0] / "recipe.yaml"), []))[1]
-
-
 def descriptions_for(model: Model, path: str, names: Sequence[str] | None) -> Descriptions | None:
     """The descriptions for a model, by `--descriptions` or its recipe; None if its method reads none.
 
-    path  what the model was loaded from
+    path  from which the model was loaded
 
     Raises UserError for missing descriptions, and for descriptions that the method does not read.
     """
-    descriptions = descriptions_of(path, names or ()) if names or model.method.reads_descriptions else None
+    descriptions = Descriptions(names) if names else None
+    run = find_run(Path(path)) if model.method.reads_descriptions and not names else None
+    if run is not None and (run[0] / "recipe.yaml").is_file():
+        descriptions = with_descriptions(read_recipe(str(run[0] / "recipe.yaml"), []))[1]
     require_fit(model.description.method, model.method.reads_descriptions, descriptions, "--descriptions")
     return descriptions
 
@@ -238,7 +227,7 @@ def descriptions_for(model: Model, path: str, names: Sequence[str] | None) -> De
 def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     """The fields of a recipe merged into those of its bases; paths of bases are relative to the file.
 
-    above  the recipes that build upon this one, the first first
+    above  the recipes that have this one as a base, in order
     """
     chain = (*above, path.resolve())
     if path.resolve() in above:

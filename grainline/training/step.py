@@ -1,9 +1,9 @@
 """One training step, and the same step for batches whose activations do not fit in memory.
 
-`cached_step` is GradCache (Gao et al., arXiv 2101.06983): encode without storing activations, compute the
+With `chunk` it is GradCache (Gao et al., arXiv 2101.06983): encode without storing activations, compute the
 loss of the whole batch, and encode again chunk by chunk in the backward pass. Each chunk is an activation
 checkpoint, so there is no second code path: autocast and row losses are repeated, the noise of layers depends
-on rows (`nn/hashing.py`), and DistributedDataParallel sees one forward and one backward pass.
+on rows (`nn/hashing.py`), and DistributedDataParallel runs one forward and one backward pass.
 """
 
 from collections.abc import Callable
@@ -80,15 +80,10 @@ class Objective(nn.Module):
         return Loss(total, {name: value.detach() for name, value in values.items()}, facts)
 
 
-def step(method: Method, images: Images, texts: Texts, clock: Clock) -> dict[str, Tensor]:
-    """Add the gradients of one batch to `.grad` and return the terms of the loss."""
-    loss: Loss = Objective(method)(images, texts, clock)
-    loss.total.backward()
-    return loss.terms
-
-
-def cached_step(method: Method, images: Images, texts: Texts, clock: Clock, chunk: int) -> dict[str, Tensor]:
-    """`step` with the activations of at most `chunk` images or texts in memory at a time."""
+def step(
+    method: Method, images: Images, texts: Texts, clock: Clock, chunk: int | None = None
+) -> dict[str, Tensor]:
+    """Add the gradients of one batch to `.grad` and return the terms of the loss. chunk as in `Objective`"""
     loss: Loss = Objective(method)(images, texts, clock, chunk)
     loss.total.backward()
     return loss.terms

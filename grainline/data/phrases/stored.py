@@ -1,6 +1,6 @@
 """Phrases of a file of JSON Lines, which `grainline data phrases` writes.
 
-The first line says what the file is; then there is one line for each record of the source, in its order:
+The first line is a header; then there is one line for each record of the source, in its order:
 
     {"grainline": "phrases 1", "provider": "rules 1", "source": "<fingerprint>"}
     {"record": 0, "key": "a", "texts": {"<digest>": [["noun", 0, 5], ["relation", 9, 20]]}}
@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from grainline.data.formats.plain import regular
-from grainline.data.phrases.base import Phrase
+from grainline.data.phrases.patterns import Phrase
 from grainline.errors import UserError
 from grainline.files import reason
 
@@ -80,7 +80,7 @@ class StoredPhrases:
         try:
             phrases = [Phrase(kind, start, end) for kind, start, end in rows]
         except (ValueError, TypeError):
-            self.unreadable(f"what it says of {_excerpt(text)}")
+            self.unreadable(f"the phrases of {_excerpt(text)}")
         for kind, start, end in phrases:
             whole = isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)
             if kind not in ("noun", "action", "relation") or not whole:

@@ -34,10 +34,11 @@ from grainline.encoders.pretrained.build import (
     Source,
     build_pretrained,
     fresh_model,
+    is_vector,
     joined,
     sides_of,
+    space_of,
     split,
-    whole_model,
 )
 from grainline.encoders.pretrained.hf import from_hugging_face
 from grainline.encoders.pretrained.hub import NAME, download
@@ -45,7 +46,7 @@ from grainline.encoders.pretrained.openclip import from_file, from_open_clip_fol
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP, Stretch, to_context, to_grid
 
-__all__ = ["Pretrained", "build_pretrained", "joined", "load_pretrained", "whole_model"]
+__all__ = ["NAME", "Pretrained", "build_pretrained", "is_vector", "joined", "load_pretrained", "space_of"]
 
 
 def load_pretrained(

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.encoders.pretrained import Pretrained, joined, load_pretrained, preprocess, whole_model
+from grainline.encoders.pretrained import Pretrained, load_pretrained, preprocess
+from grainline.encoders.pretrained.build import joined, whole_model
 from grainline.encoders.pretrained.hub import quiet
 from grainline.encoders.pretrained.openclip import heads_of_image, heads_of_text, to_open_clip_names
 from grainline.errors import UserError

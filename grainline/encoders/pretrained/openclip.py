@@ -85,12 +85,9 @@ def _tidy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 _TABLES = (
-    "visual.conv1.weight",
-    "visual.positional_embedding",
-    "positional_embedding",
-    "token_embedding.weight",
+    "visual.conv1.weight", "visual.positional_embedding", "positional_embedding", "token_embedding.weight",
     "visual.proj",
-)
+)  # fmt: skip
 """Tensors from whose shapes the architecture is deduced."""
 
 
@@ -162,20 +159,10 @@ def from_open_clip_folder(folder: Path, quick_gelu: bool | None) -> Source:
     return from_file(weights, quick, settings)
 
 
-_OTHER = set(
-    [
-        "timm_model_name",
-        "hf_model_name",
-        "no_causal_mask",
-        "global_average_pool",
-        "attentional_pool",
-        "norm_kwargs",
-        "act_kwargs",
-        "final_ln_after_pool",
-        "no_ln_pre",
-        "embed_cls",
-    ]
-)
+_OTHER = {
+    "timm_model_name", "hf_model_name", "no_causal_mask", "global_average_pool", "attentional_pool",
+    "norm_kwargs", "act_kwargs", "final_ln_after_pool", "no_ln_pre", "embed_cls",
+}  # fmt: skip
 """Settings of open_clip that change the result of the same weights."""
 
 
