@@ -91,6 +91,7 @@ def test_every_suite_keeps_the_contract(name: str, tmp_path: Path) -> None:
     for metric in together.metrics:
         values = together.settings["runs"][metric.name]
         assert len(values) == 3
+        assert metric.queries == sum(one.metric(metric.name).queries for one in seeds)
         assert min(values) - 1e-9 <= metric.value <= max(values) + 1e-9
     with pytest.raises(UserError, match=r"unknown field 'nothing'|has no options"):
         load_suite(name, ["nothing=1"])

@@ -61,7 +61,7 @@ class IndexReader:
 
     def take(self, name: str, rows: np.ndarray) -> np.ndarray:
         """An array of some live rows: [K, ...]"""
-        return store.take(self.segments, name, self.locations[rows])
+        return store.take([segment.arrays[name] for segment in self.segments], self.locations[rows])
 
     def encoded(self, rows: np.ndarray, precomputed_class: Any = None) -> Encoded:
         """Some live rows as the method scores them. precomputed_class: that of the method"""

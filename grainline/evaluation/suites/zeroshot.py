@@ -26,7 +26,7 @@ from grainline.data.formats.common import some
 from grainline.data.formats.plain import read_lines
 from grainline.data.record import Source
 from grainline.errors import UserError
-from grainline.evaluation.encode import Collector, Encoder, Encodings, stack
+from grainline.evaluation.encode import Collector, Encodings, stack
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates_of_classes, wilson
 from grainline.evaluation.ranks import ranks
@@ -175,7 +175,7 @@ class PromptCollector(Collector):
     """
 
     def __init__(
-        self, model: Encoder, templates: Sequence[str], classes: Mapping[str, str] | None, batch: int
+        self, model: Model, templates: Sequence[str], classes: Mapping[str, str] | None, batch: int
     ) -> None:
         self.model, self.templates, self.classes, self.batch = model, tuple(templates), classes, batch
 
