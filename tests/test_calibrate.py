@@ -231,9 +231,7 @@ def test_true_sentences_of_the_right_image_keep_their_ticks_and_the_index_knows_
     found = opened.calibration.power(0.05)
     assert found is not None
     assert found == pytest.approx(share, abs=0.12)
-    low = opened.calibration.p_if_true(
-        np.array([-99.0, np.sort(opened.calibration.true_sample.tested)[199], 99.0])
-    )
+    low = opened.calibration.p_if_true(np.array([-99.0, np.sort(opened.calibration.true_tested)[199], 99.0]))
     assert low == pytest.approx([1 / 401, 201 / 401, 1.0])
 
 
@@ -326,12 +324,12 @@ def test_texts_with_images_say_what_true_sentences_score(tmp_path: Path) -> None
         assert pair == pytest.approx(score.tolist(), abs=1e-5)
     calibration = IndexReader(tmp_path / "index").calibration
     opened = IndexReader(tmp_path / "index")
-    above = opened.take(NULL_TEXTS, np.arange(20))[:, known] > calibration.true_sample.score
+    above = opened.take(NULL_TEXTS, np.arange(20))[:, known] > calibration.true_score
     others = ~described_images(opened.hashes, null.image_hashes)[
         :, known
     ]  # the images are copies of those in the index
     assert (~others).sum() == 19
-    assert calibration.true_sample.rank.tolist() == (above & others).sum(0).tolist()
+    assert calibration.true_rank.tolist() == (above & others).sum(0).tolist()
 
 
 def _names(folder: Path) -> list[str]:

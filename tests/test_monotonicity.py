@@ -27,9 +27,9 @@ from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Record
 from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
-from grainline.evaluation.compare import compare, pooled
+from grainline.evaluation.compare import compare
 from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.result import Result, from_json, read, to_json
+from grainline.evaluation.result import Result, read
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.monotonicity import (
     LONG,
@@ -375,18 +375,6 @@ def test_what_cannot_be_measured_is_one_line() -> None:
 
     with pytest.raises(UserError, match="NaN"):
         measured(Broken())
-
-
-def test_a_result_survives_the_file_and_several_are_pooled() -> None:
-    one, two = measured(Reader()), measured(Reader(context=5))
-    assert from_json(to_json(one)) == one
-    both = pooled([one, two])
-    for name in (HALVES, THIRDS, EACH, LONG):
-        a, b, found = (result.metric(name) for result in (one, two, both))
-        assert found.value == pytest.approx((a.value + b.value) / 2)
-        assert (found.queries, found.ties) == (a.queries + b.queries, a.ties + b.ties)
-        assert found.wilson is None
-        assert found.low <= found.value <= found.high
 
 
 def test_equal_scores_stay_equal_in_the_file_and_others_apart() -> None:

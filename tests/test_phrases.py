@@ -17,8 +17,7 @@ from phrases_own import OWN
 from phrases_truth import REAL, agreement, labelled
 
 from grainline.data.captions import remove_repetitions
-from grainline.data.phrases.base import Phrase, Tagged, Token
-from grainline.data.phrases.patterns import extract, longest, select, words_of
+from grainline.data.phrases.patterns import Phrase, Tagged, Token, extract, longest, select, words_of
 from grainline.data.phrases.providers import Pipeline, Rules, open_provider, tagged, tagged_by
 from grainline.errors import UserError
 

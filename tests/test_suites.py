@@ -83,11 +83,15 @@ def test_every_suite_keeps_the_contract(name: str, tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     assert result.metrics[0].name.replace(">", "&gt;") in page
     seeds = [result, *(measured(name, tmp_path, seed).result for seed in (1, 2))]
+    for one in compare(seeds[1], result):
+        difference = seeds[1].metric(one.name).value - result.metric(one.name).value
+        assert one.value == pytest.approx(difference, abs=1e-9), one.name
     together = pooled(seeds)
     assert [metric.name for metric in together.metrics] == [metric.name for metric in result.metrics]
     for metric in together.metrics:
         values = together.settings["runs"][metric.name]
         assert len(values) == 3
+        assert metric.queries == sum(one.metric(metric.name).queries for one in seeds)
         assert min(values) - 1e-9 <= metric.value <= max(values) + 1e-9
     with pytest.raises(UserError, match=r"unknown field 'nothing'|has no options"):
         load_suite(name, ["nothing=1"])

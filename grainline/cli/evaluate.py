@@ -45,7 +45,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     ] = None,
     png: Annotated[
         Path | None,
-        typer.Option(help="Write the figure of the suite; `grainline suites` says which have one."),
+        typer.Option(help="Write the figure of the suite; `grainline suites` lists which have one."),
     ] = None,
     descriptions: Descriptions = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,

@@ -207,9 +207,8 @@ class CorruptStats:
             counts = ", ".join(f"{number} {cause}" for cause, number in self.causes.most_common())
             parts.append(f"corrupt samples, replaced by others: {counts} (first: {'; '.join(self.files)})")
         if self.truncated:
-            parts.append(
-                f"{self.truncated} of {self.texts} texts were truncated: longer than the model reads"
-            )
+            counts = f"{self.truncated} of {self.texts} texts"
+            parts.append(f"{counts} were truncated: longer than the model reads")
         return ". ".join(parts)
 
     def restore(self, report: dict[str, Any]) -> None:

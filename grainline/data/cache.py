@@ -21,7 +21,7 @@ from torch import Tensor
 
 from grainline.data.lines import Progress, as_line, require_same, resuming, writing
 from grainline.data.record import CORRUPT_IMAGE, CorruptSample, Source
-from grainline.data.transforms import DRAWS, Draws, EvalTransform, ImageInput
+from grainline.data.transforms import DRAWS, Crop, Draws, EvalTransform, ImageInput
 from grainline.errors import UserError, amount, count_existing
 from grainline.files import Corrupt, read_sealed, sealed_json, sync, write_text
 from grainline.nn.superpixels import label_of, neighbour_of
@@ -322,8 +322,8 @@ def make_features(
     return make(FEATURES, source, halved, out, transform, row=row, settings=settings, progress=progress)
 
 
-class CachedFeatures(CachedRows):
-    """The cached features of images in place of a crop. Takes as many random numbers as a crop."""
+class CachedFeatures(CachedRows, Crop):
+    """The cached features of images in place of a crop; no image is decoded."""
 
     def __init__(
         self, folder: Path, source: Source, transform: EvalTransform, encoder: str, *, tokens: bool
@@ -344,14 +344,10 @@ class CachedFeatures(CachedRows):
         self.open((1 + settings["tokens"], settings["width"]))
         self.tokens = tokens
 
-    def __call__(self, _image: ImageInput, rng: Draws, _where: str = "image") -> Tensor:
-        """[3, 0, 0]: no image is decoded."""
+    def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:  # noqa: ARG002
         for _ in range(DRAWS):
             rng.random()
         return torch.empty(3, 0, 0, dtype=torch.uint8)
-
-    def regions(self, _index: int, _key: str) -> None:
-        """No superpixels: the encoder has read them already."""
 
     def features(self, index: int, key: str) -> Tensor:
         """[1 + L, W] half precision, [1, W] without tokens, of the record at a position.

@@ -90,10 +90,8 @@ def sentences(text: str, mode: Mode = "rules") -> list[Sentence]:
         return _by_rules(text)
     pieces = []
     start = 0
-    for end, behind in [
-        *(separator.span() for separator in _CUTS[mode].finditer(text)),
-        (len(text), len(text)),
-    ]:
+    cuts = [separator.span() for separator in _CUTS[mode].finditer(text)]
+    for end, behind in [*cuts, (len(text), len(text))]:
         piece = text[start:end]
         stripped = piece.strip()
         if stripped:
@@ -283,11 +281,8 @@ def _ends_at_period(stop: _Stop) -> bool:
     if stop.first.islower():
         return not stop.closers and _ordinary(stop)
     if stop.first.isdigit():
-        return (
-            word.lower() not in _ABBREVIATIONS
-            and not _unit(stop, _COARSE)
-            and (len(word) > 1 or _letter_ends(stop))
-        )
+        known = word.lower() in _ABBREVIATIONS or _unit(stop, _COARSE)
+        return not known and (len(word) > 1 or _letter_ends(stop))
     return _ends_before_capital(stop)
 
 
@@ -297,9 +292,8 @@ def _ordinary(stop: _Stop) -> bool:
     if word.isdigit():
         return True
     known = small in _ABBREVIATIONS or word in _SHORTENED or "." in word or _unit(stop, _UNITS)
-    capital = (
-        len(word) > 2 and word[0].isupper() and word[1:].islower()
-    )  # Frisbee. dog, but no NASA. and Ph. d
+    # Frisbee. dog, but no NASA. and Ph. d
+    capital = len(word) > 2 and word[0].isupper() and word[1:].islower()
     usual = capital or (len(word) > 1 and word.islower())
     return usual and not known and _VOWEL.search(small) is not None
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from grainline.data.captions import split_sentences
-from grainline.data.phrases.base import Provider
+from grainline.data.phrases.patterns import Provider
 from grainline.data.phrases.providers import Rules, open_provider
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Source, as_sentences
 from grainline.data.texts import (

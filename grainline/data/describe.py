@@ -24,7 +24,6 @@ from grainline.data.lines import (
     complete,
     count_skipped,
     describe_skipped,
-    read_results,
     require_same,
     skipped_line,
 )
@@ -138,8 +137,7 @@ def make(source: Source, describer: Describer, out: Path, progress: Progress | N
             places = range(start, min(start + describer.batch, len(source)))
             yield b"".join(map(as_line, _lines(source, places, describer)))
 
-    resumed = complete(out, expected, check, batches, len(source), progress)
-    rows = list(read_results(out))
+    rows, resumed = complete(out, expected, check, batches, len(source), progress)
     texts = [row for row in rows if "skipped" not in row]
     words = sum(len(row["text"].split()) for row in texts)
     at_limit = sum(row["hit_limit"] for row in texts)

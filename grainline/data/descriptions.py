@@ -60,9 +60,8 @@ class Descriptions:
     def __str__(self) -> str:
         if self.own:
             return "the long captions of the records"
-        return ", ".join(
-            f"{name} (sha256 {sha256[:16]})" for name, sha256 in zip(self.names, self.sha256, strict=True)
-        )
+        files = zip(self.names, self.sha256, strict=True)
+        return ", ".join(f"{name} (sha256 {sha256[:16]})" for name, sha256 in files)
 
     def get(self, key: str) -> str | None:
         """The description of a key; None without one."""

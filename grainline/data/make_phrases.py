@@ -16,11 +16,10 @@ from grainline.data.lines import (
     complete,
     count_skipped,
     describe_skipped,
-    read_results,
     require_same,
     skipped_line,
 )
-from grainline.data.phrases.base import Provider
+from grainline.data.phrases.patterns import Provider
 from grainline.data.phrases.stored import FORMAT, digest, read_header
 from grainline.data.record import CorruptSample, Record, Source
 from grainline.errors import UserError, amount
@@ -55,8 +54,7 @@ def make(
     def batches(first: int) -> Iterator[bytes]:
         return _lines(_PhraseLines(source, provider), range(first, len(source), CHUNK), processes)
 
-    resumed = complete(out, expected, check, batches, len(source), progress)
-    rows = list(read_results(out))
+    rows, resumed = complete(out, expected, check, batches, len(source), progress)
     texts = [text for row in rows for text in row.get("texts", {}).values()]
     return PhrasesResult(len(rows), len(texts), sum(map(len, texts)), count_skipped(rows), resumed)
 

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from grainline.data.decode import as_png, decode
 from grainline.data.formats.masks import run_lengths
 from grainline.data.formats.tarindex import HEADER, load_shard, quoted
-from grainline.data.lines import Progress, as_line, require_same, resuming, writing
+from grainline.data.lines import Progress, as_line, complete, require_same, writing
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record, Region, Source
 from grainline.errors import UserError, amount, count_existing
-from grainline.files import discard, move_into_place, sync, temporary_path
+from grainline.files import discard, move_into_place, temporary_path
 
 
 def write_shard(
@@ -69,28 +69,22 @@ def pack(
     Raises UserError where the folder holds other data or cannot be written, and where a key comes twice.
     """
     expected = {"grainline": FORMAT, "source": source.fingerprint(), "samples": samples_per_shard}
-    log, partial = out / LOG, out / f"{LOG}.partial"
+    log = out / LOG
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        if log.exists():
-            _check(log, expected)
-            return _result(log, sum(1 for _ in _lines(log)))
-        tars = [] if partial.exists() else sorted(out.glob("*.tar"))
-        if tars:
-            raise UserError(
-                f"{out} already holds {tars[0].name}: name an empty folder, or delete the old tars"
-            )
-        with resuming(partial, expected, lambda path: _check(path, expected)) as (file, done):
-            writer = _Writer(source, out, samples_per_shard, progress)
-            for path in (_name(out, number) for number in range(done)):
-                writer.keys.update(load_shard(str(path)).keys if path.exists() else ())
-            for number in range(done, -(-len(source) // samples_per_shard)):
-                file.write(as_line(writer.shard(number)))
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(partial, log)
-        sync(out)
-    return _result(log, done)
+    tars = sorted(out.glob("*.tar"))
+    if tars and not log.exists() and not (out / f"{LOG}.partial").exists():
+        raise UserError(f"{out} already holds {tars[0].name}: name an empty folder, or delete the old tars")
+    number = -(-len(source) // samples_per_shard)
+
+    def lines(done: int) -> Iterator[bytes]:
+        writer = _Writer(source, out, samples_per_shard, progress)
+        for path in (_name(out, tar) for tar in range(done)):
+            writer.keys.update(load_shard(str(path)).keys if path.exists() else ())
+        return (as_line(writer.shard(tar)) for tar in range(done, number))
+
+    _, resumed = complete(log, expected, lambda path: _check(path, expected), lines, number, None)
+    return _result(log, resumed)
 
 
 class _Writer:

@@ -42,13 +42,9 @@ class Record(NamedTuple):
     long: str | None = None  # a longer description; `others` are further ones
     regions: tuple[Region, ...] = ()
     foils: tuple[Foil, ...] = ()
-    subtexts: tuple[
-        str, ...
-    ] = ()  # cumulative pieces of the whole text, each longer than the last (HiMo-Docci)
+    subtexts: tuple[str, ...] = ()  # cumulative pieces of the whole text, each longer than the last
     others: tuple[str, ...] = ()
-    dense: str | None = (
-        None  # the description that a method reads with the image (grainline.data.descriptions)
-    )
+    dense: str | None = None  # the description that a method reads with the image (data/descriptions.py)
 
     @property
     def longs(self) -> tuple[str, ...]:

@@ -15,8 +15,7 @@ from pydantic import Field, model_validator
 
 from grainline.config import Config
 from grainline.data.captions import Mode, joined, remove_repetitions, sentences, split_sentences
-from grainline.data.phrases.base import Provider
-from grainline.data.phrases.patterns import Keep, select, words_of
+from grainline.data.phrases.patterns import Keep, Provider, select, words_of
 from grainline.data.record import Foil, Record
 from grainline.data.tokenizers.tokenized import TextTokenizer
 

@@ -5,6 +5,7 @@ uint8 (within 1/255 of Pillow on average). Evaluation is exact: full decoding an
 in published numbers. Both return uint8; encoders normalise, because mean and std belong to the weights.
 """
 
+from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -40,17 +41,23 @@ class Box(NamedTuple):
 DRAWS = 7  # random numbers that every crop takes
 
 
-class Crop(Protocol):
-    """How training makes a square of an image."""
+class Crop(ABC):
+    """Abstract: how training makes a square of an image."""
 
-    def __call__(self, image: ImageInput, rng: Draws, where: str, /) -> Tensor:
-        """[3, size, size] uint8; [3, 0, 0] where cached features replace the image. Raises CorruptSample."""
+    @abstractmethod
+    def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
+        """[3, size, size] uint8; [3, 0, 0] where cached features replace the image.
 
-    def regions(self, index: int, key: str) -> Tensor | None:
+        Raises CorruptSample, which names `where`. Every call takes DRAWS numbers from rng.
+        """
+
+    def regions(self, index: int, key: str) -> Tensor | None:  # noqa: ARG002
         """[size, size] int64 superpixels of the record at a position; None without a cache."""
+        return None
 
-    def features(self, index: int, key: str) -> Tensor | None:
+    def features(self, index: int, key: str) -> Tensor | None:  # noqa: ARG002
         """[1 + L, W] of the record at a position; None without a cache. Raises CorruptSample."""
+        return None
 
 
 class CropConfig(Config):
@@ -70,7 +77,7 @@ class CropConfig(Config):
         return self
 
 
-class TrainTransform:
+class TrainTransform(Crop):
     """A random crop, resized to a square.
 
     size    side of the square
@@ -93,11 +100,7 @@ class TrainTransform:
         self.size, self.scale, self.ratio, self.flip, self.jitter = size, scale, ratio, flip, jitter
 
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
-        """[3, size, size] uint8. Raises CorruptSample, which names `where`.
-
-        Every call takes seven numbers from rng, whatever the settings: an option changes neither the crops
-        nor later random numbers.
-        """
+        # as many random numbers whatever the settings: an option changes no other crop
         draws = [float(rng.random()) for _ in range(DRAWS)]
         if isinstance(image, np.ndarray):
             height, width = image.shape[:2]
@@ -112,12 +115,6 @@ class TrainTransform:
             return square
         brightness, contrast = (1 + self.jitter * (2 * draw - 1) for draw in draws[5:])
         return adjust(square, brightness, contrast)
-
-    def regions(self, _index: int, _key: str) -> None:
-        """None: cached superpixels are those of another square."""
-
-    def features(self, _index: int, _key: str) -> None:
-        """None: there are pixels."""
 
 
 class EvalTransform:
@@ -141,9 +138,9 @@ class EvalTransform:
 
     def __call__(self, image: ImageInput, where: str = "image") -> Tensor:
         """[3, size, size] uint8. Raises CorruptSample, which names `where`."""
-        decoded = (
-            Image.fromarray(image) if isinstance(image, np.ndarray) else decode(Record(where, image, ()))
-        )
+        if isinstance(image, np.ndarray):
+            image = Image.fromarray(image)
+        decoded = decode(Record(where, image, ()))
         if decoded.size != (self.size, self.size) or self.larger != self.size:
             width, height, left, top = self._layout(decoded.size)
             whole = decoded.resize((width, height), self.filter)
@@ -181,24 +178,19 @@ class Labels(Protocol):
         """[size, size] int64 of the record at a position."""
 
 
-class SameTransform:
-    """The square of evaluation in place of a random crop. Takes as many random numbers as a crop."""
+class SameTransform(Crop):
+    """The square of evaluation in place of a random crop, with the cached superpixels of these squares."""
 
     def __init__(self, transform: EvalTransform, labels: Labels | None = None) -> None:
-        """labels: the cached superpixels of these squares"""
         self.transform, self.labels = transform, labels
 
     def __call__(self, image: ImageInput, rng: Draws, where: str = "image") -> Tensor:
-        """[3, size, size] uint8. Raises CorruptSample, which names `where`."""
         for _ in range(DRAWS):
             rng.random()
         return self.transform(image, where)
 
     def regions(self, index: int, key: str) -> Tensor | None:
         return None if self.labels is None else self.labels.label(index, key)
-
-    def features(self, _index: int, _key: str) -> None:
-        """None: there are pixels."""
 
 
 def crop_box(

@@ -14,8 +14,7 @@ from PIL import Image
 
 from grainline.data.captions import Sentence, sentences
 from grainline.data.decode import decode
-from grainline.data.phrases.base import Phrase
-from grainline.data.phrases.patterns import select, words_of
+from grainline.data.phrases.patterns import Phrase, select, words_of
 from grainline.data.phrases.providers import Rules
 from grainline.data.record import CorruptSample, Source
 from grainline.evaluation.encode import Encodings

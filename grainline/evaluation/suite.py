@@ -21,7 +21,7 @@ from grainline.data.descriptions import Descriptions
 from grainline.data.formats.joined import Joined, WithoutCaptions
 from grainline.data.formats.texts_alone import without_images
 from grainline.data.record import Source
-from grainline.errors import UserError, amount
+from grainline.errors import UserError
 from grainline.evaluation.encode import CAPTIONS, Captions, Collector, Encodings, Progress, encode_source
 from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.intervals import from_replicates, replicates, wilson
@@ -147,10 +147,7 @@ class Suite(ABC, Generic[O]):
         """Read files of the run at the path of the model, before it is loaded."""
 
     def check(self, model: Model, source: Source) -> None:
-        """Raise UserError where the model or the source lack what the suite needs.
-
-        The default refuses captions without images.
-        """
+        """Raise UserError where model or source lack a need. The default refuses captions without images."""
         without = without_images(source)
         if without and self.encodes_images:
             raise UserError(
@@ -212,13 +209,10 @@ class Suite(ABC, Generic[O]):
         """Name -> metric, from `Outcomes.queries` of one run, or of several over the same queries."""
 
     def measure(self, scorer: Scorer, data: Encodings, settings: Settings = Settings()) -> Result:  # noqa: B008
-        """The result: metrics with intervals, settings, data, notes, and all outcomes.
-
-        Raises UserError if the data were encoded without what the suite collects, and as `outcomes` does.
-        """
+        """The result of the data. Raises UserError as `outcomes` and `collected` do."""
         outcomes = self.outcomes(scorer, data, settings)
         metrics = metrics_of(self.metrics([outcomes.queries], settings), settings)
-        notes = (*notes_of(data), *outcomes.notes)
+        notes = (*data.notes(), *outcomes.notes)
         if any(metric.low == metric.high for metric in metrics if metric.unit == "share"):
             notes += (
                 "an interval of width zero means that all outcomes were alike, not that the value is certain",
@@ -302,7 +296,7 @@ class Suite(ABC, Generic[O]):
 
 
 def variant(source: Source, method: str) -> Source:
-    """What a method of the source, such as with_foils, makes of it; the source itself where it has none."""
+    """The source after a method of its own, such as with_foils; the source itself where it has none."""
     if isinstance(source, Joined):
         return Joined([variant(one, method) for one in source.sources])
     if isinstance(source, WithoutCaptions):
@@ -370,19 +364,16 @@ def metrics_of(samples: Mapping[str, MetricSamples], settings: Settings) -> tupl
     )  # fmt: skip
 
 
-def notes_of(data: Encodings) -> tuple[str, ...]:
-    """Notes on the data, for readers of any number on them."""
-    notes = list(data.remarks)
-    if data.damaged:
-        causes = ", ".join(f"{number} {cause}" for cause, number in sorted(data.damaged.items()))
-        skipped = sum(data.damaged.values())
-        first = "; ".join(data.damaged_first)
-        notes.append(f"{skipped} of {data.samples} samples were skipped: {causes}; the first: {first}")
-    if data.blank:
-        notes.append(f"{data.blank} blank captions were skipped")
-    if data.cut:
-        notes.append(f"{amount(data.cut, 'text')} longer than the model reads and cut")
-    return tuple(notes)
+def mean_of(metrics: Sequence[MetricSamples]) -> MetricSamples:
+    """The mean of a metric over folds, or over runs, that were resampled each by itself."""
+    chances = [one.chance for one in metrics if one.chance is not None]
+    return metrics[0]._replace(
+        value=float(np.mean([one.value for one in metrics])),
+        samples=np.mean([one.samples for one in metrics], axis=0),
+        queries=sum(one.queries for one in metrics),
+        chance=float(np.mean(chances)) if chances else None,
+        ties=sum(one.ties for one in metrics),
+    )
 
 
 def accuracy(
@@ -397,8 +388,22 @@ def accuracy(
     right  [run, Q] of 0 and 1;  image [Q] of each query: the bootstrap draws them; None: each its own
     """
     mean = np.mean(right, axis=0)  # [Q] share of the runs that were right
-    samples, ends = replicates(mean, image, **settings.bootstrap), wilson_ends(mean, len(right), settings)
-    return MetricSamples(float(mean.mean()), samples, mean.size * len(right), chance, ties, "share", ends)
+    metric = mean_metric(mean, image, mean.size * len(right), chance, ties, "share", settings)
+    return metric._replace(wilson=wilson_ends(mean, len(right), settings))
+
+
+def mean_metric(
+    values: np.ndarray,
+    image: np.ndarray | None,
+    queries: int,
+    chance: float | None,
+    ties: int,
+    unit: Unit,
+    settings: Settings,
+) -> MetricSamples:
+    """The mean of values [Q]. image [Q] as in `accuracy`; queries  so many outcomes, over all runs"""
+    samples = replicates(values, image, **settings.bootstrap)
+    return MetricSamples(float(values.mean()), samples, queries, chance, ties, unit)
 
 
 def wilson_ends(right: np.ndarray, runs: int, settings: Settings) -> tuple[float, float] | None:

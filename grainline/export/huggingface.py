@@ -53,7 +53,7 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
         existing = next((place.parent / name for name in names if (place.parent / name).is_file()), None)
         if tokenizer is not None and existing is not None:
             raise UserError(
-                f"{existing} is there already, and the tokenizer belongs beside the file; give a new folder"
+                f"{existing} is there already, and the tokenizer goes into the same folder; give a new folder"
             )
         to_open_clip(towers, place)
         if tokenizer is not None:

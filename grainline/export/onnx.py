@@ -61,7 +61,7 @@ class ImageTower(_Tower):
     """Pixels to vectors and tokens."""
 
     def forward(self, pixels: Tensor) -> Outputs:
-        """pixels [N, 3, size, size] uint8 in 0..255; mean and spread are inside"""
+        """pixels [N, 3, size, size] uint8 in 0..255; the graph applies mean and standard deviation"""
         number = torch.zeros(pixels.shape[0], dtype=torch.int64, device=pixels.device)
         return _outputs(self.method.encode_images(Images(pixels, number)))
 

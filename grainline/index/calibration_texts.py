@@ -1,6 +1,6 @@
 """Calibration texts (null texts): texts that describe images outside the index.
 
-The best score of a query says little by itself: some texts score high with all images. An index therefore
+The best score of a query means little by itself: some texts score high with all images. An index therefore
 stores the scores of null texts with all its images (`calibration.py` uses them): of whole captions, or lines
 of a file, of one sentence of each, and of spans of a few sentences that include it, since queries are often
 shorter than captions. A null text does not count for its own image, which the hash of its bytes identifies.

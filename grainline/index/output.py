@@ -151,7 +151,7 @@ def _reading(options: Options, images: bool) -> list[str]:
     if not images:
         out.append(
             f"An image shows a sentence where its p is {options.support:g} or below: so few sentences that "
-            "speak of other images do as well in the best hits of their texts. It does not where at most "
+            "describe other images do as well in the best hits of their texts. It does not where at most "
             f"{100 * options.absent:g} % of true sentences score as low. Otherwise the model cannot tell."
         )
         out.append(

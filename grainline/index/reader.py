@@ -19,9 +19,7 @@ from grainline.index import store
 from grainline.index.calibration import (
     DUPLICATE,
     Calibration,
-    NullSample,
     Standard,
-    TrueSample,
     background,
     best_hits,
     described_images,
@@ -63,7 +61,7 @@ class IndexReader:
 
     def take(self, name: str, rows: np.ndarray) -> np.ndarray:
         """An array of some live rows: [K, ...]"""
-        return store.take(self.segments, name, self.locations[rows])
+        return store.take([segment.arrays[name] for segment in self.segments], self.locations[rows])
 
     def encoded(self, rows: np.ndarray, precomputed_class: Any = None) -> Encoded:
         """Some live rows as the method scores them. precomputed_class: that of the method"""
@@ -125,13 +123,6 @@ class IndexReader:
         level = sentence_level(score, ~self._described_background)
         names, place = (store.NULL_TEXTS, store.NULL_SPANS), np.arange(len(level))
         hits = [self.take(store.NULL_SENTENCES, self._hits(name)[1])[place, place] for name in names]
-        null_sample = NullSample(
-            np.array([*self.calibration_texts.counts, *self.calibration_texts.span_counts]),
-            np.concatenate([self._standard_best(name) for name in names]),
-            Standard(*map(np.concatenate, zip(*map(self._standard, names), strict=True))),
-            np.concatenate([tested - level for tested in hits]),
-            np.sort((score - level)[~self._described_background]),
-        )
         # The null texts with images of their own, as if these images were in the index.
         image_scores = self.calibration_texts.image_scores
         which = np.array([i for i, pair in enumerate(image_scores) if pair is not None], np.int64)
@@ -139,7 +130,17 @@ class IndexReader:
         rank = np.zeros(len(which), np.int64)
         for block, described in self._blocks(store.NULL_TEXTS):
             rank += ((block[:, which] > text) & ~described[:, which]).sum(0)
-        return Calibration(null_sample, TrueSample(which, rank, text, tested - level[which]))
+        return Calibration(
+            counts=np.array([*self.calibration_texts.counts, *self.calibration_texts.span_counts]),
+            best_score=np.concatenate([self._standard_best(name) for name in names]),
+            standard=Standard(*map(np.concatenate, zip(*map(self._standard, names), strict=True))),
+            tested=np.concatenate([one - level for one in hits]),
+            pool=np.sort((score - level)[~self._described_background]),
+            true_text=which,
+            true_rank=rank,
+            true_score=text,
+            true_tested=tested - level[which],
+        )
 
     @cached_property
     def _described_background(self) -> np.ndarray:

@@ -131,7 +131,7 @@ class Writer:
         parts = [part for i, part in enumerate(manifest.segments) if i not in victims]
         for start in range(0, len(where), self.chunk):
             block = where[start : start + self.chunk]
-            arrays = {name: store.take(self.segments, name, block) for name in self.segments[0].arrays}
+            arrays = {name: self._take(name, block) for name in self.segments[0].arrays}
             rows = [self.segments[i].rows[row] for i, row in block.tolist()]
             parts.append(self._write(rows, arrays, manifest.next))
             manifest = manifest._replace(next=manifest.next + 1)
@@ -161,6 +161,9 @@ class Writer:
                 if live[number]:
                     self.rows[row.path] = (i, number)
 
+    def _take(self, name: str, where: np.ndarray) -> np.ndarray:
+        return store.take([segment.arrays[name] for segment in self.segments], where)
+
     def _write(self, rows: Sequence[store.Row], arrays: Arrays, number: int) -> store.Part:
         with store.disk_errors(self.folder):
             return store.write_segment(self.folder / store.SEGMENTS / f"{number:08d}", rows, arrays)
@@ -175,7 +178,7 @@ class Writer:
         order = [place[x.row.content] for x in new]
         out: Arrays = {}
         for name in encoded or self.segments[0].arrays:
-            parts = [store.take(self.segments, name, np.array(list(known.values())))] if known else []
+            parts = [self._take(name, np.array(list(known.values())))] if known else []
             parts += [encoded[name]] if encoded else []
             out[name] = np.concatenate(parts)[order]
         return out

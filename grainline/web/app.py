@@ -42,7 +42,7 @@ from grainline.web.schema import (
     thumbnail,
 )
 
-LEFT = 499  # nobody reads it: the client has left
+DISCONNECTED = 499  # nobody reads it
 ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"model": Error} for code in (400, 403, 404, 408, 409, 410, 413, 415, 421, 422, 500, 503, 504)
 }
@@ -184,23 +184,23 @@ class Server:
     async def _answer(self, request: Request, query: Any) -> Any:
         """The answer of the model. A request is withdrawn on a disconnect or a timeout."""
         future = asyncio.wrap_future(self.batcher.submit(query))
-        left = asyncio.create_task(_left(request))
+        gone = asyncio.create_task(_disconnected(request))
         try:
             await asyncio.wait(
-                {future, left}, timeout=self.limits.patience, return_when=asyncio.FIRST_COMPLETED
+                {future, gone}, timeout=self.limits.patience, return_when=asyncio.FIRST_COMPLETED
             )
             if future.done():
                 return future.result()
-            if left.done():
-                raise HTTPException(LEFT, "the client has left")
+            if gone.done():
+                raise HTTPException(DISCONNECTED, "the client has disconnected")
             raise HTTPException(504, f"no answer within {self.limits.patience:g} s; try again")
         finally:
             future.cancel()
-            left.cancel()
+            gone.cancel()
             with suppress(asyncio.CancelledError):
-                await left
+                await gone
 
 
-async def _left(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

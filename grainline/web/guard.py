@@ -7,7 +7,7 @@ Every page in the browser can reach a server on this machine. Three checks keep 
   3. a body must be of the content type of its route.
 
 One address gets at most a share of connections, requests and bytes. An IPv6 address counts as its network of
-64 bits, since one machine can use all addresses of it. A proxy that the user lists speaks for many clients:
+64 bits, since one machine can use all addresses of it. A proxy that the user lists passes on many clients:
 for its requests the address in X-Forwarded-For counts, from the right the first that is no listed proxy.
 """
 
@@ -64,7 +64,7 @@ class Pool:
         return True
 
     def give(self, client: str, units: int = 1) -> None:
-        """Return what was taken."""
+        """Return units."""
         self.used -= units
         self.used_by[client] -= units
         if not self.used_by[client]:

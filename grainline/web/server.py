@@ -82,8 +82,8 @@ class Connection(H11Protocol):
         super().__init__(**settings)
         self.places, self.limits = places, places.limits
         self.app = self._handle
-        self.started = False  # a part of the next request has come
-        self.unsent: float = math.inf  # bytes of answers, at the last look
+        self.started = False  # a part of the next request has arrived
+        self.unsent: float = math.inf  # bytes of the response, when the timer was set
         self.timer: asyncio.TimerHandle | None = None
 
     @property

@@ -215,7 +215,7 @@ class _Items(Foiled):
 #
 #     sugarcrepe:replace_obj.json?images=DIR
 #
-# Hsieh et al., arXiv 2306.14610. Each file is one kind of foil, which its name says: a JSON object of items
+# Hsieh et al., arXiv 2306.14610. The name of a file is the kind of its foils: a JSON object of items
 # with filename, caption and negative_caption. DIR holds the images of COCO val2017, or is the folder above.
 
 SUGARCREPE = "sugarcrepe"
@@ -238,8 +238,8 @@ class SugarCrepe(_Items):
 #     valse:actant-swap.json?images=DIR
 #
 # Parcalabescu et al., arXiv 2112.07566. Each file is one piece: a JSON object of items with image_file,
-# caption, foil and mturk, the votes of three people. As its authors do, only items are kept of which two
-# people at least chose the caption. The kind is the name of the file. DIR holds the images of the piece:
+# caption, foil and mturk, the votes of three people. As its authors do, items count only if
+# two people at least chose the caption. The kind is the name of the file. DIR holds the images of the piece:
 # those of COCO, SWiG, VisDial or Visual7W.
 
 VALSE = "valse"

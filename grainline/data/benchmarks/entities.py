@@ -9,7 +9,7 @@ Plummer et al., arXiv 1505.04870. DIR is the folder of the release:
     train.txt, val.txt, test.txt   the images of each split
 
 A record is an image ID.jpg with its captions, and a region for every bracket, those of number 0
-("notvisual") and those without a box included; its span says where it stands in which caption. The box of a
+("notvisual") and those without a box included; its span is its place in a caption. The box of a
 region is the smallest around all boxes of its entity. Without `images` captions can be read alone.
 """
 
@@ -129,7 +129,7 @@ class Entities(FileSource):
         return (f"{name}.jpg" for name in self._names)
 
     def fingerprint(self) -> str:
-        """sha256 over names, captions and phrases; neither images nor boxes are looked at."""
+        """sha256 over names, captions and phrases; neither images nor boxes count."""
         parts: list[str | int] = []
         for name, captions in zip(self._names, self._sentences, strict=True):
             parts += [name, len(captions)] if isinstance(captions, list) else [name, captions.cause]

@@ -5,7 +5,7 @@
 
 Bianchi et al., arXiv 2311.17518. Each file holds one difficulty: images[] with id and file_name,
 annotations[] with a box, the category that is right and those that are wrong, categories[] with a description
-as name. A record is an image with its regions, whose foils are of the kind that the name of the file says;
+as name. A record is an image with its regions, whose foils are of the kind that the file is named after;
 it has no caption. DIR is the folder of COCO's images: the one above val2017 and train2017, or the one that
 they are all in.
 """

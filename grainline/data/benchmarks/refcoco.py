@@ -4,11 +4,11 @@
     refcoco:refcocog/refs(umd).p?split=val       one of several files of expressions
 
 Yu et al., arXiv 1608.00272; Mao et al., arXiv 1511.02283. The file of expressions, pickled or as JSON, is a
-list of {ref_id, ann_id, image_id, split, sentences: [{sent, raw, sent_id}]}; instances.json beside it has
-images[] and annotations[] with a segmentation, as COCO does, and with image_id and bbox where boxes are asked
-for. A record is an image with a region for each sentence; it has no caption. `split` may name several, by
-commas, and is `val` by default. `masks=coco` draws polygons with pycocotools, as published code does
-(extra `coco`); without it a pixel belongs to a polygon where its centre lies inside.
+list of {ref_id, ann_id, image_id, split, sentences: [{sent, raw, sent_id}]}. In the same folder,
+instances.json has images[] and annotations[] with a segmentation, as COCO does, and with image_id and bbox
+where boxes are needed. A record is an image with a region for each sentence; it has no caption. `split` may
+name several, by commas, and is `val` by default. `masks=coco` draws polygons with pycocotools, as published
+code does (extra `coco`); without it a pixel belongs to a polygon where its centre lies inside.
 """
 
 import os

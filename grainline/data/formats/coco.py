@@ -3,8 +3,8 @@
     coco-karpathy:dataset_coco.json?images=DIR&split=test   Karpathy's split, also of Flickr8k and 30k
     coco-val2017:captions_val2017.json?images=DIR           the official annotation file
 
-Both keep exactly the first five captions of an image, as the field does: in the order of the file for
-Karpathy, by annotation id for the official one. `left_out` counts the others.
+Both take the first five captions of an image, as the field does: in the order of the file for Karpathy, by
+annotation id for the official one. `left_out` counts the others.
 """
 
 import os
@@ -15,9 +15,8 @@ from typing import Any
 
 from grainline.data.formats.checked import Fields, Id, Text, Words, checked, has_rows, strings
 from grainline.data.formats.listed import Entry, ListedImages, choose_splits, wrong_row
-from grainline.data.formats.plain import HELP
+from grainline.data.formats.plain import data_error
 from grainline.data.record import MISSING_CAPTION, CorruptSample, Record
-from grainline.errors import UserError
 
 CAPTIONS = 5
 
@@ -51,11 +50,10 @@ class _Coco(ListedImages):
         entries = self.images(content)
         self.left_out = sum(len(entry.record.captions[CAPTIONS:]) for entry in entries)
         if self.left_out:
-            self.remarks = (
-                f"{self.left_out} captions beyond the first {CAPTIONS} of their image are left out",
-            )
+            remark = f"{self.left_out} captions beyond the first {CAPTIONS} of their image are left out"
+            self.remarks = (remark,)
         if not any(entry.record.captions for entry in entries):
-            raise UserError(f"{self._file} has no captions in any of its {len(entries)} images; {HELP}")
+            raise data_error(f"{self._file} has no captions in any of its {len(entries)} images")
         records = [one.record._replace(captions=one.record.captions[:CAPTIONS]) for one in entries]
         return [one._replace(record=record) for one, record in zip(entries, records, strict=True)]
 
@@ -79,7 +77,6 @@ class CocoKarpathy(_Coco):
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether parsed JSON has the form of Karpathy's files."""
         return has_rows(content, "images", ("filename", "split", "sentences"))
 
     def images(self, content: Any) -> list[Entry]:
@@ -91,9 +88,10 @@ class CocoKarpathy(_Coco):
             if image is None:
                 entries.append(wrong_row(place, wrong))
             elif image.split in wanted:
-                entries.append(
-                    _entry(_karpathy_places(image), strings([one.get("raw") for one in image.sentences]))
-                )
+                # DIR may be the folder above val2014 and train2014, or the one that the image is in
+                name, folder = image.filename, image.filepath
+                places = (os.path.join(folder, name), name) if folder else (name,)
+                entries.append(_entry(places, strings([one.get("raw") for one in image.sentences])))
         return entries
 
 
@@ -104,7 +102,6 @@ class CocoVal2017(_Coco):
 
     @staticmethod
     def recognises(content: Any) -> bool:
-        """Whether parsed JSON has the form of COCO's caption files."""
         notes = ("id", "image_id", "caption")
         return has_rows(content, "images", ("id", "file_name")) and has_rows(content, "annotations", notes)
 
@@ -127,24 +124,15 @@ class CocoVal2017(_Coco):
                 rows.append(wrong_row(place, wrong))
         for note in sorted(notes, key=lambda note: (isinstance(note.id, str), note.id)):
             captions[note.image_id].extend(strings(note.caption))
+        # DIR may be the folder of the images, or the one above it, named as in captions_val2017.json
+        year = os.path.splitext(os.path.basename(self._file))[0].removeprefix("captions_")
         return [
-            row if isinstance(row, Entry) else _entry(_official_places(row, self._file), captions[row.id])
+            row
+            if isinstance(row, Entry)
+            else _entry((row.file_name, os.path.join(year, row.file_name)), captions[row.id])
             for row in rows
         ]
 
 
 def _entry(places: tuple[str, ...], captions: list[str]) -> Entry:
     return Entry(Record(places[0], b"", tuple(captions)), places)
-
-
-def _karpathy_places(image: _KarpathyImage) -> tuple[str, ...]:
-    """DIR may be the folder above val2014 and train2014, or the one that the image is in."""
-    name = image.filename
-    return (os.path.join(image.filepath, name), name) if image.filepath else (name,)
-
-
-def _official_places(image: _Image, file: str) -> tuple[str, ...]:
-    """DIR may be the folder of the images, or the one above it, named as in captions_val2017.json."""
-    name = image.file_name
-    year = os.path.splitext(os.path.basename(file))[0].removeprefix("captions_")
-    return (name, os.path.join(year, name))

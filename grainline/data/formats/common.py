@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 from grainline.data.formats.checked import Fields, Stretch, Text, Upright, Words, strings
 from grainline.data.formats.masks import Mask
-from grainline.data.formats.plain import HELP, parse_json, read_plain, text_of
+from grainline.data.formats.plain import data_error, parse_json, read_plain, text_of
 from grainline.data.record import (
     CORRUPT_REGION,
     CORRUPT_TEXT,
@@ -35,7 +35,6 @@ from grainline.data.record import (
     Region,
     as_sentences,
 )
-from grainline.errors import UserError
 
 # Recaptioned data (DreamLIP): short and long captions of CC3M, CC12M and YFCC15M by InstructBLIP, ShareGPT4V
 # and LLaVA, as strings, or as lists of sentences as FLAIR prepares them. These fields are recognised in any
@@ -74,7 +73,7 @@ def _whole(value: Any) -> str:
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif")
 LONG_FIELDS = ("long", "long_caption", "description")
 
-_PROBES = 10_000  # how many image paths are looked up, at most, before a set is said to have no images
+_PROBES = 10_000  # image paths that are tried at most before a source counts as one without images
 
 
 class FileSource(ABC):
@@ -89,18 +88,14 @@ class FileSource(ABC):
         """The source at a path. Raises UserError.
 
         images  folder of the images, where they are named by path
-        size    side of images that are drawn, in pixels
+        size    side of scenes, in pixels
         """
-        make: Any = cls
-        source: FileSource = make(path, images) if cls.images_by_path else make(path)
-        return source
+        return cls(path, images) if cls.images_by_path else cls(path)  # type: ignore[call-arg]
 
     @classmethod
     def from_content(cls, path: str, images: str | None, content: Any) -> "FileSource":
         """The source of a file whose content, parsed JSON or rows, `recognises` accepted."""
-        make: Any = cls
-        source: FileSource = make(path, images, content)
-        return source
+        return cls(path, images, content)  # type: ignore[call-arg]
 
     @staticmethod
     def recognises(content: Any) -> bool:  # noqa: ARG004
@@ -221,12 +216,8 @@ def read_captions(fields: Mapping[str, Any], where: str) -> Captions:
     long = next((" ".join(texts) for name in LONG_FIELDS if (texts := strings(fields.get(name)))), None)
     longs = ([long] if long else []) + strings(fields.get("longs"))
     regions, foils = _regions(fields, where)
-    long, others, subtexts = (
-        longs[0] if longs else None,
-        tuple(longs[1:]),
-        tuple(strings(fields.get("subtexts"))),
-    )
-    return Captions(tuple(captions), long, regions, foils, subtexts, others)
+    first, subtexts = longs[0] if longs else None, tuple(strings(fields.get("subtexts")))
+    return Captions(tuple(captions), first, regions, foils, subtexts, tuple(longs[1:]))
 
 
 def texts_beside(stem: str, read: Callable[[str], bytes | None], *, lines: bool) -> Captions:
@@ -272,15 +263,15 @@ def require_images(candidates: Sequence[Sequence[str]], source: str, root: str, 
     which  what else the error says of the folder
     """
     if not os.path.isdir(root):
-        raise UserError(
-            f"no folder of images at {root}, named for {source}: say where with --images DIR{which}; {HELP}"
+        raise data_error(
+            f"no folder of images at {root}, named for {source}: say where with --images DIR{which}"
         )
     step = max(1, len(candidates) // _PROBES)
     if not any(os.path.isfile(path) for paths in candidates[::step] for path in paths):
         first = next((paths[0] for paths in candidates if paths), root)
-        raise UserError(
+        raise data_error(
             f"none of the {len(candidates)} images of {source} is under {root} (the first was looked for at"
-            f" {first}): say where they lie with --images DIR{which}; {HELP}"
+            f" {first}): say where they lie with --images DIR{which}"
         )
 
 
@@ -297,8 +288,8 @@ def split_query(path: str, allowed: Sequence[str]) -> tuple[str, dict[str, str]]
     for part in query.split("&"):
         name, _, value = part.partition("=")
         if name not in allowed or not value:
-            raise UserError(
-                f"'{part}' in {path} is no option: allowed are {', '.join(allowed)} as name=value; {HELP}"
+            raise data_error(
+                f"'{part}' in {path} is no option: allowed are {', '.join(allowed)} as name=value"
             )
         options[name] = unquote(value)
     return base, options
@@ -369,7 +360,7 @@ def expand(path: str) -> list[str]:
         paths += matches
         missing += [one] if not matches or not os.path.exists(matches[0]) else []
     if missing:
-        raise UserError(f"{path} stands for {some(missing)}, where nothing is (from {os.getcwd()}); {HELP}")
+        raise data_error(f"{path} stands for {some(missing)}, where nothing is (from {os.getcwd()})")
     return paths
 
 
@@ -390,9 +381,7 @@ def _choices(brace: str, path: str) -> list[str]:
     if span:
         first, last = int(span[1]), int(span[2])
         if not first <= last < first + _MOST:
-            raise UserError(
-                f"{brace} in {path} is no range of at most {_MOST} numbers, smallest first; {HELP}"
-            )
+            raise data_error(f"{brace} in {path} is no range of at most {_MOST} numbers, smallest first")
         return [f"{number:0{len(span[1])}d}" for number in range(first, last + 1)]
     return inside.split(",") if "," in inside else [brace]
 

@@ -21,9 +21,8 @@ from grainline.data.formats.common import (
     some,
     texts_beside,
 )
-from grainline.data.formats.plain import HELP, read_plain
+from grainline.data.formats.plain import data_error, read_plain
 from grainline.data.record import MISSING_CAPTION, UNREADABLE_FILE, CorruptSample, Record
-from grainline.errors import UserError
 
 _TEXT_SUFFIXES = ("json", "txt")
 
@@ -39,17 +38,17 @@ class Folder(FileSource):
         if not self._names:
             kinds = sorted({suffix(name) for name in listed})
             contents = f"{len(listed)} files of the kinds {some(kinds, 8)}" if listed else "nothing"
-            raise UserError(
+            raise data_error(
                 f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)}), no tars and no parquet files,"
-                f" but {contents}; {HELP}"
+                f" but {contents}"
             )
         beside = {name for name in listed if suffix(name) in _TEXT_SUFFIXES}
         stems = {os.path.splitext(name)[0] for name in self._names}
         if files is None:
             if not allow_bare and not any(os.path.splitext(name)[0] in stems for name in beside):
-                raise UserError(
+                raise data_error(
                     f"{path} holds {len(self._names)} images without captions: put NAME.txt or NAME.json"
-                    f" beside NAME.{suffix(self._names[0])}, or name a table (jsonl, csv); {HELP}"
+                    f" beside NAME.{suffix(self._names[0])}, or name a table (jsonl, csv)"
                 )
             alone = sorted(name for name in beside if os.path.splitext(name)[0] not in stems)
             self.remarks = (f"{len(alone)} texts have no image: {some(alone)}",) if alone else ()
@@ -113,8 +112,8 @@ def files_below(path: str) -> list[str]:
 
 
 def _refuse(error: OSError) -> None:
-    raise UserError(
-        f"{error.filename} cannot be read ({error.strerror}): change its permissions or leave it out; {HELP}"
+    raise data_error(
+        f"{error.filename} cannot be read ({error.strerror}): change its permissions or leave it out"
     )
 
 
@@ -135,16 +134,16 @@ def files_of(path: str, kind: str) -> list[str]:
     if os.path.isdir(path):
         files = [os.path.join(path, name) for name in files_below(path) if suffix(name) == kind]
         if not files:
-            raise UserError(f"{path} holds no .{kind} files; {HELP}")
+            raise data_error(f"{path} holds no .{kind} files")
         return files
     files = expand(path)
     others = [name for name in files if suffix(name) != kind]
     if len(files) > 1 and others:
-        raise UserError(f"{path} stands for {some(others)} too, which is no .{kind}; {HELP}")
+        raise data_error(f"{path} stands for {some(others)} too, which is no .{kind}")
     return files
 
 
-class Classes(FileSource):
+class Classes(Folder):
     """`classes:DIR`: a folder with one subfolder of images for each class, for classification.
 
     The caption is the name of the folder below DIR: "great white shark" for great_white_shark/x/b.jpg. Texts
@@ -156,23 +155,17 @@ class Classes(FileSource):
         images = sorted(name for name in files_below(path) if suffix(name) in IMAGE_SUFFIXES)
         self._names = [name for name in images if os.path.dirname(name)]
         if not self._names:
-            raise UserError(
+            raise data_error(
                 f"{path} holds no images ({', '.join(IMAGE_SUFFIXES)}) in subfolders, of which each is a"
-                f" class, and {len(images)} beside them; {HELP}"
+                f" class, and {len(images)} beside them"
             )
         loose = [name for name in images if not os.path.dirname(name)]
         self.remarks = (f"{len(loose)} images lie in no subfolder: {some(loose)}",) if loose else ()
-
-    def __len__(self) -> int:
-        return len(self._names)
 
     def __getitem__(self, index: int) -> Record:
         name = self._names[index]
         path = os.path.join(self.path, name)
         return Record(name, read_image([path], path), (label(name),))
-
-    def keys(self) -> Iterable[str]:
-        return iter(self._names)
 
     def fingerprint(self) -> str:
         """sha256 over names, which contain the classes, and sizes of the images."""

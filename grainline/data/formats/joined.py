@@ -6,7 +6,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 
 from grainline.data.formats.common import FileSource, digest, divide
-from grainline.data.formats.plain import HELP
+from grainline.data.formats.plain import data_error
 from grainline.data.record import (
     MISSING_CAPTION,
     Box,
@@ -17,7 +17,6 @@ from grainline.data.record import (
     boxes_of,
     keys_of,
 )
-from grainline.errors import UserError
 
 
 class Joined(FileSource):
@@ -82,7 +81,7 @@ class SourceWrapper(FileSource):
 
 
 def parts_of(source: Source) -> list[Source]:
-    """The sources below a source: those that are joined, and the one that is wrapped."""
+    """The sources that are joined or wrapped in a source."""
     if isinstance(source, Joined):
         return [part for one in source.sources for part in parts_of(one)]
     return parts_of(source.source) if isinstance(source, SourceWrapper) else [source]
@@ -121,14 +120,14 @@ class WithoutCaptions(SourceWrapper):
         captions = tuple(text for number, text in enumerate(record.captions) if number not in self.skip)
         if not captions:
             raise CorruptSample(MISSING_CAPTION, f"{record.key} (all its captions are skipped)")
-        return _renumbered(record._replace(captions=captions), record.captions, self.skip)
+        return _renumber(record._replace(captions=captions), record.captions, self.skip)
 
     def fingerprint(self) -> str:
         """sha256 over that of the source and the numbers of the captions."""
         return digest([self.source.fingerprint(), OPTION, *self.skip])
 
 
-def _renumbered(record: Record, before: tuple[str, ...], skip: tuple[int, ...]) -> Record:
+def _renumber(record: Record, before: tuple[str, ...], skip: tuple[int, ...]) -> Record:
     """The record with the regions and foils of the remaining captions, whose spans are renumbered."""
     remaining = [number for number in range(len(before)) if number not in skip]
     name = {f"captions.{old}": f"captions.{new}" for new, old in enumerate(remaining)}
@@ -156,9 +155,9 @@ def split_skip(path: str) -> tuple[str, tuple[int, ...]]:
         return path, ()
     numbers = ",".join(option.partition("=")[2] for option in given).split(",")
     if not all(number.isascii() and number.isdigit() for number in numbers):
-        raise UserError(
+        raise data_error(
             f"{', '.join(given)} in {path} must be numbers of captions, which count from 0, such as "
-            f"{OPTION}=0,1; {HELP}"
+            f"{OPTION}=0,1"
         )
     rest = "&".join(option for option in options if option not in given)
     return (f"{base}?{rest}" if rest else base), tuple(sorted({int(number) for number in numbers}))

@@ -8,9 +8,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from grainline.data.decode import image_size
 from grainline.data.formats.common import FileSource, digest, read_image, require_images, split_query
-from grainline.data.formats.plain import HELP, load_json
+from grainline.data.formats.plain import data_error, load_json
 from grainline.data.record import CORRUPT_REGION, CORRUPT_ROW, CorruptSample, Record
-from grainline.errors import UserError
 
 
 class Entry(NamedTuple):
@@ -34,11 +33,9 @@ class ListedImages(FileSource):
     """
 
     images_by_path = True
-    form: ClassVar[
-        str
-    ]  # what the file should be, for an error: "a file of FOIL-COCO: annotations[] with ..."
+    form: ClassVar[str]  # for an error, such as "a file of FOIL-COCO: annotations[] with ..."
     options: ClassVar[tuple[str, ...]] = ("images",)
-    which: str = ""  # what else an error says of the folder of the images
+    which: str = ""  # added to an error about the folder of the images
     sized: ClassVar[str] = "boxes"  # what `Entry.size` is for
 
     def __init__(self, path: str, images: str | None = None, content: Any = None) -> None:
@@ -48,7 +45,7 @@ class ListedImages(FileSource):
         self._file = self.find(place)
         content = self.load() if content is None else content
         if not self.accepts(content):
-            raise UserError(f"{self._file} is not {self.form}; {HELP}")
+            raise data_error(f"{self._file} is not {self.form}")
         self._root = images or self._given.get("images") or self.folder()
         self.entries = self.parse(content)
         places = [self._paths(entry) for entry in self.entries if not entry.error]
@@ -96,11 +93,10 @@ class ListedImages(FileSource):
         return record
 
     def keys(self) -> Iterable[str]:
-        """The names of the images, as the file has them."""
         return (entry.record.key for entry in self.entries)
 
     def fingerprint(self) -> str:
-        """sha256 over names and texts; images are not looked at, so their content does not count."""
+        """sha256 over names and texts; images are not read."""
         return digest(self.parts())
 
 
@@ -110,5 +106,5 @@ def choose_splits(counts: Counter[str], names: str, file: str) -> list[str]:
     unknown = [name for name in splits if name not in counts]
     if unknown:
         has = ", ".join(f"{name} ({number})" for name, number in sorted(counts.items()))
-        raise UserError(f"{file} has no split {unknown[0]}: it has {has}; {HELP}")
+        raise data_error(f"{file} has no split {unknown[0]}: it has {has}")
     return splits

@@ -4,9 +4,8 @@ Columns are found by name as in grainline.data.formats.table (image and text col
 `file.parquet?image=COL&caption=COL&long=COL&root=DIR`. An image is bytes, a struct of {bytes, path} as the
 `datasets` library writes it, or a path.
 
-Parquet has no access to single rows: a row group is read whole, and the last two are kept. That is fast in
-order; a shuffle over large row groups reads each again and again, so write small ones (100 to 1000 rows) or
-use tars.
+Parquet has no access to single rows: a row group is read whole, and the last two are cached. For shuffled
+reading write small groups (100 to 1000 rows) or use tars.
 """
 
 import contextlib
@@ -27,10 +26,9 @@ from grainline.data.formats.common import (
     split_query,
 )
 from grainline.data.formats.folder import files_of
-from grainline.data.formats.plain import HELP, regular
+from grainline.data.formats.plain import data_error, regular
 from grainline.data.formats.table import FURTHER, OPTIONS, SPOTS, choose_columns, fields_of
 from grainline.data.record import MISSING_CAPTION, MISSING_IMAGE, UNREADABLE_FILE, CorruptSample, Record
-from grainline.errors import UserError
 
 CACHED_GROUPS = 2
 
@@ -59,18 +57,16 @@ class Parquet(FileSource):
                 schema = schema or opened.schema_arrow
                 missing = set(schema.names) - set(opened.schema_arrow.names)
                 if missing:
-                    raise UserError(
-                        f"{file} has no column {min(missing)}, which {self._files[0]} has; {HELP}"
+                    raise data_error(f"{file} has no column {min(missing)}, which {self._files[0]} has")
+                first = 0
+                for number in range(opened.metadata.num_row_groups):
+                    self._groups.append(
+                        _Group(file, number, first, opened.metadata.row_group(number).num_rows)
                     )
-                sizes = [opened.metadata.row_group(n).num_rows for n in range(opened.metadata.num_row_groups)]
-            firsts = [0, *accumulate(sizes)]
-            self._groups += [
-                _Group(file, n, first, rows)
-                for n, (first, rows) in enumerate(zip(firsts, sizes, strict=False))
-            ]
+                    first += self._groups[-1].rows
         self._ends = list(accumulate(group.rows for group in self._groups))
         if not len(self):
-            raise UserError(f"{self.path} holds no rows; {HELP}")
+            raise data_error(f"{self.path} holds no rows")
         self._columns = choose_columns(schema.names, options, self._files[0])
         self._further = [name for name in FURTHER if name in schema.names]
         folder = os.path.dirname(os.path.abspath(self._files[0]))
@@ -79,8 +75,7 @@ class Parquet(FileSource):
         unique = names if len(set(names)) == len(names) else self._files
         self._labels = dict(zip(self._files, unique, strict=True))
         self._forget()
-        _require_fitting(schema, self._columns, self._files[0])
-        if _is_path(schema.field(self._columns["image"]).type):
+        if _holds_paths(schema, self._columns["image"], self._files[0]):
             rows: list[dict[str, Any]] = []
             with contextlib.suppress(OSError, ValueError):  # each row of the first group is corrupt
                 rows = self._rows(0)
@@ -132,8 +127,8 @@ class Parquet(FileSource):
         return f"{self._labels[self._groups[group].file]}:{self._groups[group].first + row}"
 
     def _rows(self, group: int) -> list[dict[str, Any]]:
-        """The needed columns of one row group; the latest groups are kept."""
-        if self._process != os.getpid():  # a forked worker: what pyarrow holds open is not to be shared
+        """The needed columns of one row group; the latest groups are cached."""
+        if self._process != os.getpid():  # a forked worker must not share open files of pyarrow
             self._forget()
         if group not in self._cache:
             self._cache[group] = _read(self._groups[group], [*self._columns.values(), *self._further])
@@ -168,13 +163,13 @@ def _opened(file: str) -> Any:
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise UserError(f"{file} needs pyarrow: pip install 'grainline[data]'; {HELP}") from error
+        raise data_error(f"{file} needs pyarrow: pip install 'grainline[data]'") from error
     try:
         regular(file)
         return ParquetFile(file)
     except (OSError, ArrowInvalid) as error:
         why = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise UserError(f"{file} cannot be read as parquet ({why}); {HELP}") from error
+        raise data_error(f"{file} cannot be read as parquet ({why})") from error
 
 
 def _read(group: _Group, columns: Sequence[str]) -> list[dict[str, Any]]:
@@ -187,18 +182,17 @@ def _read(group: _Group, columns: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _is_path(kind: Any) -> bool:
-    return str(kind) in ("string", "large_string", "string_view")
-
-
-def _require_fitting(schema: Any, columns: dict[str, str], file: str) -> None:
-    """The image column holds bytes, {bytes, path} or a path."""
+def _holds_paths(schema: Any, column: str, file: str) -> bool:
+    """Whether the images are paths. Raises UserError unless they are paths, bytes or {bytes, path}."""
     import pyarrow
 
-    kind = schema.field(columns["image"]).type
+    kind = schema.field(column).type
+    if str(kind) in ("string", "large_string", "string_view"):
+        return True
     names = [kind.field(n).name for n in range(kind.num_fields)] if pyarrow.types.is_struct(kind) else []
-    if not (_is_path(kind) or str(kind).endswith("binary") or "bytes" in names or "path" in names):
-        raise UserError(
-            f"{file} has {kind} in its image column {columns['image']}: bytes, a struct of bytes and path,"
-            f" or a path is needed; {HELP}"
+    if not (str(kind).endswith("binary") or "bytes" in names or "path" in names):
+        raise data_error(
+            f"{file} has {kind} in its image column {column}: bytes, a struct of bytes and path, or a path is"
+            f" needed"
         )
+    return False

@@ -18,8 +18,7 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from grainline.data.formats.common import IMAGE_SUFFIXES
-from grainline.data.formats.plain import HELP, regular
-from grainline.errors import UserError
+from grainline.data.formats.plain import data_error, regular
 
 # The key of a sample is the name of its members up to the first dot. A tar of `grainline data pack` says in
 # its global header that names are percent-quoted as in URLs, so that any key can be restored.
@@ -99,7 +98,7 @@ def members(path: str) -> Members:
                 continue
             header = _header(block)
             if header is None and position == 0 and len(block) == _BLOCK:
-                raise UserError(f"{path} is not a tar (no valid header at its start); {HELP}")
+                raise data_error(f"{path} is not a tar (no valid header at its start)")
             more = None if header is None else _extension(handle, header, position + _BLOCK)
             if header is None or more is None:
                 flaw = f"has a cut or damaged header at byte {position}"
@@ -127,7 +126,7 @@ def _add(files: list[Member], header: _Header, extra: dict[str, str], offset: in
     """Append a member if it is a file; how many bytes of data follow its header."""
     name = extra.get("path", header.name)
     if header.kind == b"S" or "GNU.sparse.major" in extra:
-        raise UserError(f"{path} holds the sparse file {name}: write the tar again without --sparse; {HELP}")
+        raise data_error(f"{path} holds the sparse file {name}: write the tar again without --sparse")
     if header.kind not in (b"0", b"\0", b"7"):
         return 0 if header.kind in b"123456" else header.size  # links, devices and folders have no data
     size = int(extra.get("size", header.size))
@@ -139,9 +138,7 @@ def _add(files: list[Member], header: _Header, extra: dict[str, str], offset: in
 def _refuse_packed(path: str, start: bytes) -> None:
     for magic, name in _PACKED.items():
         if start.startswith(magic):
-            raise UserError(
-                f"{path} is packed with {name}: unpack it first, tars are read at random places; {HELP}"
-            )
+            raise data_error(f"{path} is packed with {name}: unpack it first, tars are read at random places")
 
 
 def _header(block: bytes) -> _Header | None:
@@ -202,7 +199,7 @@ def load_shard(path: str) -> Shard:
             return cached
         shard = group(path, members(path), state)
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); {HELP}") from error
+        raise data_error(f"{path} cannot be read ({error.strerror})") from error
     if cache is not None:
         _write_cache(cache, shard)
     return shard

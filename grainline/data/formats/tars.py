@@ -16,7 +16,7 @@ from pathlib import Path
 
 from grainline.data.formats.common import FileSource, digest, texts_beside
 from grainline.data.formats.folder import files_of
-from grainline.data.formats.plain import HELP
+from grainline.data.formats.plain import data_error
 from grainline.data.formats.tarindex import ABSENT, SPANS, Shard, load_shard
 from grainline.data.record import (
     MISSING_CAPTION,
@@ -26,7 +26,7 @@ from grainline.data.record import (
     CorruptSample,
     Record,
 )
-from grainline.errors import UserError, amount
+from grainline.errors import amount
 
 
 class Tars(FileSource):
@@ -40,7 +40,11 @@ class Tars(FileSource):
         self.path = paths[0] if path is None else path
         self._shards = [load_shard(name) for name in paths]
         self._ends = list(accumulate(len(shard.keys) for shard in self._shards))
-        self._prefixes = _prefixes(paths, self._shards)
+        stems = [Path(path).stem for path in paths]
+        names = stems if len(set(stems)) == len(stems) else paths
+        keys = set(chain.from_iterable(shard.keys for shard in self._shards))
+        unique = len(paths) == 1 or len(keys) == len(self)
+        self._prefixes = [""] * len(paths) if unique else [f"{name}/" for name in names]
         flaws = zip(paths, self._shards, strict=True)
         self.remarks = tuple(f"{name} {shard.flaw}" for name, shard in flaws if shard.flaw)
         self._require_samples(paths)
@@ -58,11 +62,9 @@ class Tars(FileSource):
         flaws = "".join(f" ({remark})" for remark in self.remarks[:1])
         content = f"{self.path} ({amount(len(paths), 'tar')}, {amount(len(self), 'sample')})"
         if not images:
-            raise UserError(f"{content} holds no KEY.jpg, .jpeg, .png, .webp, .gif or .bmp{flaws}; {HELP}")
+            raise data_error(f"{content} holds no KEY.jpg, .jpeg, .png, .webp, .gif or .bmp{flaws}")
         if not json and not txt:
-            raise UserError(
-                f"{content} holds images but no KEY.json or KEY.txt with their captions{flaws}; {HELP}"
-            )
+            raise data_error(f"{content} holds images but no KEY.json or KEY.txt with their captions{flaws}")
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -91,31 +93,19 @@ class Tars(FileSource):
         return texts.record(self._prefixes[number] + shard.keys[row], _read(shard, image, image_size, where))
 
     def keys(self) -> Iterable[str]:
-        return (
-            prefix + key
-            for prefix, shard in zip(self._prefixes, self._shards, strict=True)
-            for key in shard.keys
-        )
+        parts = zip(self._prefixes, self._shards, strict=True)
+        return (prefix + key for prefix, shard in parts for key in shard.keys)
 
     def fingerprint(self) -> str:
         """sha256 over the sizes of the tars, and the names, places and sizes of their members.
 
-        No member is read, so a text replaced by another of equal length goes unseen.
+        No member is read: a text that is replaced by another of equal length changes nothing.
         """
         return digest(
             part
             for shard in self._shards
             for part in (shard.size, len(shard.keys), *shard.keys, *shard.spans)
         )
-
-
-def _prefixes(paths: Sequence[str], shards: Sequence[Shard]) -> list[str]:
-    number = sum(len(shard.keys) for shard in shards)
-    if len(shards) == 1 or len(set(chain.from_iterable(shard.keys for shard in shards))) == number:
-        return [""] * len(shards)
-    stems = [Path(path).stem for path in paths]
-    names = stems if len(set(stems)) == len(stems) else list(paths)
-    return [f"{name}/" for name in names]
 
 
 class _Handle:

@@ -50,7 +50,7 @@ def split(templates: Sequence[str]) -> list[Template]:
 
 
 def fill(template: Template, slots: dict[str, list[Piece]], named: dict[str, int], kind: str) -> Line:
-    """A template with its slots filled; `named` says which slot names which object."""
+    """A template with its slots filled; `named` has the object of each slot that names one."""
     pieces: list[Piece] = []
     mentions = []
     for part in template:

@@ -91,7 +91,7 @@ class Scenes:
         return map(self._key, range(self.count))
 
     def boxes(self, index: int) -> tuple[Box, ...]:
-        """The boxes of all objects of which a pixel is seen, in the order of the scene."""
+        """The boxes of all objects with a visible pixel, in the order of the scene."""
         labels = self.labels(index)
         masks = (labels == thing + 1 for thing in range(len(self.scene(index).things)))
         return tuple(box_of(mask) for mask in masks if mask.any())
@@ -110,7 +110,7 @@ class Scenes:
         return label_map(self.scene(index), self.size)
 
     def description(self, index: int) -> SceneDescription:
-        """What is said about the image at a position, with the place of every sentence and noun phrase."""
+        """The texts of the image at a position, with the place of every sentence and noun phrase."""
         return tell(self.scene(index))
 
     def with_foils(self) -> "Scenes":

@@ -113,8 +113,8 @@ def _ordered(
 def _related(rng: random.Random, things: Sequence[Thing]) -> list[tuple[int, int, str]]:
     """One or two (a, b, relation), the first the pair that stands furthest apart of three drawn ones.
 
-    Only scenes with a near and a far pair speak of either, each half of the time: otherwise the text of a
-    caption would tell that "far" is the likelier word.
+    Only scenes with a near and a far pair mention either, each half of the time: otherwise "far" would be
+    likelier than "near" in captions.
     """
     clear = [
         (i, j, names)

@@ -3,7 +3,7 @@
 All geometry is in units of the image's side, x to the right and y down, so a scene does not depend on the
 resolution at which it is drawn. A scene is a function of (seed, split, index) and of nothing else.
 
-Every object has a cell of the thirds grid to itself (which is what position words speak of) and no two
+Every object has a cell of the thirds grid to itself (its position word names that cell) and no two
 objects agree in all of size, pattern, colour and shape, so each can be named without doubt.
 """
 
@@ -200,7 +200,7 @@ def _background(rng: random.Random) -> Background:
 
 
 def direction(a: tuple[float, float], b: tuple[float, float]) -> str:
-    """Where a clearly lies, seen from b: "left", "right", "above", "below", or "" where it is a close call.
+    """The clear direction of a from b: "left", "right", "above", "below", or "" where it is a close call.
 
     >>> direction((0.2, 0.5), (0.7, 0.6)), direction((0.5, 0.5), (0.7, 0.7))
     ('left', '')
@@ -239,6 +239,6 @@ def holds(relation: str, a: Thing, b: Thing) -> bool:
 
 
 def relations(a: Thing, b: Thing) -> list[str]:
-    """What can be said of a, seen from b, for certain: at most one direction and one of near and far."""
+    """The relations of a to b that are clear: at most one direction and one of near and far."""
     side = direction((a.x, a.y), (b.x, b.y))
     return ([side] if side else []) + [name for name in ("near", "far") if holds(name, a, b)]

@@ -88,7 +88,15 @@ def read_pipeline(file: Path) -> Pipeline | None:
     _check_class(kind, config, file)
     backend.no_truncation()
     backend.no_padding()
-    _ASSEMBLE[kind](backend, content, config, str(file))
+    begin, end = _STEPS[kind](backend, content, config)
+    names = [name for name in (begin, end) if name is not None]
+    missing = [name for name in names if backend.token_to_id(name) is None]
+    if missing:
+        raise UserError(f"the tokenizer {file} has no {missing[0]}, which stands around every text")
+    backend.post_processor = processors.TemplateProcessing(
+        single=" ".join(part for part in (begin, "$A", end) if part is not None),
+        special_tokens=[(name, backend.token_to_id(name)) for name in names],
+    )
     return Pipeline(kind, backend)
 
 
@@ -128,12 +136,13 @@ def _check_class(kind: str, config: Mapping[str, Any], file: Path) -> None:
         )
 
 
-# The steps of each kind
+# The steps of each kind. Each function returns the tokens before and behind every text.
+
+Settings = Mapping[str, Any]
+Frame = tuple[str | None, str | None]
 
 
-def _bert(
-    backend: tokenizers.Tokenizer, content: Mapping[str, Any], config: Mapping[str, Any], where: str
-) -> None:
+def _bert(backend: tokenizers.Tokenizer, content: Settings, config: Settings) -> Frame:
     original = content.get("normalizer") or {}
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -145,12 +154,10 @@ def _bert(
     backend.decoder = decoders.WordPiece(prefix="##")
     names = {key: _token(config, key, usual) for key, usual in _BERTS.items()}
     backend.add_special_tokens([name for name in names.values() if backend.token_to_id(name) is not None])
-    _frame(backend, names["cls"], names["sep"], where)
+    return names["cls"], names["sep"]
 
 
-def _siglip(
-    backend: tokenizers.Tokenizer, content: Mapping[str, Any], config: Mapping[str, Any], where: str
-) -> None:
+def _siglip(backend: tokenizers.Tokenizer, content: Settings, config: Settings) -> Frame:
     """The same normalisation as `LibraryTokenizer._read`, for other readers of the file.
 
     There a blank stands before the text from the start, so marks that go from its beginning with a blank
@@ -173,15 +180,10 @@ def _siglip(
     end = _token(config, "eos", "</s>")
     if backend.token_to_id(end) is not None:
         backend.add_special_tokens([end])
-    _frame(backend, None, end, where)
+    return None, end
 
 
-def _siglip2(
-    backend: tokenizers.Tokenizer,
-    content: Mapping[str, Any],  # noqa: ARG001
-    config: Mapping[str, Any],
-    where: str,
-) -> None:
+def _siglip2(backend: tokenizers.Tokenizer, _: Settings, config: Settings) -> Frame:
     special = backend.encode("a").special_tokens_mask  # as in its file, unless the settings differ
     begin = _token(config, "bos", "<bos>") if config.get("add_bos_token", special[0]) else None
     end = _token(config, "eos", "<eos>") if config.get("add_eos_token", special[-1]) else None
@@ -190,28 +192,16 @@ def _siglip2(
     backend.decoder = decoders.Sequence(
         [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    _frame(backend, begin, end, where)
+    return begin, end
 
 
-_ASSEMBLE = {"bert": _bert, "siglip": _siglip, "siglip2": _siglip2}
+_STEPS = {"bert": _bert, "siglip": _siglip, "siglip2": _siglip2}
 
 
 def _token(config: Mapping[str, Any], key: str, usual: str) -> str:
     """The name of a special token; settings give it as a string or with its properties."""
     token = config.get(f"{key}_token") or usual
     return str(token["content"] if isinstance(token, dict) else token)
-
-
-def _frame(backend: tokenizers.Tokenizer, begin: str | None, end: str | None, where: str) -> None:
-    """Make the pipeline put these tokens around every text."""
-    names = [name for name in (begin, end) if name is not None]
-    missing = [name for name in names if backend.token_to_id(name) is None]
-    if missing:
-        raise UserError(f"the tokenizer {where} has no {missing[0]}, which stands around every text")
-    template = " ".join(part for part in (begin, "$A", end) if part is not None)
-    backend.post_processor = processors.TemplateProcessing(
-        single=template, special_tokens=[(name, backend.token_to_id(name)) for name in names]
-    )
 
 
 def _precompiled(normalizer: Any) -> normalizers.Normalizer | None:

@@ -21,7 +21,6 @@ from grainline.data.tokenizers.tokenized import (
     by_word,
     check_context,
     check_full,
-    write,
 )
 from grainline.files import write_text
 
@@ -30,8 +29,8 @@ _PLACEHOLDER = re.compile(r"\[unused\d+\]").fullmatch
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-class LibraryTokenizer:
-    """A tokenizer of the tokenizers library. Read-only, and cheap to pickle."""
+class LibraryTokenizer(TextTokenizer):
+    """A tokenizer of the tokenizers library."""
 
     def __init__(self, pipeline: Pipeline, where: str = "the tokenizer") -> None:
         """where  what the pipeline comes from, for error messages"""
@@ -89,10 +88,6 @@ class LibraryTokenizer:
             words[-1].append(number)
         return words
 
-    def pieces(self, ids: Iterable[int]) -> list[str]:
-        """With the marks of the kind: `##` inside words, `▁` for blanks."""
-        return [str(self._backend.id_to_token(number)) for number in ids]
-
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._backend.decode([i for i in ids if i not in (self.begin, self.end)])).strip()
 
@@ -101,9 +96,6 @@ class LibraryTokenizer:
 
     def meta(self) -> dict[str, Any]:
         return {"kind": self.kind, "vocab": self.vocab, "begin": self.begin, "end": self.end}
-
-    def save(self, folder: str | Path) -> None:
-        write(self, folder)
 
     def _framed(self, ids: list[int]) -> list[int]:
         begin = [] if self.begin is None else [self.begin]

@@ -3,12 +3,13 @@
 import hashlib
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -42,73 +43,64 @@ class MaskTokens(NamedTuple):
     pieces: tuple[int, ...]  # the tokens of texts: no special token, no placeholder
 
 
-class TextTokenizer(Protocol):
-    """Text to ids and back. Read-only, and cheap to send to another process."""
+class TextTokenizer(ABC):
+    """Abstract: text to ids and back. Read-only, and cheap to send to another process."""
 
-    @property
-    def vocab(self) -> int:
-        """One more than the highest id."""
+    vocab: int  # one more than the highest id
+    begin: int | None  # the token before every text
+    end: int | None  # the token behind every text, which stays when a text is truncated
+    around: int  # the number of begin and end tokens
+    mask_tokens: MaskTokens | None = None  # None: the vocabulary has no mask token
+    _backend: tokenizers.Tokenizer
 
-    @property
-    def begin(self) -> int | None:
-        """The token before every text; None: there is none."""
-
-    @property
-    def end(self) -> int | None:
-        """The token behind every text, kept when a text is truncated; None: there is none."""
-
-    @property
-    def around(self) -> int:
-        """The number of begin and end tokens around a text."""
-
+    @abstractmethod
     def encode(self, texts: Sequence[str], context: int) -> Tokenized:
         """Cleaned and encoded texts, truncated to `context` tokens. UserError if none fits."""
 
+    @abstractmethod
     def cleaned(self, text: str) -> str:
         """The text in which spans count."""
 
+    @abstractmethod
     def spans(self, text: str, context: int) -> list[tuple[int, int]]:
         """The place of each id of `encode([text], context)` in cleaned(text): characters, end excluded.
 
         Begin and end tokens are empty spans at the ends; bytes of one character share its span.
         """
 
+    @abstractmethod
     def words(self, text: str) -> list[list[int]]:
         """The ids of a text of any length, word by word, without begin and end tokens."""
 
-    @property
-    def mask_tokens(self) -> MaskTokens | None:
-        """What may replace a word; None: the vocabulary has no mask token."""
-
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Entries of the vocabulary, as they stand there."""
+        """Entries of the vocabulary: `</w>` ends a word (CLIP), `##` continues one (BERT), `▁` is a blank."""
+        return [str(self._backend.id_to_token(number)) for number in ids]
 
+    @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """Readable text, begin and end tokens left out."""
 
+    @abstractmethod
     def to_json(self) -> str:
         """The content of a `tokenizer.json` that the tokenizers and transformers libraries read too."""
 
+    @abstractmethod
     def meta(self) -> dict[str, Any]:
-        """What `tokenizer_meta.json` holds beside it: kind, vocab, begin, end."""
+        """The content of `tokenizer_meta.json` except its checksum: kind, vocab, begin, end."""
 
     def save(self, folder: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_meta.json`. Equal tokenizers write equal bytes."""
+        home = Path(folder)
+        home.mkdir(parents=True, exist_ok=True)
+        content = (self.to_json() + "\n").encode()
+        (home / CONTENT).write_bytes(content)
+        (home / META).write_text(meta_text(self, content), encoding="utf-8")
 
 
 def by_word(encoding: tokenizers.Encoding) -> list[list[int]]:
     """Ids of an encoding without begin and end tokens, word by word, as the library found words."""
     pairs = zip(encoding.word_ids, encoding.ids, strict=True)
     return [[number for _, number in word] for _, word in groupby(pairs, key=itemgetter(0))]
-
-
-def write(tokenizer: TextTokenizer, folder: str | Path) -> None:
-    """The two files of `TextTokenizer.save`."""
-    home = Path(folder)
-    home.mkdir(parents=True, exist_ok=True)
-    content = (tokenizer.to_json() + "\n").encode()
-    (home / CONTENT).write_bytes(content)
-    (home / META).write_text(meta_text(tokenizer, content), encoding="utf-8")
 
 
 def meta_text(tokenizer: TextTokenizer, content: bytes | None) -> str:

@@ -32,7 +32,6 @@ from grainline.data.tokenizers.tokenized import (
     check_context,
     check_full,
     meta_text,
-    write,
 )
 from grainline.errors import UserError
 
@@ -88,8 +87,11 @@ _CLIP_MERGES = 49_152 - 256 - 2  # of the 262,144 in CLIP's published list
 _ROUND, _FILLED = 8, 128  # a table filled up to a round size: a multiple of the first, fewer rows more
 
 
-class Tokenizer:
-    """CLIP's tokenizer. Read-only, and cheap to pickle."""
+class Tokenizer(TextTokenizer):
+    """CLIP's tokenizer."""
+
+    begin: int
+    end: int
 
     def __init__(
         self, vocabulary: Mapping[str, int], merges: bpe.Merges, where: str = "the vocabulary"
@@ -111,7 +113,6 @@ class Tokenizer:
         self._words: dict[str, list[int]] = {}
         self.vocab = len(vocabulary)
         self.begin, self.end, self.around = vocabulary[BEGIN], vocabulary[END], 2
-        self.mask_tokens = None
         self.pad = 0  # a real token as well, as in CLIP: masks come from lengths, never from ids
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -160,10 +161,6 @@ class Tokenizer:
         """
         return by_word(self._backend.encode(self.cleaned(text), add_special_tokens=False))
 
-    def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Bytes as CLIP writes them, `</w>` at the end of words."""
-        return [str(self._backend.id_to_token(number)) for number in ids]
-
     def decode(self, ids: Iterable[int]) -> str:
         """Lower case, one space after every word."""
         letters = "".join(piece for piece in self.pieces(ids) if piece not in (BEGIN, END))
@@ -207,9 +204,6 @@ class Tokenizer:
             raise _unlike_clip(where, f"its words end in {suffix!r}, not {SUFFIX!r}")
         return Tokenizer(vocabulary, merges, where)
 
-    def save(self, folder: str | Path) -> None:
-        write(self, folder)
-
     def meta(self) -> dict[str, Any]:
         return {"kind": "clip", "vocab": self.vocab, "begin": self.begin, "end": self.end, "pad": self.pad}
 
@@ -223,7 +217,7 @@ class Tokenizer:
 
     @staticmethod
     def train(texts: Iterable[str], vocab: int) -> "Tokenizer":
-        """Learn merges from captions: at most `vocab` tokens, fewer if pairs seen twice run out.
+        """Learn merges from captions: at most `vocab` tokens, fewer if no pair occurs twice any more.
 
         The same captions give the same tokenizer, in any order and on any number of threads.
         """
@@ -263,7 +257,7 @@ def load_tokenizer(
 ) -> TextTokenizer:
     """The tokenizer that goes with a checkpoint; never a silent stand-in.
 
-    path        a folder, a file or a Hugging Face name; taken if given
+    path        a folder, a file or a Hugging Face name; it comes first
     checkpoint  else a folder of weights, if it holds a tokenizer
                 else CLIP's vocabulary inside an installed open_clip_torch
     vocab       size of the model's token table; another size is an error. Only a table that was filled

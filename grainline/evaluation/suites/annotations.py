@@ -93,11 +93,6 @@ class Caption(NamedTuple):
     text: str
     phrases: tuple[Ranges, ...]
 
-    @property
-    def edges(self) -> list[int]:
-        """Where phrases begin and end."""
-        return sorted({edge for phrase in self.phrases for run in phrase for edge in run})
-
 
 def captions_of(record: Record) -> list[Caption]:
     """The texts of a record, each with its phrases in their order. A phrase counts once.

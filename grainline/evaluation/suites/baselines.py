@@ -60,38 +60,26 @@ def overlap(labels: np.ndarray, gold: np.ndarray, groups: int) -> Overlap:
     assert gold.any(1).all(), "a phrase without a token"
     assert 0 <= labels.min() <= labels.max() < groups, (labels, groups)
     annotated = gold.any(0)
-    predicted, phrase = _in_order(labels[annotated]), gold[:, annotated].astype(np.int64)
-    shared = np.zeros((groups, phrases), np.int64)
-    np.add.at(shared, predicted, phrase.T)
-    return paired(shared, np.bincount(predicted, minlength=groups), phrase.sum(1))
-
-
-def paired(shared: np.ndarray, size: np.ndarray, length: np.ndarray) -> Overlap:
-    """The means over the best pairing.
-
-    shared  [K, P] tokens that a group and a phrase have in common
-    size    [K] tokens of each group, those outside all phrases left out
-    length  [P] tokens of each phrase
-    """
+    _, first, code = np.unique(labels[annotated], return_index=True, return_inverse=True)
+    group, phrase = first.argsort().argsort()[code], gold[:, annotated].astype(np.int64)
+    shared = np.zeros((groups, phrases), np.int64)  # tokens that a group and a phrase have in common
+    np.add.at(shared, group, phrase.T)
+    size, length = np.bincount(group, minlength=groups), phrase.sum(1)
     iou = ious(shared, size, length)
     row, column = linear_sum_assignment(iou, maximize=True)
     inter = shared[row, column]
-    precision = inter / np.maximum(size[row], 1)
-    recall = inter / length[column]
+    precision, recall = inter / np.maximum(size[row], 1), inter / length[column]
     both = precision + recall
     f1 = 2 * precision * recall / np.where(both > 0, both, 1.0)
     return Overlap(*(float(x.mean()) for x in (iou[row, column], precision, recall, f1)))
 
 
 def ious(shared: np.ndarray, size: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Tokens in common by tokens of either: [..., K, P], 0 for groups without a token."""
+    """Tokens in common by tokens of either: [..., K, P], 0 for groups without a token.
+
+    shared  [..., K, P];  size [..., K] annotated tokens of each group;  length [..., P] tokens of each phrase
+    """
     return shared / np.maximum(size[..., :, None] + length[..., None, :] - shared, 1)
-
-
-def _in_order(labels: np.ndarray) -> np.ndarray:
-    """The same groups, numbered by their first tokens."""
-    _, first, code = np.unique(labels, return_index=True, return_inverse=True)
-    return first.argsort().argsort()[code]
 
 
 def chunks(tokens: int, groups: int) -> Labelled:

@@ -162,7 +162,8 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
         return out
 
     def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        expressions, name = self.collected(on.data).expressions, first_map(on.result.queries)
+        expressions = self.collected(on.data).expressions
+        name = next(name for name in MAPS if name in on.result.queries["scores"])  # the first one
         on = self.prepared(on)
 
         def case(i: int) -> Case:
@@ -221,11 +222,6 @@ def _notes(choices: Compared, queries: dict[str, Any]) -> tuple[str, ...]:
             " is 0: its only gradient maps are those about the mean token",
         )
     return notes
-
-
-def first_map(queries: dict[str, Any]) -> str:
-    """The map that examples show: the first of MAPS that was compared."""
-    return next(name for name in MAPS if name in queries["scores"])
 
 
 class ChoiceCollector(ExpressionCollector):

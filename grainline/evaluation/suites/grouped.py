@@ -5,6 +5,7 @@ once and not stored.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +24,14 @@ from grainline.evaluation.suites.annotations import (
     tokens_of,
     up_to,
 )
-from grainline.evaluation.suites.baselines import CLUSTERINGS, SEED, Labelled, can_cluster, clusterings
+from grainline.evaluation.suites.baselines import SEED, Labelled, can_cluster, clusterings
 from grainline.methods.base import HasTokenGroups, TokenGroups
 from grainline.model import Model
 from grainline.types import to
+
+BARE = "texts have no marked phrase and are left out"
+UNMAPPED = "texts are left out, because their tokens cannot be told apart"
+OVERFLOW = "phrases lie beyond what the model reads and are left out"
 
 
 class Shuffled(NamedTuple):
@@ -37,23 +42,24 @@ class Shuffled(NamedTuple):
     moved: np.ndarray  # [P, L] bool, phrases that go with their words
 
 
-class Grouped(NamedTuple):
+@dataclass
+class Grouped:
     """Captions with the tokens of their phrases, in groups and clusters; without begin and end tokens."""
 
-    texts: tuple[str, ...]
-    tokens: tuple[tuple[Token, ...], ...]
-    image: tuple[int, ...]  # of each caption
-    gold: tuple[np.ndarray, ...]  # [P, L] bool, the tokens of each phrase
-    soft: tuple[np.ndarray, ...] | None  # [K, L] the share of each token in every group; None: without groups
-    shuffled: tuple[Shuffled, ...] | None
-    clusters: dict[str, tuple[Labelled, ...]]  # by clustering; {} where there is none
-    has_states: bool  # whether the method has a state of every token
-    counts: dict[str, int]  # what was left out, in words -> how many
+    texts: list[str] = field(default_factory=list)
+    tokens: list[list[Token]] = field(default_factory=list)
+    image: list[int] = field(default_factory=list)  # of each caption
+    gold: list[np.ndarray] = field(default_factory=list)  # [P, L] bool, the tokens of each phrase
+    soft: list[np.ndarray] = field(default_factory=list)  # [K, L] share of each token in every group, if any
+    shuffled: list[Shuffled] = field(default_factory=list)  # [] for a method without groups, as `soft`
+    clusters: dict[str, list[Labelled]] = field(default_factory=dict)  # by clustering
+    has_states: bool = True  # whether the method has a state of every token
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys((BARE, UNMAPPED, OVERFLOW), 0))
 
     @property
     def groups(self) -> int | None:
         """How many groups the method has."""
-        return None if self.soft is None else len(self.soft[0])
+        return len(self.soft[0]) if self.soft else None
 
 
 class _Caption(NamedTuple):
@@ -81,37 +87,30 @@ class GroupCollector(Collector):
         self._model, self._batch, self._has_groups = model, batch, makes_groups(model)
         self.truncated = 0
         self._waiting: list[tuple[_Caption, _Caption | None]] = []
-        self._texts: list[str] = []
-        self._tokens: list[tuple[Token, ...]] = []
-        self._image: list[int] = []
-        self._gold: list[np.ndarray] = []
-        self._soft: list[np.ndarray] = []
-        self._shuffled: list[Shuffled] = []
-        self._clusters: dict[str, list[Labelled]] = {name: [] for name in CLUSTERINGS}
-        self._has_states = True
-        self._bare = self._unmapped = self._overflow = 0
+        self._grouped = Grouped()
 
     def add(self, sample: Sample) -> None:
+        out = self._grouped
         for caption in captions_of(sample.record):
             if not caption.phrases:
-                self._bare += 1
+                out.counts[BARE] += 1
                 continue
             tokens = self._tokens_of(caption)
             if tokens is None:
-                self._unmapped += 1
+                out.counts[UNMAPPED] += 1
                 continue
             gold = segments(caption, tokens)
-            self._overflow += len(caption.phrases) - len(gold)
+            out.counts[OVERFLOW] += len(caption.phrases) - len(gold)
             if not len(gold):
                 continue
             other = self._in_other_order(up_to(caption, tokens[-1].end)) if self._has_groups else None
             if self._has_groups and other is None:
-                self._unmapped += 1
+                out.counts[UNMAPPED] += 1
                 continue
-            self._texts.append(caption.text)
-            self._tokens.append(tuple(tokens))
-            self._image.append(sample.row)
-            self._gold.append(gold)
+            out.texts.append(caption.text)
+            out.tokens.append(tokens)
+            out.image.append(sample.row)
+            out.gold.append(gold)
             self._waiting.append((_Caption(caption.text, [one.column for one in tokens], (gold,)), other))
             if len(self._waiting) == self._batch:
                 self._read_waiting()
@@ -119,36 +118,23 @@ class GroupCollector(Collector):
     def result(self, data: Encodings) -> Grouped:
         """Raises UserError where no caption has a marked phrase."""
         self._read_waiting()
-        if not self._texts:
-            why = f"; of {self._unmapped} the tokens cannot be told apart" if self._unmapped else ""
+        unmapped = self._grouped.counts[UNMAPPED]
+        if not self._grouped.texts:
+            why = f"; of {unmapped} the tokens cannot be told apart" if unmapped else ""
             raise UserError(
                 f"no phrase in {data.path} that the model reads is marked in its caption{why}; the phrases"
                 " suite needs regions with a span, as flickr30k-entities and scenes have"
             )
-        clusters = self._clusters if self._has_states and can_cluster() else {}
-        return Grouped(
-            tuple(self._texts),
-            tuple(self._tokens),
-            tuple(self._image),
-            tuple(self._gold),
-            tuple(self._soft) if self._has_groups else None,
-            tuple(self._shuffled) if self._has_groups else None,
-            {name: tuple(labelled) for name, labelled in clusters.items()},
-            self._has_states,
-            {
-                "texts have no marked phrase and are left out": self._bare,
-                "texts are left out, because their tokens cannot be told apart": self._unmapped,
-                "phrases lie beyond what the model reads and are left out": self._overflow,
-            },
-        )
+        return self._grouped
 
     def _tokens_of(self, caption: Caption) -> list[Token] | None:
         method = self._model.method
-        return tokens_of(self._model.tokenizer, caption.text, method.context, method.parts, caption.edges)
+        edges = sorted({edge for phrase in caption.phrases for run in phrase for edge in run})
+        return tokens_of(self._model.tokenizer, caption.text, method.context, method.parts, edges)
 
     def _in_other_order(self, caption: Caption) -> _Caption | None:
         """The words of a caption in an order of its own; None where tokens or phrases have no places."""
-        generator = np.random.default_rng((SEED, len(self._texts)))
+        generator = np.random.default_rng((SEED, len(self._grouped.texts)))
         in_place, moved = shuffled(caption, generator)
         tokens = self._tokens_of(moved._replace(phrases=(*moved.phrases, *in_place.phrases)))
         if tokens is None:
@@ -160,23 +146,23 @@ class GroupCollector(Collector):
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        captions = [one for one, _ in waiting]
+        out, captions = self._grouped, [one for one, _ in waiting]
         texts = [one.text for one in captions]
         read = self._model.read(texts)
         self.truncated += sum(read.truncated)
         if self._has_groups:
-            self._soft += self._soft_of(captions)
+            out.soft += self._soft_of(captions)
             others = [other for _, other in waiting if other is not None]
             for soft, other in zip(self._soft_of(others), others, strict=True):
-                self._shuffled.append(Shuffled(hard(soft), *other.gold))
-        if self._has_states and can_cluster():
+                out.shuffled.append(Shuffled(hard(soft), *other.gold))
+        if out.has_states and can_cluster():
             states = self._states(texts, [sum(map(len, ids)) for ids in read.ids])
             if states is None:
-                self._has_states = False
+                out.has_states, out.clusters = False, {}
                 return
             for one, caption in zip(states, captions, strict=True):
                 for name, labelled in clusterings(one[caption.columns]).items():
-                    self._clusters[name].append(labelled)
+                    out.clusters.setdefault(name, []).append(labelled)
 
     def _soft_of(self, captions: Sequence[_Caption]) -> list[np.ndarray]:
         """The share of each token in every group: [K, L] for each caption"""
@@ -203,6 +189,12 @@ class GroupCollector(Collector):
 def makes_groups(model: Model) -> bool:
     """Whether a model puts tokens into groups; the baseline of the Text Group Transformer does not."""
     return isinstance(model.method, HasTokenGroups) and _token_groups(model, ["a"]).weight is not None
+
+
+def require_groups(model: Model) -> None:
+    """Raise UserError for a figure of groups that a model does not make."""
+    if not makes_groups(model):
+        raise UserError("--png draws the groups of tokens, and this method makes none; leave --png out")
 
 
 @torch.no_grad()

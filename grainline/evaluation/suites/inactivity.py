@@ -27,7 +27,15 @@ from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import refuse_nan
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite
+from grainline.evaluation.suite import (
+    MetricSamples,
+    NoOptions,
+    Outcomes,
+    Settings,
+    Suite,
+    mean_metric,
+    mean_of,
+)
 from grainline.evaluation.text_attention import (
     Part,
     attention_maps,
@@ -100,15 +108,7 @@ class InactivitySuite(Suite[NoOptions]):
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Means over the runs; the bootstrap draws images, the same for every metric."""
         tables = [_metrics_of_run(run["scores"], settings) for run in runs]
-        return {
-            name: metric._replace(
-                value=float(np.mean([table[name].value for table in tables])),
-                samples=np.mean([table[name].samples for table in tables], axis=0),
-                queries=sum(table[name].queries for table in tables),
-                ties=sum(table[name].ties for table in tables),
-            )
-            for name, metric in tables[0].items()
-        }
+        return {name: mean_of([table[name] for table in tables]) for name in tables[0]}
 
     def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         """By AUROC within the image; of equals by the difference of the means."""
@@ -243,14 +243,12 @@ def _metrics_of_run(scores: dict[str, list[list[float]]], settings: Settings) ->
     tied = int(np.isin(place[other], place[~other]).sum())
     inside = np.array([within(*pair) for pair in zip(*sides, strict=True)])
     ties = sum(bool(set(own) & set(foreign)) for own, foreign in zip(*sides, strict=True))
-    again = replicates(inside, **settings.bootstrap)
     out = {
         AUROC: MetricSamples(auroc(place, other), samples, len(weight), 0.5, tied, "share"),
-        WITHIN: MetricSamples(float(inside.mean()), again, len(inside), 0.5, ties, "share"),
+        WITHIN: mean_metric(inside, None, len(inside), 0.5, ties, "share", settings),
     }
     for name, kind in ((OWN, ~other), (OTHER, other)):
-        samples = replicates(weight[kind], image[kind], **settings.bootstrap)
-        out[name] = MetricSamples(float(weight[kind].mean()), samples, int(kind.sum()), None, 0, "share")
+        out[name] = mean_metric(weight[kind], image[kind], int(kind.sum()), None, 0, "share", settings)
     return out
 
 

@@ -6,8 +6,8 @@ HiMo-CLIP, arXiv 2511.06653, section 5.1. In three steps:
   3. HiMo@2 and HiMo@3: the share of captions whose scores rise strictly, of two and of three subtexts;
      HiMo@K: the mean over the captions of Pearson's correlation of score and number, over all its subtexts.
 
-The paper has HiMo@K for K > 3, its code for any K: both are given. A tie is no rise. It is what a model must
-score that cannot read on, so ties and cut subtexts are counted.
+The paper has HiMo@K for K > 3, its code for any K: both are given. A tie is no rise. A model that reads no
+further than the shorter subtext must tie, so ties and cut subtexts are counted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,17 @@ from grainline.errors import UserError
 from grainline.evaluation.compare import read_earlier, refuse_other
 from grainline.evaluation.encode import Collector, Encodings
 from grainline.evaluation.examples import Evaluation, spread
-from grainline.evaluation.intervals import replicates
 from grainline.evaluation.result import Result
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Strings, Suite, accuracy
+from grainline.evaluation.suite import (
+    MetricSamples,
+    Outcomes,
+    Settings,
+    Strings,
+    Suite,
+    accuracy,
+    mean_metric,
+)
 from grainline.evaluation.suites.subtexts import (
     EACH,
     HALVES,
@@ -39,8 +46,8 @@ from grainline.evaluation.suites.subtexts import (
     sequence_scores,
 )
 from grainline.model import Model
-from grainline.report.case import CaseList
-from grainline.report.charts import SUBTEXT_RULES, Line, SubtextScores, models, subtext_case
+from grainline.report.case import CaseList, Table, table_html
+from grainline.report.charts import SUBTEXT_RULES, Line, SubtextScores, subtext_case
 from grainline.report.page import Section
 from grainline.report.png import COLOURS, write_charts
 
@@ -105,9 +112,8 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
                 out[name] = accuracy(rising, None, {HALVES: 1 / 2, THIRDS: 1 / 6}[name], tied, settings)
                 continue
             value = np.mean([[correlation(one["scores"][i]) for i in images] for one in of], axis=0)  # [Q]
-            samples = replicates(value, **settings.bootstrap)
             number = len(images) * len(runs)
-            out[name] = MetricSamples(float(value.mean()), samples, number, 0.0, tied, "correlation")
+            out[name] = mean_metric(value, None, number, 0.0, tied, "correlation", settings)
         return out
 
     def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
@@ -122,11 +128,13 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
         if not self.others:
             return charts
         results = [on.result, *self.others]
-        table = [
-            (name, {m.name: f"{m.text(m.value)} ({m.ends()})" for m in result.metrics})
-            for name, result in zip(labels(results), results, strict=True)
-        ]
-        return [Section("Models side by side", models(table)), *charts]
+        names = list(dict.fromkeys(m.name for result in results for m in result.metrics))
+        rows = []
+        for label, result in zip(labels(results), results, strict=True):
+            values = {m.name: f"{m.text(m.value)} ({m.ends()})" for m in result.metrics}
+            rows.append((label, *(values.get(name, "") for name in names)))
+        table = table_html(Table("Models side by side", ("Model", *names), rows))
+        return [Section("Models side by side", table), *charts]
 
     def draw(self, path: str | Path, on: Evaluation) -> None:
         number, name = len(on.data.keys), PurePath(on.result.data["path"]).name

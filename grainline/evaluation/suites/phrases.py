@@ -18,7 +18,6 @@ import numpy as np
 
 from grainline.data.formats.common import digest
 from grainline.data.record import Source
-from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import EXAMPLES, Evaluation, spread
 from grainline.evaluation.intervals import replicates
@@ -36,7 +35,7 @@ from grainline.evaluation.suites.baselines import (
     chunks,
     overlap,
 )
-from grainline.evaluation.suites.grouped import GroupCollector, Grouped, hard, makes_groups
+from grainline.evaluation.suites.grouped import GroupCollector, Grouped, hard, require_groups
 from grainline.model import Model
 from grainline.report.case import CaseList
 from grainline.report.charts import POSITION_RULES, TOKEN_RULES, TokenGroups, positions, token_groups
@@ -124,7 +123,7 @@ class PhrasesSuite(Suite[NoOptions]):
 
     def sections(self, on: Evaluation) -> list[Section]:
         soft = self.collected(on.data).soft
-        if soft is None:
+        if not soft:
             return []  # rules and clusterings have no shares to show
         places = Section("Groups by position", hint(POSITION_RULES) + positions(by_position(soft)))
         return [places, *super().sections(on)]
@@ -136,18 +135,18 @@ class PhrasesSuite(Suite[NoOptions]):
 
     def check_figure(self, model: Model | None) -> None:
         super().check_figure(model)
-        if model is not None and not makes_groups(model):
-            raise UserError("--png draws the groups of tokens, and this method makes none; leave --png out")
+        if model is not None:
+            require_groups(model)
 
     def examples(self, on: Evaluation, number: int = EXAMPLES) -> list[TokenGroups]:
         """Captions evenly spaced by their tIoU. [] for a method without groups."""
         grouped: Grouped = self.collected(on.data)
         scores = on.result.queries["scores"]
-        if grouped.soft is None:
+        if not grouped.soft:
             return []
         tiou = scores[GROUPS][MEASURES[0]]
         chunks = AS_MANY if AS_MANY in scores else uniform(len(grouped.soft[0]))
-        beside = scores[chunks][MEASURES[0]]
+        uniform_tiou = scores[chunks][MEASURES[0]]
         return [
             TokenGroups(
                 on.data.keys[grouped.image[i]],
@@ -155,7 +154,7 @@ class PhrasesSuite(Suite[NoOptions]):
                 grouped.soft[i],
                 [tuple(np.flatnonzero(phrase).tolist()) for phrase in grouped.gold[i]],
                 tiou[i],
-                beside[i],
+                uniform_tiou[i],
             )
             for i in spread(np.array(tiou), number)
         ]
@@ -166,7 +165,7 @@ def _scores(grouped: Grouped, oracle: Callable[[int], Labelled], number: int) ->
     gold = grouped.gold
     lengths = [one.shape[1] for one in gold]
     out: Scores = {}
-    if grouped.soft is not None:
+    if grouped.soft:
         groups = [hard(one) for one in grouped.soft]
         out[GROUPS] = _overlaps(groups, gold)
         if len({one.groups for one in groups}) > 1:
@@ -179,7 +178,7 @@ def _scores(grouped: Grouped, oracle: Callable[[int], Labelled], number: int) ->
     out[f"random, K = {number}"] = _overlaps(random, gold)
     out["one group"] = _overlaps((chunks(n, 1) for n in lengths), gold)
     out["singletons"] = _overlaps((chunks(n, n) for n in lengths), gold)
-    if grouped.shuffled is not None:
+    if grouped.shuffled:
         labels, moved = [one.groups for one in grouped.shuffled], [one.moved for one in grouped.shuffled]
         out[STAYING] = _overlaps(labels, [one.in_place for one in grouped.shuffled])
         out[GOING] = _overlaps(labels, moved)
@@ -203,7 +202,7 @@ def _notes(grouped: Grouped, cuts: Sequence[float]) -> tuple[str, ...]:
         notes.append(
             f"the position oracle cuts at {places} of a caption, looked for on these phrases themselves"
         )
-    if grouped.soft is None:
+    if not grouped.soft:
         notes.append("this method makes no groups of tokens: rules and clusterings alone are measured")
     else:
         entropy = np.mean([_entropy(one) for one in grouped.soft])

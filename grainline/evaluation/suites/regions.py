@@ -282,15 +282,15 @@ def box_sums(maps: Tensor, boxes: Tensor) -> Tensor:
     return whole[:, bottom, right] - whole[:, top, right] - whole[:, bottom, left] + whole[:, top, left]
 
 
-def box_scores(maps: Tensor, boxes: Tensor, alpha: float = ALPHA) -> Tensor:
-    """`box_sums` over area ** alpha: [E, B] float32, rounded so that boxes of equal sums and areas tie.
+def box_scores(maps: Tensor, boxes: Tensor) -> Tensor:
+    """`box_sums` over area ** ALPHA: [E, B] float32, rounded so that boxes of equal sums and areas tie.
 
     >>> corners = torch.zeros(1, 4, 4)
     >>> corners[0, :2, :2], corners[0, 2:, 2:] = 1.0, 0.5
     >>> box_scores(corners, torch.tensor([[0.0, 0, 2, 2], [0, 0, 4, 4], [2, 2, 4, 4]])).tolist()
     [[2.0, 1.5, 1.0]]
     """
-    return (box_sums(maps, boxes) / areas(boxes).pow(alpha)).float()
+    return (box_sums(maps, boxes) / areas(boxes).pow(ALPHA)).float()
 
 
 def areas(boxes: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -20,9 +19,9 @@ from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import EXAMPLES, HEAT_HINT, Evaluation, look_at, spread
 from grainline.evaluation.intervals import replicates
 from grainline.evaluation.ranks import Fold, Ranks, chance_median, chance_recall, coco_split, folds
-from grainline.evaluation.score import Scorer, Top, retrieval_ranks, topk
+from grainline.evaluation.score import Scorer, retrieval_ranks, topk
 from grainline.evaluation.shortlist import EXACT, LISTED, candidates, refuse_plain, shortlist_ranks
-from grainline.evaluation.suite import HEAT, MetricSamples, Outcomes, Settings, Suite, settings_of
+from grainline.evaluation.suite import HEAT, MetricSamples, Outcomes, Settings, Suite, mean_of, settings_of
 from grainline.model import Model
 from grainline.report.case import Case, CaseList, Panel, Row
 from grainline.types import Encoded, rows
@@ -97,7 +96,7 @@ class RetrievalSuite(Suite[RetrievalOptions]):
             _fold_metrics(fold, self.options.shortlist, settings, number)
             for number, fold in enumerate(folds_of_runs)
         ]
-        return {name: _mean([fold[name] for fold in table]) for name in table[0]}
+        return {name: mean_of([fold[name] for fold in table]) for name in table[0]}
 
     def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
         """Images for texts, with the sentences of the text in the right image, and texts for images."""
@@ -115,17 +114,12 @@ class RetrievalSuite(Suite[RetrievalOptions]):
 
     def _spread(self, on: Evaluation, way: str, number: int) -> list["_Query"]:
         """Queries evenly spaced from the best rank to the worst."""
+        queries = []
         parts = folds(self.fold_protocol, on.data.images, on.data.texts, on.data.path)
-        queries = [
-            _Query(fold, row, rank, bool(tied))
-            for fold, one in zip(parts, on.result.queries["folds"], strict=True)
-            for row, rank, tied in zip(
-                (fold.texts if way == "t2i" else fold.images).tolist(),
-                one[way]["rank"],
-                one[way]["tied"],
-                strict=True,
-            )
-        ]
+        for fold, part in zip(parts, on.result.queries["folds"], strict=True):
+            places = (fold.texts if way == "t2i" else fold.images).tolist()
+            outcomes = zip(places, part[way]["rank"], part[way]["tied"], strict=True)
+            queries += [_Query(fold, row, rank, bool(tied)) for row, rank, tied in outcomes]
         return [queries[i] for i in spread(np.array([query.rank for query in queries]), number)]
 
     def _ranks(self, method: Scorer, images: Encoded, texts: Encoded, memory: int) -> dict[str, Any]:
@@ -174,90 +168,53 @@ def _outcomes(ranks: Ranks) -> dict[str, list[int]]:
 def _fold_metrics(
     runs: Sequence[dict[str, Any]], shortlist: int | None, settings: Settings, number: int
 ) -> dict[str, MetricSamples]:
-    """All metrics of one fold, by its outcomes in every run."""
+    """All metrics of one fold, from its outcomes in every run.
+
+    A random ranking stands for chance; with a shortlist it ends after the candidates of that.
+    """
     first = runs[0]
     captions = Counter(first["t2i"]["image"])
     many, one = [captions[image] for image in first["i2t"]["image"]], [1] * len(first["t2i"]["image"])
+    bootstrap: dict[str, Any] = {"resamples": settings.resamples, "seed": (settings.seed, number)}
     out: dict[str, MetricSamples] = {}
     for suffix, field, most in (("", None, shortlist), (f", {EXACT}", EXACT, None)):
         if field is not None and not all(field in run[way] for run in runs for way in WAYS):
             continue
-        table: dict[str, MetricSamples] = {}
         for name, way, positives, size in (
             (I2T, "i2t", many, first["texts"]),
             (T2I, "t2i", one, first["images"]),
         ):
             outcomes = [run[way] if field is None else run[way] | run[way][field] for run in runs]
-            table |= _one_way(name, outcomes, positives, size, most, settings, number)
-        out |= {name + suffix: metric for name, metric in table.items()}
-        out["rSum" + suffix] = _sum(table)
-    return out
-
-
-def _one_way(
-    way: str,
-    outcomes: list[dict[str, Any]],
-    positives: list[int],
-    candidates: int,
-    most: int | None,
-    settings: Settings,
-    number: int,
-) -> dict[str, MetricSamples]:
-    """Recalls and median rank of one direction of a fold, and the share in the shortlist where there is one.
-
-    A random ranking stands for chance; with a shortlist it ends after `most` candidates.
-    """
-    rank = np.concatenate([one["rank"] for one in outcomes])
-    image = np.concatenate([one["image"] for one in outcomes])
-    ties = sum(sum(one["tied"]) for one in outcomes)
-    hits = (rank[:, None] <= np.array(DEPTHS)).astype(np.float64)  # [Q, 3]
-    bootstrap: dict[str, Any] = {"resamples": settings.resamples, "seed": (settings.seed, number)}
-    samples = replicates(hits, image, **bootstrap)
-    out = {}
-    for i, k in enumerate(DEPTHS):
-        chance = chance_recall(positives, candidates, k if k >= candidates else min(k, most or k))
-        out[f"{way} R@{k}"] = MetricSamples(
-            hits[:, i].mean(), samples[:, i], len(rank), chance, ties, "share"
+            rank, image = (np.concatenate([x[key] for x in outcomes]) for key in ("rank", "image"))
+            ties, queries = sum(sum(x["tied"]) for x in outcomes), len(rank)
+            hits = (rank[:, None] <= np.array(DEPTHS)).astype(np.float64)  # [Q, 3]
+            samples = replicates(hits, image, **bootstrap)
+            for i, k in enumerate(DEPTHS):
+                chance = chance_recall(positives, size, k if k >= size else min(k, most or k))
+                out[f"{name} R@{k}{suffix}"] = MetricSamples(
+                    hits[:, i].mean(), samples[:, i], queries, chance, ties, "share"
+                )
+            samples, middle = replicates(rank, image, "median", **bootstrap), chance_median(positives, size)
+            chance = size if most is not None and middle > most else middle
+            out[f"{name} median rank{suffix}"] = MetricSamples(
+                float(np.median(rank)), samples, queries, chance, ties, "rank"
+            )
+            if most is not None and all(LISTED in x for x in outcomes):
+                listed = np.concatenate([x[LISTED] for x in outcomes]).astype(np.float64)
+                samples, chance = replicates(listed, image, **bootstrap), chance_recall(positives, size, most)
+                out[f"{name} in shortlist"] = MetricSamples(
+                    listed.mean(), samples, queries, chance, 0, "share"
+                )
+        recalls = [out[f"{way} R@{k}{suffix}"] for way in (I2T, T2I) for k in DEPTHS]
+        out["rSum" + suffix] = MetricSamples(
+            100 * sum(x.value for x in recalls),
+            100 * np.sum([x.samples for x in recalls], axis=0),
+            recalls[0].queries + recalls[-1].queries,
+            100 * sum(x.chance or 0.0 for x in recalls),
+            recalls[0].ties + recalls[-1].ties,
+            "sum",
         )
-    middle = chance_median(positives, candidates)
-    out[f"{way} median rank"] = MetricSamples(
-        float(np.median(rank)),
-        replicates(rank, image, "median", **bootstrap),
-        len(rank),
-        candidates if most is not None and middle > most else middle,
-        ties,
-        "rank",
-    )
-    if most is not None and all(LISTED in one for one in outcomes):
-        listed = np.concatenate([one[LISTED] for one in outcomes]).astype(np.float64)
-        samples, chance = replicates(listed, image, **bootstrap), chance_recall(positives, candidates, most)
-        out[f"{way} in shortlist"] = MetricSamples(listed.mean(), samples, len(rank), chance, 0, "share")
     return out
-
-
-def _sum(fold: dict[str, MetricSamples]) -> MetricSamples:
-    """The sum of the six recalls, in percent."""
-    recalls = [fold[f"{way} R@{k}"] for way in (I2T, T2I) for k in DEPTHS]
-    ends = [fold[f"{way} R@1"] for way in (I2T, T2I)]
-    return MetricSamples(
-        100 * sum(one.value for one in recalls),
-        100 * np.sum([one.samples for one in recalls], axis=0),
-        sum(one.queries for one in ends),
-        100 * sum(one.chance or 0.0 for one in recalls),
-        sum(one.ties for one in ends),
-        "sum",
-    )
-
-
-def _mean(metrics: list[MetricSamples]) -> MetricSamples:
-    """The mean over the folds, whose images were resampled independently of each other."""
-    return metrics[0]._replace(
-        value=float(np.mean([one.value for one in metrics])),
-        samples=np.mean([one.samples for one in metrics], axis=0),
-        queries=sum(one.queries for one in metrics),
-        chance=float(np.mean([one.chance or 0.0 for one in metrics])),
-        ties=sum(one.ties for one in metrics),
-    )
 
 
 class _Query(NamedTuple):
@@ -277,11 +234,8 @@ class _Query(NamedTuple):
 def _text_case(on: Evaluation, query: _Query) -> Case:
     data, text = on.data, on.data.strings[query.row]
     own = int(data.texts.image[query.row])
-    images, texts = rows(data.images, query.fold.images), rows(data.texts, slice(query.row, query.row + 1))
-    near = _near(on, images, texts)[1]
-    top = topk(on.model.method, rows(images, near), texts, HITS, settings_of(on.result).memory).t2i
     panels = []
-    for place, row, score in _listed(top, query.fold.images[near.cpu()]):
+    for place, row, score in _hits(on, query, "t2i"):
         which = "the right image" if row == own else "a wrong image"
         alt = f"{data.keys[row]}, rank {place}, {which}"
         panels.append(Panel("", on.image(row), f"{place:,}. {score:.3f}", alt=alt, right=row == own))
@@ -296,29 +250,29 @@ def _text_case(on: Evaluation, query: _Query) -> Case:
 
 def _image_case(on: Evaluation, query: _Query) -> Case:
     data, key = on.data, on.data.keys[query.row]
-    images = rows(data.images, slice(query.row, query.row + 1))
-    texts = rows(data.texts, query.fold.texts)
-    near = _near(on, images, texts)[0]
-    top = topk(on.model.method, images, rows(texts, near), HITS, settings_of(on.result).memory).i2t
     panels = [
         Panel(
             data.strings[row], None, f"{place:,}. {score:.3f}", right=int(data.texts.image[row]) == query.row
         )
-        for place, row, score in _listed(top, query.fold.texts[near.cpu()])
+        for place, row, score in _hits(on, query, "i2t")
     ]
     return query.case(query.fold.texts, key)._replace(
         image=on.image(query.row), alt=f"query image {key}", rows=[Row(panels)]
     )
 
 
-def _near(on: Evaluation, images: Encoded, texts: Encoded) -> tuple[torch.Tensor, torch.Tensor]:
-    """The texts, and the images, that are scored for the first query of the other side."""
-    most = on.result.settings["options"]["shortlist"] or max(len(images.image), len(texts.image))
-    texts_of, images_of = candidates(images, texts, most, settings_of(on.result).memory)
-    return texts_of[0], images_of[0]
-
-
-def _listed(top: Top, of: torch.Tensor) -> list[tuple[int, int, float]]:
-    """Place, row among all and score of the best candidates of one query."""
-    listed = zip(of[top.row[0].cpu()].tolist(), top.score[0].tolist(), strict=True)
-    return [(place, row, score) for place, (row, score) in enumerate(listed, 1)]
+def _hits(on: Evaluation, query: _Query, way: str) -> list[tuple[int, int, float]]:
+    """Place, row among all and score of the best candidates of a query."""
+    single, memory = slice(query.row, query.row + 1), settings_of(on.result).memory
+    others = query.fold.images if way == "t2i" else query.fold.texts
+    images = rows(on.data.images, others if way == "t2i" else single)
+    texts = rows(on.data.texts, others if way == "i2t" else single)
+    most = on.result.settings["options"]["shortlist"] or len(others)
+    near = candidates(images, texts, most, memory)[WAYS.index(way)][0]
+    if way == "t2i":
+        images = rows(images, near)
+    else:
+        texts = rows(texts, near)
+    top = topk(on.model.method, images, texts, HITS, memory)[WAYS.index(way)]
+    hits = zip(others[near.cpu()][top.row[0].cpu()].tolist(), top.score[0].tolist(), strict=True)
+    return [(place, row, score) for place, (row, score) in enumerate(hits, 1)]

@@ -23,9 +23,8 @@ from grainline.data.formats.common import digest
 from grainline.data.record import Source
 from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
-from grainline.evaluation.intervals import replicates
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, mean_metric
 from grainline.evaluation.suites.subtexts import EACH, SubtextCollector, Subtexts, sequence_scores, sequences
 from grainline.model import Model
 from grainline.report.case import Case, CaseList
@@ -149,10 +148,9 @@ class StabilitySuite(Suite[StabilityOptions]):
             if at_place.any():
                 _, code, number = np.unique(image[at_place], return_inverse=True, return_counts=True)
                 mean = np.bincount(code, change[at_place]) / number  # of each image
-                samples = replicates(mean, **settings.bootstrap)
                 queries = int(at_place.sum()) * len(runs)
                 name = SSI if one is None else f"{SSI}, noise {one}"
-                out[name] = MetricSamples(float(mean.mean()), samples, queries, None, 0, "change")
+                out[name] = mean_metric(mean, None, queries, None, 0, "change", settings)
         return out
 
     def cases(self, on: Evaluation, number: int = EXAMPLES) -> list[CaseList]:

@@ -26,7 +26,7 @@ from grainline.data.formats.common import some
 from grainline.data.formats.plain import read_lines
 from grainline.data.record import Source
 from grainline.errors import UserError
-from grainline.evaluation.encode import Collector, Encoder, Encodings, stack
+from grainline.evaluation.encode import Collector, Encodings, stack
 from grainline.evaluation.examples import EXAMPLES, Evaluation, extremes
 from grainline.evaluation.intervals import replicates_of_classes, wilson
 from grainline.evaluation.ranks import ranks
@@ -162,8 +162,8 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
         return on.both_ends(titles, order, extremes(true - false, number=number), case)
 
     def sections(self, on: Evaluation) -> list[Section]:
-        most = f"The {MOST} most frequent mistakes at most; the JSON has the outcome of every image."
-        confused = Section("Classes: confusions", hint(most) + confusion_table(on.result.queries))
+        note = f"The {MOST} most frequent mistakes at most; the JSON has the outcome of every image."
+        confused = Section("Classes: confusions", hint(note) + confusion_table(on.result.queries))
         return [*super().sections(on), confused]
 
 
@@ -175,7 +175,7 @@ class PromptCollector(Collector):
     """
 
     def __init__(
-        self, model: Encoder, templates: Sequence[str], classes: Mapping[str, str] | None, batch: int
+        self, model: Model, templates: Sequence[str], classes: Mapping[str, str] | None, batch: int
     ) -> None:
         self.model, self.templates, self.classes, self.batch = model, tuple(templates), classes, batch
 
@@ -224,12 +224,12 @@ def per_class(queries: Mapping[str, Any], level: float) -> list[dict[str, Any]]:
     return out
 
 
-def confusions(queries: Mapping[str, Any], most: int = MOST) -> list[dict[str, Any]]:
+def confusions(queries: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The most frequent mistakes: true class, predicted class, and how many images."""
     names, label, rank = queries["classes"], queries["label"], queries["rank"]
     pairs = zip(label, queries["predicted"], rank, strict=True)
     number = Counter((true, other) for true, other, place in pairs if place > 1)
-    ordered = sorted(number.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
+    ordered = sorted(number.items(), key=lambda entry: (-entry[1], entry[0]))[:MOST]
     return [{"true": names[a], "predicted": names[b], "images": images} for (a, b), images in ordered]
 
 
