@@ -104,7 +104,10 @@ def pooled_scores(pool: Pool, key_values: KeyValues, texts: Tensor, mask: Tensor
         cols = text_side(pool, texts.flatten(0, 1))
         share = mask.to(cols[2].dtype) * (parts / mask.sum(1, keepdim=True).clamp(min=1))
         out = cols[2].new_empty(len(key_values[0]), number)
-        most = _at_once(pool, key_values, number * parts)
+        most = len(out) or 1
+        if _by_gram(pool, key_values, number * parts):  # its products take some MiB of each image
+            points = key_values[0].shape[1] * key_values[0].shape[2]
+            most = ROOM // max(1, points * (points + len(pool.to_out.bias))) or 1
         for start in range(0, len(out), most):
             here = slice(start, start + most)
             key, value, real = (None if x is None else x[here] for x in key_values)
@@ -163,14 +166,6 @@ def _by_gram(pool: Pool, key_values: KeyValues, texts: int) -> bool:
     """Whether Gram, computed once for each image, pays for so many texts."""
     _, heads, slots, _ = key_values[0].shape
     return heads * slots < len(pool.to_out.bias) and texts > 2 * slots
-
-
-def _at_once(pool: Pool, key_values: KeyValues, texts: int) -> int:
-    """Images that are prepared at a time: some MiB of products of Gram; the other ways make none."""
-    if not _by_gram(pool, key_values, texts):
-        return max(1, len(key_values[0]))
-    points = key_values[0].shape[1] * key_values[0].shape[2]
-    return ROOM // max(1, points * (points + len(pool.to_out.bias))) or 1
 
 
 def _scoring_rows(pool: Pool, key_values: KeyValues, texts: int) -> tuple[PooledCosine, Parts, Parts]:

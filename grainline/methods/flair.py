@@ -4,7 +4,7 @@ Xiao et al., arXiv 2412.03561. In four steps:
   1. encode the image into a summary and patches, and each of several short captions into one vector;
   2. each caption pools the patches by attention, or an empty slot beside them;
   3. sigmoid loss of what is pooled with the caption: an image has all its captions as positives, and each
-     other image as a negative with one of its captions, drawn anew in every step;
+     other image as a negative with one of its captions, sampled anew in every step;
   4. sigmoid loss of the summary with every caption of the batch; half of each.
 
 Both losses are divided as in the authors' code: the first by the texts that an image meets in it, the second

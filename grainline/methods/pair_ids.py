@@ -57,7 +57,7 @@ def owner_of(image: Tensor, images: Tensor) -> Tensor:
     """The row of the image of each text [M] among images [N], by their ids: [M], -1 where there is none.
 
     A batch across two epochs may hold an image twice, cropped differently. A text belongs to the one whose
-    slots it stands in, on any number of processes.
+    slots it has, on any number of processes.
 
     >>> owner_of(torch.tensor([7, -1, 7, 7, 3, 5]), torch.tensor([7, 7, 3])).tolist()
     [0, -1, 1, 1, 2, -1]
@@ -70,7 +70,7 @@ def owner_of(image: Tensor, images: Tensor) -> Tensor:
 
 
 def row_by_position(texts: Tensor, images: Tensor) -> Tensor:
-    """The row of the image in whose slots each text stands. All images have equally many slots."""
+    """The row of the image in whose slots each text is. All images have equally many slots."""
     row = torch.arange(len(texts), device=texts.device)
     return (row // _slots(texts, images)).clamp(max=len(images) - 1)
 

@@ -4,7 +4,7 @@ Mao et al., arXiv 2511.01390. In five steps:
   1. encode the image into patches, the caption into words, and a generated description of the image into
      one direction, without gradient (docs/methods/seps.md says why it is a description of the image);
   2. score each patch by a small network and by its cosines with the caption, or the description, and the mean
-     of all patches; a share of them stays, by lot in training and the best elsewhere;
+     of all patches; a share of them stays, at random in training and the best elsewhere;
   3. aggregate what stays into fewer tokens, which the branches of caption and description add up;
   4. the score of the pair: the mean of what every token finds on the other side, and a network of the best;
   5. triplet loss both ways, with all negatives first and the hardest later, and a loss that holds the share.

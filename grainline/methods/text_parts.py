@@ -79,7 +79,7 @@ def read_parts(towers: Towers, texts: Texts) -> tuple[Tensor, Tensor]:
 
 
 class PartPool(ConditionedPool):
-    """A `ConditionedPool` with the loss, scores and attention of images that texts in parts pool."""
+    """A `ConditionedPool` with the loss and scores of images that texts in parts pool."""
 
     def loss(
         self, images: Encoded, parts: Parts, negatives: Negatives, clock: Clock, scale: Tensor, bias: Tensor
@@ -103,16 +103,6 @@ class PartPool(ConditionedPool):
         key_values: KeyValue = self.precompute(images).precomputed
         return pooled_scores(self, key_values, texts.tokens, texts.mask) / texts.mask.shape[1]
 
-    def attention(self, images: Encoded, texts: Encoded) -> Tensor:
-        """The mean over the heads, [N, S, L + 1], in full precision; padding has weights of 0."""
-        weight = full(self(texts.tokens, images.tokens, images.mask).weight)
-        return weight.masked_fill(~texts.mask[..., None], 0.0)
-
-    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        """The mean of `attention` over parts of text i, without the empty slot: [N, L], sums to 1 at most."""
-        number = texts.mask.sum(1, keepdim=True).clamp(min=1)
-        return self.attention(images, texts)[..., :-1].sum(1) / number
-
 
 class ConditionedMethod(Method):
     """A method whose texts pool the tokens of images by `self.pool`."""
@@ -127,13 +117,18 @@ class ConditionedMethod(Method):
         """precomputed: keys and values of the pooling, a `KeyValue`"""
         return self.pool.precompute(images) if self.pairwise else images
 
-    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Attention of the parts of text i to the tokens of image i, their mean: [N, L]"""
-        return self.pool.heat(images, texts)
-
     def attention(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Attention of each part of text i over the tokens of image i: [N, S, L + 1], the empty slot last"""
-        return self.pool.attention(images, texts)
+        """Attention of each part of text i over the tokens of image i: [N, S, L + 1], the empty slot last.
+
+        The mean over the heads, in full precision; the weights of padding are 0.
+        """
+        weight = full(self.pool(texts.tokens, images.tokens, images.mask).weight)
+        return weight.masked_fill(~texts.mask[..., None], 0.0)
+
+    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
+        """The mean of `attention` over parts of text i, without the empty slot: [N, L], sums to 1 at most."""
+        number = texts.mask.sum(1, keepdim=True).clamp(min=1)
+        return self.attention(images, texts)[..., :-1].sum(1) / number
 
 
 def row_ids(item: Tensor, image: Tensor) -> RowIds:

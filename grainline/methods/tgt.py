@@ -88,7 +88,7 @@ class TGTExtra(NamedTuple):
 
 
 class TGT(Method):
-    """Dual encoder whose texts are groups of tokens, with a decoder beside it."""
+    """Dual encoder whose texts are groups of tokens, with a decoder."""
 
     config_class = TGTConfig
     cfg: TGTConfig

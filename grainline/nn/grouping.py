@@ -247,12 +247,10 @@ class Assignment(nn.Module):
         with torch.autocast(query.device.type, enabled=False):  # ties and noise need more than 8 bits
             raw = query @ key.mT * query.shape[-1] ** -0.5
         raw = raw if used is None else raw.masked_fill(~used[..., None], -torch.inf)
-        hard = hard_assignment(raw, mask, self._noise(raw) if self.training else None)
+        noise = gumbel(shares(self, tuple(raw.shape), raw.device)) if self.training else None
+        hard = hard_assignment(raw, mask, noise)
         means = pooled_groups(hard, self.to_value(tokens), self.eps)
         return Assigned(groups + self.to_out(means), hard, soft_assignment(raw.detach(), mask))
-
-    def _noise(self, raw: Tensor) -> Tensor:
-        return gumbel(shares(self, tuple(raw.shape), raw.device))
 
 
 class GroupingBlock(nn.Module):

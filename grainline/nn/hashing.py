@@ -115,7 +115,7 @@ def parts_of_rows(number: int) -> Iterator[None]:
 def equal_texts(ids: Tensor, mask: Tensor) -> Iterator[None]:
     """Layers called inside work on texts (ids, mask [n, L]) that are read once for all their rows.
 
-    Their noise depends on their tokens, because which row brought a text depends on the batch.
+    Their noise depends on their tokens, because the row that a text comes from depends on the batch.
     """
     now = _Now.rows
     token = mixed(mixed(ids) ^ mixed(torch.arange(ids.shape[1], device=ids.device) + GOLDEN))

@@ -184,16 +184,15 @@ class Relevance(nn.Module):
         word = cosine.masked_fill(~real[..., None], -torch.inf).amax(-2)
         terms = []
         if self.means:
-            terms += [(patch * weight).sum(-1) / weight.sum(-1), _mean(word, words)]
+            terms += [
+                (patch * weight).sum(-1) / weight.sum(-1),
+                word.masked_fill(~words, 0.0).sum(-1) / words.sum(-1),
+            ]
         if self.patches is not None and self.words is not None:
             words = words.expand(word.shape)
             terms.append(self.patches(best_of(patch, real.expand(patch.shape), self.number))[..., 0])
             terms.append(self.words(best_of(word, words, self.number))[..., 0])
         return torch.stack(terms).sum(0)
-
-
-def _mean(x: Tensor, real: Tensor) -> Tensor:
-    return x.masked_fill(~real, 0.0).sum(-1) / real.sum(-1)
 
 
 def _network(number: int, zero: bool) -> nn.Sequential:

@@ -40,18 +40,16 @@ def neighbour_of(label: Tensor, cell: int) -> Tensor:
     tensor([[[4, 4],
              [2, 4]]])
     """
-    row, column = _place(label, cell)
-    grid = label.shape[-1] // cell
-    down, across = label // grid - row, label % grid - column
+    at, grid = torch.arange(label.shape[-1], device=label.device) // cell, label.shape[-1] // cell
+    down, across = label // grid - at[:, None], label % grid - at
     return 3 * (down + 1) + across + 1
 
 
 def label_of(neighbour: Tensor, cell: int) -> Tensor:
     """The labels of neighbours, the inverse of `neighbour_of`: [N, S, S] int64 -> [N, S, S] int64"""
-    row, column = _place(neighbour, cell)
-    grid = neighbour.shape[-1] // cell
+    at, grid = torch.arange(neighbour.shape[-1], device=neighbour.device) // cell, neighbour.shape[-1] // cell
     step = torch.arange(-1, 2, device=neighbour.device)
-    return grid * row + column + (grid * step[:, None] + step).flatten()[neighbour]
+    return grid * at[:, None] + at + (grid * step[:, None] + step).flatten()[neighbour]
 
 
 def inside(size: int, cell: int, device: torch.device | None = None) -> Tensor:
@@ -64,15 +62,15 @@ def inside(size: int, cell: int, device: torch.device | None = None) -> Tensor:
 
 def one_hot(label: Tensor, cell: int) -> Tensor:
     """Hard labels as weights: [N, S, S] int64 -> [N, 9, S, S] of zeros and ones"""
-    return (neighbour_of(label, cell)[:, None] == _numbers(label.device)).float()
+    numbers = torch.arange(9, device=label.device)[:, None, None]
+    return (neighbour_of(label, cell)[:, None] == numbers).float()
 
 
 def square_grid(pixels: Tensor, cell: int) -> Cells:
     """Every pixel belongs to its own cell. pixels [N, 3, S, S]"""
     number, _, size, _ = pixels.shape
-    own = torch.full((1, size, size), OWN, device=pixels.device)
-    association = (own[:, None] == _numbers(pixels.device)).float()
-    return Cells(association.expand(number, -1, -1, -1), label_of(own, cell).expand(number, -1, -1))
+    label = label_of(torch.full((1, size, size), OWN, device=pixels.device), cell)
+    return Cells(one_hot(label, cell).expand(number, -1, -1, -1), label.expand(number, -1, -1))
 
 
 def pool_cells(features: Tensor, weight: Tensor, cell: int) -> CellPool:
@@ -136,16 +134,6 @@ def around(x: Tensor) -> Tensor:
     wide = F.pad(x, (0, 0, 1, 1, 1, 1))
     parts = [wide[:, top : top + grid, left : left + grid] for top in range(3) for left in range(3)]
     return torch.stack(parts, 3)
-
-
-def _place(x: Tensor, cell: int) -> tuple[Tensor, Tensor]:
-    """Row [S, 1] and column [S] of the cell that each pixel lies in."""
-    at = torch.arange(x.shape[-1], device=x.device) // cell
-    return at[:, None], at
-
-
-def _numbers(device: torch.device) -> Tensor:
-    return torch.arange(9, device=device)[:, None, None]
 
 
 _TO_XYZ = (  # linear sRGB to XYZ over the white of D65 (IEC 61966-2-1), so that white is 1, 1, 1

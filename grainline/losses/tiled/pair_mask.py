@@ -112,21 +112,18 @@ class PairMatrix(NamedTuple):
         across = _stripes(RowIds(*(x[split:] for x in keys)), width)
         for row in down:
             for col in across:
-                if row.group.meets(col.group):
-                    one_group = row.group == col.group and row.group.first == row.group.last
+                if _meet(row.group, col.group):
+                    one_group = row.group == col.group and row.group[0] == row.group[1]
                     whole = row.full and col.full and one_group
-                    plain = whole and self.against is None and not row.image.meets(col.image)
+                    plain = whole and self.against is None and not _meet(row.image, col.image)
                     yield Tile(row.part, col.part, whole, plain)
 
 
-class _Span(NamedTuple):
-    """Least and greatest of some numbers; of none, first > last."""
+_Span = tuple[int, int]  # least and greatest of some numbers; of none, the first is larger
 
-    first: int
-    last: int
 
-    def meets(self, other: "_Span") -> bool:
-        return max(self.first, other.first) <= min(self.last, other.last)
+def _meet(a: _Span, b: _Span) -> bool:
+    return max(a[0], b[0]) <= min(a[1], b[1])
 
 
 class _Stripe(NamedTuple):
@@ -134,7 +131,7 @@ class _Stripe(NamedTuple):
 
     part: slice
     full: bool  # without padding
-    group: _Span
+    group: _Span  # of the rows that are in any pair
     image: _Span
 
 
@@ -150,7 +147,7 @@ def _stripes(keys: RowIds, size: int) -> list[_Stripe]:
 
     def spans(values: Tensor, counted: Tensor) -> list[_Span]:
         both = most(values, counted, "amin", BEYOND), most(values, counted, "amax", -1)
-        return [_Span(*ends) for ends in zip(*both, strict=True)]
+        return list(zip(*both, strict=True))
 
     full = [bool(x) for x in most(real.long(), real == real, "amin", 1)]
     parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]

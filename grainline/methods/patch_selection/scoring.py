@@ -84,46 +84,35 @@ def pairs(
 ) -> Tensor:
     """Scores of single pairs, images `of[0]` with texts `of[1]`: [P], with gradients"""
 
-    def compute(row: Tensor, column: Tensor, *everything: Tensor) -> Tensor:
-        a, b = SelectionImages(*everything[: len(image_side)]), SelectionTexts(*everything[len(image_side) :])
-        texts = SelectionTexts(*(x[0][column][:, None] for x in b))
-        return selector.tile(rows(a, row), texts, decide)[:, 0]
+    def compute(row: Tensor, column: Tensor) -> Tensor:
+        texts = SelectionTexts(*(x[0][column][:, None] for x in text_side))
+        return selector.tile(rows(image_side, row), texts, decide)[:, 0]
 
     limit = _pairs(selector, image_side.patches, text_side.words.shape[2])
-    parts = [x.split(limit) for x in of]
-    several = len(parts[0]) > 1
-    scores: list[Any] = [
-        checkpoint(compute, i, j, *image_side, *text_side, use_reentrant=False)
-        if several
-        else compute(i, j, *image_side, *text_side)
-        for i, j in zip(*parts, strict=True)
-    ]
-    return torch.cat(scores) if scores else image_side.patches.new_zeros(0)
+    parts = list(zip(*(x.split(limit) for x in of), strict=True))
+    if len(parts) == 1:
+        return compute(*parts[0])
+    scores: list[Any] = [checkpoint(compute, *part, use_reentrant=False) for part in parts]
+    return torch.cat(scores)
 
 
 def dense(
     selector: Selector, image_side: SelectionImages, text_side: SelectionTexts, decide: Decide
 ) -> Tensor:
     """Scores of all images with all texts: [N, M], with gradients"""
-
-    def compute(*everything: Tensor) -> Tensor:
-        return selector.tile(
-            SelectionImages(*everything[: len(image_side)]),
-            SelectionTexts(*everything[len(image_side) :]),
-            decide,
-        )
-
     n, m = len(image_side.image), text_side.query.shape[1]
     limit = _pairs(selector, image_side.patches, text_side.words.shape[2])
     if n * m <= limit:
-        return compute(*image_side, *text_side)
+        return selector.tile(image_side, text_side, decide)
     wide = min(m, max(1, limit // min(n, max(1, int(limit**0.5)))))
     high = max(1, limit // wide)
     lines = []
     for i in range(0, n, high):
         some = rows(image_side, slice(i, i + high))
         parts = [SelectionTexts(*(x[:, j : j + wide] for x in text_side)) for j in range(0, m, wide)]
-        line: list[Any] = [checkpoint(compute, *some, *part, use_reentrant=False) for part in parts]
+        line: list[Any] = [
+            checkpoint(selector.tile, some, part, decide, use_reentrant=False) for part in parts
+        ]
         lines.append(torch.cat(line, 1))
     return torch.cat(lines)
 
@@ -133,19 +122,15 @@ def keep_shares(
 ) -> Tensor:
     """The share of patches that each pair keeps: [N, M], with gradients"""
 
-    def compute(query: Tensor, item: Tensor, *everything: Tensor) -> Tensor:
-        return selector.choose(SelectionImages(*everything), query, item, decide)[1].mean(-1)
+    def compute(query: Tensor, item: Tensor) -> Tensor:
+        return selector.choose(image_side, query, item, decide)[1].mean(-1)
 
-    step = max(
-        1,
-        TILE_SIZE.get(image_side.patches.device.type, OTHER_TILE_SIZE) // max(1, 8 * image_side.base.numel()),
-    )
-    query, item = text_side.query.split(step, 1), text_side.item.split(step, 1)
-    if len(query) == 1:
-        return compute(text_side.query, text_side.item, *image_side)
-    shares: list[Any] = [
-        checkpoint(compute, q, i, *image_side, use_reentrant=False) for q, i in zip(query, item, strict=True)
-    ]
+    size = TILE_SIZE.get(image_side.patches.device.type, OTHER_TILE_SIZE)
+    step = max(1, size // max(1, 8 * image_side.base.numel()))
+    parts = list(zip(text_side.query.split(step, 1), text_side.item.split(step, 1), strict=True))
+    if len(parts) == 1:
+        return compute(*parts[0])
+    shares: list[Any] = [checkpoint(compute, *part, use_reentrant=False) for part in parts]
     return torch.cat(shares, 1)
 
 

@@ -70,14 +70,13 @@ class Selector(nn.Module):
         """
         patches, extra = images.tokens[:], images.extra  # a view: the gradients of each call are summed first
         assert isinstance(extra, SelectionExtra), "images of another method, or without their extra"
-        cls = extra.cls
         if values is None:
-            values = patches
+            values, cls = patches, extra.cls
         else:
             cls = values.new_zeros(len(values), values.shape[-1])
-        logits = (
-            patches.new_zeros(len(patches), 0, self.number) if self.slots is None else self.slots(patches)
-        )
+        logits = patches.new_zeros(len(patches), 0, self.number)
+        if self.slots is not None:
+            logits = self.slots(patches)
         base, by_description = self._scores_without_text(patches, images.vector, extra.description)
         keep, slots, rest = torch.zeros_like(base), values[:, :0], torch.zeros_like(cls)
         has_rest = images.mask.new_zeros(len(patches))
@@ -87,18 +86,9 @@ class Selector(nn.Module):
             rest, has_rest = rest_token(by_description, values, keep)
             if self.slots is not None:
                 slots = aggregated(logits, values, keep)
+        length = _lengths(values)
         return SelectionImages(
-            values,
-            logits,
-            base,
-            keep,
-            slots,
-            rest,
-            has_rest,
-            cls,
-            extra.has_cls,
-            _lengths(values),
-            images.image,
+            values, logits, base, keep, slots, rest, has_rest, cls, extra.has_cls, length, images.image
         )
 
     def _scores_without_text(
