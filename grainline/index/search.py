@@ -24,7 +24,7 @@ from grainline.index.candidates import CandidateSearch
 from grainline.index.image_files import read_indexed, relative
 from grainline.index.inverted import open_candidates
 from grainline.index.reader import IndexReader, model_of
-from grainline.index.results import Hit, Options, QueryHits, Sentence, verdict_of
+from grainline.index.results import Hit, Options, QueryHits, Sentence, Verdict, verdict_of
 from grainline.index.store import VECTORS
 from grainline.model import ImageLike, Model, given, heat_of
 from grainline.nn.upsample import FEWEST as FEWEST_NULL
