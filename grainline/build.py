@@ -244,7 +244,7 @@ def _width(image: Pretrained | None, text: Pretrained | None) -> int:
     widths = {width for width in spaces.values() if width is not None}
     if len(widths) > 1:
         both = " and ".join(f"that of the {side} side {width}" for side, width in spaces.items())
-        raise UserError(f"the two checkpoints have shared spaces of unlike width, {both}; say model.width")
+        raise UserError(f"the two checkpoints have shared spaces of unlike width, {both}; give model.width")
     return widths.pop() if widths else WIDTH
 
 

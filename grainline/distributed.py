@@ -15,7 +15,7 @@ R = TypeVar("R", bound=tuple[Any, ...])
 
 
 def usable_cores() -> int:
-    """CPU cores that this process may use; all of them where the system does not say, as on macOS."""
+    """CPU cores that this process may use; all of them where the system has no such list, as on macOS."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -163,7 +163,7 @@ class Model:
             bare = next(image for image in images if not isinstance(image, Described))
             which = f"image {bare}" if isinstance(bare, str | Path) else "an image"
             raise UserError(
-                f"{self.description.method} reads a description beside each image, and {which} has none: "
+                f"{self.description.method} reads a description with each image, and {which} has none: "
                 "name a file of `grainline data describe` with --descriptions"
             )
         tokens = windows(self.tokenizer, texts, self.method.context)

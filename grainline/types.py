@@ -3,7 +3,7 @@
 Letters used for shapes in every file of the package:
     N images   M texts   S parts of a text   L tokens   D shared width   W width of an encoder
     H, W (after a 3) height and width of an image in pixels   G side of the patch grid
-    n, m       rows held by this rank, when N, M are the rows of all ranks
+    n, m       rows of this rank, when N, M are the rows of all ranks
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class Texts(NamedTuple):
 class Images(NamedTuple):
     """Images as they leave the loader; encoders normalise them, as mean and std belong to the weights."""
 
-    pixels: Tensor  # [N, 3, H, W] uint8 in 0..255, or float in 0..1; H and W are 0 beside features
+    pixels: Tensor  # [N, 3, H, W] uint8 in 0..255, or float in 0..1; H and W are 0 with features
     image: Tensor  # [N] int64, id in the dataset
     regions: Tensor | None = None  # [N, H, W] int64 superpixel labels (CAFT)
     dense: Texts | None = None  # [N, S, L] description of each image, in S windows, for methods that read it

@@ -294,7 +294,7 @@ def test_a_model_is_asked_with_images_and_their_descriptions() -> None:
     apart = model.encode(images=[Described(image, TEXTS[0]), Described(image, TEXTS[9])]).vector
     torch.testing.assert_close(apart, both, atol=1e-5, rtol=0)
     assert model.heat(Described(image, TEXTS[0]), ["A dog."]).shape == (1, 8, 8)
-    with pytest.raises(UserError, match="reader reads a description beside each image"):
+    with pytest.raises(UserError, match="reader reads a description with each image"):
         model.encode(images=[Described(image, TEXTS[0]), image])
     with pytest.raises(UserError, match="takes a list"):
         model.encode(images=Described(image, TEXTS[0]))

@@ -1,4 +1,4 @@
-"""The content of a source and what is wrong with it: `grainline data check PATH`.
+"""The content of a source and its errors: `grainline data check PATH`.
 
 `check` reads and decodes every sample, or an even selection of them (JPEGs at down to an eighth of their
 size, which still reads every byte).

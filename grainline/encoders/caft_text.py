@@ -57,7 +57,7 @@ class Composer(Layered):
 
 
 class Adapter(nn.Module):
-    """A bottleneck beside the identity. The residual form begins as the identity itself."""
+    """A bottleneck, added to the identity. The residual form is the identity at the start."""
 
     def __init__(self, width: int, hidden: int, blend: bool) -> None:
         super().__init__()

@@ -123,7 +123,7 @@ GROUP_COST = {"cuda": 4096, "cpu": 64}
 """What one group more costs, in tokens, by the type of the device.
 
 Measured on a CPU: 5 to 35 tokens a core for widths of 192 to 384 (2 to 12 blocks, forward and backward), here
-for two cores with a little to spare. A GPU has to be kept busy: some 30 launches a block, at about 6 us each
+for two cores with a little to spare. A GPU needs large groups: some 30 launches a block, at about 6 us each
 and about 0.5 us a token, calculated for 12 blocks of width 384 and not measured.
 """
 

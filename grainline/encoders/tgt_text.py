@@ -28,7 +28,7 @@ class GrouperConfig(ScratchTextConfig):
     groups: int = Field(gt=0)
     later: int = Field(3, ge=0)
     form: Literal["full", "minimal"] = "full"  # the block of GroupViT's code, or the equations alone
-    eps: float = Field(1.0, ge=1e-6)  # beside the number of tokens of a group
+    eps: float = Field(1.0, ge=1e-6)  # added to the number of tokens of a group
     position_dropout: float = Field(0.0, ge=0.0, le=1.0)  # share of tokens without position, in training
     tokens_per_group: float | None = Field(None, ge=1)  # a text of n tokens uses n / this groups; None: all
 

@@ -5,7 +5,7 @@ also differ in their dashes.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -13,11 +13,11 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from grainline.report.case import Case, Table, table_html
+from grainline.report.case import Case, Table
 from grainline.report.page import MissingImage, render
 
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "12 3", "1 3")
-FEW = 30  # so many points are drawn as dots as well: they are measurements, not a curve
+FEW = 30  # points at most that are dots as well: they are measurements, not a curve
 POINTS = 120  # a chart is about four times as many pixels wide
 
 
@@ -27,7 +27,7 @@ class Series(NamedTuple):
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    hollow: Sequence[bool] = ()  # points that are drawn as rings; () for none
+    hollow: Sequence[bool] = ()  # points that are rings; () for none
     signs: Sequence[tuple[float, float, str]] = ()  # x, y and a character that is set just above
 
 
@@ -42,11 +42,11 @@ class Chart(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """Where the data lie in the drawing."""
+    """The place of the data in the drawing, in pixels."""
 
     x: tuple[float, float]
     y: tuple[float, float]
-    width: int = 420  # close to the width it is shown at, so that its text keeps its size
+    width: int = 420  # close to its width on the page, so that its text keeps its size
     height: int = 230
     left: int = 54
     right: int = 14
@@ -62,17 +62,6 @@ class _Frame(NamedTuple):
         return self.top + (self.y[1] - y) / (self.y[1] - self.y[0]) * inner
 
 
-class _Curve(NamedTuple):
-    """A series as the template needs it; points are "x,y" in pixels."""
-
-    words: str  # in the legend
-    dash: str
-    line: str = ""  # points of the curve; "": there are none
-    band: str = ""  # points of the rim of the band around it
-    dots: Sequence[tuple[str, str, bool]] = ()  # x, y, whether it is a ring
-    signs: Sequence[tuple[str, str, str]] = ()  # x, y, character
-
-
 def charts(charts_: Sequence[Chart]) -> Markup:
     """Charts side by side."""
     return Markup('<div class="charts">{}</div>').format(Markup().join(map(line_chart, charts_)))
@@ -81,18 +70,16 @@ def charts(charts_: Sequence[Chart]) -> Markup:
 def line_chart(chart: Chart) -> Markup:
     """A chart with a legend as an HTML <figure>.
 
-    Long series are drawn as means of neighbouring points, with a band from the lowest to the highest of
-    them, so that no peak is hidden.
+    A long series becomes means of neighbouring points, with a band from the lowest to the highest of them,
+    so that no peak is hidden.
     """
-    series, whole = chart.series, chart.whole
-    assert 1 <= len(series) <= len(DASHES), len(series)
-    clean = [_finite(one) for one in series]
-    x = np.concatenate([one[0] for one in clean])
-    y = np.concatenate([one[1] for one in clean])
+    assert 1 <= len(chart.series) <= len(DASHES), len(chart.series)
+    points = [_finite(one) for one in chart.series]
+    x, y = (np.concatenate(values) for values in zip(*points, strict=True))
     if len(x) == 0:
         return render("chart.html", chart=chart, frame=None)
-    x_ticks, y_ticks = ticks(x.min(), x.max(), about=12 if whole else 4), ticks(y.min(), y.max())
-    if whole:
+    x_ticks, y_ticks = ticks(x.min(), x.max(), about=12 if chart.whole else 4), ticks(y.min(), y.max())
+    if chart.whole:
         x_ticks = [tick for tick in x_ticks if tick == round(tick)]
     ends = (x.min(), x.max()) if x.min() < x.max() else (x_ticks[0], x_ticks[-1])
     frame = _Frame(ends, (y_ticks[0], y_ticks[-1]))
@@ -104,16 +91,16 @@ def line_chart(chart: Chart) -> Markup:
         floor=frame.height - frame.bottom,
         x_ticks=[(round(frame.px(x), 1), number(x)) for x in x_ticks if ends[0] <= x <= ends[1]],
         y_ticks=[(round(frame.py(y), 1), number(y)) for y in y_ticks],
-        drawn=[_curve(frame, *pair) for pair in zip(series, clean, DASHES, strict=False)],
+        curves=[_curve(frame, *one) for one in zip(chart.series, points, DASHES, strict=False)],
     )
 
 
 def whisker(value: float, low: float, high: float, chance: float, span: tuple[float, float]) -> Markup:
     """A small drawing of a value with its interval, and chance as a thin upright line.
 
-    span  the values at the left and right end of the drawing; what lies outside is drawn at the end
+    span  the values at the left and right end of the drawing; values outside stand at the end
 
-    Decoration beside numbers that say the same: hidden from screen readers.
+    The numbers stand next to it, so it is hidden from screen readers.
     """
     width = 180
 
@@ -151,37 +138,30 @@ def _finite(series: Series) -> tuple[np.ndarray, np.ndarray]:
     return x[keep], y[keep]
 
 
-def _curve(frame: _Frame, series: Series, points: tuple[np.ndarray, np.ndarray], dash: str) -> _Curve:
+def _curve(frame: _Frame, series: Series, points: tuple[np.ndarray, np.ndarray], dash: str) -> dict[str, Any]:
+    """A series as the template needs it: words of the legend, and points in pixels."""
     x, y = points
     assert not series.hollow or len(series.hollow) == len(x), "hollow points are all finite"
-    words = _spoken(series, points)
-    if len(x) == 0:
-        return _Curve(words, dash)
-    blocks = np.array_split(np.arange(len(x)), min(len(x), POINTS))
-    middle = [(x[b].mean(), y[b].mean()) for b in blocks]
-    edge = []
+
+    def path(places: Sequence[tuple[float, float]]) -> str:
+        return " ".join(f"{frame.px(x):.1f},{frame.py(y):.1f}" for x, y in places)
+
+    missing = len(series.x) - len(x)
+    last = f", last {y[-1]:.3g}" if len(y) else ""
+    words = series.name + last + (f", {missing} not finite" if missing else "")
+    blocks = np.array_split(np.arange(len(x)), min(len(x), POINTS)) if len(x) else []
+    band = []
     if len(x) > POINTS:
-        edge = [(x[b].mean(), y[b].max()) for b in blocks] + [(x[b].mean(), y[b].min()) for b in blocks[::-1]]
+        band = [(x[b].mean(), y[b].max()) for b in blocks] + [(x[b].mean(), y[b].min()) for b in blocks[::-1]]
     few = zip(x, y, series.hollow or [False] * len(x), strict=True) if len(x) <= FEW else ()
-    return _Curve(
-        words,
-        dash,
-        _path(frame, middle),
-        _path(frame, edge),
-        [(f"{frame.px(x):.1f}", f"{frame.py(y):.1f}", hollow) for x, y, hollow in few],
-        [(f"{frame.px(x):.1f}", f"{frame.py(y) - 5:.1f}", sign) for x, y, sign in series.signs],
-    )
-
-
-def _path(frame: _Frame, points: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{frame.px(x):.1f},{frame.py(y):.1f}" for x, y in points)
-
-
-def _spoken(series: Series, points: tuple[np.ndarray, np.ndarray]) -> str:
-    """The legend entry: name, last value, number of missing points."""
-    missing = len(series.x) - len(points[0])
-    last = f", last {points[1][-1]:.3g}" if len(points[1]) else ""
-    return series.name + last + (f", {missing} not finite" if missing else "")
+    return {
+        "words": words,
+        "dash": dash,
+        "line": path([(x[b].mean(), y[b].mean()) for b in blocks]),
+        "band": path(band),
+        "dots": [(f"{frame.px(x):.1f}", f"{frame.py(y):.1f}", hollow) for x, y, hollow in few],
+        "signs": [(f"{frame.px(x):.1f}", f"{frame.py(y) - 5:.1f}", sign) for x, y, sign in series.signs],
+    }
 
 
 def number(value: float) -> str:
@@ -195,8 +175,7 @@ def number(value: float) -> str:
     return f"{round(value, 10):,.10g}"
 
 
-# Score against the number of sentences that are read, for single images and several models.
-
+# Scores by the number of sentences that are read, for single images and several models.
 
 TIE = "="  # set over two neighbours of equal score
 SUBTEXT_RULES = (
@@ -236,31 +215,19 @@ def subtext_case(one: SubtextScores) -> Case:
     ]
     head = ("", "added", *(line.model for line in one.lines))
     table = Table("What each subtext adds, and the score of all up to it", head, rows, words=(1,))
-    alt = f"image {one.name}"
-    return Case(one.name, image=one.image, alt=alt, chart=line_chart(chart(one)), table=table)
+    number = list(range(1, len(one.subtexts) + 1))
+    series = [
+        Series(f"{line.model}: rho {line.rho:.2f}", number, line.scores, line.cut, ties(line))
+        for line in one.lines
+    ]
+    chart = line_chart(Chart("Score by subtexts read", "subtext", "score", series, whole=True))
+    return Case(one.name, image=one.image, alt=f"image {one.name}", chart=chart, table=table)
 
 
 def _score(line: Line, place: int) -> str:
     notes = ["cut"] * line.cut[place] + ["tie"] * line.tied(place)
     score = f"{line.scores[place]:.4f}"
     return Markup("{} <small>{}</small>").format(score, ", ".join(notes)) if notes else score
-
-
-def models(rows: Sequence[tuple[str, Mapping[str, str]]]) -> Markup:
-    """A table of models and their metrics, as texts."""
-    names = list(dict.fromkeys(name for _, values in rows for name in values))
-    cells = [(model, *(values.get(name, "") for name in names)) for model, values in rows]
-    return table_html(Table("Models side by side", ("Model", *names), cells))
-
-
-def chart(one: SubtextScores) -> Chart:
-    """The lines of all models."""
-    number = list(range(1, len(one.subtexts) + 1))
-    series = [
-        Series(f"{line.model}: rho {line.rho:.2f}", number, line.scores, line.cut, ties(line))
-        for line in one.lines
-    ]
-    return Chart("Score by subtexts read", "subtext", "score", series, whole=True)
 
 
 def ties(line: Line) -> list[tuple[float, float, str]]:
@@ -289,10 +256,7 @@ def added(subtexts: Sequence[str]) -> list[str]:
 # Groups of tokens: a map with a row for each group and a column for each token. Below it are the strongest
 # group of each token, the annotated phrases as brackets, and the tokens.
 
-CELL, ROW, LEFT, GAP = 24, 18, 64, 4  # in pixels: a token, a group, room for names, between map and strip
-TALL = 84  # room for the tokens, which are turned
-COLOURS = 6  # of groups in the strip; more groups begin again
-LETTERS = 12  # of a token that are shown
+LETTERS = 12  # of a token in a drawing
 TOKEN_RULES = (
     "A row is a group, a column a token; the darker, the more of the token the group takes. The strip below"
     " has the group that takes most, brackets are the annotated phrases."
@@ -325,7 +289,7 @@ class TokenGroups(NamedTuple):
 
     @property
     def shortened(self) -> list[str]:
-        """The tokens as they are drawn."""
+        """The tokens, long ones cut."""
         return [word if len(word) <= LETTERS else word[: LETTERS - 1] + "…" for word in self.words]
 
     @property
@@ -352,27 +316,11 @@ def runs(tokens: Sequence[int]) -> list[tuple[int, int]]:
 def token_groups(one: TokenGroups) -> Case:
     """A caption on a page."""
     label = f"groups of: {' '.join(one.words)}"
-    drawing = render(
-        "tokens.html",
-        **_SIZES
-        | {
-            "share": one.soft.tolist(),
-            "words": one.words,
-            "top_group": one.top_group,
-            "brackets": one.brackets,
-        }
-        | {"shortened": one.shortened, "name": one.summary, "label": label},
-    )
+    drawing = render("tokens.html", share=one.soft.tolist(), caption=one, name=one.summary, label=label)
     return Case(one.summary, one.name, chart=drawing)
 
 
 def positions(mean: np.ndarray) -> Markup:
     """The mean share of each group along a caption. mean: [K, B]"""
     name = "mean share of each group by position"
-    return render("tokens.html", share=mean.tolist(), words=(), name=name, label=name, **_SIZES)
-
-
-_SIZES: dict[str, Any] = {
-    "cell": CELL, "row": ROW, "left": LEFT, "gap": GAP, "tall": TALL, "colours": COLOURS,
-    "top_group": (), "brackets": (), "shortened": (),
-}  # fmt: skip
+    return render("tokens.html", share=mean.tolist(), caption=None, name=name, label=name)

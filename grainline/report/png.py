@@ -244,13 +244,15 @@ def _maps_image(sheet: Sheet, top: float, one: Look, title: str) -> None:
         sheet.write(SPACE + SIDE / 2, top + WORDS + SIDE / 2, textwrap.fill(image.why, 28), SMALL, **middle)
         return
     sheet.draw(SPACE, top + WORDS, (SIDE, SIDE), image.convert("RGB"))
-    foot = top + WORDS + SIDE + 0.13
+    foot, unit = top + WORDS + SIDE + 0.13, ""
     if one.heat is not None:
         low, bar, high = one.scale()
+        high, _, unit = high.partition(" ")  # the unit is longer than the image is wide
         sheet.draw(SPACE + 0.28 * SIDE, foot - 0.05, (0.44 * SIDE, 0.1), bar)
         for x, words, side in ((0.26, low, "right"), (0.74, high, "left")):
             sheet.write(SPACE + x * SIDE, foot, words, SMALL, ha=side, va="center", color=SOFT)
-    sheet.write(SPACE, foot + 0.15, textwrap.fill(one.left_out, MAPS_COLUMNS), va="top", color=SOFT)
+    below = [f"Colours: {unit}"] * bool(unit) + [textwrap.fill(one.left_out, MAPS_COLUMNS)]
+    sheet.write(SPACE, foot + 0.15, "\n".join(below), va="top", color=SOFT)
 
 
 def _words(sentence: SentenceScore, columns: int, lines: int) -> str:

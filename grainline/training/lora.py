@@ -2,7 +2,7 @@
 
 A linear layer y = W x + b becomes y = W x + b + alpha / rank * B A x. A [rank, in] is initialised with noise
 and B [out, rank] with zeros. A and B learn, and so do the parameters outside the encoders. All other weights
-of the encoders are frozen, whatever the rules say. In rules, files and the optimizer state an adapted layer
+of the encoders are frozen, also against the rules. In rules, files and the optimizer state an adapted layer
 has its old parameter names, and the matrices are `<layer>.lora_A.weight` and `<layer>.lora_B.weight`.
 `weights.py` adds B A to W when it reads such a file into a model without adapters.
 """

@@ -27,6 +27,8 @@ from grainline.training.optim import OptimizerConfig
 from grainline.training.parallel import Precision
 from grainline.training.schedule import rate
 
+BUILT_IN = Path(str(resources.files("grainline"))) / "recipes"
+
 
 class DataConfig(Config):
     """The training data and how it is read."""
@@ -35,7 +37,7 @@ class DataConfig(Config):
     images: str | None = None  # folder of the images, where a source names only files
     validation: tuple[str, ...] = ()  # validation sources, never trained on
     tokenizer: str | None = None  # a tokenizer to use; None trains a BPE on the training captions
-    tokenizer_samples: int = Field(50_000, gt=0)  # records, evenly spread, whose captions train the BPE
+    tokenizer_samples: int = Field(50_000, gt=0)  # records at even distances, whose captions train the BPE
     texts: TextsConfig = TextsConfig()
     crop: CropConfig | None = CropConfig()  # None: images as evaluation sees them
     superpixels: str | None = None  # folder of `grainline data superpixels`, for an encoder that reads them
@@ -176,12 +178,12 @@ def find_recipe(name: str) -> Path:
         close = get_close_matches(name, names(), n=1, cutoff=0.4)
         hint = f", did you mean {close[0]!r}?" if close else "."
         raise UserError(f"no recipe {name!r}{hint} Built in are {', '.join(names())}; or give a .yaml file")
-    return _folder() / f"{name}.yaml"
+    return BUILT_IN / f"{name}.yaml"
 
 
 def names() -> list[str]:
     """The recipes that ship with the package."""
-    return sorted(p.relative_to(_folder()).with_suffix("").as_posix() for p in _folder().rglob("*.yaml"))
+    return sorted(p.relative_to(BUILT_IN).with_suffix("").as_posix() for p in BUILT_IN.rglob("*.yaml"))
 
 
 def write_recipe(path: Path, recipe: Recipe) -> None:
@@ -246,7 +248,3 @@ def _whole(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"{path}: base: {error}") from None
     return deep_merge(_whole(below, chain), values)
-
-
-def _folder() -> Path:
-    return Path(str(resources.files("grainline"))) / "recipes"

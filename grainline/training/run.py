@@ -66,7 +66,7 @@ def train(
     if isinstance(recipe, Recipe) and (settings or changes):
         raise UserError("data, validation, images and changes go with the name or file of a recipe")
     if checkpoint is not None and not resume:
-        raise UserError("a checkpoint to continue from needs --resume (resume=True) beside it")
+        raise UserError("a checkpoint to continue from needs --resume (resume=True) too")
     if not isinstance(recipe, Recipe):
         recipe = read_recipe(str(recipe), [*changes, *settings])
     if not recipe.data.paths:

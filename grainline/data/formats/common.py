@@ -73,7 +73,7 @@ def _whole(value: Any) -> str:
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tiff", "tif")
 LONG_FIELDS = ("long", "long_caption", "description")
 
-_PROBES = 10_000  # how many image paths are looked up, at most, before a set is said to have no images
+_PROBES = 10_000  # image paths that are tried at most before a source counts as one without images
 
 
 class FileSource(ABC):
@@ -88,7 +88,7 @@ class FileSource(ABC):
         """The source at a path. Raises UserError.
 
         images  folder of the images, where they are named by path
-        size    side of images that are drawn, in pixels
+        size    side of scenes, in pixels
         """
         return cls(path, images) if cls.images_by_path else cls(path)  # type: ignore[call-arg]
 

@@ -143,7 +143,7 @@ def files_of(path: str, kind: str) -> list[str]:
     return files
 
 
-class Classes(FileSource):
+class Classes(Folder):
     """`classes:DIR`: a folder with one subfolder of images for each class, for classification.
 
     The caption is the name of the folder below DIR: "great white shark" for great_white_shark/x/b.jpg. Texts
@@ -162,16 +162,10 @@ class Classes(FileSource):
         loose = [name for name in images if not os.path.dirname(name)]
         self.remarks = (f"{len(loose)} images lie in no subfolder: {some(loose)}",) if loose else ()
 
-    def __len__(self) -> int:
-        return len(self._names)
-
     def __getitem__(self, index: int) -> Record:
         name = self._names[index]
         path = os.path.join(self.path, name)
         return Record(name, read_image([path], path), (label(name),))
-
-    def keys(self) -> Iterable[str]:
-        return iter(self._names)
 
     def fingerprint(self) -> str:
         """sha256 over names, which contain the classes, and sizes of the images."""

@@ -4,9 +4,8 @@ Columns are found by name as in grainline.data.formats.table (image and text col
 `file.parquet?image=COL&caption=COL&long=COL&root=DIR`. An image is bytes, a struct of {bytes, path} as the
 `datasets` library writes it, or a path.
 
-Parquet has no access to single rows: a row group is read whole, and the last two are kept. That is fast in
-order; a shuffle over large row groups reads each again and again, so write small ones (100 to 1000 rows) or
-use tars.
+Parquet has no access to single rows: a row group is read whole, and the last two are cached. For shuffled
+reading write small groups (100 to 1000 rows) or use tars.
 """
 
 import contextlib
@@ -128,8 +127,8 @@ class Parquet(FileSource):
         return f"{self._labels[self._groups[group].file]}:{self._groups[group].first + row}"
 
     def _rows(self, group: int) -> list[dict[str, Any]]:
-        """The needed columns of one row group; the latest groups are kept."""
-        if self._process != os.getpid():  # a forked worker: what pyarrow holds open is not to be shared
+        """The needed columns of one row group; the latest groups are cached."""
+        if self._process != os.getpid():  # a forked worker must not share open files of pyarrow
             self._forget()
         if group not in self._cache:
             self._cache[group] = _read(self._groups[group], [*self._columns.values(), *self._further])

@@ -110,7 +110,7 @@ class Table(FileSource):
         return (image.key for image in self._images)
 
     def fingerprint(self) -> str:
-        """sha256 over names and texts; images are not looked at, so their sizes do not count."""
+        """sha256 over names and texts; images are not read, so their sizes do not count."""
         parts: list[str | int] = []
         for image in self._images:
             parts += [image.key, *image.captions.texts]

@@ -99,7 +99,7 @@ class Tars(FileSource):
     def fingerprint(self) -> str:
         """sha256 over the sizes of the tars, and the names, places and sizes of their members.
 
-        No member is read, so a text replaced by another of equal length goes unseen.
+        No member is read: a text that is replaced by another of equal length changes nothing.
         """
         return digest(
             part

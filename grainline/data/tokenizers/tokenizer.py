@@ -217,7 +217,7 @@ class Tokenizer(TextTokenizer):
 
     @staticmethod
     def train(texts: Iterable[str], vocab: int) -> "Tokenizer":
-        """Learn merges from captions: at most `vocab` tokens, fewer if pairs seen twice run out.
+        """Learn merges from captions: at most `vocab` tokens, fewer if no pair occurs twice any more.
 
         The same captions give the same tokenizer, in any order and on any number of threads.
         """
@@ -257,7 +257,7 @@ def load_tokenizer(
 ) -> TextTokenizer:
     """The tokenizer that goes with a checkpoint; never a silent stand-in.
 
-    path        a folder, a file or a Hugging Face name; taken if given
+    path        a folder, a file or a Hugging Face name; it comes first
     checkpoint  else a folder of weights, if it holds a tokenizer
                 else CLIP's vocabulary inside an installed open_clip_torch
     vocab       size of the model's token table; another size is an error. Only a table that was filled

@@ -3,15 +3,15 @@
 Only this folder knows names of other programs' parameters, classes and settings. In three steps:
   1. read a Hugging Face folder or name, or a state dict of OpenAI, open_clip or Long-CLIP;
   2. fit its positions to the wanted size of images and length of texts;
-  3. build the modules of the transformers library and fill them strictly: every tensor has its place and
-     every place its tensor. Heads that no encoder has (a classifier, say) are left out by name and listed.
+  3. build the modules of the transformers library and fill them strictly. Heads that no encoder has (such as
+     a classifier) are left out by name and listed.
 
 Differs from the library: pixels are normalised inside, padding never counts, the summary of a text is its
 last real token where the library searches for an end token (in one text they are the same), patches pass
 the same last layers as the summary, and the logit scale is a tensor of shape [1].
 
     adapters    Models of the transformers library as encoders of this package.
-    archive     Tensors from files that other programs wrote, without running code in these files.
+    archive     Tensors from files of other programs, without running code in these files.
     build       The configs of encoders from a checkpoint, and from an architecture to its encoders and back.
     convert     Pretrained towers as files that other programs read, and the difference that this makes.
     hf          Hugging Face folders and names: weights and settings of one of KINDS, read strictly.

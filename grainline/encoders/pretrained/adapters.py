@@ -74,8 +74,8 @@ def group_places(maps: Sequence[Tensor], size: int) -> Tensor:
     maps  of each stage [N, K, L], how much of every token each of K groups takes; the tokens of the first
           stage are patches in a square, those of the others the groups before them
 
-    The product of all maps says how much of a patch each last group takes. It is interpolated between the
-    centres of patches, and a pixel belongs to the group that takes most of it.
+    The product of all maps is the share of a patch that each last group takes. It is interpolated between the
+    centres of patches, and a pixel belongs to the group with the largest share.
     """
     share = maps[0].float()
     for later in maps[1:]:
@@ -120,7 +120,7 @@ class TextEncoder(LibraryEncoder, Grouping):
         self.table = "embeddings.position_embeddings" if kind == "bert" else "embeddings.position_embedding"
 
     def freeze_positions(self, count: int) -> None:
-        """Freeze the first `count` positions, whatever the rules of a run say."""
+        """Freeze the first `count` positions, also against the rules of a run."""
         table: Any = self.model.get_submodule(self.table)
         self.model.set_submodule(self.table, PartlyFrozen(table.weight, count))
 

@@ -1,4 +1,4 @@
-"""Tensors out of files that other programs wrote, without running what the files say.
+"""Tensors from files of other programs, without running code in these files.
 
 Three kinds of files: safetensors, pickled state dicts (read by torch with weights_only), and TorchScript
 archives, such as OpenAI's published CLIP: programs, pickled together with their weights. The pickle in them

@@ -35,7 +35,7 @@ class PretrainedTextConfig(PretrainedConfig):
 
     context: int | None = Field(None, gt=2)  # longest text in tokens; None: that of the checkpoint
     stretch: Literal["keep", "linear"] = "keep"  # how positions become more (docs/pretrained.md)
-    frozen_positions: int = Field(0, ge=0)  # so many of the first never learn, whatever the rules say
+    frozen_positions: int = Field(0, ge=0)  # so many of the first never learn, also against the rules
 
     @model_validator(mode="after")
     def _some_learn(self) -> "PretrainedTextConfig":

@@ -46,8 +46,8 @@ from grainline.evaluation.suites.subtexts import (
     sequence_scores,
 )
 from grainline.model import Model
-from grainline.report.case import CaseList
-from grainline.report.charts import SUBTEXT_RULES, Line, SubtextScores, models, subtext_case
+from grainline.report.case import CaseList, Table, table_html
+from grainline.report.charts import SUBTEXT_RULES, Line, SubtextScores, subtext_case
 from grainline.report.page import Section
 from grainline.report.png import COLOURS, write_charts
 
@@ -128,11 +128,13 @@ class MonotonicitySuite(Suite[MonotonicityOptions]):
         if not self.others:
             return charts
         results = [on.result, *self.others]
-        table = [
-            (name, {m.name: f"{m.text(m.value)} ({m.ends()})" for m in result.metrics})
-            for name, result in zip(labels(results), results, strict=True)
-        ]
-        return [Section("Models side by side", models(table)), *charts]
+        names = list(dict.fromkeys(m.name for result in results for m in result.metrics))
+        rows = []
+        for label, result in zip(labels(results), results, strict=True):
+            values = {m.name: f"{m.text(m.value)} ({m.ends()})" for m in result.metrics}
+            rows.append((label, *(values.get(name, "") for name in names)))
+        table = table_html(Table("Models side by side", ("Model", *names), rows))
+        return [Section("Models side by side", table), *charts]
 
     def draw(self, path: str | Path, on: Evaluation) -> None:
         number, name = len(on.data.keys), PurePath(on.result.data["path"]).name
