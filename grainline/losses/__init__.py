@@ -2,10 +2,8 @@
 
 beta_cal          beta-CAL of beta-CLIP: every text of an image with the image pooled by that text.
 contrastive       Cross-entropy and sigmoid losses over a matrix of scores.
-hide              HiDe of HiMo-CLIP: the principal part of the rows of a batch, with an exact, finite
-gradient.
-text_conditioned  Losses and scores of images that are pooled by the text they are compared with (FLAIR,
-CAFT).
+hide              HiDe of HiMo-CLIP: the principal part of the rows of a batch, with exact gradient.
+text_conditioned  Losses and scores of images pooled by the text they are compared with (FLAIR, CAFT).
 triplet           Triplets with a margin, and the share of patches that stays (SEPS).
 tiled/            Losses over all pairs of two lists of rows, computed in tiles.
 """

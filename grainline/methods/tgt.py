@@ -1,4 +1,4 @@
-"""TGT (Text Group Transformer): the tokens of a caption fall into groups that an image can be mean by.
+"""TGT (Text Group Transformer): the tokens of a caption fall into groups that an image can be found by.
 
 "Discovering Meaningful Units with Visually Grounded Semantics from Image Captions", Behjati & Henderson,
 openreview.net/forum?id=kndKGnEOtb. In five steps:
